@@ -1,0 +1,123 @@
+"""What a run computed, what full training would have computed, and the ratio of the two."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass
+class Cost:
+    """Samples, not batches; `steps` are optimizer steps.
+
+    Attributes:
+        forward: Every sample that went through a forward pass, refresh and scoring included.
+        backward: Samples that went through a backward pass.
+        refresh: Forward-only passes at the end of an epoch, part of `forward`.
+        scoring: Forward passes that only decided what to train on, part of `forward`.
+        steps: Optimizer steps (batches with a credited loss where no optimizer was attached).
+        full_forward: What full training would have forwarded by now.
+        full_backward: What full training would have put through backward by now.
+        backward_to_forward: Measured in the first steps: seconds of a backward pass over seconds of a forward pass.
+    """
+
+    forward: int = 0
+    backward: int = 0
+    refresh: int = 0
+    scoring: int = 0
+    steps: int = 0
+    full_forward: int = 0
+    full_backward: int = 0
+    backward_to_forward: float | None = None
+
+    def ratio(self, backward_to_forward: float = 2.0) -> float:
+        """Cost of this run over the cost of full training.
+
+        Args:
+            backward_to_forward: What a backward pass costs in forward passes; the textbook says 2, the run measures
+                its own (`cost.backward_to_forward`).
+
+        Returns:
+            1.0 for full training; nan before anything was trained.
+
+        Raises:
+            ValueError: A negative ratio.
+        """
+        if not backward_to_forward >= 0:
+            raise ValueError(f"ratio: `backward_to_forward` must be 0 or more, got {backward_to_forward}")
+        full = self.full_forward + backward_to_forward * self.full_backward
+        return (self.forward + backward_to_forward * self.backward) / full if full else float("nan")
+
+    def __str__(self) -> str:
+        own = self.backward_to_forward
+        measured = "" if own is None else f", {self.ratio(own):.3f} with the measured ratio {own:.2f}"
+        return (
+            f"forward {self.forward:,} of {self.full_forward:,} samples (refresh {self.refresh:,}, scoring "
+            f"{self.scoring:,}), backward {self.backward:,} of {self.full_backward:,}, {self.steps:,} steps: "
+            f"{self.ratio():.3f} of full training at 2 forwards a backward{measured}"
+        )
+
+
+class Stopwatch:
+    """Measures the backward/forward time ratio of the first steps, without touching results or waiting for the device.
+
+    CPU: process time. CUDA: events, read when the measurement is asked for.
+    """
+
+    WARM_UP = 2
+    STEPS = 12
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pairs: list[list[Any]] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether more steps are wanted."""
+        return len(self._pairs) < self.WARM_UP + self.STEPS
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.process_time()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def forward(self, call: Callable[[], Any]) -> Any:
+        """Run a training forward pass and note when it began and ended."""
+        begin = self._now()
+        result = call()
+        self._pairs.append([begin, self._now()])
+        return result
+
+    def watch(self, loss: torch.Tensor) -> None:
+        """Note when the backward pass of `loss` begins and ends."""
+        if not self._pairs or len(self._pairs[-1]) != 2 or not loss.requires_grad:
+            return
+        pair = self._pairs[-1]
+
+        def started(_: torch.Tensor) -> None:
+            if len(pair) == 2:
+                pair.append(self._now())
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: pair.append(self._now()))
+
+        loss.register_hook(started)
+
+    def ratio(self) -> float | None:
+        """Median of backward over forward time; None before three steps were measured."""
+        ratios = []
+        for pair in self._pairs[self.WARM_UP :]:
+            if len(pair) != 4:
+                continue
+            if self._device.type == "cuda":
+                if not pair[3].query():
+                    continue
+                forward, backward = pair[0].elapsed_time(pair[1]), pair[2].elapsed_time(pair[3])
+            else:
+                forward, backward = pair[1] - pair[0], pair[3] - pair[2]
+            if forward > 0:
+                ratios.append(backward / forward)
+        return statistics.median(ratios) if len(ratios) >= 3 else None

@@ -1,0 +1,377 @@
+"""Any criterion as losses of single samples, and back to the scalar it would have returned.
+
+A sample's loss m is the mean over its valid positions; its share s is the sum of class weights over them, else their
+number. Without plan weights the scalar is the user's own, exactly. With plan weights v it is sum(v s m) / sum(s), and
+sum(v s m) / sum(v s) where the criterion has class weights.
+"""
+
+import copy
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thresher import signals as reading
+from thresher.records import NEVER_SEEN
+
+
+class Measured(NamedTuple):
+    """The scalar for the loop, and the detached signals of each sample, shape (n,)."""
+
+    value: Tensor
+    signals: dict[str, Tensor]
+
+
+class Group(NamedTuple):
+    """How rows of tensors are samples: `n` of them, each `repeat` consecutive rows; None where only `n` is known."""
+
+    n: int
+    repeat: int | None = 1
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """Losses by position as (n, positions of a sample).
+
+        Raises:
+            ValueError: The first dimension is not the samples'.
+        """
+        leading = positions.shape[0] if positions.dim() else 0
+        known = leading in (self.n, self.n * self.repeat) if self.repeat else leading and leading % self.n == 0
+        if not known:
+            raise ValueError(
+                f"Losses of shape {tuple(positions.shape)} for {self.n} samples: the first dimension must be the samples'. "
+                "Return losses before they are averaged, or use run.reduce(losses, ids=...)."
+            )
+        return positions.reshape(self.n, -1)
+
+
+class Criterion:
+    """A callable `(outputs, targets) -> losses`, samples first; the base of all others.
+
+    Args:
+        own: What the user gave.
+    """
+
+    kind: reading.Kind = "unknown"
+    reduction = "none"
+    ignore_index: int | None = None
+
+    def __init__(self, own: Callable[[Any, Any], Tensor]) -> None:
+        self.own = own
+
+    @property
+    def class_weights(self) -> bool:
+        """Whether the criterion divides by the sum of class weights."""
+        return False
+
+    def value(self, outputs: Any, targets: Any) -> Tensor:
+        """What the user's loop gets where nothing is weighted."""
+        return self.positions(outputs, targets).mean()
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        """Losses by position, class weights included."""
+        losses = self.own(outputs, targets)
+        if not isinstance(losses, Tensor) or not losses.dim():
+            got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
+            raise ValueError(
+                f"criterion {self.own!r} returned {got}: it must return one loss a sample, shape (rows, ...). Let it "
+                "return losses before they are averaged, or average them yourself with run.reduce(losses, ids=...)."
+            )
+        return losses
+
+    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        """Losses by position, without class weights."""
+        return self.positions(outputs, targets)
+
+    def sums(self, rows: Tensor) -> Tensor:
+        """Loss of a sample times its share, from its positions."""
+        return rows.sum(1)
+
+    def means(self, rows: Tensor, targets: Any) -> Tensor:
+        """Loss of a sample, from its positions without class weights."""
+        return rows.mean(1)
+
+    def shares(self, rows: Tensor, targets: Any) -> Tensor:
+        """What a sample counts for in the scalar."""
+        return rows.new_full(rows.shape[:1], rows.shape[1])
+
+    def measure(self, outputs: Any, targets: Any, group: Group, *, weights: Tensor | None, wanted: set[str]) -> Measured:
+        """The scalar for the loop and the signals of each sample.
+
+        Args:
+            outputs: What the model returned.
+            targets: What it should have.
+            group: How rows are samples.
+            weights: Plan weights, shape (n,); None for none.
+            wanted: Names of the signals besides the loss.
+        """
+        if weights is None:
+            return Measured(self.value(outputs, targets), self.signals(outputs, targets, group, wanted))
+        rows = group.rows(self.positions(outputs, targets))
+        value = self._weighted(rows, targets, weights.to(rows.dtype))
+        own = None if self.class_weights else rows.detach()
+        return Measured(value, self.signals(outputs, targets, group, wanted, rows=own))
+
+    @torch.no_grad()
+    def signals(
+        self, outputs: Any, targets: Any, group: Group, wanted: set[str], *, rows: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """The signals of each sample, shape (n,), `loss` among them.
+
+        Args:
+            outputs: What the model returned.
+            targets: What it should have.
+            group: How rows are samples.
+            wanted: Names of the signals besides the loss.
+            rows: Losses by position without class weights, (n, positions), where they are known already.
+        """
+        if rows is None:
+            rows = group.rows(self.plain_positions(outputs, targets))
+        return {"loss": self.means(rows, targets), **self.read(outputs, targets, wanted, group.n)}
+
+    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
+        total = torch.dot(weights, self.sums(rows))
+        if self.reduction == "sum":
+            return total
+        if self.reduction == "none":
+            return total / rows.numel()
+        shares = self.shares(rows.detach(), targets)
+        return total / (torch.dot(weights, shares) if self.class_weights else shares.sum())
+
+    def reads(self, outputs: Any, targets: Any) -> reading.Kind:
+        """How outputs read in this call; shapes speak where the criterion does not."""
+        if self.kind != "unknown" or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+            return self.kind
+        indices = not (targets.is_floating_point() or targets.is_complex()) and outputs.dim() == targets.dim() + 1
+        return "classes" if indices else "unknown"
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        """Log-probabilities along dimension 1, from outputs that score classes."""
+        return F.log_softmax(outputs.float(), 1)
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        """Probabilities, from outputs that score independent labels."""
+        return outputs.float()
+
+    def read(self, outputs: Any, targets: Any, wanted: set[str], n: int) -> dict[str, Tensor]:
+        """The wanted signals that outputs carry besides the loss.
+
+        Raises:
+            ValueError: They cannot be read off this criterion's outputs.
+        """
+        found: dict[str, Tensor] = {}
+        if "batch_confidence" in wanted:
+            found["batch_confidence"] = reading.batch_confidence(outputs, n=n)
+        if not wanted & {"correct", "confidence"}:
+            return found
+        kind = self.reads(outputs, targets)
+        if kind == "classes":
+            # With one position a sample an ignored target equals no prediction: there is nothing to mask.
+            ignore = self.ignore_index if targets.dim() > 1 or len(targets) != n else None
+            return reading.classes(self.log_probs(outputs), targets, n=n, ignore_index=ignore) | found
+        if kind == "labels":
+            return reading.labels(self.probs(outputs), targets, n=n) | found
+        raise ValueError(unreadable(self.own))
+
+
+def unreadable(own: Any) -> str:
+    """Why a method that needs `correct` and `confidence` cannot work with a criterion, and what to do."""
+    return (
+        f"`correct` and `confidence` are not defined for criterion {own!r}. Pass attach(signals=function) with "
+        "function(outputs, targets) -> {'correct': (n,) bool, 'confidence': (n,) float}, or use a setting of the method "
+        "that does not need them (Kakurenbo: move_back=False)."
+    )
+
+
+class ReducedCriterion(Criterion):
+    """A module with a `reduction`: 'mean' over positions, 'sum', or 'none', whose losses are averaged."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.reduction = str(own.reduction)
+        self._unreduced = copy.copy(own)
+        self._unreduced.reduction = "none"
+
+    def value(self, outputs: Any, targets: Any) -> Tensor:
+        value = self.reduced(outputs, targets)
+        return value.mean() if self.reduction == "none" else value
+
+    def reduced(self, outputs: Any, targets: Any) -> Tensor:
+        """The user's own call."""
+        return self.own(outputs, targets)
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        losses = self._unreduced(outputs, targets)
+        if not losses.dim():
+            raise ValueError(
+                f"criterion {self.own!r} returned a scalar although its reduction was set to 'none': its losses cannot be "
+                "told apart by sample. Pass a callable that returns one loss a sample, or use run.reduce."
+            )
+        return losses
+
+
+class ElementCriterion(ReducedCriterion):
+    """MSE, L1, SmoothL1, Huber (plain values), BCE and BCE with logits (independent labels): equal shapes."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.kind = "labels" if isinstance(own, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        if outputs.shape != targets.shape:
+            raise ValueError(
+                f"criterion {self.own!r}: outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)} would be broadcast against each other, which mixes samples. Make the shapes equal."
+            )
+        return super().positions(outputs, targets)
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        return outputs.float().sigmoid() if isinstance(self.own, nn.BCEWithLogitsLoss) else outputs.float()
+
+
+class Divergence(ElementCriterion):
+    """KLDiv: outputs are log-probabilities, targets a distribution. 'batchmean' sums over positions."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.kind = "classes"
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        return outputs.float()
+
+    def means(self, rows: Tensor, targets: Any) -> Tensor:
+        return rows.sum(1) / self.shares(rows, targets)
+
+    def shares(self, rows: Tensor, targets: Any) -> Tensor:
+        positions = len(targets) // len(rows) if self.reduction == "batchmean" else rows.shape[1]
+        return rows.new_full(rows.shape[:1], positions)
+
+
+class ClassCriterion(ReducedCriterion):
+    """Class weights and an ignored index: the base of cross-entropy and negative log-likelihood."""
+
+    kind: reading.Kind = "classes"
+    function: Callable[..., Tensor]
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.ignore_index = own.ignore_index
+        self._settings: dict[str, Any] = {"ignore_index": own.ignore_index}
+
+    @property
+    def class_weights(self) -> bool:
+        return self.own.weight is not None
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        return type(self).function(outputs, targets, self.own.weight, reduction="none", **self._settings)
+
+    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        return type(self).function(outputs, targets, reduction="none", **self._settings)
+
+    def means(self, rows: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return rows.mean(1)
+        valid = targets.reshape(len(rows), -1) != self.ignore_index
+        if rows.shape[1] == 1:
+            return rows.where(valid, NEVER_SEEN).squeeze(1)
+        count = valid.sum(1)
+        return (rows.sum(1) / count).where(count > 0, NEVER_SEEN)
+
+    def shares(self, rows: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return super().shares(rows, targets)
+        indices = targets.reshape(len(rows), -1)
+        valid = indices != self.ignore_index
+        weight = self.own.weight
+        counts = valid if weight is None else weight[indices.where(valid, 0)] * valid
+        return counts.sum(1).to(rows.dtype)
+
+
+class NegativeLogLikelihood(ClassCriterion):
+    """NLL: outputs are log-probabilities."""
+
+    function = F.nll_loss
+
+    def reduced(self, outputs: Any, targets: Any) -> Tensor:
+        return F.nll_loss(outputs, targets, self.own.weight, ignore_index=self.own.ignore_index, reduction=self.reduction)
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        return outputs.detach().float()
+
+
+class CrossEntropy(ClassCriterion):
+    """Cross-entropy, with label smoothing and with probabilities as targets."""
+
+    function = F.cross_entropy
+
+    def __init__(self, own: nn.CrossEntropyLoss) -> None:
+        super().__init__(own)
+        self._settings["label_smoothing"] = own.label_smoothing
+        self._after_softmax = NegativeLogLikelihood(own)
+
+    def measure(self, outputs: Any, targets: Any, group: Group, *, weights: Tensor | None, wanted: set[str]) -> Measured:
+        """One log-softmax serves the scalar, the losses and the signals, where cross-entropy is just NLL of it."""
+        shared = (
+            not self.own.label_smoothing
+            and not targets.is_floating_point()
+            and outputs.dim() > 1
+            and "batch_confidence" not in wanted
+            and not torch.is_autocast_enabled(outputs.device.type)
+        )
+        if not shared:
+            return super().measure(outputs, targets, group, weights=weights, wanted=wanted)
+        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, group, weights=weights, wanted=wanted)
+
+
+ADAPTERS: dict[type[nn.Module], Callable[[Any], Criterion]] = {
+    nn.CrossEntropyLoss: CrossEntropy,
+    nn.NLLLoss: NegativeLogLikelihood,
+    nn.KLDivLoss: Divergence,
+    nn.BCELoss: ElementCriterion,
+    nn.BCEWithLogitsLoss: ElementCriterion,
+    nn.MSELoss: ElementCriterion,
+    nn.L1Loss: ElementCriterion,
+    nn.SmoothL1Loss: ElementCriterion,
+    nn.HuberLoss: ElementCriterion,
+}
+
+FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.kl_div: nn.KLDivLoss,
+}
+
+
+def adapt(criterion: Any) -> Criterion:
+    """The per-sample form of a criterion.
+
+    Args:
+        criterion: A loss of torch.nn or its function in torch.nn.functional; another module with a `reduction`; or a
+            callable `(outputs, targets) -> losses` whose first dimension is the samples', which is averaged. A module
+            with reduction='none' is such a callable.
+
+    Raises:
+        TypeError: Not callable.
+        ValueError: A `reduction` that is not 'mean', 'sum' or 'none' ('batchmean' for KLDiv).
+    """
+    if not callable(criterion):
+        raise TypeError(
+            "`criterion` must be a loss module or a callable (outputs, targets) -> per-sample losses, "
+            f"got {type(criterion).__name__}"
+        )
+    for function, module in FUNCTIONS.items():
+        if criterion is function:
+            criterion = module()
+    if not isinstance(criterion, nn.Module) or not hasattr(criterion, "reduction"):
+        return Criterion(criterion)
+    allowed = ["mean", "sum", "none"] + ["batchmean"] * isinstance(criterion, nn.KLDivLoss)
+    if criterion.reduction not in allowed:
+        raise ValueError(f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}")
+    return ADAPTERS.get(type(criterion), ReducedCriterion)(criterion)

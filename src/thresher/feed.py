@@ -1,0 +1,373 @@
+"""The loader of a run: the user's DataLoader rebuilt, its order filtered by the plan.
+
+The user's sampler decides the order, the plan only who stays. RandomSampler and SequentialSampler have a fast path on
+tensors that draws the same random numbers; any other sampler is filtered as it comes.
+"""
+
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from thresher import rng
+from thresher.plans import EpochPlan
+from thresher.trees import to_device
+
+KEPT_SETTINGS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+)
+
+
+class Order(Protocol):
+    """The ids of one epoch before the plan, handed out piece by piece."""
+
+    def take(self, k: int) -> Tensor:
+        """The next `k` ids, int64; fewer when they run out. Random numbers are drawn when the user's loader would."""
+        ...
+
+
+class SequentialOrder:
+    """0, 1, 2, ... as SequentialSampler yields them."""
+
+    def __init__(self, n: int) -> None:
+        self._n, self._position = n, 0
+
+    def take(self, k: int) -> Tensor:
+        """See Order."""
+        begin, self._position = self._position, min(self._position + k, self._n)
+        return torch.arange(begin, self._position)
+
+
+class TensorOrder:
+    """Ids that lie in a tensor: made when first asked for, kept in 4 bytes each where they fit."""
+
+    def __init__(self, make: Callable[[], Tensor], finish: Callable[[], object] = lambda: None) -> None:
+        self._make, self._finish = make, finish
+        self._ids: Tensor | None = None
+        self._position = 0
+
+    def take(self, k: int) -> Tensor:
+        """See Order."""
+        if self._ids is None:
+            self._ids = self._make()
+        piece = self._ids[self._position : self._position + k]
+        self._position += len(piece)
+        if len(piece) < k:
+            self._finish()
+            self._finish = lambda: None
+        return piece.long()
+
+
+def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
+    """What RandomSampler without replacement yields, with the same draws.
+
+    RandomSampler draws a second permutation when it runs out; from a generator of the user's that must be done too.
+    """
+    small = torch.int32 if n < 2**31 else torch.int64
+
+    def permute() -> Tensor:
+        own = generator
+        if own is None:
+            own = torch.Generator()
+            own.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        return torch.randperm(n, generator=own, dtype=small)
+
+    if generator is None:
+        return TensorOrder(permute)
+    return TensorOrder(permute, finish=permute)
+
+
+class SamplerOrder:
+    """Any other sampler, asked for no more ids than the user's own loader would have asked for."""
+
+    def __init__(self, sampler: Any, n: int) -> None:
+        self._sampler, self._n = sampler, n
+        self._ids: Iterator[int] | None = None
+
+    def take(self, k: int) -> Tensor:
+        """See Order."""
+        if self._ids is None:
+            self._ids = iter(self._sampler)
+        piece = torch.tensor(list(islice(self._ids, k)), dtype=torch.int64)
+        if piece.numel() and (int(piece.min()) < 0 or int(piece.max()) >= self._n):
+            raise IndexError(f"the sampler yielded an id outside the dataset's [0, {self._n}): {piece.tolist()}")
+        return piece
+
+
+class IdBatches(Sampler[list[int]]):
+    """The batch sampler inside the rebuilt loader; remembers the ids of every batch that is on its way."""
+
+    def __init__(self, batch_size: int, drop_last: bool) -> None:
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.on_the_way: deque[tuple[Tensor, int]] = deque()
+        self._batches: Iterator[list[int]] = iter(())
+        self._order: Order = SequentialOrder(0)
+        self._kept: Tensor | None = None
+        self._consumed = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches
+
+    def serve(self, order: Order, kept: Tensor | None, *, consumed: int = 0, drop_last: bool | None = None) -> None:
+        """Prepare the next iteration.
+
+        Args:
+            order: Ids before the plan.
+            kept: Bool mask (N,) of the samples that stay; None for all.
+            consumed: Ids of the order that an interrupted epoch has consumed already.
+            drop_last: Overrides the user's setting.
+        """
+        self.on_the_way.clear()
+        self._order, self._kept, self._consumed = order, kept, consumed
+        self.replayed = torch.empty(0, dtype=torch.int64)
+        self._batches = self._iterate(self.drop_last if drop_last is None else drop_last)
+
+    def replay(self) -> Tensor:
+        """Draw what an interrupted epoch has consumed, once, and return the samples of it that stay."""
+        if self._consumed:
+            self.replayed = self._filter(self._order.take(self._consumed))
+            self._consumed = 0
+        return self.replayed
+
+    def _filter(self, ids: Tensor) -> Tensor:
+        return ids if self._kept is None else ids[self._kept[ids]]
+
+    def _iterate(self, drop_last: bool) -> Iterator[list[int]]:
+        drawn = self._consumed
+        self.replay()
+        exhausted = False
+        while not exhausted:
+            pieces, missing = [], self.batch_size
+            while missing and not exhausted:
+                piece = self._order.take(missing)
+                exhausted = len(piece) < missing
+                drawn += len(piece)
+                pieces.append(self._filter(piece))
+                missing -= len(pieces[-1])
+            if missing == self.batch_size or (missing and drop_last):
+                return
+            ids = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+            self.on_the_way.append((ids, drawn))
+            yield ids.tolist()
+
+
+def check_loader(loader: Any) -> None:
+    """Refuse a loader whose batches could not be told apart by sample.
+
+    Raises:
+        TypeError: Not a DataLoader, or one over an IterableDataset.
+        ValueError: A setting that cannot be kept.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
+    if isinstance(loader.dataset, IterableDataset):
+        raise TypeError(
+            f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: its samples have no ids, so no "
+            "epoch can be planned. Epoch methods need a map-style dataset (__getitem__ and __len__)."
+        )
+    if loader.batch_sampler is None:
+        raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise ValueError(
+            f"`loader` has a batch_sampler of its own, {type(loader.batch_sampler).__name__}: leaving samples out would break "
+            "what it arranges. Use sampler= and batch_size=."
+        )
+    if not loader.in_order:
+        raise ValueError(
+            "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
+        )
+    if isinstance(loader.batch_sampler.sampler, DistributedSampler):
+        raise ValueError("`loader` has a DistributedSampler: training in several processes is not supported in this version")
+
+
+class Feed:
+    """`run.loader`: iterate it like the loader it was made from. Other attributes are those of that loader.
+
+    Args:
+        loader: The user's.
+        begin: Called when an epoch begins; returns its plan and, for an interrupted one, how many ids of its order were
+            consumed, and the checksum of those that were yielded.
+        yielded: Called with each batch on the device, its ids, how many ids of the order are consumed by then, and the
+            checksum of those that were yielded.
+        finish: Called when the epoch is exhausted.
+        upcoming: The plan of the epoch in progress, else of the next.
+        device: Where batches are moved; None leaves them where they are.
+    """
+
+    def __init__(
+        self,
+        loader: DataLoader[Any],
+        *,
+        begin: Callable[[], tuple[EpochPlan, int, int]],
+        yielded: Callable[[Any, Tensor, int, int], None],
+        finish: Callable[[], None],
+        upcoming: Callable[[], EpochPlan],
+        device: torch.device | None,
+    ) -> None:
+        check_loader(loader)
+        self._user = loader
+        self._begin, self._yielded, self._finish, self._upcoming = begin, yielded, finish, upcoming
+        self._device = device
+        self.n = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+        batches = loader.batch_sampler
+        assert isinstance(batches, BatchSampler)
+        self._sampler: Any = batches.sampler
+        self._ids = IdBatches(batches.batch_size, batches.drop_last)
+        settings = {name: getattr(loader, name) for name in KEPT_SETTINGS}
+        self._loader: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._ids, **settings)
+        self._current: EpochIterator | None = None
+        self.epoch_start: rng.State | None = None
+        """Random states when the epoch in progress began; what an interrupted epoch is replayed from."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._user, name)
+
+    @property
+    def order_is_free(self) -> bool:
+        """Whether the user's order is a plain shuffle, which a plan that draws may replace."""
+        return self._fast_path() and isinstance(self._sampler, RandomSampler)
+
+    def _fast_path(self) -> bool:
+        kind = type(self._sampler)
+        if kind not in (RandomSampler, SequentialSampler) or len(self._sampler.data_source) != self.n:
+            return False
+        return kind is SequentialSampler or (not self._sampler.replacement and self._sampler.num_samples == self.n)
+
+    def generators(self) -> list[torch.Generator]:
+        """The generators that the user's loader draws from."""
+        found = [getattr(self._sampler, "generator", None), self._user.generator]
+        own = [generator for generator in found if isinstance(generator, torch.Generator)]
+        return own[:1] if len(own) == 2 and own[0] is own[1] else own
+
+    @property
+    def device(self) -> torch.device:
+        """Where random numbers of the loop are drawn."""
+        return self._device or torch.device("cpu")
+
+    @property
+    def candidates(self) -> int:
+        """Ids that the user's sampler yields an epoch, as many of them as full batches take where the last is dropped."""
+        total = len(self._sampler) if hasattr(self._sampler, "__len__") else self.n
+        return total - total % self._ids.batch_size if self._ids.drop_last else total
+
+    def __len__(self) -> int:
+        """Batches of the epoch in progress, else of the next one.
+
+        Raises:
+            TypeError: A sampler of unknown order leaves it open how many of its ids the plan keeps.
+        """
+        plan = self._upcoming()
+        if len(plan.ids) == self.n and not plan.drawn:
+            total = len(self._sampler)
+        elif plan.drawn or self._fast_path():
+            total = len(plan.ids)
+        else:
+            raise TypeError(
+                f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
+                f"{type(self._sampler).__name__}, which may repeat or skip ids"
+            )
+        full, rest = divmod(total, self._ids.batch_size)
+        return full + bool(rest and not self._ids.drop_last)
+
+    def _order(self, plan: EpochPlan) -> Order:
+        if plan.drawn:
+            return TensorOrder(lambda: plan.ids)
+        if not self._fast_path():
+            return SamplerOrder(self._sampler, self.n)
+        if isinstance(self._sampler, SequentialSampler):
+            return SequentialOrder(self.n)
+        return shuffled(self.n, self._sampler.generator)
+
+    def __iter__(self) -> "EpochIterator":
+        plan, consumed, checksum = self._begin()
+        everything = plan.drawn or len(plan.ids) == self.n
+        kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
+        resumed = self.epoch_start if consumed else None
+        now = rng.capture(self.device, self.generators())
+        if resumed is None:
+            self.epoch_start = now
+        else:
+            rng.restore(resumed, self.device, self.generators())
+        self._ids.serve(self._order(plan), kept, consumed=consumed)
+        batches = iter(self._loader)
+        if resumed is not None:
+            replayed = self._ids.replay()
+            # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
+            rng.restore({**now, "generators": []}, self.device)
+            if zlib.crc32(replayed.numpy().tobytes()) != checksum:
+                raise RuntimeError(
+                    f"{type(self._sampler).__name__} did not repeat the order of the interrupted epoch: it must depend only on "
+                    "the global random states and its `generator`. Resume between epochs, or give it a generator."
+                )
+        self._current = EpochIterator(self, batches, self._ids, checksum)
+        return self._current
+
+    def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """The batches of some samples for the run's own forward passes, in order, and their ids."""
+        self._ids.serve(TensorOrder(lambda: ids), None, drop_last=False)
+        for batch in iter(self._loader):
+            batch_ids, _ = self._ids.on_the_way.popleft()
+            yield self.moved(batch), batch_ids
+
+    def moved(self, batch: Any) -> Any:
+        """The batch on the device of the model."""
+        return batch if self._device is None else to_device(batch, self._device)
+
+    def stop(self) -> None:
+        """Take the epoch away from the iterator that has it."""
+        self._current = None
+
+
+class EpochIterator:
+    """One pass over a Feed."""
+
+    def __init__(self, feed: Feed, batches: Iterator[Any], ids: IdBatches, checksum: int) -> None:
+        self._feed, self._batches, self._ids, self._checksum = feed, batches, ids, checksum
+        self._done = False
+
+    def __iter__(self) -> "EpochIterator":
+        return self
+
+    def __len__(self) -> int:
+        return len(self._feed)
+
+    def __next__(self) -> Any:
+        if self._done:
+            raise StopIteration
+        if self._feed._current is not self:
+            raise RuntimeError("this pass over run.loader was ended by a newer one; iterate the newer one")
+        if self._feed.num_workers == 0:
+            self._ids.on_the_way.clear()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._done = True
+            self._feed._finish()
+            raise
+        except Exception:
+            # The failed batch was drawn; the ids of the next one must not be taken for its own.
+            if self._ids.on_the_way:
+                self._ids.on_the_way.popleft()
+            raise
+        ids, drawn = self._ids.on_the_way.popleft()
+        batch = self._feed.moved(batch)
+        self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)
+        self._feed._yielded(batch, ids, drawn, self._checksum)
+        return batch

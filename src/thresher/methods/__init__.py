@@ -1,0 +1,93 @@
+"""The methods, one a file. Listing them imports none of them, nor torch."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Any, Protocol, runtime_checkable
+
+GROUP = "thresher.methods"
+"""Entry-point group for methods of other packages: name -> "package.module:Class"."""
+
+
+@dataclass(frozen=True)
+class MethodInfo:
+    """What is known of a method without importing it."""
+
+    target: str
+    stage: str
+    summary: str
+    paper: str = ""
+
+
+BUILT_IN = {
+    "full": MethodInfo("thresher.methods.full:FullData", "epoch", "every sample, every epoch"),
+    "uniform": MethodInfo("thresher.methods.uniform:UniformSubset", "epoch", "a fresh random subset each epoch"),
+    "kakurenbo": MethodInfo(
+        "thresher.methods.kakurenbo:Kakurenbo", "epoch", "hide easy samples, move doubtful ones back", "arXiv:2310.10102"
+    ),
+    "infobatch": MethodInfo(
+        "thresher.methods.infobatch:InfoBatch", "epoch", "prune below the mean loss at random, rescale", "arXiv:2303.04947"
+    ),
+}
+
+
+@runtime_checkable
+class EpochMethod(Protocol):
+    """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state."""
+
+    stage: str
+
+    def columns(self) -> dict[str, Any]:
+        """What must be remembered of each sample: column name to `thresher.Column`."""
+        ...
+
+    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: Any) -> Any:
+        """A `thresher.EpochPlan` from the records alone: pure, the same on every rank and after every resume."""
+        ...
+
+
+def infos() -> dict[str, MethodInfo]:
+    """Every registered method by name, built in or from an entry point."""
+    others = {
+        point.name: MethodInfo(point.value, "?", f"from {point.dist.name if point.dist else point.module}")
+        for point in entry_points(group=GROUP)
+    }
+    return {**others, **BUILT_IN}
+
+
+def names() -> list[str]:
+    """Names that `create` takes."""
+    return sorted(infos())
+
+
+def load(name: str) -> type:
+    """The class of a method.
+
+    Raises:
+        ValueError: No such method.
+    """
+    known = infos()
+    if name not in known:
+        raise ValueError(f"no method {name!r}; there are {', '.join(sorted(known))}")
+    module, _, attribute = known[name].target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def create(name: str, **settings: Any) -> Any:
+    """Make a method by name.
+
+    Args:
+        name: One of `names()`.
+        **settings: The fields of its class.
+
+    Raises:
+        ValueError: No such method, or a setting out of range.
+        TypeError: No such setting.
+    """
+    return load(name)(**settings)
+
+
+def name_of(method: Any) -> str:
+    """The registered name of a method's class, else the class's own name."""
+    target = f"{type(method).__module__}:{type(method).__qualname__}"
+    return next((name for name, info in infos().items() if info.target == target), type(method).__qualname__)
