@@ -269,6 +269,11 @@ class Credit:
     holds: tuple[Tensor, ...] = field(default=())
 
 
+def certain_now(flag: Tensor) -> bool:
+    """Whether a comparison can be read without waiting for a device."""
+    return flag.device.type == "cpu"
+
+
 class _Case:
     """One call of the criterion, heard out."""
 
@@ -321,8 +326,8 @@ class _Case:
                 raise self.refuse("Some targets are of a known batch, others are not")
             return rows, ()
         flags = tuple(self._same_values(leaf, by_output) for leaf in unknown)
-        open_flags = tuple(flag for flag in flags if flag.device.type != "cpu")
-        if not all(bool(flag) for flag in flags if flag.device.type == "cpu"):
+        open_flags = tuple(flag for flag in flags if not certain_now(flag))
+        if not all(bool(flag) for flag in flags if certain_now(flag)):
             raise self.refuse(
                 "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
             )
@@ -396,7 +401,7 @@ def _stated(case: _Case, ids: Tensor, n: int, device: torch.device) -> Credit:
         if own and sight.rows is not None and sight.rows.key == rows.key:
             continue
         same = (rows.ids == ids.to(rows.ids.device)).all()
-        if same.device.type != "cpu":
+        if not certain_now(same):
             flags += (same,)
         elif not bool(same):
             raise case.refuse("`ids` contradicts the rows that outputs or targets name")

@@ -307,8 +307,9 @@ class Run:
     @property
     def progress(self) -> float:
         """Share of all epochs' candidate samples consumed, in [0, 1]."""
-        within = min(1.0, self._consumed / self.loader.candidates) if self._active else 0.0
-        return min(1.0, (self._epoch + within) / self.epochs)
+        candidates = self.loader.candidates
+        consumed = min(self._consumed, candidates) if self._active else 0
+        return min(1.0, (self._epoch * candidates + consumed) / (self.epochs * candidates))
 
     @property
     def plan(self) -> EpochPlan:
