@@ -4,6 +4,7 @@ The user's sampler decides the order, the plan only who stays. RandomSampler and
 tensors that draws the same random numbers; any other sampler is filtered as it comes.
 """
 
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -135,7 +136,7 @@ class IdBatches(Sampler[list[int]]):
         self.on_the_way.clear()
         self._order, self._kept, self._consumed = order, kept, consumed
         self.replayed = torch.empty(0, dtype=torch.int64)
-        self._batches = self._iterate(self.drop_last if drop_last is None else drop_last)
+        self._batches = self._iterate(consumed, self.drop_last if drop_last is None else drop_last)
 
     def replay(self) -> Tensor:
         """Draw what an interrupted epoch has consumed, once, and return the samples of it that stay."""
@@ -147,8 +148,7 @@ class IdBatches(Sampler[list[int]]):
     def _filter(self, ids: Tensor) -> Tensor:
         return ids if self._kept is None else ids[self._kept[ids]]
 
-    def _iterate(self, drop_last: bool) -> Iterator[list[int]]:
-        drawn = self._consumed
+    def _iterate(self, drawn: int, drop_last: bool) -> Iterator[list[int]]:
         self.replay()
         exhausted = False
         while not exhausted:
@@ -230,7 +230,13 @@ class Feed:
         self._ids = IdBatches(batches.batch_size, batches.drop_last)
         settings = {name: getattr(loader, name) for name in KEPT_SETTINGS}
         self._loader: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._ids, **settings)
-        self._current: EpochIterator | None = None
+        # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
+        # are let go in good order after the cycle is gone.
+        self._held = weakref.finalize(self, lambda _: None, self._loader)
+        self._held.atexit = False
+        # Weak, so that breaking out of the loop lets the workers go at once.
+        self._current: Callable[[], EpochIterator | None] = lambda: None
+        self._workers_ran = False
         self.epoch_start: rng.State | None = None
         """Random states when the epoch in progress began; what an interrupted epoch is replayed from."""
 
@@ -302,11 +308,14 @@ class Feed:
         resumed = self.epoch_start if consumed else None
         now = rng.capture(self.device, self.generators())
         if resumed is None:
-            self.epoch_start = now
+            self.epoch_start = {**now, "workers_ran": self._workers_ran}
         else:
+            if resumed["workers_ran"]:
+                self._start_workers()
             rng.restore(resumed, self.device, self.generators())
         self._ids.serve(self._order(plan), kept, consumed=consumed)
         batches = iter(self._loader)
+        self._workers_ran = self.persistent_workers
         if resumed is not None:
             replayed = self._ids.replay()
             # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
@@ -316,8 +325,16 @@ class Feed:
                     f"{type(self._sampler).__name__} did not repeat the order of the interrupted epoch: it must depend only on "
                     "the global random states and its `generator`. Resume between epochs, or give it a generator."
                 )
-        self._current = EpochIterator(self, batches, self._ids, checksum)
-        return self._current
+        iterator = EpochIterator(self, batches, self._ids, checksum)
+        self._current = weakref.ref(iterator)
+        return iterator
+
+    def _start_workers(self) -> None:
+        """Persistent workers draw their seed when they start; an epoch that found them running did not."""
+        if not self._workers_ran:
+            with rng.undisturbed(self.device, self.generators()):
+                self._ids.serve(SequentialOrder(0), None)
+                iter(self._loader)
 
     def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
         """The batches of some samples for the run's own forward passes, in order, and their ids."""
@@ -332,7 +349,13 @@ class Feed:
 
     def stop(self) -> None:
         """Take the epoch away from the iterator that has it."""
-        self._current = None
+        self._current = lambda: None
+
+    def close(self) -> None:
+        """Let go of the data and of persistent workers."""
+        self.stop()
+        self._held()
+        self._loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
 
 
 class EpochIterator:
@@ -351,7 +374,7 @@ class EpochIterator:
     def __next__(self) -> Any:
         if self._done:
             raise StopIteration
-        if self._feed._current is not self:
+        if self._feed._current() is not self:
             raise RuntimeError("this pass over run.loader was ended by a newer one; iterate the newer one")
         if self._feed.num_workers == 0:
             self._ids.on_the_way.clear()
@@ -359,6 +382,7 @@ class EpochIterator:
             batch = next(self._batches)
         except StopIteration:
             self._done = True
+            self._batches = iter(())
             self._feed._finish()
             raise
         except Exception:

@@ -633,7 +633,7 @@ class Run:
         self._ledger.settle()
         if self._hooks is not None:
             self._hooks.remove()
-        self.loader.stop()
+        self.loader.close()
 
     def __repr__(self) -> str:
         return f"Run({self.method!r}, epoch {self._epoch} of {self.epochs}, {self.loader.n} samples)"

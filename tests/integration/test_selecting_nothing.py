@@ -86,9 +86,7 @@ def train(make_loader, make_criterion, *, attached, optimizer="sgd", accumulate=
         schedule = None
     call, feed, loss_of = net, loader, criterion
     if attached:
-        run = thresher.attach(
-            thresher.FullData(), loader=loader, criterion=criterion, model=net, optimizer=opt, epochs=epochs
-        )
+        run = thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=net, optimizer=opt, epochs=epochs)
         call, feed, loss_of = run.model, run.loader, run.criterion
         schedule = schedule or thresher.ProgressLR(opt, run, shape)
     elif schedule is None:
@@ -116,7 +114,9 @@ def train(make_loader, make_criterion, *, attached, optimizer="sgd", accumulate=
         "numpy": np.random.get_state()[1],
         "python": random.getstate(),
         "generator": None if loader.generator is None else loader.generator.get_state(),
-        "sampler generator": None if getattr(loader.sampler, "generator", None) is None else loader.sampler.generator.get_state(),
+        "sampler generator": None
+        if getattr(loader.sampler, "generator", None) is None
+        else loader.sampler.generator.get_state(),
         "state_dict keys": list((run.model if attached else net).state_dict()),
     }
 

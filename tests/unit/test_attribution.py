@@ -94,7 +94,9 @@ def test_outputs_alone_name_rows():
     assert_right(run, seen=range(N))
 
 
-@pytest.mark.parametrize("cast", [lambda y: y.float(), lambda y: y.unsqueeze(1).double(), lambda y: y.clone(), lambda y: y.int()])
+@pytest.mark.parametrize(
+    "cast", [lambda y: y.float(), lambda y: y.unsqueeze(1).double(), lambda y: y.clone(), lambda y: y.int()]
+)
 def test_cast_targets_are_accepted_where_outputs_name_the_rows(cast):
     run = make_run()
     for x, y in run.loader:
@@ -324,9 +326,7 @@ def test_auxiliary_heads_replace_after_a_step():
     model = Identity()
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     loader = DataLoader(id_data(), B)
-    run = thresher.attach(
-        thresher.FullData(), loader=loader, criterion=id_loss, model=model, optimizer=optimizer, epochs=1
-    )
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=id_loss, model=model, optimizer=optimizer, epochs=1)
     x, y = next(iter(run.loader))
     for _ in range(2):
         (run.criterion(run.model(x), y) + run.criterion(run.model(x), y)).backward()

@@ -1,0 +1,265 @@
+"""A run that was interrupted and resumed computes what the uninterrupted one does, bit for bit."""
+
+import io
+import random
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
+
+import thresher
+
+N, B, EPOCHS = 60, 8, 5
+
+METHODS = {
+    "full": thresher.FullData(),
+    "uniform": thresher.UniformSubset(keep=0.6),
+    "kakurenbo": thresher.Kakurenbo(max_fraction=0.5, tau=0.3, drop_top=0.05),
+    "kakurenbo, official": thresher.Kakurenbo(
+        max_fraction=0.5, tau=0.1, confidence="batch", lr_fraction="scheduled", refresh="train", merge="sum"
+    ),
+    "infobatch": thresher.InfoBatch(),
+}
+
+
+def generator():
+    return torch.Generator().manual_seed(11)
+
+
+class Shuffled(Sampler):
+    """A sampler that draws from Python's generator."""
+
+    def __iter__(self):
+        order = list(range(N))
+        random.shuffle(order)
+        return iter(order)
+
+    def __len__(self):
+        return N
+
+
+LOADERS = {
+    "shuffle": lambda data: DataLoader(data, B, shuffle=True),
+    "in order": lambda data: DataLoader(data, B),
+    "own generator": lambda data: DataLoader(data, B, shuffle=True, generator=generator()),
+    "drop last": lambda data: DataLoader(data, B, shuffle=True, drop_last=True),
+    "weighted": lambda data: DataLoader(data, B, sampler=WeightedRandomSampler(torch.arange(1.0, N + 1), N)),
+    "with replacement": lambda data: DataLoader(data, B, sampler=RandomSampler(data, replacement=True, generator=generator())),
+    "custom": lambda data: DataLoader(data, B, sampler=Shuffled()),
+    "workers": lambda data: DataLoader(data, B, shuffle=True, num_workers=2),
+    "workers, own generator": lambda data: DataLoader(data, B, shuffle=True, num_workers=2, generator=generator()),
+    "workers, with replacement": lambda data: DataLoader(
+        data, B, sampler=RandomSampler(data, replacement=True, generator=generator()), num_workers=2
+    ),
+    "persistent workers": lambda data: DataLoader(data, B, shuffle=True, num_workers=2, persistent_workers=True),
+}
+
+
+class Training:
+    """Everything a checkpoint must restore."""
+
+    def __init__(self, method, make_loader):
+        norm = nn.Sequential(nn.Unflatten(1, (8, 2)), nn.BatchNorm1d(8), nn.Flatten())  # a batch may have one sample
+        self.net = nn.Sequential(nn.Linear(6, 16), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.05, momentum=0.9)
+        data = TensorDataset(torch.randn(N, 6, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 4)
+        self.loader = make_loader(data)
+        self.run = thresher.attach(
+            method,
+            loader=self.loader,
+            criterion=nn.CrossEntropyLoss(),
+            model=self.net,
+            optimizer=self.optimizer,
+            epochs=EPOCHS,
+        )
+        self.scheduler = thresher.ProgressLR(self.optimizer, self.run, lambda p: 1 - p)
+        self.log = []
+
+    def train(self, *, stop=None):
+        """Until all epochs are done, or until `stop` = (epoch, batches of it)."""
+        while self.run.epoch < EPOCHS:
+            epoch = self.run.epoch
+            if stop == (epoch, 0):
+                return
+            done = 0
+            for x, y in self.run.loader:
+                plan = self.run.plan
+                loss = self.run.criterion(self.run.model(x), y)
+                loss.backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.scheduler.step()
+                self.log.append((epoch, self.run.ids.clone(), loss.detach().clone(), plan.lr_scale))
+                done += 1
+                if stop == (epoch, done):
+                    return
+
+    def save(self):
+        saved = io.BytesIO()
+        parts = {"net": self.net, "optimizer": self.optimizer, "scheduler": self.scheduler, "run": self.run}
+        torch.save({name: part.state_dict() for name, part in parts.items()}, saved)
+        return saved.getvalue()
+
+    def load(self, saved):
+        state = torch.load(io.BytesIO(saved), weights_only=True)
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.scheduler.load_state_dict(state["scheduler"])
+        self.run.load_state_dict(state["run"])
+
+    def result(self):
+        run = self.run
+        plan = run.plan
+        return {
+            "net": self.net.state_dict(),
+            "momentum": self.optimizer.state_dict(),
+            "records": dict(run.records),
+            "cost": {**vars(run.cost), "backward_to_forward": None},
+            "history": run.history,
+            "plan": [plan.ids, plan.weights, plan.refresh, plan.lr_scale],
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+            "generator": [g.get_state() for g in run.loader.generators()],
+            "progress": run.progress,
+        }
+
+
+def assert_same(a, b, path=""):
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), path
+    elif isinstance(a, dict):
+        assert list(a) == list(b), path
+        for key in a:
+            assert_same(a[key], b[key], f"{path}/{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), path
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            assert_same(x, y, f"{path}/{i}")
+    else:
+        assert a == b, path
+
+
+def compare(method, make_loader, stop):
+    torch.manual_seed(0)
+    random.seed(0)
+    whole = Training(method, make_loader)
+    whole.train()
+    expected = whole.result()
+
+    torch.manual_seed(0)
+    random.seed(0)
+    first = Training(method, make_loader)
+    first.train(stop=stop)
+    saved = first.save()
+    torch.manual_seed(99)
+    random.seed(99)
+    second = Training(method, make_loader)
+    second.load(saved)
+    torch.randn(3)  # between loading and the next iter the loop may draw: it would have drawn before, too
+    second.run.load_state_dict(torch.load(io.BytesIO(saved), weights_only=True)["run"])
+    second.train()
+    assert_same([*first.log, *second.log], whole.log)
+    assert_same(second.result(), expected)
+
+
+@pytest.mark.parametrize("stop", [(3, 0), (3, 3)])
+@pytest.mark.parametrize("workers", ["shuffle", "workers"])
+@pytest.mark.parametrize("method", METHODS)
+def test_methods(method, workers, stop):
+    compare(METHODS[method], LOADERS[workers], stop)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_loaders(name):
+    compare(METHODS["kakurenbo"], LOADERS[name], (3, 3))
+
+
+@pytest.mark.parametrize("name", ["own generator", "shuffle"])
+@pytest.mark.parametrize("batch", [1, 6, 7, 8])
+def test_every_place_of_an_epoch(name, batch):
+    compare(METHODS["full"], LOADERS[name], (2, batch))
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_every_place_of_an_epoch_with_workers(batch):
+    compare(METHODS["infobatch"], LOADERS["workers, own generator"], (2, batch))
+
+
+def test_an_interrupted_epoch_keeps_what_the_plan_was_made_from():
+    """The records have moved on since the plan of the epoch in progress was made: the plan is saved, not made again."""
+    training = Training(METHODS["kakurenbo"], LOADERS["shuffle"])
+    training.train(stop=(3, 3))
+    before = training.run.plan
+    other = Training(METHODS["kakurenbo"], LOADERS["shuffle"])
+    other.load(training.save())
+    assert torch.equal(other.run.plan.ids, before.ids)
+    assert other.run.epoch == 3
+    assert other.run.progress == training.run.progress
+
+
+def test_states_of_another_method_or_n_are_refused():
+    state = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run.state_dict()
+    other = Training(METHODS["infobatch"], LOADERS["shuffle"]).run
+    before = other.state_dict()
+    with pytest.raises(ValueError, match="'kakurenbo'.*'infobatch'"):
+        other.load_state_dict(state)
+    same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
+    with pytest.raises(ValueError, match="17 samples.*60"):
+        same.load_state_dict({**state, "n": 17})
+    with pytest.raises(ValueError, match="version 0.*version 1"):
+        same.load_state_dict({**state, "version": 0})
+    with pytest.raises(ValueError, match=r"columns \['loss'\]"):
+        same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})
+    with pytest.warns(UserWarning, match="saved with"):
+        same.load_state_dict({**state, "settings": "Kakurenbo(max_fraction=0.1)"})
+    assert_same(other.state_dict()["records"], before["records"])
+
+
+def test_without_restoring_random_states():
+    training = Training(METHODS["full"], LOADERS["shuffle"])
+    training.train(stop=(1, 0))
+    state = training.run.state_dict()
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    training.run.load_state_dict(state, restore_rng=False)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_batch_that_was_not_credited_is_warned_about():
+    training = Training(METHODS["full"], LOADERS["shuffle"])
+    batches = iter(training.run.loader)
+    x, y = next(batches)
+    with pytest.warns(UserWarning, match="not credited yet"):
+        training.run.state_dict()
+    training.run.criterion(training.run.model(x), y)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        training.run.state_dict()
+
+
+class Forgetful(Sampler):
+    """A sampler with a state of its own, which no checkpoint knows."""
+
+    def __init__(self):
+        self.passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        return iter(torch.randperm(N, generator=torch.Generator().manual_seed(self.passes)).tolist())
+
+    def __len__(self):
+        return N
+
+
+def test_a_sampler_that_does_not_repeat_is_told():
+    def loader(data):
+        return DataLoader(data, B, sampler=Forgetful())
+
+    training = Training(METHODS["full"], loader)
+    training.train(stop=(2, 3))
+    other = Training(METHODS["full"], loader)
+    other.load(training.save())
+    with pytest.raises(RuntimeError, match="Forgetful did not repeat"):
+        iter(other.run.loader)
