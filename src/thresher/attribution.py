@@ -255,7 +255,7 @@ class Credit:
     Attributes:
         ids: Shape (n,), int64, on the device of the records.
         key: Equal for equal rows of one batch; None where the caller gave the ids.
-        batch: The batch they belong to, where it is known.
+        batch: The batch they belong to; the latest where the caller gave the ids.
         repeat: Consecutive entries a sample has in flattened tensors; None where only the ids say so.
         positions: Row numbers within the batch.
         holds: Device flags that must all be true, checked when the epoch ends; empty where everything is certain now.
@@ -355,7 +355,7 @@ class _Case:
         return same
 
 
-def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | None, *, n: int, device: torch.device) -> Credit:
+def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | None, *, n: int, latest: Batch | None) -> Credit:
     """Find the samples that outputs and targets belong to.
 
     Args:
@@ -364,7 +364,7 @@ def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | No
         targets: Likewise; None where there are none.
         ids: What the caller says the rows are, shape (rows,), int64; None to let the witnesses speak.
         n: Number of samples of the dataset.
-        device: Where the records live.
+        latest: The batch last yielded; where the caller's ids go.
 
     Raises:
         AttributionError: No witness, a witness that contradicts, or values that differ.
@@ -373,14 +373,14 @@ def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | No
     """
     case = _Case(witnesses, outputs, targets)
     if ids is not None:
-        return _stated(case, ids, n, device)
+        return _stated(case, ids, n, latest)
     rows, flags = case.verdict()
     if rows is None:
         raise case.refuse("Cannot tell which samples this loss belongs to")
     return Credit(rows.ids, rows.key, rows.batch, rows.repeat, rows.positions(), flags)
 
 
-def _stated(case: _Case, ids: Tensor, n: int, device: torch.device) -> Credit:
+def _stated(case: _Case, ids: Tensor, n: int, latest: Batch | None) -> Credit:
     """The caller's word, held against the witnesses where there are any."""
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
@@ -409,4 +409,5 @@ def _stated(case: _Case, ids: Tensor, n: int, device: torch.device) -> Credit:
     if own and sight.rows is not None:
         rows = sight.rows
         return Credit(rows.ids, rows.key, rows.batch, repeat, rows.positions(), flags)
-    return Credit(ids.to(device), None, None, repeat, None, flags)
+    device = ids.device if latest is None else latest.ids.device
+    return Credit(ids.to(device), None, latest, repeat, None, flags)

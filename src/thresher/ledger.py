@@ -36,10 +36,11 @@ class Ledger:
     Args:
         records: Where signals go.
         cost: Where samples are counted, once a step however many calls there were.
+        count_steps: Count a step for each credited batch, where no optimizer tells.
     """
 
-    def __init__(self, records: Records, cost: Cost) -> None:
-        self._records, self._cost = records, cost
+    def __init__(self, records: Records, cost: Cost, *, count_steps: bool) -> None:
+        self._records, self._cost, self._count_steps = records, cost, count_steps
         self._entries: list[Entry] = []
         self._uncounted: list[Tensor] = []
         self.doubts: list[Tensor] = []
@@ -111,8 +112,10 @@ class Ledger:
         else:
             self._cost.forward += new
             self._cost.backward += new
-        if entry.credit.batch is not None:
-            entry.credit.batch.credited = True
+        batch = entry.credit.batch
+        if batch is not None and not batch.credited:
+            batch.credited = True
+            self._cost.steps += self._count_steps
 
     def settle(self) -> None:
         """Write what is new and count what the device counted."""

@@ -210,7 +210,7 @@ class Run:
         self._records = Records(method.columns(), self.loader.n, self._device)
         self._wanted = self._records.signals - {"loss"}
         self._cost = Cost()
-        self._ledger = Ledger(self._records, self._cost)
+        self._ledger = Ledger(self._records, self._cost, count_steps=optimizer is None)
         self._rows_unknown = mixes_samples(loader, self.loader.generators())
         self._hooks = None if optimizer is None else StepHooks(optimizer, self._stepped)
         self._history: list[dict[str, Any]] = []
@@ -474,7 +474,8 @@ class Run:
 
     def _attribute(self, outputs: Any, targets: Any, ids: Tensor | None) -> Credit:
         try:
-            return attribute(self._witnesses, outputs, targets, ids, n=self.loader.n, device=self._device)
+            latest = self._recent[-1] if self._recent else None
+            return attribute(self._witnesses, outputs, targets, ids, n=self.loader.n, latest=latest)
         except AttributionError:
             self._ledger.withdraw(outputs)
             raise

@@ -83,8 +83,7 @@ class Training:
             epoch = self.run.epoch
             if stop == (epoch, 0):
                 return
-            done = 0
-            for x, y in self.run.loader:
+            for done, (x, y) in enumerate(self.run.loader, 1):
                 plan = self.run.plan
                 loss = self.run.criterion(self.run.model(x), y)
                 loss.backward()
@@ -92,7 +91,6 @@ class Training:
                 self.optimizer.zero_grad()
                 self.scheduler.step()
                 self.log.append((epoch, self.run.ids.clone(), loss.detach().clone(), plan.lr_scale))
-                done += 1
                 if stop == (epoch, done):
                     return
 

@@ -155,7 +155,7 @@ LOADERS = {
         data, B, sampler=RandomSampler(data, replacement=True, generator=generator())
     ),
     "fewer samples": lambda data: DataLoader(data, B, sampler=RandomSampler(data, num_samples=30, generator=generator())),
-    "subset": lambda data: DataLoader(data, B, sampler=SubsetRandomSampler(range(0, N - 5))),
+    "subset": lambda data: DataLoader(data, B, sampler=SubsetRandomSampler(range(N - 5))),
     "lazy custom": lambda data: DataLoader(data, B, sampler=Lazy()),
     "drop last": lambda data: DataLoader(data, B, shuffle=True, drop_last=True),
     "drop last, own generator": lambda data: DataLoader(data, B, shuffle=True, drop_last=True, generator=generator()),

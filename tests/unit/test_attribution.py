@@ -553,7 +553,9 @@ def test_collate_functions_that_mix_or_sort_are_refused(collate):
 
 
 def test_collate_functions_that_keep_the_order_are_fine():
-    run = make_run(loader=DataLoader(id_data(), B, shuffle=True, collate_fn=lambda s: dict(zip("xy", default_collate(s)))))
+    run = make_run(
+        loader=DataLoader(id_data(), B, shuffle=True, collate_fn=lambda s: dict(zip("xy", default_collate(s), strict=True)))
+    )
     for batch in run.loader:
         run.criterion(run.model(batch["x"]), batch["y"])
     assert_right(run, seen=range(N))
@@ -597,7 +599,7 @@ def test_inputs_of_two_batches_are_refused():
 
 def test_reduce():
     run = make_run()
-    for x, y in run.loader:
+    for x, _ in run.loader:
         outputs = run.model(x)
         losses = outputs[:, 0]
         refused(run, lambda o=outputs: run.reduce(o[:, 0].flip(0), targets=None, outputs=o), "can move rows")

@@ -1,0 +1,324 @@
+"""The loader of a run: what it refuses, what it yields, and what breaking out of it leaves behind."""
+
+import gc
+import time
+import weakref
+from collections import namedtuple
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+import thresher
+from thresher import EpochPlan
+
+N, B = 30, 4
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A method that answers with given plans, epoch by epoch; the last one goes on."""
+
+    plans: tuple = field(repr=False)
+    stage = "epoch"
+
+    def columns(self):
+        return {"loss": thresher.Column(torch.float32, fill=float("-inf"))}
+
+    def plan_epoch(self, records, *, epoch, epochs, generator):
+        return self.plans[min(epoch, len(self.plans) - 1)]
+
+
+def plan(ids, **settings):
+    return EpochPlan(torch.tensor(sorted(ids)), **settings)
+
+
+def data(n=N):
+    return TensorDataset(torch.arange(float(n)).unsqueeze(1), torch.arange(n))
+
+
+def attach(loader, *plans, **settings):
+    method = Fixed(plans) if plans else thresher.FullData()
+    return thresher.attach(method, loader=loader, criterion=nn.MSELoss(), epochs=4, **settings)
+
+
+def ids_of(run):
+    return [y.tolist() for _, y in run.loader]
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(5))
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: [1, 2], TypeError, "must be a torch.utils.data.DataLoader, got list"),
+        (lambda: DataLoader(Stream()), TypeError, "Stream, an IterableDataset.*map-style"),
+        (lambda: DataLoader(data(), batch_size=None), ValueError, "batch_size=None"),
+        (
+            lambda: DataLoader(data(), batch_sampler=OwnBatches(SequentialSampler(data()), B, False)),
+            ValueError,
+            "batch_sampler of its own, OwnBatches.*sampler= and batch_size=",
+        ),
+        (lambda: DataLoader(data(), batch_sampler=[[0, 1], [2]]), ValueError, "batch_sampler of its own, list"),
+        (lambda: DataLoader(data(), B, num_workers=1, in_order=False), ValueError, "in_order=False.*in_order=True"),
+        (
+            lambda: DataLoader(data(), B, sampler=DistributedSampler(data(), num_replicas=2, rank=0)),
+            ValueError,
+            "several processes is not supported",
+        ),
+    ],
+)
+def test_refused_loaders(make, error, message):
+    with pytest.raises(error, match=message):
+        attach(make())
+
+
+def test_torch_batch_sampler_is_the_same_as_batch_size():
+    batches = BatchSampler(RandomSampler(range(N), generator=torch.Generator().manual_seed(0)), B, drop_last=True)
+    expected = list(batches.__class__(RandomSampler(range(N), generator=torch.Generator().manual_seed(0)), B, drop_last=True))
+    assert ids_of(attach(DataLoader(data(), batch_sampler=batches))) == expected
+
+
+def test_settings_are_kept():
+    def worker_init(_):
+        pass
+
+    user = DataLoader(
+        data(), B, num_workers=2, timeout=7, worker_init_fn=worker_init, prefetch_factor=3, persistent_workers=True,
+        multiprocessing_context="spawn", generator=torch.Generator(), collate_fn=lambda s: torch.stack([x for x, _ in s]),
+    )  # fmt: skip
+    rebuilt = attach(user).loader._loader
+    for name in (
+        "num_workers",
+        "timeout",
+        "worker_init_fn",
+        "prefetch_factor",
+        "persistent_workers",
+        "generator",
+        "collate_fn",
+    ):
+        assert getattr(rebuilt, name) is getattr(user, name) or getattr(rebuilt, name) == getattr(user, name), name
+    assert rebuilt.multiprocessing_context.get_start_method() == "spawn"
+    assert attach(user).loader.dataset is user.dataset
+    assert attach(user).loader.batch_size == B
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        _ = attach(user).loader.no_such_thing
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_the_order_is_the_users_less_what_the_plan_leaves_out(drop_last):
+    kept = set(range(0, N, 3)) | {1, 2}
+    torch.manual_seed(5)
+    everything = [i for batch in ids_of(attach(DataLoader(data(), B, shuffle=True))) for i in batch]
+    torch.manual_seed(5)
+    run = attach(DataLoader(data(), B, shuffle=True, drop_last=drop_last), plan(kept))
+    batches = ids_of(run)
+    expected = [i for i in everything if i in kept]
+    if drop_last:
+        expected = expected[: len(expected) // B * B]
+    assert [i for batch in batches for i in batch] == expected
+    assert [len(batch) for batch in batches[:-1]] == [B] * (len(batches) - 1)
+    assert len(batches) == len(run.loader)
+
+
+def test_other_samplers_are_filtered_as_they_come():
+    kept = set(range(10, 20))
+    sampler = WeightedRandomSampler(torch.ones(N), 50, generator=torch.Generator().manual_seed(2))
+    reference = list(WeightedRandomSampler(torch.ones(N), 50, generator=torch.Generator().manual_seed(2)))
+    run = attach(DataLoader(data(), B, sampler=sampler), plan(kept))
+    assert [i for batch in ids_of(run) for i in batch] == [i for i in reference if i in kept]
+
+
+def test_length():
+    run = attach(DataLoader(data(), B, shuffle=True), plan(range(N)), plan(range(9)), plan(range(16)))
+    assert len(run.loader) == 8
+    lengths = []
+    for _ in range(3):
+        batches = iter(run.loader)
+        inside = []
+        for _ in batches:
+            inside.append(len(run.loader))
+            assert len(batches) == inside[0]
+        lengths.append(inside)
+    assert lengths == [[8] * 8, [3] * 3, [4] * 4]
+
+
+def test_length_of_an_unknown_order():
+    loader = DataLoader(data(), B, sampler=SubsetRandomSampler(range(10)))
+    assert len(attach(loader).loader) == 3
+    with pytest.raises(TypeError, match="not known before it is over.*SubsetRandomSampler"):
+        len(attach(loader, plan(range(12))).loader)
+
+
+def test_a_sampler_outside_the_dataset_is_told():
+    with pytest.raises(IndexError, match=r"outside the dataset's \[0, 30\)"):
+        ids_of(attach(DataLoader(data(), B, sampler=[3, 30])))
+
+
+def test_drawn_plans_replace_the_order():
+    drawn = EpochPlan(torch.tensor([7, 7, 3, 20, 1, 7]), drawn=True)
+    run = attach(DataLoader(data(), B, shuffle=True), drawn)
+    assert ids_of(run) == [[7, 7, 3, 20], [1, 7]]
+    assert len(run.loader) == 2
+    weighted = DataLoader(data(), B, sampler=WeightedRandomSampler(torch.ones(N), N))
+    with pytest.raises(ValueError, match="draws the order of training"):
+        iter(attach(weighted, drawn).loader)
+    with pytest.raises(ValueError, match="draws the order of training"):
+        iter(attach(DataLoader(data(), B), drawn).loader)
+
+
+def test_iterating_twice_before_a_batch_is_the_same_epoch():
+    run = attach(DataLoader(data(), B, shuffle=True))
+    first = iter(run.loader)
+    second = iter(run.loader)
+    assert run.epoch == 0
+    assert sum(len(y) for _, y in second) == N
+    assert run.epoch == 1
+    with pytest.raises(RuntimeError, match="ended by a newer one"):
+        next(first)
+
+
+def test_a_broken_epoch_counts():
+    run = attach(DataLoader(data(), B, shuffle=True), plan(range(N)), plan(range(10)))
+    for _ in run.loader:
+        break
+    assert run.epoch == 0
+    assert run.progress == pytest.approx(B / (4 * N))
+    assert sum(len(y) for _, y in run.loader) == 10
+    assert [entry["complete"] for entry in run.history] == [False, True]
+    assert run.epoch == 2
+    assert run.cost.full_forward == B + N
+
+
+def test_an_old_pass_is_refused_and_the_new_one_goes_on():
+    run = attach(DataLoader(data(), B, shuffle=True))
+    old = iter(run.loader)
+    next(old)
+    new = iter(run.loader)
+    next(new)
+    with pytest.raises(RuntimeError, match="ended by a newer one"):
+        next(old)
+    assert sum(len(y) for _, y in new) == N - B
+    with pytest.raises(StopIteration):
+        next(new)
+
+
+def test_an_exception_in_the_loop_leaves_the_run_usable():
+    run = attach(DataLoader(data(), B, shuffle=True))
+    with pytest.raises(KeyError):
+        for i, _ in enumerate(run.loader):
+            if i == 2:
+                raise KeyError
+    assert sum(len(y) for _, y in run.loader) == N
+    assert run.epoch == 2
+
+
+class Damaged(TensorDataset):
+    def __getitem__(self, i):
+        if i == 9:
+            raise OSError("sample 9 cannot be read")
+        return super().__getitem__(i)
+
+    __getitems__ = None
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_sample_that_cannot_be_read_does_not_shift_the_ids(workers):
+    dataset = Damaged(*data().tensors)
+    run = attach(DataLoader(dataset, B, num_workers=workers))
+    batches, failed = iter(run.loader), 0
+    while True:
+        try:
+            _, y = next(batches)
+        except OSError:
+            failed += 1
+            continue
+        except StopIteration:
+            break
+        assert torch.equal(run.ids, y)
+    assert failed == 1
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Sample:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("collate", "target"),
+    [
+        (lambda b: b, lambda b: b[1]),
+        (tuple, lambda b: b[1]),
+        (lambda b: {"x": b[0], "deep": [{"y": b[1]}], "name": "batch"}, lambda b: b["deep"][0]["y"]),
+        (lambda b: Pair(*b), lambda b: b.y),
+        (lambda b: Sample(*b), lambda b: b.y),
+        (lambda b: b[1], lambda b: b),
+    ],
+)
+def test_batches_of_any_shape(collate, target):
+    def gather(samples):
+        return collate(torch.utils.data.default_collate(samples))
+
+    run = attach(DataLoader(data(), B, collate_fn=gather))
+    weight = torch.ones((), requires_grad=True)
+    for batch in run.loader:
+        y = target(batch)
+        run.reduce(y * weight, targets=y)
+    assert torch.equal(run.records["loss"], torch.arange(float(N)))
+
+
+def test_a_subset_counts_its_own_positions():
+    run = attach(DataLoader(Subset(data(), range(20, 30)), B))
+    next(iter(run.loader))
+    assert run.ids.tolist() == [0, 1, 2, 3]
+    assert len(run.records["loss"]) == 10
+
+
+def test_ids_before_the_first_batch():
+    with pytest.raises(ValueError, match="no batch was yielded yet"):
+        _ = attach(DataLoader(data(), B)).ids
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_stop_at_once(persistent):
+    """After a break, and when the run is collected, although it is part of a reference cycle."""
+    run = attach(DataLoader(data(), B, num_workers=2, persistent_workers=persistent))
+    for _ in run.loader:
+        break
+    gone = weakref.ref(run)
+    begin = time.monotonic()
+    del run
+    gc.collect()
+    assert gone() is None
+    assert time.monotonic() - begin < 4  # a worker that has to be given up takes five seconds
+
+
+def test_batches_move_to_the_device_of_the_run():
+    run = attach(DataLoader(data(), B), device="meta")
+    x, y = next(iter(run.loader))
+    assert x.device.type == y.device.type == "meta"
+    assert x.to("meta") is x
