@@ -48,22 +48,22 @@ class Rows(NamedTuple):
     batch: Batch
     start: int
     step: int
-    count: int
+    n: int
     repeat: int
 
     @property
     def key(self) -> tuple[int, int, int, int]:
         """Equal for the same rows of the same batch, however the tensor was laid out."""
-        return self.batch.number, self.start, self.step, self.count
+        return self.batch.number, self.start, self.step, self.n
 
     @property
     def ids(self) -> Tensor:
-        """Ids of the rows, shape (count,)."""
-        return self.batch.ids[self.start : self.start + self.step * self.count : self.step]
+        """Ids of the rows, shape (n,)."""
+        return self.batch.ids[self.start : self.start + self.step * self.n : self.step]
 
     def positions(self) -> range:
         """Row numbers within the batch."""
-        return range(self.start, self.start + self.step * self.count, self.step)
+        return range(self.start, self.start + self.step * self.n, self.step)
 
 
 class Witness(NamedTuple):
@@ -122,7 +122,7 @@ def _layout(tensor: Tensor) -> tuple[int, int, int, int] | None:
         if size == 0:
             return None
         span += (size - 1) * stride
-    return tensor.storage_offset() * item, shape[0], strides[0] * item, span * item
+    return int(tensor.storage_offset()) * item, int(shape[0]), int(strides[0]) * item, int(span) * item
 
 
 class Witnesses:
@@ -157,7 +157,7 @@ class Witnesses:
         if layout is None:
             return
         offset, _, stride, span = layout
-        repeat, count = rows.repeat, rows.count
+        repeat, count = rows.repeat, rows.n
         span += (repeat - 1) * stride
         stride = stride * repeat if count > 1 else span
         if span > stride:
@@ -167,7 +167,7 @@ class Witnesses:
         sequence = None if node is None else node._sequence_nr()
         witness = Witness(StorageWeakRef(storage), tensor._version, offset, stride, span, rows, changed, sequence)
         known = self._by_storage.setdefault(storage._cdata, [])
-        known[:] = [w for w in known if (w.offset, w.stride, w.rows.count) != (offset, stride, count)]
+        known[:] = [w for w in known if (w.offset, w.stride, w.rows.n) != (offset, stride, count)]
         known.append(witness)
 
     def _forget_the_dead(self) -> None:
@@ -215,8 +215,10 @@ class Witnesses:
     def reordered_by(self, outputs: Tensor) -> str | None:
         """Name of an operation between what the model returned and `outputs` that can move rows, if there is one."""
         sequences = {w.sequence for known in self._by_storage.values() for w in known if w.sequence is not None}
-        oldest = min(sequences, default=None)
-        todo = [] if outputs.grad_fn is None or oldest is None else [(outputs.grad_fn, None)]
+        if outputs.grad_fn is None or not sequences:
+            return None
+        oldest = min(sequences)
+        todo: list[tuple[Any, str | None]] = [(outputs.grad_fn, None)]
         for _ in range(MOST_OPERATIONS):
             if not todo:
                 break
@@ -289,7 +291,7 @@ class _Case:
             if not sights:
                 return "no tensor"
             return "; ".join(
-                f"rows {s.rows.start}:{s.rows.start + s.rows.step * s.rows.count}:{s.rows.step} of batch {s.rows.batch.number}"
+                f"rows {s.rows.start}:{s.rows.start + s.rows.step * s.rows.n}:{s.rows.step} of batch {s.rows.batch.number}"
                 f"{f' ({s.seen})' if s.seen else ''}"
                 if s.rows is not None
                 else s.seen
@@ -314,7 +316,7 @@ class _Case:
         if rows is None:
             return None, ()
         targets = zip(self.targets, self.target_sights, strict=True)
-        unknown = [leaf for leaf, sight in targets if sight.rows is None and len(leaf) >= rows.count]
+        unknown = [leaf for leaf, sight in targets if sight.rows is None and len(leaf) >= rows.n]
         if rows.batch.unknown is not None:
             raise self.refuse(f"The rows of a batch are not its samples in order: {rows.batch.unknown}")
         unnamed = (leaf for leaf, sight in zip(self.outputs, self.output_sights, strict=True) if sight.rows is None)
@@ -341,7 +343,7 @@ class _Case:
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
         """Whether `target` holds the values of some unchanged tensor of the batch, cast, moved or reshaped at most."""
-        flat = target.detach().reshape(rows.count, -1) if target.shape[0] % rows.count == 0 else None
+        flat = target.detach().reshape(rows.n, -1) if target.shape[0] % rows.n == 0 else None
         same = torch.zeros((), dtype=torch.bool, device=target.device)
         if flat is None:
             return same
@@ -349,8 +351,8 @@ class _Case:
             sight = self.witnesses.look(tensor)
             if sight.rows is None or tensor.numel() // len(tensor) != flat.shape[1]:
                 continue
-            stop = rows.start + rows.step * rows.count
-            yielded = tensor.detach()[rows.start : stop : rows.step].reshape(rows.count, -1)
+            stop = rows.start + rows.step * rows.n
+            yielded = tensor.detach()[rows.start : stop : rows.step].reshape(rows.n, -1)
             same = same | (yielded.to(target.device) == flat).all()
         return same
 
@@ -396,8 +398,8 @@ def _stated(case: _Case, ids: Tensor, n: int, latest: Batch | None) -> Credit:
     flags: tuple[Tensor, ...] = ()
     mixing = [s.rows for s in (*case.output_sights, *case.target_sights) if s.rows is not None and not s.refuse]
     for rows in mixing if not any(r.batch.unknown for r in mixing) else ():
-        if rows.count != len(ids):
-            raise case.refuse(f"`ids` names {len(ids)} rows, a witness {rows.count}")
+        if rows.n != len(ids):
+            raise case.refuse(f"`ids` names {len(ids)} rows, a witness {rows.n}")
         if own and sight.rows is not None and sight.rows.key == rows.key:
             continue
         same = (rows.ids == ids.to(rows.ids.device)).all()

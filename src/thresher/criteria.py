@@ -57,7 +57,7 @@ class Criterion:
     reduction = "none"
     ignore_index: int | None = None
 
-    def __init__(self, own: Callable[[Any, Any], Tensor]) -> None:
+    def __init__(self, own: Any) -> None:
         self.own = own
 
     @property
@@ -143,8 +143,9 @@ class Criterion:
         """How outputs read in this call; shapes speak where the criterion does not."""
         if self.kind != "unknown" or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
             return self.kind
-        indices = not (targets.is_floating_point() or targets.is_complex()) and outputs.dim() == targets.dim() + 1
-        return "classes" if indices else "unknown"
+        indices = not (targets.is_floating_point() or targets.is_complex())
+        scores = outputs.dim() > 1 and outputs.shape[1] > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+        return "classes" if indices and scores else "unknown"
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         """Log-probabilities along dimension 1, from outputs that score classes."""
@@ -167,8 +168,9 @@ class Criterion:
             return found
         kind = self.reads(outputs, targets)
         if kind == "classes":
-            # With one position a sample an ignored target equals no prediction: there is nothing to mask.
-            ignore = self.ignore_index if targets.dim() > 1 or len(targets) != n else None
+            # With one position a sample an ignored target that is no class equals no prediction: there is nothing to mask.
+            one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
+            ignore = None if one and index is not None and index < 0 else index
             return reading.classes(self.log_probs(outputs), targets, n=n, ignore_index=ignore) | found
         if kind == "labels":
             return reading.labels(self.probs(outputs), targets, n=n) | found

@@ -109,7 +109,7 @@ class ProgressLR(LRScheduler):
         self.fn = fn
         super().__init__(optimizer)
 
-    def get_lr(self) -> list[float]:
+    def get_lr(self) -> list[float | torch.Tensor]:
         """Base learning rates times `fn(run.progress)`."""
         factor = self.fn(self.run.progress)
         return [base * factor for base in self.base_lrs]

@@ -16,7 +16,7 @@ def check_milestones(name: str, milestones: Milestones) -> None:
     boundaries = [boundary for boundary, _ in milestones]
     if not boundaries or boundaries[0] != 0:
         raise ValueError(f"{name}: milestones must start at 0, got {list(milestones)}")
-    if any(b >= a for b, a in pairwise(boundaries)):
+    if not all(b < a for b, a in pairwise(boundaries)):
         raise ValueError(f"{name}: boundaries must ascend, got {list(milestones)}")
     shares = [0 < boundary < 1 for boundary in boundaries[1:]]
     if any(shares) and not all(shares):

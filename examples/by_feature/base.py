@@ -1,0 +1,64 @@
+"""Train a small network on handwritten digits, with KAKURENBO deciding what to train on.
+
+The three marked lines are all that selection adds to the loop.
+"""
+
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+
+EPOCHS = 20
+
+
+def data():
+    digits = load_digits()
+    x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    y = torch.tensor(digits.target)
+    return TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:])
+
+
+def network():
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+def accuracy(model, dataset):
+    x, y = dataset.tensors
+    model.eval()
+    with torch.no_grad():
+        right = (model(x).argmax(1) == y).float().mean().item()
+    model.train()
+    return right
+
+
+def main():
+    torch.manual_seed(0)
+    train, test = data()
+    model = network()
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    loader = DataLoader(train, batch_size=64, shuffle=True)
+    run = thresher.attach(
+        thresher.Kakurenbo(max_fraction=0.4),
+        loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS,
+    )  # fmt: skip
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
+    for _ in range(EPOCHS):
+        for x, y in run.loader:  # was: loader
+            loss = run.criterion(run.model(x), y)  # was: criterion(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        scheduler.step()
+    print(f"test accuracy {accuracy(model, test):.3f}")
+    print(run.cost)
+
+
+if __name__ == "__main__":
+    main()
