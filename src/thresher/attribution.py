@@ -78,6 +78,29 @@ class Witness(NamedTuple):
     changed: str | None
     sequence: int | None
 
+    @classmethod
+    def of(cls, tensor: Tensor, rows: Rows, changed: str | None = None) -> "Witness | None":
+        """A tensor as witness of its rows; None where rows interleave in memory."""
+        if tensor.layout is not torch.strided or tensor.is_inference():
+            return None
+        layout = _layout(tensor)
+        if layout is None:
+            return None
+        offset, _, stride, span = layout
+        span += (rows.repeat - 1) * stride
+        stride = stride * rows.repeat if rows.n > 1 else span
+        if span > stride:
+            return None
+        node = tensor.grad_fn
+        sequence = None if node is None else node._sequence_nr()
+        storage = StorageWeakRef(tensor.untyped_storage())
+        return cls(storage, tensor._version, offset, stride, span, rows, changed, sequence)
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Equal for tensors that lie alike in one storage."""
+        return self.offset, self.stride, self.rows.n
+
     def locate(self, offset: int, size: int, stride: int, span: int) -> Rows | None:
         """Rows that a view with this layout (bytes; size and stride of its first dimension) shows, if whole rows it is."""
         first, inside = divmod(offset - self.offset, self.stride)
@@ -137,7 +160,7 @@ class Witnesses:
         n = len(batch.ids)
         rows = Rows(batch, 0, 1, n, 1)
         batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
-        for tensor in (*batch.tensors, batch.ids):
+        for tensor in batch.tensors:
             self._remember(tensor, rows, None)
         self._forget_the_dead()
 
@@ -151,23 +174,11 @@ class Witnesses:
                 self._remember(tensor, Rows(batch, start, step, count, repeat), inputs.seen if inputs.refuse else None)
 
     def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
-        if tensor.layout is not torch.strided or tensor.is_inference():
+        witness = Witness.of(tensor, rows, changed)
+        if witness is None:
             return
-        layout = _layout(tensor)
-        if layout is None:
-            return
-        offset, _, stride, span = layout
-        repeat, count = rows.repeat, rows.n
-        span += (repeat - 1) * stride
-        stride = stride * repeat if count > 1 else span
-        if span > stride:
-            return
-        storage = tensor.untyped_storage()
-        node = tensor.grad_fn
-        sequence = None if node is None else node._sequence_nr()
-        witness = Witness(StorageWeakRef(storage), tensor._version, offset, stride, span, rows, changed, sequence)
-        known = self._by_storage.setdefault(storage._cdata, [])
-        known[:] = [w for w in known if (w.offset, w.stride, w.rows.n) != (offset, stride, count)]
+        known = self._by_storage.setdefault(witness.storage.cdata, [])
+        known[:] = [w for w in known if w.place != witness.place]
         known.append(witness)
 
     def _forget_the_dead(self) -> None:
@@ -357,7 +368,7 @@ class _Case:
         return same
 
 
-def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | None, *, n: int, latest: Batch | None) -> Credit:
+def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | None, *, n: int, recent: list[Batch]) -> Credit:
     """Find the samples that outputs and targets belong to.
 
     Args:
@@ -366,7 +377,7 @@ def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | No
         targets: Likewise; None where there are none.
         ids: What the caller says the rows are, shape (rows,), int64; None to let the witnesses speak.
         n: Number of samples of the dataset.
-        latest: The batch last yielded; where the caller's ids go.
+        recent: The batches last yielded, the latest at the end; whose ids the caller may have.
 
     Raises:
         AttributionError: No witness, a witness that contradicts, or values that differ.
@@ -375,14 +386,14 @@ def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | No
     """
     case = _Case(witnesses, outputs, targets)
     if ids is not None:
-        return _stated(case, ids, n, latest)
+        return _stated(case, ids, n, recent)
     rows, flags = case.verdict()
     if rows is None:
         raise case.refuse("Cannot tell which samples this loss belongs to")
     return Credit(rows.ids, rows.key, rows.batch, rows.repeat, rows.positions(), flags)
 
 
-def _stated(case: _Case, ids: Tensor, n: int, latest: Batch | None) -> Credit:
+def _stated(case: _Case, ids: Tensor, n: int, recent: list[Batch]) -> Credit:
     """The caller's word, held against the witnesses where there are any."""
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
@@ -393,23 +404,32 @@ def _stated(case: _Case, ids: Tensor, n: int, latest: Batch | None) -> Credit:
         raise ValueError(
             f"`ids` must be positions in the loader's dataset, within [0, {n}), got {int(ids.min())} to {int(ids.max())}"
         )
-    sight = case.witnesses.look(ids)
-    own = sight.rows is not None and ids.untyped_storage()._cdata == sight.rows.batch.ids.untyped_storage()._cdata
+    own = _own_rows(ids, recent)
     flags: tuple[Tensor, ...] = ()
-    mixing = [s.rows for s in (*case.output_sights, *case.target_sights) if s.rows is not None and not s.refuse]
-    for rows in mixing if not any(r.batch.unknown for r in mixing) else ():
+    named = [s.rows for s in (*case.output_sights, *case.target_sights) if s.rows is not None and not s.refuse]
+    for rows in named:
+        if rows.batch.unknown is not None or (own is not None and own.key == rows.key):
+            continue
         if rows.n != len(ids):
             raise case.refuse(f"`ids` names {len(ids)} rows, a witness {rows.n}")
-        if own and sight.rows is not None and sight.rows.key == rows.key:
-            continue
         same = (rows.ids == ids.to(rows.ids.device)).all()
         if not certain_now(same):
             flags += (same,)
         elif not bool(same):
             raise case.refuse("`ids` contradicts the rows that outputs or targets name")
-    repeat = next((rows.repeat for rows in mixing), None)
-    if own and sight.rows is not None:
-        rows = sight.rows
-        return Credit(rows.ids, rows.key, rows.batch, repeat, rows.positions(), flags)
+    repeat = next((rows.repeat for rows in named), None)
+    if own is not None:
+        return Credit(own.ids, own.key, own.batch, repeat, own.positions(), flags)
+    latest = recent[-1] if recent else None
     device = ids.device if latest is None else latest.ids.device
     return Credit(ids.to(device), None, latest, repeat, None, flags)
+
+
+def _own_rows(ids: Tensor, recent: list[Batch]) -> Rows | None:
+    """The rows that a view of a batch's own ids shows."""
+    for batch in reversed(recent):
+        layout = _layout(ids)
+        if layout is not None and ids.untyped_storage()._cdata == batch.ids.untyped_storage()._cdata:
+            witness = Witness.of(batch.ids, Rows(batch, 0, 1, len(batch.ids), 1))
+            return None if witness is None else witness.locate(*layout)
+    return None

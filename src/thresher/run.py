@@ -364,11 +364,12 @@ class Run:
     def _take(self, batch: Any, ids: Tensor, consumed: int, checksum: int) -> None:
         """A batch is on its way to the loop."""
         self._check_forward(batch)
+        held = self._recent[1 - BATCHES_AHEAD :]
         for old in self._recent:
-            if old.credited:
+            if old.credited or old not in held:
                 old.tensors = ()
         record = Batch(ids.to(self._device, non_blocking=True), self._batches, unknown=self._rows_unknown)
-        self._recent = [*self._recent[1 - BATCHES_AHEAD :], record]
+        self._recent = [*held, record]
         self._ledger.next_batch(set(self._recent))
         self._witnesses.remember_batch(record, leaves(batch))
         self._batches += 1
@@ -474,8 +475,7 @@ class Run:
 
     def _attribute(self, outputs: Any, targets: Any, ids: Tensor | None) -> Credit:
         try:
-            latest = self._recent[-1] if self._recent else None
-            return attribute(self._witnesses, outputs, targets, ids, n=self.loader.n, latest=latest)
+            return attribute(self._witnesses, outputs, targets, ids, n=self.loader.n, recent=self._recent)
         except AttributionError:
             self._ledger.withdraw(outputs)
             raise

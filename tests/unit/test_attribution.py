@@ -1,5 +1,7 @@
 """A loss is credited to the right samples, or refused: with a model whose loss is the sample's id."""
 
+import weakref
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -662,3 +664,18 @@ def test_values_compared_on_a_device_speak_at_the_end_of_the_epoch(monkeypatch):
     assert torch.isfinite(run.records["loss"]).sum() == 3 * B
     with pytest.raises(AttributionError, match="epoch that just ended"):
         iter(run.loader)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_nothing_is_held_of_batches_that_are_gone(skip):
+    """Neither the tensors of a batch nor what is known of them outlives its turn, credited or skipped."""
+    data = TensorDataset(torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.int64))
+    run = thresher.attach(thresher.FullData(), loader=DataLoader(data, 1), criterion=id_loss, model=Identity(), epochs=1)
+    alive = []
+    for x, y in run.loader:
+        alive.append(weakref.ref(x))
+        if not skip:
+            run.criterion(run.model(x), y)
+        del x, y
+    assert sum(ref() is not None for ref in alive) <= 2
+    assert len(run._witnesses._by_storage) < 200
