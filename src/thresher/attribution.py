@@ -9,8 +9,9 @@ Outside the promise: inputs permuted or mixed into new storage before `run.model
 are passed. Nothing tells that apart from a normalisation.
 """
 
+import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -36,10 +37,60 @@ class Batch:
 
     ids: Tensor
     number: int
-    tensors: tuple[Tensor, ...] = ()
-    credited: bool = False
     unknown: str | None = None
     """Why the rows of this batch are not the samples in order, where that is so."""
+    weights: Tensor | None = None
+    weights_over_n: Tensor | None = None
+    tensors: tuple[Tensor, ...] = ()
+    versions: tuple[int, ...] = ()
+    whole: "Credit | None" = None
+    credited: bool = False
+
+    def forget(self) -> None:
+        """Let go of the tensors."""
+        self.tensors, self.versions = (), ()
+
+
+class Group(NamedTuple):
+    """How rows of tensors are samples: `n` of them, each `repeat` consecutive rows; None where only `n` is known."""
+
+    n: int
+    repeat: int | None = 1
+
+    def rows(self, positions: Tensor) -> Tensor:
+        """Losses by position as (n, positions of a sample).
+
+        Raises:
+            ValueError: The first dimension is not the samples'.
+        """
+        leading = positions.shape[0] if positions.dim() else 0
+        known = leading in (self.n, self.n * self.repeat) if self.repeat else leading and leading % self.n == 0
+        if not known:
+            raise ValueError(
+                f"Losses of shape {tuple(positions.shape)} for {self.n} samples: the first dimension must be the samples'. "
+                "Return losses before they are averaged, or use run.reduce(losses, ids=...)."
+            )
+        return positions.reshape(self.n, -1)
+
+
+class Credit(NamedTuple):
+    """Whom a loss is credited to.
+
+    Attributes:
+        ids: Shape (n,), int64, on the device of the records.
+        key: Equal for equal rows of one batch; None where the caller gave the ids.
+        batch: The batch they belong to; the latest where the caller gave the ids.
+        group: How rows of the tensors seen are samples.
+        positions: Row numbers within the batch.
+        holds: Device flags that must all be true, checked when the epoch ends; empty where everything is certain now.
+    """
+
+    ids: Tensor
+    key: tuple[int, int, int, int] | None
+    batch: Batch | None
+    group: Group
+    positions: range | None = None
+    holds: tuple[Tensor, ...] = ()
 
 
 class Rows(NamedTuple):
@@ -154,12 +205,15 @@ class Witnesses:
     def __init__(self) -> None:
         self._by_storage: dict[int, list[Witness]] = {}
         self._limit = 64
+        self._returned: tuple[weakref.ref[Tensor], int, Batch] | None = None
 
     def remember_batch(self, batch: Batch, tensors: Iterable[Tensor]) -> None:
         """Take the tensors of a yielded batch whose first dimension is the samples'."""
         n = len(batch.ids)
         rows = Rows(batch, 0, 1, n, 1)
         batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
+        batch.versions = tuple(-1 if tensor.is_inference() else tensor._version for tensor in batch.tensors)
+        batch.whole = Credit(batch.ids, rows.key, batch, Group(n), rows.positions())
         for tensor in batch.tensors:
             self._remember(tensor, rows, None)
         self._forget_the_dead()
@@ -169,9 +223,28 @@ class Witnesses:
         if inputs.rows is None:
             return
         batch, start, step, count, repeat = inputs.rows
+        whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
+        if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
+            self._returned = weakref.ref(outputs), outputs._version, batch
         for tensor in leaves(outputs):
             if tensor.dim() and tensor.shape[0] == count * repeat:
                 self._remember(tensor, Rows(batch, start, step, count, repeat), inputs.seen if inputs.refuse else None)
+
+    def untouched(self, outputs: Any, targets: Any) -> Credit | None:
+        """The common case, told at a glance: what the model returned for a whole batch, and a tensor of that batch.
+
+        Returns:
+            None where a closer look is needed.
+        """
+        if self._returned is None:
+            return None
+        returned, version, batch = self._returned
+        if returned() is not outputs or outputs._version != version:
+            return None
+        for tensor, then in zip(batch.tensors, batch.versions, strict=True):
+            if tensor is targets:
+                return batch.whole if tensor._version == then else None
+        return None
 
     def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
         witness = Witness.of(tensor, rows, changed)
@@ -259,27 +332,6 @@ def _moves_rows(node: Any) -> bool:
         in_order = first is None or (first.device.type == "cpu" and torch.equal(first, torch.arange(len(first))))
         return not in_order
     return kind in {"Take", "MaskedSelect"}
-
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """Whom a loss is credited to.
-
-    Attributes:
-        ids: Shape (n,), int64, on the device of the records.
-        key: Equal for equal rows of one batch; None where the caller gave the ids.
-        batch: The batch they belong to; the latest where the caller gave the ids.
-        repeat: Consecutive entries a sample has in flattened tensors; None where only the ids say so.
-        positions: Row numbers within the batch.
-        holds: Device flags that must all be true, checked when the epoch ends; empty where everything is certain now.
-    """
-
-    ids: Tensor
-    key: tuple[int, int, int, int] | None
-    batch: Batch | None
-    repeat: int | None
-    positions: range | None = None
-    holds: tuple[Tensor, ...] = field(default=())
 
 
 def certain_now(flag: Tensor) -> bool:
@@ -384,13 +436,16 @@ def attribute(witnesses: Witnesses, outputs: Any, targets: Any, ids: Tensor | No
         TypeError: `ids` is not an int64 tensor.
         ValueError: `ids` out of range or not one-dimensional.
     """
+    glance = witnesses.untouched(outputs, targets) if ids is None else None
+    if glance is not None:
+        return glance
     case = _Case(witnesses, outputs, targets)
     if ids is not None:
         return _stated(case, ids, n, recent)
     rows, flags = case.verdict()
     if rows is None:
         raise case.refuse("Cannot tell which samples this loss belongs to")
-    return Credit(rows.ids, rows.key, rows.batch, rows.repeat, rows.positions(), flags)
+    return Credit(rows.ids, rows.key, rows.batch, Group(rows.n, rows.repeat), rows.positions(), flags)
 
 
 def _stated(case: _Case, ids: Tensor, n: int, recent: list[Batch]) -> Credit:
@@ -417,12 +472,12 @@ def _stated(case: _Case, ids: Tensor, n: int, recent: list[Batch]) -> Credit:
             flags += (same,)
         elif not bool(same):
             raise case.refuse("`ids` contradicts the rows that outputs or targets name")
-    repeat = next((rows.repeat for rows in named), None)
+    group = Group(len(ids), next((rows.repeat for rows in named), None))
     if own is not None:
-        return Credit(own.ids, own.key, own.batch, repeat, own.positions(), flags)
+        return Credit(own.ids, own.key, own.batch, group, own.positions(), flags)
     latest = recent[-1] if recent else None
     device = ids.device if latest is None else latest.ids.device
-    return Credit(ids.to(device), None, latest, repeat, None, flags)
+    return Credit(ids.to(device), None, latest, group, None, flags)
 
 
 def _own_rows(ids: Tensor, recent: list[Batch]) -> Rows | None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thresher import signals as reading
+from thresher.attribution import Group
 from thresher.records import NEVER_SEEN
 
 
@@ -22,28 +23,6 @@ class Measured(NamedTuple):
 
     value: Tensor
     signals: dict[str, Tensor]
-
-
-class Group(NamedTuple):
-    """How rows of tensors are samples: `n` of them, each `repeat` consecutive rows; None where only `n` is known."""
-
-    n: int
-    repeat: int | None = 1
-
-    def rows(self, positions: Tensor) -> Tensor:
-        """Losses by position as (n, positions of a sample).
-
-        Raises:
-            ValueError: The first dimension is not the samples'.
-        """
-        leading = positions.shape[0] if positions.dim() else 0
-        known = leading in (self.n, self.n * self.repeat) if self.repeat else leading and leading % self.n == 0
-        if not known:
-            raise ValueError(
-                f"Losses of shape {tuple(positions.shape)} for {self.n} samples: the first dimension must be the samples'. "
-                "Return losses before they are averaged, or use run.reduce(losses, ids=...)."
-            )
-        return positions.reshape(self.n, -1)
 
 
 class Criterion:
@@ -96,7 +75,16 @@ class Criterion:
         """What a sample counts for in the scalar."""
         return rows.new_full(rows.shape[:1], rows.shape[1])
 
-    def measure(self, outputs: Any, targets: Any, group: Group, *, weights: Tensor | None, wanted: set[str]) -> Measured:
+    def measure(
+        self,
+        outputs: Any,
+        targets: Any,
+        group: Group,
+        *,
+        weights: Tensor | None,
+        wanted: set[str],
+        weights_over_n: Tensor | None = None,
+    ) -> Measured:
         """The scalar for the loop and the signals of each sample.
 
         Args:
@@ -105,6 +93,7 @@ class Criterion:
             group: How rows are samples.
             weights: Plan weights, shape (n,); None for none.
             wanted: Names of the signals besides the loss.
+            weights_over_n: `weights / n`, where it is known already.
         """
         if weights is None:
             return Measured(self.value(outputs, targets), self.signals(outputs, targets, group, wanted))
@@ -311,19 +300,51 @@ class CrossEntropy(ClassCriterion):
         super().__init__(own)
         self._settings["label_smoothing"] = own.label_smoothing
         self._after_softmax = NegativeLogLikelihood(own)
+        self._smooth = bool(own.label_smoothing)
+        self._plain = own.weight is None and own.ignore_index < 0 and own.reduction == "mean"
 
-    def measure(self, outputs: Any, targets: Any, group: Group, *, weights: Tensor | None, wanted: set[str]) -> Measured:
+    def measure(
+        self,
+        outputs: Any,
+        targets: Any,
+        group: Group,
+        *,
+        weights: Tensor | None,
+        wanted: set[str],
+        weights_over_n: Tensor | None = None,
+    ) -> Measured:
         """One log-softmax serves the scalar, the losses and the signals, where cross-entropy is just NLL of it."""
+        device = outputs.device.type
         shared = (
-            not self.own.label_smoothing
+            not self._smooth
             and not targets.is_floating_point()
             and outputs.dim() > 1
             and "batch_confidence" not in wanted
-            and not torch.is_autocast_enabled(outputs.device.type)
+            and not torch.is_autocast_enabled(device)
         )
         if not shared:
             return super().measure(outputs, targets, group, weights=weights, wanted=wanted)
-        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, group, weights=weights, wanted=wanted)
+        log_probs = torch.log_softmax(outputs, 1)
+        if self._plain and device == "cpu" and targets.shape == (group.n,) and int(targets.min()) >= 0:
+            if weights is not None and weights_over_n is None:
+                weights_over_n = weights / group.n
+            return self._one_label(log_probs, targets, weights_over_n, wanted)
+        return self._after_softmax.measure(log_probs, targets, group, weights=weights, wanted=wanted)
+
+    def _one_label(self, log_probs: Tensor, targets: Tensor, weights_over_n: Tensor | None, wanted: set[str]) -> Measured:
+        """The commonest case, spelled out because it runs in every step: one label a sample, none of them ignored."""
+        known = log_probs.detach()
+        if weights_over_n is None:
+            value = F.nll_loss(log_probs, targets)
+            losses = F.nll_loss(known, targets, reduction="none")
+        else:
+            with_gradient = F.nll_loss(log_probs, targets, reduction="none")
+            losses = with_gradient.detach()
+            value = torch.dot(with_gradient, weights_over_n.to(losses.dtype))
+        found = {"loss": losses}
+        if wanted:
+            found |= reading.classes(known.float(), targets, n=len(targets))
+        return Measured(value, found)
 
 
 ADAPTERS: dict[type[nn.Module], Callable[[Any], Criterion]] = {

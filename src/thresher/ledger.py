@@ -1,6 +1,5 @@
 """The credits of the step in progress: added up where a criterion is called twice for the same rows, written once."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,8 @@ class Entry:
 
 
 def _storages(outputs: Any) -> set[int]:
+    if isinstance(outputs, Tensor) and outputs.layout is torch.strided:
+        return {outputs.untyped_storage()._cdata}
     return {leaf.untyped_storage()._cdata for leaf in leaves(outputs) if leaf.layout is torch.strided}
 
 
@@ -46,18 +47,19 @@ class Ledger:
         self.doubts: list[Tensor] = []
         """Device flags of value comparisons, to be true when the epoch ends."""
 
-    def credit(self, credit: Credit, values: Mapping[str, Tensor], outputs: Any) -> None:
+    def credit(self, credit: Credit, values: dict[str, Tensor], outputs: Any) -> None:
         """Take the signals of some rows; a second call for the same rows in a step adds to their loss."""
-        same = next((e for e in self._entries if e.key is not None and e.key == credit.key), None)
-        if same is not None:
-            same.values = {**same.values, "loss": same.values["loss"] + values["loss"]}
-            same.sources |= _storages(outputs)
-            same.dirty = True
-            return
-        entry = Entry(credit, credit.key, dict(values), _storages(outputs), len(credit.ids))
-        others = [other for other in self._entries if _may_overlap(other.credit, credit)]
-        if others:
-            self._add_to(others, entry)
+        for same in self._entries:
+            if same.key is not None and same.key == credit.key:
+                same.values = {**same.values, "loss": same.values["loss"] + values["loss"]}
+                same.sources |= _storages(outputs)
+                same.dirty = True
+                return
+        entry = Entry(credit, credit.key, values, _storages(outputs), credit.group.n)
+        if self._entries:
+            others = [other for other in self._entries if _may_overlap(other.credit, credit)]
+            if others:
+                self._add_to(others, entry)
         self._entries.append(entry)
 
     def _add_to(self, others: list[Entry], entry: Entry) -> None:

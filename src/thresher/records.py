@@ -43,6 +43,9 @@ class Records(Mapping[str, Tensor]):
         self._data = {
             name: torch.full((n,), column.fill, dtype=column.dtype, device=device) for name, column in self.columns.items()
         }
+        self._targets = [
+            (self._data[name], column.signal or name, column.merge == "last") for name, column in self.columns.items()
+        ]
 
     def __getitem__(self, name: str) -> Tensor:
         return self._data[name]
@@ -75,14 +78,15 @@ class Records(Mapping[str, Tensor]):
             values: Signal name to shape (B,).
             before: What the same write wrote last time, where it is being written again with a larger value.
         """
-        for name, column in self.columns.items():
-            signal = column.signal or name
-            new = values[signal].to(column.dtype)
-            if column.merge == "last":
-                self._data[name].index_copy_(0, ids, new)
+        for tensor, signal, replaces in self._targets:
+            new = values[signal]
+            if new.dtype is not tensor.dtype:
+                new = new.to(tensor.dtype)
+            if replaces:
+                tensor.scatter_(0, ids, new)
             else:
-                old = 0 if before is None else before[signal].to(column.dtype)
-                self._data[name].index_add_(0, ids, new - old)
+                old = 0 if before is None else before[signal].to(tensor.dtype)
+                tensor.scatter_add_(0, ids, new - old)
 
     def start_epoch(self) -> None:
         """Empty the columns that add up within an epoch."""

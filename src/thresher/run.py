@@ -12,9 +12,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from thresher import rng
-from thresher.attribution import AttributionError, Batch, Credit, Witnesses, attribute
+from thresher.attribution import AttributionError, Batch, Credit, Group, Witnesses, attribute
 from thresher.cost import Cost, Stopwatch
-from thresher.criteria import Criterion, Group, adapt, unreadable
+from thresher.criteria import Criterion, adapt, unreadable
 from thresher.feed import Feed, check_loader
 from thresher.learning_rate import StepHooks
 from thresher.ledger import Ledger
@@ -253,11 +253,15 @@ class Run:
         if not torch.is_grad_enabled():
             return self._adapter.value(outputs, targets)
         credit = self._attribute(outputs, targets, ids)
-        group = Group(len(credit.ids), credit.repeat)
-        own = {} if self._user_signals is None else self._ask_user(outputs, targets, group.n)
-        weights = self._weights_of(credit)
-        value, found = self._adapter.measure(outputs, targets, group, weights=weights, wanted=self._wanted - own.keys())
-        return self._recorded(value, credit, {**found, **own}, outputs)
+        weights, over_n = self._weights_of(credit)
+        wanted, own = self._wanted, None
+        if self._user_signals is not None:
+            own = self._ask_user(outputs, targets, credit.group.n)
+            wanted = wanted - own.keys()
+        value, found = self._adapter.measure(
+            outputs, targets, credit.group, weights=weights, wanted=wanted, weights_over_n=over_n
+        )
+        return self._recorded(value, credit, found if own is None else found | own, outputs)
 
     def reduce(self, per_sample_losses: Tensor, ids: Tensor | None = None, outputs: Any = None, targets: Any = None) -> Tensor:
         """The scalar of losses that the loop computed itself; they are weighted and recorded like the criterion's.
@@ -284,9 +288,9 @@ class Run:
         if not torch.is_grad_enabled():
             return per_sample_losses.mean()
         credit = self._attribute((per_sample_losses, outputs), targets, ids)
-        rows = Group(len(credit.ids), credit.repeat).rows(per_sample_losses)
+        rows = credit.group.rows(per_sample_losses)
         found = {"loss": rows.detach().mean(1), **self._signals_beside(outputs, targets, len(rows))}
-        weights = self._weights_of(credit)
+        weights, _ = self._weights_of(credit)
         value = per_sample_losses.mean() if weights is None else (rows.mean(1) * weights.to(rows.dtype)).mean()
         return self._recorded(value, credit, found, (per_sample_losses, outputs))
 
@@ -367,8 +371,12 @@ class Run:
         held = self._recent[1 - BATCHES_AHEAD :]
         for old in self._recent:
             if old.credited or old not in held:
-                old.tensors = ()
-        record = Batch(ids.to(self._device, non_blocking=True), self._batches, unknown=self._rows_unknown)
+                old.forget()
+        ids = ids.to(self._device, non_blocking=True)
+        record = Batch(ids, self._batches, unknown=self._rows_unknown)
+        if self._weights is not None:
+            record.weights = self._weights.index_select(0, ids)
+            record.weights_over_n = record.weights / len(ids)
         self._recent = [*held, record]
         self._ledger.next_batch(set(self._recent))
         self._witnesses.remember_batch(record, leaves(batch))
@@ -480,8 +488,14 @@ class Run:
             self._ledger.withdraw(outputs)
             raise
 
-    def _weights_of(self, credit: Credit) -> Tensor | None:
-        return None if self._weights is None else self._weights.index_select(0, credit.ids)
+    def _weights_of(self, credit: Credit) -> tuple[Tensor | None, Tensor | None]:
+        """Plan weights of the rows, and the same over n where that was prepared with the batch."""
+        if self._weights is None:
+            return None, None
+        batch = credit.batch
+        if batch is not None and credit is batch.whole:
+            return batch.weights, batch.weights_over_n
+        return self._weights.index_select(0, credit.ids), None
 
     def _recorded(self, value: Tensor, credit: Credit, found: dict[str, Tensor], outputs: Any) -> Tensor:
         self._ledger.credit(credit, found, outputs)
