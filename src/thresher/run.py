@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.attribution import AttributionError, Batch, Credit, Group, Witnesses, attribute
+from thresher.checks import check_needs, check_settings, device_of, innermost, single
 from thresher.cost import Cost, Stopwatch
-from thresher.criteria import Criterion, adapt, unreadable
+from thresher.criteria import Criterion, adapt
 from thresher.feed import Feed, check_loader
 from thresher.learning_rate import StepHooks
 from thresher.ledger import Ledger
@@ -80,9 +81,9 @@ def attach(
         TypeError: An argument of the wrong kind, or a dataset without ids.
         ValueError: A setting out of range, or something that the method needs is missing.
     """
-    chosen = _single(method)
+    chosen = single(method)
     check_loader(loader)
-    _check_settings(epochs, forward_passes, scoring, on_nonfinite, process_group, seed)
+    check_settings(epochs, forward_passes, scoring, on_nonfinite, process_group, seed)
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
@@ -91,84 +92,20 @@ def attach(
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
     adapter = None if criterion is None else adapt(criterion)
-    _check_needs(chosen, adapter, model, optimizer, signals)
+    check_needs(chosen, adapter, model, optimizer, signals)
     return Run(
         chosen,
         loader=loader,
         adapter=adapter,
         model=model,
-        optimizer=_innermost(optimizer),
+        optimizer=innermost(optimizer),
         epochs=epochs,
         forward=forward,
         signals=signals,
         seed=seed,
-        device=_device(device, model),
+        device=device_of(device, model),
         on_nonfinite=on_nonfinite,
     )
-
-
-def _single(method: Any) -> EpochMethod:
-    methods = list(method) if isinstance(method, list | tuple) else [method]
-    if len(methods) != 1:
-        raise ValueError(f"`method` must be one method, or a list with at most one method a stage; got {len(methods)} of them")
-    chosen = methods[0]
-    stage = getattr(chosen, "stage", None)
-    if isinstance(chosen, type):
-        raise TypeError(f"`method` must be an instance, got the class {chosen.__name__}; write {chosen.__name__}()")
-    if stage == "batch":
-        raise ValueError(f"`method` {type(chosen).__name__} selects inside the batch, which this version does not support yet")
-    if stage != "epoch" or not isinstance(chosen, EpochMethod):
-        raise TypeError(
-            f"`method` must have stage = 'epoch', columns() and plan_epoch(), got {type(chosen).__name__}; see thresher.methods"
-        )
-    return chosen
-
-
-def _check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, process_group: Any, seed: Any) -> None:
-    if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
-        raise ValueError(f"`epochs` must be a whole number of 1 or more, got {epochs!r}")
-    if forward_passes not in ("auto", "once", "twice"):
-        raise ValueError(f"`forward_passes` must be 'auto', 'once' or 'twice', got {forward_passes!r}")
-    if scoring is not None:
-        raise ValueError("`scoring` belongs to methods that select in the batch, which this version does not support yet")
-    if on_nonfinite not in ("keep", "raise"):
-        raise ValueError(f"`on_nonfinite` must be 'keep' or 'raise', got {on_nonfinite!r}")
-    if not isinstance(seed, int):
-        raise TypeError(f"`seed` must be an int, got {type(seed).__name__}")
-    several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    if process_group is not None or several:
-        raise ValueError("`process_group`: training in several processes is not supported in this version; run one process")
-
-
-def _check_needs(
-    method: Any, adapter: Criterion | None, model: nn.Module | None, optimizer: Optimizer | None, signals: Signals | None
-) -> None:
-    name = type(method).__name__
-    if getattr(method, "scales_lr", False) and optimizer is None:
-        raise ValueError(
-            f"{name} scales the learning rate: pass attach(optimizer=...), or switch that off (Kakurenbo: adjust_lr=False)"
-        )
-    if getattr(method, "refreshes", False) and (model is None or adapter is None):
-        missing = "model" if model is None else "criterion"
-        raise ValueError(f"{name} forwards samples that it left out, to refresh their losses: pass attach({missing}=...)")
-    wanted = {column.signal or column_name for column_name, column in method.columns().items()}
-    if wanted & {"correct", "confidence"} and signals is None and adapter is not None and adapter.kind == "values":
-        raise ValueError(f"{name} needs signals that this criterion does not give. {unreadable(adapter.own)}")
-
-
-def _innermost(optimizer: Any) -> Optimizer | None:
-    """The optimizer whose hooks run: accelerate's wrapper holds it."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer
-
-
-def _device(device: torch.device | str | None, model: nn.Module | None) -> torch.device | None:
-    if device is not None:
-        return torch.device(device)
-    if model is None:
-        return None
-    tensor = next(iter((*model.parameters(), *model.buffers())), None)
-    return None if tensor is None else tensor.device
 
 
 class Run:
