@@ -16,9 +16,9 @@ EPOCHS = 20
 
 
 def data():
-    digits = load_digits()
-    x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    y = torch.tensor(digits.target)
+    pixels, labels = load_digits(return_X_y=True)
+    x = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 16
+    y = torch.tensor(labels)
     return TensorDataset(x[:1500], y[:1500]), TensorDataset(x[1500:], y[1500:])
 
 

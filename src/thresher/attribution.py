@@ -39,6 +39,8 @@ class Batch:
     number: int
     unknown: str | None = None
     """Why the rows of this batch are not the samples in order, where that is so."""
+    all_count: bool = False
+    """Whether it is known that no label of the batch is an ignored one."""
     weights: Tensor | None = None
     weights_over_n: Tensor | None = None
     tensors: tuple[Tensor, ...] = ()

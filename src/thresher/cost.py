@@ -73,11 +73,8 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pairs: list[list[Any]] = []
-
-    @property
-    def running(self) -> bool:
+        self.running = True
         """Whether more steps are wanted."""
-        return len(self._pairs) < self.WARM_UP + self.STEPS
 
     def _now(self) -> Any:
         if self._device.type != "cuda":
@@ -91,6 +88,7 @@ class Stopwatch:
         begin = self._now()
         result = call()
         self._pairs.append([begin, self._now()])
+        self.running = len(self._pairs) < self.WARM_UP + self.STEPS
         return result
 
     def watch(self, loss: torch.Tensor) -> None:

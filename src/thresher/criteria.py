@@ -6,7 +6,7 @@ sum(v s m) / sum(v s) where the criterion has class weights.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thresher import signals as reading
-from thresher.attribution import Group
+from thresher.attribution import Credit, Group
 from thresher.records import NEVER_SEEN
 
 
@@ -75,16 +75,7 @@ class Criterion:
         """What a sample counts for in the scalar."""
         return rows.new_full(rows.shape[:1], rows.shape[1])
 
-    def measure(
-        self,
-        outputs: Any,
-        targets: Any,
-        group: Group,
-        *,
-        weights: Tensor | None,
-        wanted: set[str],
-        weights_over_n: Tensor | None = None,
-    ) -> Measured:
+    def measure(self, outputs: Any, targets: Any, group: Group, *, weights: Tensor | None, wanted: set[str]) -> Measured:
         """The scalar for the loop and the signals of each sample.
 
         Args:
@@ -93,7 +84,6 @@ class Criterion:
             group: How rows are samples.
             weights: Plan weights, shape (n,); None for none.
             wanted: Names of the signals besides the loss.
-            weights_over_n: `weights / n`, where it is known already.
         """
         if weights is None:
             return Measured(self.value(outputs, targets), self.signals(outputs, targets, group, wanted))
@@ -101,6 +91,28 @@ class Criterion:
         value = self._weighted(rows, targets, weights.to(rows.dtype))
         own = None if self.class_weights else rows.detach()
         return Measured(value, self.signals(outputs, targets, group, wanted, rows=own))
+
+    def in_step(
+        self,
+        outputs: Any,
+        targets: Any,
+        credit: Credit,
+        *,
+        weights: Tensor | None,
+        weights_over_n: Tensor | None,
+        wanted: set[str],
+    ) -> "tuple[Tensor, dict[str, Tensor] | Unread]":
+        """What `measure` answers, with signals that may be left to be read later, of several steps together.
+
+        Args:
+            outputs: See `measure`, like the others.
+            targets: Likewise.
+            credit: Whose they are.
+            weights: See `measure`.
+            weights_over_n: `weights / n`, where that was prepared.
+            wanted: See `measure`.
+        """
+        return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
 
     @torch.no_grad()
     def signals(
@@ -301,50 +313,70 @@ class CrossEntropy(ClassCriterion):
         self._settings["label_smoothing"] = own.label_smoothing
         self._after_softmax = NegativeLogLikelihood(own)
         self._smooth = bool(own.label_smoothing)
+        self._ignored = own.ignore_index
         self._plain = own.weight is None and own.ignore_index < 0 and own.reduction == "mean"
 
-    def measure(
+    def measure(self, outputs: Any, targets: Any, group: Group, *, weights: Tensor | None, wanted: set[str]) -> Measured:
+        """One log-softmax serves the scalar, the losses and the signals, where cross-entropy is just NLL of it."""
+        if not self._is_likelihood(outputs, targets, wanted):
+            return super().measure(outputs, targets, group, weights=weights, wanted=wanted)
+        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, group, weights=weights, wanted=wanted)
+
+    def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
+        return (
+            not self._smooth
+            and outputs.dim() > 1
+            and not targets.dtype.is_floating_point
+            and not (wanted and "batch_confidence" in wanted)
+            and not torch.is_autocast_enabled("cpu" if outputs.is_cpu else outputs.device.type)
+        )
+
+    def in_step(
         self,
         outputs: Any,
         targets: Any,
-        group: Group,
+        credit: Credit,
         *,
         weights: Tensor | None,
+        weights_over_n: Tensor | None,
         wanted: set[str],
-        weights_over_n: Tensor | None = None,
-    ) -> Measured:
-        """One log-softmax serves the scalar, the losses and the signals, where cross-entropy is just NLL of it."""
-        device = outputs.device.type
-        shared = (
-            not self._smooth
-            and not targets.is_floating_point()
-            and outputs.dim() > 1
-            and "batch_confidence" not in wanted
-            and not torch.is_autocast_enabled(device)
-        )
-        if not shared:
-            return super().measure(outputs, targets, group, weights=weights, wanted=wanted)
-        log_probs = torch.log_softmax(outputs, 1)
-        if self._plain and device == "cpu" and targets.shape == (group.n,) and int(targets.min()) >= 0:
-            if weights is not None and weights_over_n is None:
-                weights_over_n = weights / group.n
-            return self._one_label(log_probs, targets, weights_over_n, wanted)
-        return self._after_softmax.measure(log_probs, targets, group, weights=weights, wanted=wanted)
+    ) -> "tuple[Tensor, dict[str, Tensor] | Unread]":
+        """The commonest case, one label a sample, spelled out: it runs in every step, and small operations cost."""
+        if not self._plain or targets.dim() != 1 or not self._is_likelihood(outputs, targets, wanted):
+            return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
+        batch = credit.batch
+        all_count = batch is not None and credit is batch.whole and batch.all_count
+        if all_count and not wanted:
+            log_probs = torch.log_softmax(outputs, 1)
+            if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
+                losses = F.nll_loss(log_probs, targets, reduction="none")
+                return torch.dot(losses, weights_over_n), {"loss": losses.detach()}
+            if weights is None:
+                return F.nll_loss(log_probs, targets), {"loss": F.nll_loss(log_probs.detach(), targets, reduction="none")}
+        if weights is None and targets.shape[0] == credit.group.n:
+            log_probs = torch.log_softmax(outputs, 1)
+            value = F.nll_loss(log_probs, targets, ignore_index=self._ignored)
+            return value, Unread(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
+        return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
 
-    def _one_label(self, log_probs: Tensor, targets: Tensor, weights_over_n: Tensor | None, wanted: set[str]) -> Measured:
-        """The commonest case, spelled out because it runs in every step: one label a sample, none of them ignored."""
-        known = log_probs.detach()
-        if weights_over_n is None:
-            value = F.nll_loss(log_probs, targets)
-            losses = F.nll_loss(known, targets, reduction="none")
-        else:
-            with_gradient = F.nll_loss(log_probs, targets, reduction="none")
-            losses = with_gradient.detach()
-            value = torch.dot(with_gradient, weights_over_n.to(losses.dtype))
-        found = {"loss": losses}
-        if wanted:
-            found |= reading.classes(known.float(), targets, n=len(targets))
-        return Measured(value, found)
+
+class Unread(NamedTuple):
+    """Outputs whose signals are not computed yet; of many small batches together it takes a fraction of the time."""
+
+    log_probs: Tensor
+    targets: Tensor
+    criterion: NegativeLogLikelihood
+    wanted: set[str]
+
+    def now(self) -> dict[str, Tensor]:
+        """The signals of each sample."""
+        return self.criterion.signals(self.log_probs, self.targets, Group(len(self.targets)), self.wanted)
+
+    @staticmethod
+    def together(several: "Sequence[Unread]") -> dict[str, Tensor]:
+        """The signals of the samples of several batches, one after the other."""
+        log_probs, targets = torch.cat([u.log_probs for u in several]), torch.cat([u.targets for u in several])
+        return Unread(log_probs, targets, several[0].criterion, several[0].wanted).now()
 
 
 ADAPTERS: dict[type[nn.Module], Callable[[Any], Criterion]] = {

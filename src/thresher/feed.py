@@ -250,6 +250,11 @@ class Feed:
         """Whether the user's order is a plain shuffle, which a plan that draws may replace."""
         return self._fast_path() and isinstance(self._sampler, RandomSampler)
 
+    @property
+    def yields_once(self) -> bool:
+        """Whether no sample can come twice in an epoch."""
+        return self._fast_path()
+
     def _fast_path(self) -> bool:
         kind = type(self._sampler)
         if kind not in (RandomSampler, SequentialSampler) or len(self._sampler.data_source) != self.n:

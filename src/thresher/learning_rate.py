@@ -28,6 +28,7 @@ class StepHooks:
         self._optimizer = optimizer
         self._stepped = stepped
         self._saved: list[Any] | None = None
+        self._depth = 0
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self._apply()),
             optimizer.register_step_post_hook(lambda *_: self._after()),
@@ -35,16 +36,16 @@ class StepHooks:
         self._guard()
 
     def _guard(self) -> None:
-        """A post hook does not run when the step raises, so the bound method restores then."""
+        """A post hook does not run when the step raises, so the bound method restores in any case."""
         step = self._optimizer.step
 
         @wraps(step)
         def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
             try:
                 return step(*args, **kwargs)
-            except BaseException:
+            finally:
+                self._depth = 0
                 self._restore()
-                raise
 
         self._guarded = MethodType(guarded, self._optimizer)
         self._had_own = "step" in vars(self._optimizer)
@@ -52,7 +53,8 @@ class StepHooks:
         self._optimizer.step = self._guarded
 
     def _apply(self) -> None:
-        if self.scale == 1.0:
+        self._depth += 1
+        if self._depth > 1 or self.scale == 1.0:  # a step that calls its parent's runs the hooks twice
             return
         self._saved = []
         for group in self._optimizer.param_groups:
@@ -73,8 +75,10 @@ class StepHooks:
                 group["lr"] = lr
 
     def _after(self) -> None:
-        self._restore()
-        self._stepped()
+        self._depth -= 1
+        if not self._depth:
+            self._restore()
+            self._stepped()
 
     def remove(self) -> None:
         """Leave the optimizer as it was."""

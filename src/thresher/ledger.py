@@ -1,5 +1,9 @@
-"""The credits of the step in progress: added up where a criterion is called twice for the same rows, written once."""
+"""The credits of the step in progress: added up where a criterion is called twice for the same rows, written once.
 
+Closed steps wait until there are enough of them to be read and written together.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +12,14 @@ from torch import Tensor
 
 from thresher.attribution import Batch, Credit
 from thresher.cost import Cost
+from thresher.criteria import Unread
 from thresher.records import Records
 from thresher.trees import leaves
+
+Found = dict[str, Tensor] | Unread
+
+MOST_WAITING = 2**15
+"""Numbers held of steps that are closed and not yet written."""
 
 
 @dataclass(eq=False, slots=True)
@@ -18,11 +28,19 @@ class Entry:
 
     credit: Credit
     key: tuple[int, int, int, int] | None
-    values: dict[str, Tensor]
-    sources: set[int]
+    found: Found
+    sources: set[int] | None
+    """Storages of the outputs, where only the targets named the rows."""
     new: int | Tensor
-    written: dict[str, Tensor] | None = None
+    confirmed: bool = False
     dirty: bool = True
+    written: dict[str, Tensor] | None = None
+
+    def values(self) -> dict[str, Tensor]:
+        """The signals, read now if they were not yet."""
+        if isinstance(self.found, Unread):
+            self.found = self.found.now()
+        return self.found
 
 
 def _storages(outputs: Any) -> set[int]:
@@ -42,100 +60,158 @@ class Ledger:
 
     def __init__(self, records: Records, cost: Cost, *, count_steps: bool) -> None:
         self._records, self._cost, self._count_steps = records, cost, count_steps
-        self._entries: list[Entry] = []
+        self.ids_repeat = True
+        """Whether samples can come twice in an epoch, so that the order of writing matters."""
+        self._open: list[Entry] = []
+        self._waiting: list[Entry] = []
+        self._size = 0
         self._uncounted: list[Tensor] = []
         self.doubts: list[Tensor] = []
         """Device flags of value comparisons, to be true when the epoch ends."""
 
-    def credit(self, credit: Credit, values: dict[str, Tensor], outputs: Any) -> None:
-        """Take the signals of some rows; a second call for the same rows in a step adds to their loss."""
-        for same in self._entries:
+    def credit(self, credit: Credit, found: Found, outputs: Any) -> None:
+        """Take the signals of some rows; a second call for the same rows in a step adds to their loss.
+
+        Args:
+            credit: Whose they are.
+            found: Signals by name, or outputs that they are read from later.
+            outputs: What they came from, so that they can be withdrawn; None where both witnesses named the rows.
+        """
+        for same in self._open:
             if same.key is not None and same.key == credit.key:
-                same.values = {**same.values, "loss": same.values["loss"] + values["loss"]}
-                same.sources |= _storages(outputs)
+                more = found.now() if isinstance(found, Unread) else found
+                same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
                 same.dirty = True
                 return
-        entry = Entry(credit, credit.key, values, _storages(outputs), credit.group.n)
-        if self._entries:
-            others = [other for other in self._entries if _may_overlap(other.credit, credit)]
+        entry = Entry(credit, credit.key, found, None if outputs is None else _storages(outputs), credit.group.n)
+        if self._open:
+            others = [other for other in self._open if _may_overlap(other.credit, credit)]
             if others:
                 self._add_to(others, entry)
-        self._entries.append(entry)
+        self._open.append(entry)
 
     def _add_to(self, others: list[Entry], entry: Entry) -> None:
         """Rows that are partly known from other calls of this step: add where they are, set where they are not."""
         self.flush()
-        ids = entry.credit.ids
+        ids, values = entry.credit.ids, dict(entry.values())
         seen = torch.isin(ids, torch.cat([other.credit.ids for other in others]))
         entry.written = {}
         for name, column in self._records.columns.items():
             signal = column.signal or name
-            new = entry.values[signal]
+            new = values[signal]
             old = self._records[name].index_select(0, ids).to(new.dtype)
-            entry.values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
+            values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
             entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
-        entry.new = (~seen).sum()
-        entry.key = None
+        entry.found, entry.new, entry.key = values, (~seen).sum(), None
         for other in others:
             other.key = None
 
     def withdraw(self, outputs: Any) -> None:
-        """Forget what was credited for these outputs and not written yet: a later call showed that rows were mixed."""
+        """Forget what was credited for these outputs in this step: a later call showed that rows were mixed."""
         sources = _storages(outputs)
-        self._entries = [e for e in self._entries if not (e.dirty and e.written is None and e.sources & sources)]
+        self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
 
-    def flush(self) -> None:
-        """Write what is new."""
-        for entry in self._entries:
+    def _confirm(self) -> None:
+        """Count what is open: it will not be withdrawn any more."""
+        for entry in self._open:
+            if entry.confirmed:
+                continue
+            entry.confirmed = True
+            if isinstance(entry.new, Tensor):
+                self._uncounted.append(entry.new)
+            else:
+                self._cost.forward += entry.new
+                self._cost.backward += entry.new
+            batch = entry.credit.batch
+            if batch is not None and not batch.credited:
+                batch.credited = True
+                self._cost.steps += self._count_steps
+
+    def end_step(self) -> None:
+        """The optimizer stepped: further losses of the same rows replace."""
+        self._confirm()
+        self._close(self._open)
+        self._open = []
+
+    def next_batch(self, alive: set[Batch]) -> None:
+        """A batch was yielded: rows of batches that are gone get no more losses in this step."""
+        self._confirm()
+        self._close([entry for entry in self._open if entry.credit.batch not in alive])
+        self._open = [entry for entry in self._open if entry.credit.batch in alive]
+
+    def _close(self, entries: list[Entry]) -> None:
+        for entry in entries:
             if not entry.dirty:
                 continue
-            ids, values = entry.credit.ids, entry.values
-            if entry.credit.holds:
-                values = self._where_certain(entry)
-            self._records.write(ids, values, entry.written)
-            entry.written, entry.dirty = entry.values, False
-            self._count(entry)
+            self._waiting.append(entry)
+            found = entry.found
+            self._size += found.log_probs.numel() if isinstance(found, Unread) else len(found) * entry.credit.group.n
+        if self._size > MOST_WAITING:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        if waiting and not self.ids_repeat and _alike(waiting):
+            ids = torch.cat([entry.credit.ids for entry in waiting])
+            self._records.write(ids, _together([entry.found for entry in waiting]))
+            return
+        for entry in waiting:
+            self._write(entry)
+
+    def _write(self, entry: Entry) -> None:
+        values = entry.values()
+        if entry.credit.holds:
+            values = self._where_certain(entry)
+        self._records.write(entry.credit.ids, values, entry.written)
+        entry.written, entry.dirty = values, False
 
     def _where_certain(self, entry: Entry) -> dict[str, Tensor]:
         """Values to write while the device still compares: the old ones where the comparison fails."""
         certain = torch.stack([flag.to(entry.credit.ids.device) for flag in entry.credit.holds]).all()
         self.doubts.append(certain)
-        values = dict(entry.values)
+        values = dict(entry.values())
         for name, column in self._records.columns.items():
             signal = column.signal or name
             old = self._records[name].index_select(0, entry.credit.ids)
-            values[signal] = torch.where(certain, entry.values[signal].to(old.dtype), old)
+            values[signal] = torch.where(certain, values[signal].to(old.dtype), old)
         return values
 
-    def _count(self, entry: Entry) -> None:
-        new, entry.new = entry.new, 0
-        if isinstance(new, Tensor):
-            self._uncounted.append(new)
-        else:
-            self._cost.forward += new
-            self._cost.backward += new
-        batch = entry.credit.batch
-        if batch is not None and not batch.credited:
-            batch.credited = True
-            self._cost.steps += self._count_steps
+    def flush(self) -> None:
+        """Write everything."""
+        self._confirm()
+        self._write_waiting()
+        for entry in self._open:
+            if entry.dirty:
+                self._write(entry)
 
     def settle(self) -> None:
-        """Write what is new and count what the device counted."""
+        """Write everything, and count what the device counted."""
         self.flush()
         for count in self._uncounted:
             self._cost.forward += int(count)
             self._cost.backward += int(count)
         self._uncounted.clear()
 
-    def end_step(self) -> None:
-        """The optimizer stepped: further losses of the same rows replace."""
-        self.flush()
-        self._entries.clear()
 
-    def next_batch(self, alive: set[Batch]) -> None:
-        """A batch was yielded: write, and forget rows of batches that are gone."""
-        self.flush()
-        self._entries = [e for e in self._entries if e.credit.batch in alive]
+def _alike(entries: Sequence[Entry]) -> bool:
+    """Whether entries can be written together: fresh, certain, of different batches and of one form."""
+    first = entries[0].found
+    if len({entry.credit.batch for entry in entries}) < len(entries):
+        return False
+    if isinstance(first, Unread):
+        columns = first.log_probs.shape[1]
+        same = (isinstance(e.found, Unread) and e.found.log_probs.shape[1] == columns for e in entries)
+    else:
+        same = (isinstance(e.found, dict) and e.found.keys() == first.keys() for e in entries)
+    return all(same) and not any(e.written is not None or e.credit.holds or e.key is None for e in entries)
+
+
+def _together(found: Sequence[Found]) -> dict[str, Tensor]:
+    unread = [f for f in found if isinstance(f, Unread)]
+    if unread:
+        return Unread.together(unread)
+    known = [f for f in found if isinstance(f, dict)]
+    return {name: torch.cat([f[name] for f in known]) for name in known[0]}
 
 
 def _may_overlap(one: Credit, other: Credit) -> bool:

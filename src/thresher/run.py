@@ -15,7 +15,7 @@ from thresher import rng
 from thresher.attribution import AttributionError, Batch, Credit, Group, Witnesses, attribute
 from thresher.checks import check_needs, check_settings, device_of, innermost, single
 from thresher.cost import Cost, Stopwatch
-from thresher.criteria import Criterion, adapt
+from thresher.criteria import Criterion, Unread, adapt
 from thresher.feed import Feed, check_loader
 from thresher.learning_rate import StepHooks
 from thresher.ledger import Ledger
@@ -189,16 +189,28 @@ class Run:
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
         if not torch.is_grad_enabled():
             return self._adapter.value(outputs, targets)
-        credit = self._attribute(outputs, targets, ids)
-        weights, over_n = self._weights_of(credit)
+        credit = self._witnesses.untouched(outputs, targets) if ids is None else None
+        certain = credit is not None
+        if credit is None:
+            credit = self._attribute(outputs, targets, ids)
+        weights = over_n = None
+        if self._weights is not None:
+            batch = credit.batch
+            if certain and batch is not None:
+                weights, over_n = batch.weights, batch.weights_over_n
+            else:
+                weights = self._weights.index_select(0, credit.ids)
         wanted, own = self._wanted, None
         if self._user_signals is not None:
             own = self._ask_user(outputs, targets, credit.group.n)
             wanted = wanted - own.keys()
-        value, found = self._adapter.measure(
-            outputs, targets, credit.group, weights=weights, wanted=wanted, weights_over_n=over_n
-        )
-        return self._recorded(value, credit, found if own is None else found | own, outputs)
+        value, found = self._adapter.in_step(outputs, targets, credit, weights=weights, weights_over_n=over_n, wanted=wanted)
+        if own is not None:
+            found = (found.now() if isinstance(found, Unread) else found) | own
+        self._ledger.credit(credit, found, None if certain else outputs)
+        if self._stopwatch.running:
+            self._stopwatch.watch(value)
+        return value
 
     def reduce(self, per_sample_losses: Tensor, ids: Tensor | None = None, outputs: Any = None, targets: Any = None) -> Tensor:
         """The scalar of losses that the loop computed itself; they are weighted and recorded like the criterion's.
@@ -227,9 +239,12 @@ class Run:
         credit = self._attribute((per_sample_losses, outputs), targets, ids)
         rows = credit.group.rows(per_sample_losses)
         found = {"loss": rows.detach().mean(1), **self._signals_beside(outputs, targets, len(rows))}
-        weights, _ = self._weights_of(credit)
+        weights = None if self._weights is None else self._weights.index_select(0, credit.ids)
         value = per_sample_losses.mean() if weights is None else (rows.mean(1) * weights.to(rows.dtype)).mean()
-        return self._recorded(value, credit, found, (per_sample_losses, outputs))
+        self._ledger.credit(credit, found, (per_sample_losses, outputs))
+        if self._stopwatch.running:
+            self._stopwatch.watch(value)
+        return value
 
     @property
     def ids(self) -> Tensor:
@@ -293,6 +308,7 @@ class Run:
             self._close_books()
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
+        self._ledger.ids_repeat = plan.drawn or not self.loader.yields_once
         self._active = True
         self._weights = None
         if plan.weights is not None:
@@ -306,16 +322,16 @@ class Run:
         """A batch is on its way to the loop."""
         self._check_forward(batch)
         held = self._recent[1 - BATCHES_AHEAD :]
+        self._ledger.next_batch(set(held))
         for old in self._recent:
             if old.credited or old not in held:
                 old.forget()
         ids = ids.to(self._device, non_blocking=True)
-        record = Batch(ids, self._batches, unknown=self._rows_unknown)
+        record = Batch(ids, self._batches, unknown=self._rows_unknown, all_count=_none_ignored(batch))
         if self._weights is not None:
             record.weights = self._weights.index_select(0, ids)
             record.weights_over_n = record.weights / len(ids)
         self._recent = [*held, record]
-        self._ledger.next_batch(set(self._recent))
         self._witnesses.remember_batch(record, leaves(batch))
         self._batches += 1
         self._cost.full_forward += consumed - self._consumed
@@ -424,21 +440,6 @@ class Run:
         except AttributionError:
             self._ledger.withdraw(outputs)
             raise
-
-    def _weights_of(self, credit: Credit) -> tuple[Tensor | None, Tensor | None]:
-        """Plan weights of the rows, and the same over n where that was prepared with the batch."""
-        if self._weights is None:
-            return None, None
-        batch = credit.batch
-        if batch is not None and credit is batch.whole:
-            return batch.weights, batch.weights_over_n
-        return self._weights.index_select(0, credit.ids), None
-
-    def _recorded(self, value: Tensor, credit: Credit, found: dict[str, Tensor], outputs: Any) -> Tensor:
-        self._ledger.credit(credit, found, outputs)
-        if self._stopwatch.running:
-            self._stopwatch.watch(value)
-        return value
 
     def _signals_beside(self, outputs: Any, targets: Any, n: int) -> dict[str, Tensor]:
         """Signals for losses that the loop computed itself."""
@@ -589,6 +590,12 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.method!r}, epoch {self._epoch} of {self.epochs}, {self.loader.n} samples)"
+
+
+def _none_ignored(batch: Any) -> bool:
+    """Whether it can be told without waiting that no label of a batch is negative, as an ignored index is."""
+    labels = [leaf for leaf in leaves(batch) if leaf.dim() == 1 and leaf.numel() and not leaf.is_floating_point()]
+    return all(leaf.is_cpu and int(leaf.min()) >= 0 for leaf in labels)
 
 
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")

@@ -64,10 +64,16 @@ def quantile_cut(finite: Values, q: float) -> float:
     return float(np.partition(finite, k)[k])
 
 
-def choose(ids: Values, k: int, generator: torch.Generator) -> Values:
-    """Draw `k` of `ids` uniformly without replacement, in random order."""
-    small = torch.int32 if len(ids) < 2**31 else torch.int64
-    return ids[torch.randperm(len(ids), generator=generator, dtype=small)[:k].numpy()]
+def chosen(n: int, k: int, generator: torch.Generator) -> Mask:
+    """Mark `k` of `n` uniformly at random, without replacement.
+
+    Returns:
+        Bool mask (n,) with k marks.
+    """
+    small = torch.int32 if n < 2**31 else torch.int64
+    mask = np.zeros(n, dtype=np.bool_)
+    mask[torch.randperm(n, generator=generator, dtype=small)[:k].numpy()] = True
+    return mask
 
 
 def ids_of(mask: Mask) -> Tensor:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 GROUP = "thresher.methods"
 """Entry-point group for methods of other packages: name -> "package.module:Class"."""
@@ -35,7 +35,7 @@ BUILT_IN = {
 class EpochMethod(Protocol):
     """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state."""
 
-    stage: str
+    stage: ClassVar[Literal["epoch"]]
 
     def columns(self) -> dict[str, Any]:
         """What must be remembered of each sample: column name to `thresher.Column`."""

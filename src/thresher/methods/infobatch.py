@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, choose, ids_of, on_host, quantile_cut, share
+from thresher.selection import Mask, Values, chosen, ids_of, on_host, quantile_cut, share
 
 
 def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
@@ -84,14 +84,14 @@ class InfoBatch:
         n = len(loss)
         pruning = epoch > 0 and epoch + 1 <= self.delta * epochs + 1e-9
         below = well_learned(loss, self.threshold) if pruning else np.zeros(n, dtype=np.bool_)
-        learned = np.flatnonzero(below)
-        kept = max(1, share(1 - self.prune_fraction, len(learned)))
-        if not self.prune_fraction or kept >= len(learned):
+        learned = int(np.count_nonzero(below))
+        kept = max(1, share(1 - self.prune_fraction, learned))
+        if not self.prune_fraction or kept >= learned:
             return EpochPlan(torch.arange(n), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
         mask = np.ones(n, dtype=np.bool_)
-        mask[choose(learned, len(learned) - kept, generator)] = False
+        mask[below] = chosen(learned, kept, generator)
         ids = ids_of(mask)
-        factor = len(learned) / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
+        factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
         weights = np.where(below[mask], np.float32(factor), np.float32(1))
         facts = {"scheduled_fraction": self.prune_fraction, "actual_fraction": 1 - len(ids) / n}
         return EpochPlan(ids, weights=torch.from_numpy(weights), facts=facts)

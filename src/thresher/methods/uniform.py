@@ -4,13 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import choose, ids_of, share
+from thresher.selection import chosen, ids_of, share
 
 
 def uniform_subset(n: int, keep: float, generator: torch.Generator) -> Tensor:
@@ -19,9 +18,7 @@ def uniform_subset(n: int, keep: float, generator: torch.Generator) -> Tensor:
     Returns:
         Ids, ascending, shape (max(1, floor(keep * n)),), int64.
     """
-    kept = np.zeros(n, dtype=np.bool_)
-    kept[choose(np.arange(n, dtype=np.int32 if n < 2**31 else np.int64), max(1, share(keep, n)), generator)] = True
-    return ids_of(kept)
+    return ids_of(chosen(n, max(1, share(keep, n)), generator))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What the library costs, measured; results as JSON under `results/`."""

@@ -1,0 +1,259 @@
+"""Paired, interleaved measuring on machines that others use too.
+
+Every round runs each side once (or a small block of calls of each), in an order drawn anew, so that what disturbs one
+side disturbs all. What counts is the ratio to the baseline within a round: its median over the rounds, with a
+distribution-free interval. The baseline runs twice a round; the ratio of the two is the A/A row: a difference inside
+its interval is none. CPU time stands beside wall time, one thread; garbage collection stays on, since it is part of
+what a side costs.
+"""
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+AGAIN = "{} again (A/A)"
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and the order statistics around it.
+
+    Attributes:
+        median: Of the values.
+        low: Lower end.
+        high: Upper end.
+        coverage: Probability that [low, high] holds the true median; below the level asked for where there are too few
+            values, and the interval is then all of them.
+    """
+
+    median: float
+    low: float
+    high: float
+    coverage: float
+
+    def __str__(self) -> str:
+        return f"{self.median:6.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
+    """The median with its binomial interval: no assumption on the distribution but independence.
+
+    The r-th smallest and r-th largest of n values enclose the true median with probability 1 - 2 P(X < r), X binomial
+    (n, 1/2); r is the largest with at least `level`, and 1 where there is none.
+
+    Args:
+        values: At least one.
+        level: Probability wanted, in (0, 1).
+
+    Raises:
+        ValueError: No values.
+    """
+    n, ordered = len(values), sorted(values)
+    if not n:
+        raise ValueError("median_interval: no values")
+    below, rank, coverage = 1, 1, 1 - 2 * 2.0**-n if n > 1 else 0.0
+    for r in range(2, n // 2 + 1):
+        below += math.comb(n, r - 1)
+        wider = 1 - 2 * below / 2**n
+        if wider < level:
+            break
+        rank, coverage = r, wider
+    return Interval(statistics.median(ordered), ordered[rank - 1], ordered[n - rank], coverage)
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the things compared.
+
+    Attributes:
+        name: In the table.
+        act: What is timed, given what `prepare` returned.
+        prepare: Called before every `act`, not timed.
+        finish: Called after the last `act` of a round and timed with it: work that `act` put off.
+        limit: Largest ratio to the baseline that is all right; None where the row only informs.
+    """
+
+    name: str
+    act: Callable[[Any], Any]
+    prepare: Callable[[], Any] = lambda: None
+    finish: Callable[[], Any] | None = None
+    limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One side over the baseline.
+
+    Attributes:
+        name: Of the side.
+        cpu: Ratio of CPU times.
+        wall: Ratio of wall times.
+        cpu_s: Median CPU seconds of a call of this side.
+        wall_s: Median wall seconds of a call of this side.
+        pairs: Rounds.
+        calls: Calls of each side in a round.
+        limit: See Side.
+        judged: "cpu" or "wall": what is held against the limit.
+    """
+
+    name: str
+    cpu: Interval
+    wall: Interval
+    cpu_s: float
+    wall_s: float
+    pairs: int
+    calls: int
+    limit: float | None
+    judged: str
+
+    @property
+    def value(self) -> float:
+        """What is held against the limit."""
+        return (self.cpu if self.judged == "cpu" else self.wall).median
+
+    @property
+    def ok(self) -> bool:
+        """Within the limit, or there is none."""
+        return self.limit is None or self.value <= self.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "value": self.value, "ok": self.ok}
+
+
+def synchronizer(device: torch.device) -> Callable[[], None]:
+    """What waits until the device has done its work."""
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch computes with one thread inside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _timed(call: Callable[[], Any], wait: Callable[[], None]) -> tuple[float, float]:
+    """CPU and wall seconds."""
+    wait()
+    wall, cpu = time.perf_counter(), time.process_time()
+    call()
+    wait()
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def _clocks(wait: Callable[[], None], times: int = 201) -> tuple[float, float]:
+    """CPU and wall seconds that timing itself takes, to be taken off."""
+    taken = [_timed(lambda: None, wait) for _ in range(times)]
+    return statistics.median(cpu for cpu, _ in taken), statistics.median(wall for _, wall in taken)
+
+
+def compare(
+    baseline: Side,
+    sides: Sequence[Side],
+    *,
+    pairs: int,
+    calls: int = 1,
+    warm_up: int = 1,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> list[Row]:
+    """Ratios of each side to the baseline, the A/A row first.
+
+    Args:
+        baseline: What the others are held against.
+        sides: The others.
+        pairs: Rounds.
+        calls: Calls of each side in a round, taken in turns; times are summed over them.
+        warm_up: Calls of each side before, not counted.
+        device: Work on it is waited for before and after each call; wall time is judged where it is not the CPU.
+        seed: Of the order of the sides; a random state of its own.
+    """
+    device = torch.device(device)
+    wait, draw = synchronizer(device), random.Random(seed)
+    everyone = [baseline, replace(baseline, name=AGAIN.format(baseline.name), limit=None), *sides]
+    cpu, wall = ([[0.0] * pairs for _ in everyone] for _ in range(2))
+    order = list(range(len(everyone)))
+    with one_thread():
+        cpu_off, wall_off = _clocks(wait)
+
+        def take(i: int, pair: int, call: Callable[[], Any]) -> None:
+            cpu_s, wall_s = _timed(call, wait)
+            cpu[i][pair] += max(cpu_s - cpu_off, 1e-9)
+            wall[i][pair] += max(wall_s - wall_off, 1e-9)
+
+        for _ in range(warm_up):
+            for side in everyone:
+                side.act(side.prepare())
+        for pair in range(pairs):
+            for _ in range(calls):
+                draw.shuffle(order)
+                for i in order:
+                    take(i, pair, partial(everyone[i].act, everyone[i].prepare()))
+            for i, side in enumerate(everyone):
+                if side.finish is not None:
+                    take(i, pair, side.finish)
+
+    def over_baseline(times: list[list[float]], i: int) -> Interval:
+        return median_interval([mine / base for mine, base in zip(times[i], times[0], strict=True)])
+
+    return [
+        Row(
+            name=everyone[i].name,
+            cpu=over_baseline(cpu, i),
+            wall=over_baseline(wall, i),
+            cpu_s=statistics.median(cpu[i]) / calls,
+            wall_s=statistics.median(wall[i]) / calls,
+            pairs=pairs,
+            calls=calls,
+            limit=everyone[i].limit,
+            judged="cpu" if device.type == "cpu" else "wall",
+        )
+        for i in range(1, len(everyone))
+    ]
+
+
+def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A plain table: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    )
+
+
+def judgement(limit: float | None, ok: bool) -> str:
+    """The limit beside a figure."""
+    return "" if limit is None else f"<= {limit:g} {'ok' if ok else 'MISSED'}"
+
+
+def ratios_table(rows: Sequence[Row]) -> str:
+    """Rows of `compare` as text."""
+    return lines(
+        ("", "CPU ratio [95 %]", "wall ratio [95 %]", "CPU ms", "wall ms", "limit"),
+        [
+            (
+                row.name,
+                str(row.cpu),
+                str(row.wall),
+                f"{row.cpu_s * 1e3:.4g}",
+                f"{row.wall_s * 1e3:.4g}",
+                judgement(row.limit, row.ok),
+            )
+            for row in rows
+        ],
+    )

@@ -1,0 +1,452 @@
+"""What attaching costs: plans, starts of epochs, memory and the criterion, each beside its limit.
+
+`python -m benchmarks.overhead [--quick] [--device cuda] [--out FILE.json]`; exit code 1 where a limit is missed.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+import thresher
+from benchmarks.measure import Row, Side, compare, judgement, lines, ratios_table
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "overhead.json"
+IMAGENET, TEN_MILLION = 1_281_167, 10_000_000
+BATCH, CLASSES = 128, 10
+EPOCHS = 1000
+"""Of the runs that are measured: enough for every start to fall where the methods select, at their full fraction."""
+
+METHODS: dict[str, Callable[[], Any]] = {
+    "Kakurenbo": thresher.Kakurenbo,
+    "InfoBatch": thresher.InfoBatch,
+    "UniformSubset": lambda: thresher.UniformSubset(0.7),
+    "FullData": thresher.FullData,
+}
+PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0}
+START_LIMIT = 5.0
+RECORDS_LIMITS = {"Kakurenbo": 9.0, "InfoBatch": 8.0}
+MEMORY_LIMIT = 24.0
+CRITERION_LIMITS = {"Kakurenbo": 2.2, "InfoBatch": 1.6, "InfoBatch, weighted": 1.6}
+
+
+# What is measured on
+
+
+class CheapDataset(Dataset[Any]):
+    """N samples that cost next to nothing; a batch is asked for at once and comes as it goes to the loop."""
+
+    def __init__(self, n: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self._n = n
+        self._inputs = torch.randn(997, CLASSES, generator=generator)
+        self._targets = torch.randint(CLASSES, (997,), generator=generator)
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self._inputs[i % 997], self._targets[i % 997]
+
+    def __getitems__(self, ids: list[int]) -> tuple[Tensor, Tensor]:
+        rows = torch.tensor(ids) % 997
+        return self._inputs[rows], self._targets[rows]
+
+
+def as_it_is(batch: Any) -> Any:
+    """Collate: batches of CheapDataset are ready; single samples are stacked."""
+    return batch if isinstance(batch, tuple) else default_collate(batch)
+
+
+class Shift(nn.Module):
+    """Outputs that are fresh tensors with gradient, at the price of one addition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.zeros(CLASSES))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Shape (B, CLASSES) to the same."""
+        return inputs + self.by
+
+
+def loader_of(n: int) -> DataLoader[Any]:
+    """A shuffling loader over a CheapDataset."""
+    return DataLoader(CheapDataset(n), batch_size=BATCH, shuffle=True, collate_fn=as_it_is)
+
+
+@dataclass(frozen=True)
+class Attached:
+    """A run and what it was attached to."""
+
+    run: thresher.Run
+    optimizer: torch.optim.Optimizer
+
+
+def attached(method: Any, n: int, device: torch.device) -> Attached:
+    """A run over n cheap samples."""
+    model = Shift().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    criterion = nn.CrossEntropyLoss()
+    run = thresher.attach(method, loader=loader_of(n), criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS)
+    return Attached(run, optimizer)
+
+
+def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
+    """Values as in training, in place: exponential losses, the confidence that goes with them, right above one half.
+
+    Of the 30 % of lowest loss about half is confident enough for KAKURENBO; the rest is moved back.
+    """
+    loss = records["loss"]
+    loss.exponential_(0.5, generator=torch.Generator(loss.device).manual_seed(seed))
+    if "confidence" in records:
+        confidence = records["confidence"].copy_(loss).neg_().exp_()
+        torch.gt(confidence, 0.5, out=records["correct"])
+
+
+def start_epoch(run: thresher.Run) -> None:
+    """From the end of one epoch (broken off after its first batch) to the first batch of the next."""
+    next(iter(run.loader))
+
+
+def mid_training(method: Any, n: int, device: torch.device) -> Attached:
+    """A run that has losses of every sample and is over its first epoch."""
+    made = attached(method, n, device)
+    start_epoch(made.run)
+    fill(made.run.records)
+    return made
+
+
+# Times
+
+
+def plan_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
+    """(a) plan_epoch over torch.randperm(N)."""
+
+    def side(name: str) -> Side:
+        method = METHODS[name]()
+        records = {key: torch.empty(n, dtype=column.dtype, device=device) for key, column in method.columns().items()}
+        fill(records)
+        seeds = iter(range(10**9))
+
+        def plan(_: None) -> None:
+            generator = torch.Generator().manual_seed(next(seeds))
+            method.plan_epoch(records, epoch=1, epochs=EPOCHS, generator=generator)
+
+        return Side(name, plan, limit=PLAN_LIMITS.get(name))
+
+    names = ("Kakurenbo", "InfoBatch", "UniformSubset")
+    return compare(randperm(n), [side(name) for name in names], pairs=pairs, calls=calls, device=device)
+
+
+def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
+    """(b) plan + order + first batch over torch.randperm(N), and what an unattached loader takes for order + first batch."""
+
+    def side(name: str) -> Side:
+        run = mid_training(METHODS[name](), n, device).run
+        return Side(name, lambda _: start_epoch(run), limit=START_LIMIT)
+
+    plain = loader_of(n)
+    unattached = Side("unattached DataLoader", lambda _: next(iter(plain)))
+    return compare(randperm(n), [*map(side, METHODS), unattached], pairs=pairs, calls=calls, device=device)
+
+
+def randperm(n: int) -> Side:
+    """The baseline of plans and starts."""
+    return Side("torch.randperm", lambda _: torch.randperm(n))
+
+
+def batches(loader: Any) -> Iterator[Any]:
+    """Epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def criterion_sides(n: int, device: torch.device) -> Iterator[tuple[str, Attached]]:
+    """The runs of tables (e) and (f)."""
+    yield "Kakurenbo", attached(thresher.Kakurenbo(), n, device)
+    yield "InfoBatch", attached(thresher.InfoBatch(), n, device)
+    yield "InfoBatch, weighted", mid_training(thresher.InfoBatch(), n, device)
+    yield "FullData", attached(thresher.FullData(), n, device)
+
+
+WARM_UP = 30
+"""Steps before timing; a run times its own first steps, and not more than these."""
+
+
+def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, backward: bool) -> list[Row]:
+    """(e) run.criterion and the writing of the records over nn.CrossEntropyLoss, outputs (BATCH, CLASSES).
+
+    As in a training loop, each call has a batch that the loader has just yielded and outputs that the model has just
+    returned. Timed are the call and what the end of a step makes of its losses; at the end of a round, what is still to
+    be written.
+    """
+
+    def side(name: str, made: Attached) -> Side:
+        run, source = made.run, batches(made.run.loader)
+
+        def prepare() -> tuple[Tensor, Tensor]:
+            made.optimizer.zero_grad()
+            inputs, targets = next(source)
+            return run.model(inputs), targets
+
+        def act(prepared: tuple[Tensor, Tensor]) -> None:
+            loss = run.criterion(*prepared)
+            if backward:
+                loss.backward()
+            run._ledger.end_step()  # what optimizer.step adds in an attached loop
+
+        return Side(name, act, prepare, lambda: run.records, None if backward else CRITERION_LIMITS.get(name))
+
+    def plain() -> Side:
+        model, criterion, source = Shift().to(device), nn.CrossEntropyLoss(), batches(loader_of(n))
+
+        def prepare() -> tuple[Tensor, Tensor]:
+            model.zero_grad()
+            inputs, targets = next(source)
+            return model(inputs.to(device)), targets.to(device)
+
+        def act(prepared: tuple[Tensor, Tensor]) -> None:
+            loss = criterion(*prepared)
+            if backward:
+                loss.backward()
+
+        return Side("nn.CrossEntropyLoss", act, prepare)
+
+    sides = [side(name, made) for name, made in criterion_sides(n, device)]
+    return compare(plain(), sides, pairs=pairs, calls=calls, warm_up=WARM_UP, device=device)
+
+
+def step_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
+    """(f) A whole step, batch to optimizer.step, over that of the unattached loop; next to nothing is computed in it."""
+
+    def side(name: str, loader: Any, model: Any, criterion: Any, optimizer: torch.optim.Optimizer) -> Side:
+        source = batches(loader)
+
+        def step(_: None) -> None:
+            inputs, targets = next(source)
+            loss = criterion(model(inputs.to(device)), targets.to(device))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return Side(name, step)
+
+    model = Shift().to(device)
+    unattached = side(
+        "unattached loop", loader_of(n), model, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1)
+    )
+    sides = [
+        side(name, made.run.loader, made.run.model, made.run.criterion, made.optimizer)
+        for name, made in criterion_sides(n, device)
+    ]
+    return compare(unattached, sides, pairs=pairs, calls=calls, warm_up=WARM_UP, device=device)
+
+
+# Memory
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Bytes a sample.
+
+    Attributes:
+        name: Whose.
+        value: Bytes on the host and the device together, over N.
+        limit: Largest that is all right; None where the row only informs.
+        device: The part of `value` on the device; 0 where the device is the CPU.
+    """
+
+    name: str
+    value: float
+    limit: float | None = None
+    device: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Within the limit, or there is none."""
+        return self.limit is None or self.value <= self.limit
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**vars(self), "ok": self.ok}
+
+
+def records_bytes(n: int, device: torch.device) -> list[MemoryRow]:
+    """(c) What is remembered of a sample: records, and the table of weights that an epoch looks up."""
+    rows = []
+    for name, make in METHODS.items():
+        run = mid_training(make(), n, device).run
+        start_epoch(run)
+        tables = [*run.records.values(), *([] if run._weights is None else [run._weights])]
+        held = sum(table.untyped_storage().nbytes() for table in tables) / n
+        rows.append(MemoryRow(name, held, RECORDS_LIMITS.get(name)))
+    return rows
+
+
+def resident() -> tuple[int, int]:
+    """Resident set of this process now and at its largest, bytes.
+
+    Linux tells both of this very process image; `ru_maxrss` there counts what the parent held before exec as well.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        kilobytes = {
+            name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in status.open()) if "Vm" in name
+        }
+        return kilobytes["VmRSS"] * 1024, kilobytes["VmHWM"] * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak, peak
+
+
+NOTHING, RANDPERM = "nothing (A/A)", "torch.randperm, known to be 8"
+
+
+def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
+    """Peak extra bytes of three starts of an epoch, from the run with its records alone; for a process of its own."""
+    torch.set_num_threads(1)
+    method = METHODS.get(name, thresher.FullData)
+    small = mid_training(method(), 1000, device).run
+    for _ in range(3):
+        start_epoch(small)
+    run = attached(method(), n, device).run
+    fill(run.records)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    (before, _), on_device = resident(), torch.cuda.memory_allocated(device) if cuda else 0
+    if name == RANDPERM:
+        torch.randperm(n)
+    elif name != NOTHING:
+        for _ in range(3):
+            start_epoch(run)
+    extra_on_device = torch.cuda.max_memory_allocated(device) - on_device if cuda else 0
+    return {"host": resident()[1] - before, "device": extra_on_device}
+
+
+def plan_memory(n: int, device: torch.device, names: Sequence[str] = (NOTHING, RANDPERM, *METHODS)) -> list[MemoryRow]:
+    """(d) Peak extra memory of plan and order, a fresh process each."""
+    rows = []
+    for name in names:
+        command = [sys.executable, "-m", "benchmarks.overhead", "--memory-of", name, "--n", str(n), "--device", str(device)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
+        extra = json.loads(done.stdout)
+        limit = MEMORY_LIMIT if name in METHODS else None
+        rows.append(MemoryRow(name, (extra["host"] + extra["device"]) / n, limit, extra["device"] / n))
+    return rows
+
+
+def memory_table(rows: Sequence[MemoryRow]) -> str:
+    """Rows as text."""
+    return lines(("", "B/sample", "limit"), [(row.name, f"{row.value:.2f}", judgement(row.limit, row.ok)) for row in rows])
+
+
+# All together
+
+TABLES = ("plan", "start", "records", "memory", "criterion", "step")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under a title."""
+
+    name: str
+    title: str
+    n: int
+    rows: Sequence[Row] | Sequence[MemoryRow]
+
+    def __str__(self) -> str:
+        ratios = [row for row in self.rows if isinstance(row, Row)]
+        sizes = [row for row in self.rows if isinstance(row, MemoryRow)]
+        return f"{self.title}\n{ratios_table(ratios) if ratios else memory_table(sizes)}\n"
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values."""
+        return {"name": self.name, "title": self.title, "n": self.n, "rows": [row.as_dict() for row in self.rows]}
+
+
+def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: torch.device, *, quick: bool) -> Iterator[Table]:
+    """Measure, a table at a time."""
+    for n in sizes:
+        # The less there is to do in a call, the more of them make a time that says something.
+        pairs, calls = (21, 3) if n < TEN_MILLION / 2 else (11, 1)
+        tail = f"over torch.randperm(N), N = {n:,}, {pairs} pairs of {calls} calls"
+        if "plan" in only:
+            yield Table("plan", f"plan_epoch {tail}", n, plan_times(n, pairs, calls, device))
+        if "start" in only:
+            rows = start_times(n, pairs, calls, device)
+            yield Table("start", f"start of an epoch (plan + order + first batch) {tail}", n, rows)
+    n = memory_n
+    if "records" in only:
+        yield Table("records", f"records and table of weights, N = {n:,}", n, records_bytes(n, device))
+    if "memory" in only:
+        yield Table("memory", f"peak extra memory of plan and order, N = {n:,}", n, plan_memory(n, device))
+    n, pairs, calls = sizes[0], 31 if quick else 101, 20
+    tail = f"N = {n:,}, {pairs} pairs of {calls} calls"
+    if "criterion" in only:
+        title = f"criterion with attribution and recording over nn.CrossEntropyLoss, outputs ({BATCH}, {CLASSES}), {tail}"
+        yield Table("criterion", title, n, criterion_times(n, pairs, calls, device, backward=False))
+        title = f"the same with backward (informs), {tail}"
+        yield Table("criterion with backward", title, n, criterion_times(n, pairs, calls, device, backward=True))
+    if "step" in only:
+        title = f"a whole step with nearly nothing to compute over that of the unattached loop (informs), {tail}"
+        yield Table("step", title, n, step_times(n, pairs, calls, device))
+
+
+def about(device: torch.device) -> dict[str, Any]:
+    """Device and versions."""
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {
+        "device": {"type": device.type, "name": named, "threads": 1},
+        "versions": {
+            "thresher": thresher.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print and write; 1 where a limit is missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="times at the smaller N only, and fewer pairs")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="where the model and the records live")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables to make")
+    parser.add_argument("--n", type=int, nargs="+", help="sizes of the dataset, ascending, in place of the standard ones")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if given.memory_of is not None:
+        print(json.dumps(measure_memory(given.memory_of, given.n[0], given.device)))
+        return 0
+    sizes = given.n or ([IMAGENET] if given.quick else [IMAGENET, TEN_MILLION])
+    made: list[Table] = []
+    for table in tables(sizes, (given.n or [TEN_MILLION])[-1], given.only, given.device, quick=given.quick):
+        print(table, flush=True)
+        made.append(table)
+    missed = [f"{table.name}, N = {table.n:,}: {row.name}" for table in made for row in table.rows if not row.ok]
+    results = {"benchmark": "overhead", "quick": given.quick, **about(given.device), "missed": missed}
+    given.out.parent.mkdir(parents=True, exist_ok=True)
+    given.out.write_text(json.dumps({**results, "tables": [table.as_dict() for table in made]}, indent=1) + "\n")
+    print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,34 @@
+"""The commands together."""
+
+from typing import Annotated
+
+import typer
+
+import thresher
+from thresher.cli.compare import compare
+from thresher.cli.demo import demo
+from thresher.cli.methods import methods
+
+app = typer.Typer(
+    help="Train on the samples that still teach, skip the rest, and show what it cost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for command in (demo, compare, methods):
+    app.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"thresher {thresher.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train on the samples that still teach, skip the rest, and show what it cost."""

@@ -1,0 +1,17 @@
+"""`thresher demo`: a comparison on real data in a few minutes."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thresher.cli.compare import run_comparison
+
+EPOCHS = 30
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder of the results; finished runs in it are not repeated.")] = Path("runs/demo"),
+) -> None:
+    """Compare KAKURENBO and InfoBatch with full training and random subsets on 5,000 digits of MNIST."""
+    run_comparison("mnist-5k", "kakurenbo,infobatch", "0,1,2", EPOCHS, out, data=None, jobs=2)

@@ -1,0 +1,1 @@
+"""Experiments on real data: tasks, a plain training loop that attaches like any user's, and fair comparisons."""

@@ -1,0 +1,175 @@
+"""Methods against full training and against random subsets of the same cost, on the same seeds."""
+
+import platform
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import fields
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import thresher
+from thresher.cost import Cost
+from thresher.experiments.job import FULL, Job
+from thresher.experiments.specs import MethodSpec
+from thresher.experiments.store import Store
+from thresher.experiments.summary import summarise
+from thresher.experiments.tasks import task_of
+from thresher.experiments.training import TEXTBOOK
+from thresher.experiments.workers import Advanced, Workers
+
+Results = dict[str, Any]
+
+
+class Watcher:
+    """Told what happens in a comparison; override what is of interest."""
+
+    def planned(self, runs: int, epochs: int) -> None:
+        """So many runs of so many epochs there are, finished ones included."""
+
+    def started(self, job: Job) -> None:
+        """A run begins."""
+
+    def advanced(self, job: Job, epochs: int, metric: float) -> None:
+        """So many epochs of a run are over."""
+
+    def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
+        """A run is over, or was found finished."""
+
+
+def compare(
+    task: str,
+    methods: Sequence[MethodSpec],
+    seeds: Sequence[int],
+    epochs: int,
+    out: Path,
+    *,
+    data: Path | None = None,
+    jobs: int = 2,
+    watcher: Watcher | None = None,
+) -> Results:
+    """Train every method with every seed, `full` as well, and for each such run a control of the same cost.
+
+    The control of a run is a fresh random subset each epoch, `UniformSubset(keep=cost)`, cost being what that run turned out to
+    cost in forward and backward passes. Finished runs are kept in `out` and not repeated, so the same call goes on where it
+    was stopped.
+
+    Args:
+        task: A name of `tasks.TASKS`.
+        methods: What to compare; `full` is added where it is missing.
+        seeds: Distinct; every method gets the same initial weights and shuffling for the same seed.
+        epochs: Of every run.
+        out: Folder for runs/, comparison.json and results.json.
+        data: A folder with the data, for tasks that take one.
+        jobs: Processes side by side, one torch thread each.
+        watcher: Told what happens.
+
+    Returns:
+        The content of results.json: task, epochs, device, versions, runs and summary.
+
+    Raises:
+        ValueError: Something that was asked for is not possible; mostly before anything runs.
+        FileNotFoundError: The data is not there; the message says where to get it.
+        RunError: A run failed; those that were finished are kept.
+    """
+    if not seeds or epochs < 1 or jobs < 1:
+        raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+    folder = task_of(task).find(data)
+    identity = {"task": task, "epochs": epochs, "recipe": task_of(task).recipe, "versions": versions()}
+    store = Store(out, identity)
+    comparison = _Comparison(store, methods, seeds, watcher or Watcher())
+    comparison.watcher.planned(comparison.expected, epochs)
+    with Workers(jobs, task=task, epochs=epochs, folder=folder) as workers:
+        comparison.work(workers)
+    runs = comparison.results()
+    device = ", ".join(sorted({run.pop("device") for run in runs}))
+    results = {
+        "task": task,
+        "epochs": epochs,
+        "device": device,
+        "versions": versions(),
+        "runs": runs,
+        "summary": summarise(runs),
+    }
+    store.save_results(results)
+    return results
+
+
+def versions() -> dict[str, str]:
+    """What the figures depend on, beside the machine."""
+    others = {name: version(name) for name in ("torch", "numpy", "accelerate")}
+    return {"thresher": thresher.__version__, "python": platform.python_version(), **others}
+
+
+class _Comparison:
+    """Which runs are waiting, and which are done."""
+
+    def __init__(self, store: Store, methods: Sequence[MethodSpec], seeds: Sequence[int], watcher: Watcher) -> None:
+        others = [spec for spec in methods if spec.name != FULL.name]
+        self.watcher = watcher
+        self._store = store
+        self._asked = [Job.of(spec, seed) for spec in (FULL, *others) for seed in seeds]
+        self._queue = deque(self._asked)
+        self._done: dict[str, dict[str, Any]] = {}
+        self._controls: dict[str, Job] = {}
+
+    @property
+    def expected(self) -> int:
+        """Runs, controls included."""
+        return len(self._asked) + sum(job.needs_control for job in self._asked)
+
+    def work(self, workers: Workers) -> None:
+        """Train until nothing is waiting."""
+        while True:
+            while workers.free and (job := self._next()) is not None:
+                workers.start(job)
+                self.watcher.started(job)
+            if not workers.busy:
+                return
+            event = workers.next_event()
+            if isinstance(event, Advanced):
+                self.watcher.advanced(event.job, event.epochs, event.metric)
+            else:
+                self._store.save_run(event.job.key, event.run)
+                self._finish(event.job, event.run, reused=False)
+
+    def results(self) -> list[dict[str, Any]]:
+        """All runs with costs that can be compared, each control after its run."""
+        ordered = [job for asked in self._asked for job in (asked, self._controls.get(asked.key)) if job is not None]
+        return [self._done[job.key] | {"cost": self._cost(self._done[job.key])} for job in ordered]
+
+    def _next(self) -> Job | None:
+        """The next job that is not in the store already."""
+        while self._queue:
+            job = self._queue.popleft()
+            run = self._store.run(job.key)
+            if run is None:
+                return job
+            self._finish(job, run, reused=True)
+        return None
+
+    def _finish(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
+        self._done[job.key] = run
+        self.watcher.finished(job, run, reused=reused)
+        if not all(asked.key in self._done for asked in self._asked if asked.spec == FULL):
+            return
+        for asked in self._asked:
+            if asked.needs_control and asked.key in self._done and asked.key not in self._controls:
+                cost = self._cost(self._done[asked.key])["ratio"]
+                self._controls[asked.key] = Job.control(asked.label, asked.seed, cost)
+                self._queue.append(self._controls[asked.key])
+
+    def _cost(self, run: dict[str, Any]) -> dict[str, Any]:
+        """The cost of a run by one backward/forward ratio for all: the median of those that the full runs measured.
+
+        Each run measures its own over a few steps, and that is noisy: with its own ratio, a run would be held against a
+        control of a cost that depends on what else the machine did. Measured once, it stays with the folder.
+        """
+        if self._store.backward_to_forward is None:
+            full = [self._done[job.key] for job in self._asked if job.spec == FULL]
+            measured = [run["cost"]["backward_to_forward"] or TEXTBOOK for run in full]
+            self._store.backward_to_forward = statistics.median(measured)
+        ratio = self._store.backward_to_forward
+        cost = Cost(**{field.name: run["cost"][field.name] for field in fields(Cost)})
+        return run["cost"] | {"backward_to_forward": ratio, "ratio": cost.ratio(ratio)}

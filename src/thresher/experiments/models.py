@@ -1,0 +1,60 @@
+"""Small networks that one core trains in minutes."""
+
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+
+def small_cnn(side: int, *, width: int = 16, classes: int = 10) -> nn.Sequential:
+    """Two convolutions with batch normalisation and pooling, and a linear layer.
+
+    Args:
+        side: Height and width of the images, one channel.
+        width: Channels of the first convolution; the second has twice as many.
+        classes: Outputs.
+    """
+    return nn.Sequential(
+        *_conv(1, width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        *_conv(width, 2 * width),
+        nn.ReLU(inplace=True),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(2 * width * (side // 4) ** 2, classes),
+    )
+
+
+def resnet8(*, channels: int = 1, width: int = 16, classes: int = 10) -> nn.Sequential:
+    """ResNet-8 in the CIFAR form: a convolution and three residual blocks of `width`, 2 and 4 times `width` channels."""
+    return nn.Sequential(
+        *_conv(channels, width),
+        nn.ReLU(inplace=True),
+        ResidualBlock(width, width),
+        ResidualBlock(width, 2 * width, stride=2),
+        ResidualBlock(2 * width, 4 * width, stride=2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(4 * width, classes),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
+        super().__init__()
+        same = inputs == outputs and stride == 1
+        names = ("conv1", "norm1", "relu", "conv2", "norm2")
+        parts = (*_conv(inputs, outputs, stride), nn.ReLU(inplace=True), *_conv(outputs, outputs))
+        self.residual = nn.Sequential(OrderedDict(zip(names, parts, strict=True)))
+        self.shortcut = nn.Identity() if same else nn.Sequential(*_conv(inputs, outputs, stride, size=1))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        return self.relu(self.residual(x) + self.shortcut(x))
+
+
+def _conv(inputs: int, outputs: int, stride: int = 1, size: int = 3) -> tuple[nn.Conv2d, nn.BatchNorm2d]:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False), nn.BatchNorm2d(outputs)

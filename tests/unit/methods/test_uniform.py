@@ -1,0 +1,60 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from thresher import EpochPlan, UniformSubset
+from thresher.methods.uniform import uniform_subset
+from thresher.records import Records
+from thresher.rng import seeded
+
+CPU = torch.device("cpu")
+
+
+def planned(method: UniformSubset, n: int, epoch: int, seed: int = 0) -> EpochPlan:
+    records = Records(method.columns(), n, CPU)
+    return method.plan_epoch(records, epoch=epoch, epochs=10, generator=seeded(seed, epoch))
+
+
+@pytest.mark.parametrize(
+    ("n", "keep", "count"),
+    [(10, 0.7, 7), (100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9)],
+)
+def test_counts(n: int, keep: float, count: int) -> None:
+    plan = planned(UniformSubset(keep), n, 0)
+    assert len(plan.ids) == count
+    assert plan.facts["scheduled_fraction"] == pytest.approx(1 - keep)
+    assert plan.facts["actual_fraction"] == pytest.approx(1 - count / n)
+    assert plan.weights is None and plan.refresh is None and plan.lr_scale == 1 and not plan.drawn
+
+
+def test_every_epoch_is_fresh_the_first_included() -> None:
+    plans = [tuple(planned(UniformSubset(0.5), 40, epoch).ids.tolist()) for epoch in range(100)]
+    assert len(set(plans)) == 100
+    assert len(plans[0]) == 20
+
+
+def test_the_generator_decides() -> None:
+    first, again, other = (planned(UniformSubset(0.5), 40, 3, seed).ids.tolist() for seed in (1, 1, 2))
+    assert first == again != other
+
+
+def test_every_pair_of_samples_is_kept_equally_often() -> None:
+    draws, n, k = 6000, 8, 3
+    kept = np.zeros((draws, n))
+    for draw in range(draws):
+        kept[draw, uniform_subset(n, 3 / 8, torch.Generator().manual_seed(draw)).numpy()] = 1
+    assert (kept.sum(1) == k).all()
+    together = kept.T @ kept / draws
+    single, pair = k / n, k * (k - 1) / (n * (n - 1))
+    for share, expected in ((np.diag(together), single), (together[~np.eye(n, dtype=bool)], pair)):
+        assert np.abs(share - expected).max() < 5 * math.sqrt(expected * (1 - expected) / draws)
+
+
+def test_losses_do_not_matter() -> None:
+    method, records = UniformSubset(0.5), Records(UniformSubset().columns(), 40, CPU)
+    before = method.plan_epoch(records, epoch=1, epochs=10, generator=seeded(0, 1)).ids.tolist()
+    records["loss"].copy_(torch.arange(40.0))
+    records["loss"][3] = math.nan
+    assert method.plan_epoch(records, epoch=1, epochs=10, generator=seeded(0, 1)).ids.tolist() == before

@@ -1,0 +1,70 @@
+import io
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from thresher import rng
+
+CPU = torch.device("cpu")
+
+
+def draw(*generators: torch.Generator) -> list[float]:
+    """One number from every source; NumPy's normal draws come in pairs, of which the second is kept."""
+    own = [torch.rand((), generator=generator).item() for generator in generators]
+    return [torch.rand(()).item(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), *own]
+
+
+def test_what_was_captured_comes_back() -> None:
+    generator = torch.Generator().manual_seed(3)
+    draw(generator)
+    state = rng.capture(CPU, [generator])
+    first = draw(generator)
+    assert draw(generator) != first
+    rng.restore(state, CPU, [generator])
+    assert draw(generator) == first
+
+
+def test_a_saved_state_loads_as_weights_only() -> None:
+    generator = torch.Generator().manual_seed(3)
+    draw(generator)
+    buffer = io.BytesIO()
+    torch.save(rng.capture(CPU, [generator]), buffer)
+    first = draw(generator)
+    buffer.seek(0)
+    rng.restore(torch.load(buffer, weights_only=True), CPU, [generator])
+    assert draw(generator) == first
+
+
+def test_as_many_generators_as_were_saved() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        rng.restore(rng.capture(CPU), CPU, [torch.Generator()])
+
+
+def test_undisturbed_also_when_it_raises() -> None:
+    generator = torch.Generator().manual_seed(3)
+    state = rng.capture(CPU, [generator])
+    expected = draw(generator)
+    rng.restore(state, CPU, [generator])
+    with pytest.raises(KeyError), rng.undisturbed(CPU, iter([generator])):
+        draw(generator)
+        np.random.seed(0)
+        raise KeyError
+    assert draw(generator) == expected
+
+
+def test_seeded_depends_on_its_key_alone() -> None:
+    torch.manual_seed(1)
+    before = rng.capture(CPU)
+    first = torch.rand(4, generator=rng.seeded(5, 7))
+    assert torch.equal(torch.get_rng_state(), before["torch"])
+    torch.manual_seed(2)
+    assert torch.equal(torch.rand(4, generator=rng.seeded(5, 7)), first)
+
+
+def test_seeded_tells_keys_apart() -> None:
+    keys = [(seed, epoch) for seed in (-1, 0, 1, 2, 2**31, 2**40 + 1) for epoch in range(50)]
+    numbers = {torch.rand((), generator=rng.seeded(*key), dtype=torch.float64).item() for key in keys}
+    assert len(numbers) == len(keys)
+    assert rng.seeded(1, 2).initial_seed() != rng.seeded(2, 1).initial_seed()
