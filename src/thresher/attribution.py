@@ -44,13 +44,14 @@ class Batch:
     weights: Tensor | None = None
     weights_over_n: Tensor | None = None
     tensors: tuple[Tensor, ...] = ()
-    versions: tuple[int, ...] = ()
+    marked: tuple[tuple[Tensor, int], ...] = ()
+    """The tensors with their versions when they were yielded, the last first: that is where targets are."""
     whole: "Credit | None" = None
     credited: bool = False
 
     def forget(self) -> None:
         """Let go of the tensors."""
-        self.tensors, self.versions = (), ()
+        self.tensors, self.marked = (), ()
 
 
 class Group(NamedTuple):
@@ -214,7 +215,7 @@ class Witnesses:
         n = len(batch.ids)
         rows = Rows(batch, 0, 1, n, 1)
         batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
-        batch.versions = tuple(-1 if tensor.is_inference() else tensor._version for tensor in batch.tensors)
+        batch.marked = tuple((tensor, tensor._version) for tensor in reversed(batch.tensors) if not tensor.is_inference())
         batch.whole = Credit(batch.ids, rows.key, batch, Group(n), rows.positions())
         for tensor in batch.tensors:
             self._remember(tensor, rows, None)
@@ -243,7 +244,7 @@ class Witnesses:
         returned, version, batch = self._returned
         if returned() is not outputs or outputs._version != version:
             return None
-        for tensor, then in zip(batch.tensors, batch.versions, strict=True):
+        for tensor, then in batch.marked:
             if tensor is targets:
                 return batch.whole if tensor._version == then else None
         return None

@@ -314,7 +314,7 @@ class CrossEntropy(ClassCriterion):
         self._after_softmax = NegativeLogLikelihood(own)
         self._smooth = bool(own.label_smoothing)
         self._ignored = own.ignore_index
-        self._plain = own.weight is None and own.ignore_index < 0 and own.reduction == "mean"
+        self._plain = own.weight is None and own.ignore_index < 0 and own.reduction == "mean" and not self._smooth
 
     def measure(self, outputs: Any, targets: Any, group: Group, *, weights: Tensor | None, wanted: set[str]) -> Measured:
         """One log-softmax serves the scalar, the losses and the signals, where cross-entropy is just NLL of it."""
@@ -328,7 +328,7 @@ class CrossEntropy(ClassCriterion):
             and outputs.dim() > 1
             and not targets.dtype.is_floating_point
             and not (wanted and "batch_confidence" in wanted)
-            and not torch.is_autocast_enabled("cpu" if outputs.is_cpu else outputs.device.type)
+            and not _autocast(outputs)
         )
 
     def in_step(
@@ -342,22 +342,25 @@ class CrossEntropy(ClassCriterion):
         wanted: set[str],
     ) -> "tuple[Tensor, dict[str, Tensor] | Unread]":
         """The commonest case, one label a sample, spelled out: it runs in every step, and small operations cost."""
-        if not self._plain or targets.dim() != 1 or not self._is_likelihood(outputs, targets, wanted):
+        if not self._plain or targets.dim() != 1 or _autocast(outputs):
             return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
         batch = credit.batch
-        all_count = batch is not None and credit is batch.whole and batch.all_count
-        if all_count and not wanted:
+        if not wanted and batch is not None and credit is batch.whole and batch.all_count:
             log_probs = torch.log_softmax(outputs, 1)
             if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
                 losses = F.nll_loss(log_probs, targets, reduction="none")
-                return torch.dot(losses, weights_over_n), {"loss": losses.detach()}
+                return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
                 return F.nll_loss(log_probs, targets), {"loss": F.nll_loss(log_probs.detach(), targets, reduction="none")}
-        if weights is None and targets.shape[0] == credit.group.n:
+        if weights is None and targets.shape[0] == credit.group.n and self._is_likelihood(outputs, targets, wanted):
             log_probs = torch.log_softmax(outputs, 1)
             value = F.nll_loss(log_probs, targets, ignore_index=self._ignored)
             return value, Unread(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
         return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
+
+
+def _autocast(outputs: Tensor) -> bool:
+    return torch.is_autocast_enabled("cpu" if outputs.is_cpu else outputs.device.type)
 
 
 class Unread(NamedTuple):

@@ -21,6 +21,9 @@ Found = dict[str, Tensor] | Unread
 MOST_WAITING = 2**15
 """Numbers held of steps that are closed and not yet written."""
 
+OF_A_STEP = 2**10
+"""What a step counts for whose signals are read already, so that no more than 32 wait."""
+
 
 @dataclass(eq=False, slots=True)
 class Entry:
@@ -114,40 +117,48 @@ class Ledger:
     def _confirm(self) -> None:
         """Count what is open: it will not be withdrawn any more."""
         for entry in self._open:
-            if entry.confirmed:
-                continue
-            entry.confirmed = True
-            if isinstance(entry.new, Tensor):
-                self._uncounted.append(entry.new)
-            else:
-                self._cost.forward += entry.new
-                self._cost.backward += entry.new
-            batch = entry.credit.batch
-            if batch is not None and not batch.credited:
-                batch.credited = True
-                self._cost.steps += self._count_steps
+            if not entry.confirmed:
+                self._count(entry)
+
+    def _count(self, entry: Entry) -> None:
+        entry.confirmed = True
+        new, batch = entry.new, entry.credit.batch
+        if isinstance(new, int):
+            self._cost.forward += new
+            self._cost.backward += new
+        else:
+            self._uncounted.append(new)
+        if batch is not None and not batch.credited:
+            batch.credited = True
+            self._cost.steps += self._count_steps
 
     def end_step(self) -> None:
         """The optimizer stepped: further losses of the same rows replace."""
-        self._confirm()
-        self._close(self._open)
+        for entry in self._open:
+            if not entry.confirmed:
+                self._count(entry)
+            if entry.dirty:
+                self._wait(entry)
         self._open = []
+        if self._size > MOST_WAITING:
+            self._write_waiting()
 
     def next_batch(self, alive: set[Batch]) -> None:
         """A batch was yielded: rows of batches that are gone get no more losses in this step."""
+        if not self._open:
+            return
         self._confirm()
-        self._close([entry for entry in self._open if entry.credit.batch not in alive])
+        for entry in self._open:
+            if entry.dirty and entry.credit.batch not in alive:
+                self._wait(entry)
         self._open = [entry for entry in self._open if entry.credit.batch in alive]
-
-    def _close(self, entries: list[Entry]) -> None:
-        for entry in entries:
-            if not entry.dirty:
-                continue
-            self._waiting.append(entry)
-            found = entry.found
-            self._size += found.log_probs.numel() if isinstance(found, Unread) else len(found) * entry.credit.group.n
         if self._size > MOST_WAITING:
             self._write_waiting()
+
+    def _wait(self, entry: Entry) -> None:
+        self._waiting.append(entry)
+        found = entry.found
+        self._size += found.log_probs.numel() if isinstance(found, Unread) else OF_A_STEP
 
     def _write_waiting(self) -> None:
         waiting, self._waiting, self._size = self._waiting, [], 0

@@ -199,6 +199,9 @@ CASES = {
     ),
     "ce-ignore": Case(cross_entropy(), randn(B, C), indices(B, ignore=-100), of_classes()),
     "ce-ignore-2": Case(cross_entropy(ignore_index=2), randn(B, C), indices(B, ignore=2), of_classes(ignore=2)),
+    "ce-ignore-minus-1": Case(
+        cross_entropy(ignore_index=-1), randn(B, C), indices(B, ignore=-1), of_classes(ignore=-1), reductions=("mean",)
+    ),
     "ce-all": Case(
         cross_entropy(weight=WEIGHT, ignore_index=-1, **SMOOTH),
         randn(B, C),
@@ -425,6 +428,27 @@ def test_in_the_loop(name: str, reduction: str, weights: tuple[float, ...] | Non
     found = adapt(criterion).signals(case.outputs, case.targets, Group(B), wanted)
     for signal in wanted:
         torch.testing.assert_close(run.records[signal], found[signal])
+
+
+@pytest.mark.parametrize("weights", [None, tuple(PLAN_WEIGHTS)], ids=["plain", "weighted"])
+@pytest.mark.parametrize("asks", [False, True], ids=["losses", "signals"])
+@pytest.mark.parametrize("ignore", [-100, -1])
+def test_targets_that_the_loop_masks(weights: tuple[float, ...] | None, asks: bool, ignore: int) -> None:
+    """No target of the batch is ignored when it is yielded, one is when the criterion is called."""
+    wanted = frozenset({"correct", "confidence"} if asks else ())
+    outputs, criterion = randn(B, C), nn.CrossEntropyLoss(ignore_index=ignore)
+    model = Table(outputs)
+    loader = DataLoader(TensorDataset(torch.arange(B), indices(B)), batch_size=B)
+    run = thresher.attach(Weighing(weights, wanted), loader=loader, criterion=criterion, model=model, epochs=1)
+    for i, targets in run.loader:
+        targets[2] = ignore
+        value = run.criterion(run.model(i), targets, ids=run.ids)
+        valid = targets != ignore
+        factors = torch.ones(B) if weights is None else torch.tensor(weights)
+        losses = F.cross_entropy(outputs, targets, ignore_index=ignore, reduction="none")
+        torch.testing.assert_close(value.detach(), (factors * losses).sum() / valid.sum())
+        assert weights is not None or torch.equal(value, criterion(outputs, targets))
+        torch.testing.assert_close(run.records["loss"].float(), losses.where(valid, -torch.inf))
 
 
 @pytest.mark.parametrize("weights", [None, torch.tensor(PLAN_WEIGHTS)], ids=["plain", "weighted"])
