@@ -49,7 +49,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         return getattr(import_module(f"thresher.{_HOME[name]}"), name)
-    if name in {"methods", "signals", "criteria", "selection", "schedules", "testing", "cost"}:
+    if name in {"methods", "signals", "criteria", "selection", "schedules", "cost"}:
         return import_module(f"thresher.{name}")
     raise AttributeError(f"module 'thresher' has no attribute {name!r}")
 

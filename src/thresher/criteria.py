@@ -206,6 +206,12 @@ class ReducedCriterion(Criterion):
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         losses = self._unreduced(outputs, targets)
+        sizes = [tensor.numel() for tensor in (outputs, targets) if isinstance(tensor, Tensor)]
+        if losses.numel() > max(sizes, default=losses.numel()):
+            raise ValueError(
+                f"criterion {self.own!r} broadcast its arguments to losses of shape {tuple(losses.shape)}, which mixes "
+                "samples. Make the shapes of outputs and targets equal."
+            )
         if not losses.dim():
             raise ValueError(
                 f"criterion {self.own!r} returned a scalar although its reduction was set to 'none': its losses cannot be "
@@ -328,7 +334,7 @@ class CrossEntropy(ClassCriterion):
             and outputs.dim() > 1
             and not targets.dtype.is_floating_point
             and not (wanted and "batch_confidence" in wanted)
-            and not _autocast(outputs)
+            and not torch.is_autocast_enabled(outputs.device.type)
         )
 
     def in_step(
@@ -342,7 +348,7 @@ class CrossEntropy(ClassCriterion):
         wanted: set[str],
     ) -> "tuple[Tensor, dict[str, Tensor] | Unread]":
         """The commonest case, one label a sample, spelled out: it runs in every step, and small operations cost."""
-        if not self._plain or targets.dim() != 1 or _autocast(outputs):
+        if not self._plain or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
             return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
         batch = credit.batch
         if not wanted and batch is not None and credit is batch.whole and batch.all_count:
@@ -357,10 +363,6 @@ class CrossEntropy(ClassCriterion):
             value = F.nll_loss(log_probs, targets, ignore_index=self._ignored)
             return value, Unread(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
         return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
-
-
-def _autocast(outputs: Tensor) -> bool:
-    return torch.is_autocast_enabled("cpu" if outputs.is_cpu else outputs.device.type)
 
 
 class Unread(NamedTuple):

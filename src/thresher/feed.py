@@ -307,6 +307,7 @@ class Feed:
         return shuffled(self.n, self._sampler.generator)
 
     def __iter__(self) -> "EpochIterator":
+        self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         plan, consumed, checksum = self._begin()
         everything = plan.drawn or len(plan.ids) == self.n
         kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)

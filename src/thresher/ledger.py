@@ -39,6 +39,11 @@ class Entry:
     dirty: bool = True
     written: dict[str, Tensor] | None = None
 
+    @property
+    def size(self) -> int:
+        """What it counts for among those that wait."""
+        return self.found.log_probs.numel() if isinstance(self.found, Unread) else OF_A_STEP
+
     def values(self) -> dict[str, Tensor]:
         """The signals, read now if they were not yet."""
         if isinstance(self.found, Unread):
@@ -138,7 +143,8 @@ class Ledger:
             if not entry.confirmed:
                 self._count(entry)
             if entry.dirty:
-                self._wait(entry)
+                self._waiting.append(entry)
+                self._size += entry.size
         self._open = []
         if self._size > MOST_WAITING:
             self._write_waiting()
@@ -150,15 +156,11 @@ class Ledger:
         self._confirm()
         for entry in self._open:
             if entry.dirty and entry.credit.batch not in alive:
-                self._wait(entry)
+                self._waiting.append(entry)
+                self._size += entry.size
         self._open = [entry for entry in self._open if entry.credit.batch in alive]
         if self._size > MOST_WAITING:
             self._write_waiting()
-
-    def _wait(self, entry: Entry) -> None:
-        self._waiting.append(entry)
-        found = entry.found
-        self._size += found.log_probs.numel() if isinstance(found, Unread) else OF_A_STEP
 
     def _write_waiting(self) -> None:
         waiting, self._waiting, self._size = self._waiting, [], 0
@@ -206,15 +208,17 @@ class Ledger:
 
 def _alike(entries: Sequence[Entry]) -> bool:
     """Whether entries can be written together: fresh, certain, of different batches and of one form."""
-    first = entries[0].found
-    if len({entry.credit.batch for entry in entries}) < len(entries):
-        return False
-    if isinstance(first, Unread):
-        columns = first.log_probs.shape[1]
-        same = (isinstance(e.found, Unread) and e.found.log_probs.shape[1] == columns for e in entries)
-    else:
-        same = (isinstance(e.found, dict) and e.found.keys() == first.keys() for e in entries)
-    return all(same) and not any(e.written is not None or e.credit.holds or e.key is None for e in entries)
+    form, batches = _form(entries[0]), set()
+    for entry in entries:
+        if entry.written is not None or entry.key is None or entry.credit.holds or _form(entry) != form:
+            return False
+        batches.add(entry.credit.batch)
+    return len(batches) == len(entries)
+
+
+def _form(entry: Entry) -> int | tuple[str, ...]:
+    """Equal for entries whose tensors can be joined: the number of classes, or the names of signals."""
+    return entry.found.log_probs.shape[1] if isinstance(entry.found, Unread) else tuple(entry.found)
 
 
 def _together(found: Sequence[Found]) -> dict[str, Tensor]:

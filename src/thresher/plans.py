@@ -65,7 +65,7 @@ class EpochPlan:
         """Hold the plan against a dataset of `n` samples.
 
         Raises:
-            ValueError: An id outside [0, n), ids that are not ascending, or a sample both kept and refreshed.
+            ValueError: An id outside [0, n), or ids that are not ascending.
         """
         for name, tensor, ordered in (("ids", self.ids, not self.drawn), ("refresh", self.refresh, True)):
             if tensor is None or not tensor.numel():

@@ -739,3 +739,8 @@ def test_outputs_of_a_callable_that_are_not_classes_along_dimension_one(outputs:
     adapter = adapt(lambda o, t: o.flatten(1).mean(1))
     with pytest.raises(ValueError, match="`correct` and `confidence` are not defined for criterion"):
         adapter.signals(randn(*outputs), torch.zeros(targets, dtype=torch.int64), Group(B), {"correct", "confidence"})
+
+
+def test_other_criteria_that_broadcast_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"broadcast its arguments to losses of shape \(6, 6\).*mixes samples"):
+        adapt(nn.PoissonNLLLoss()).signals(torch.rand(6, 1), torch.rand(6), Group(6), set())

@@ -4,8 +4,9 @@ Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Prun
 Original code: github.com/NUS-HPC-AI-Lab/InfoBatch. Unbiased: the expected weighted loss is that of the full data.
 
 Where code and paper differ: the code keeps int((1 - r) * n) of the n samples below the mean and weights them 1/(1 - r),
-which loses up to one sample's weight; here their weight is n over the number kept (`rescale="ratio"` restores the
-code's). The code's leftover weights in the annealing epochs and its scores of 3 before the first loss are not kept.
+which loses up to one sample's weight; here their weight is n over the number kept, at least one (`rescale="ratio"`
+restores the code's weight). The code's leftover weights in the annealing epochs and its scores of 3 before the first
+loss are not kept.
 """
 
 from collections.abc import Mapping
@@ -46,6 +47,9 @@ def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
 @dataclass(frozen=True)
 class InfoBatch:
     """Soft pruning with rescaling, and full data at the end.
+
+    The sum of weighted losses over an epoch has the full data's expectation. A batch is divided by its own size, as in the
+    official code, so that an epoch of K batches in place of N takes steps N / K times as large: the total of an epoch stays.
 
     Args:
         prune_fraction: r, share pruned of the samples below the threshold, [0, 1). Published: 0.5.
