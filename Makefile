@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 
-.PHONY: demo test check bench results lemma clean
+.PHONY: demo test check bench clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
 
 import thresher
+from helpers import assert_same
 
 N, B, EPOCHS = 60, 8, 5
 
@@ -122,21 +123,6 @@ class Training:
             "generator": [g.get_state() for g in run.loader.generators()],
             "progress": run.progress,
         }
-
-
-def assert_same(a, b, path=""):
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), path
-    elif isinstance(a, dict):
-        assert list(a) == list(b), path
-        for key in a:
-            assert_same(a[key], b[key], f"{path}/{key}")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), path
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{path}/{i}")
-    else:
-        assert a == b, path
 
 
 def compare(method, make_loader, stop):

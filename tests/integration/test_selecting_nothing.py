@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 import thresher
+from helpers import assert_same
 
 N, B, C, EPOCHS = 50, 8, 5, 3
 
@@ -119,23 +120,6 @@ def train(make_loader, make_criterion, *, attached, optimizer="sgd", accumulate=
         else loader.sampler.generator.get_state(),
         "state_dict keys": list((run.model if attached else net).state_dict()),
     }
-
-
-def assert_same(a, b, path=""):
-    if isinstance(a, torch.Tensor):
-        assert torch.equal(a, b), path
-    elif isinstance(a, np.ndarray):
-        assert (a == b).all(), path
-    elif isinstance(a, dict):
-        assert list(a) == list(b), path
-        for key in a:
-            assert_same(a[key], b[key], f"{path}/{key}")
-    elif isinstance(a, list | tuple):
-        assert len(a) == len(b), path
-        for i, (x, y) in enumerate(zip(a, b, strict=True)):
-            assert_same(x, y, f"{path}/{i}")
-    else:
-        assert a == b, path
 
 
 def generator():
