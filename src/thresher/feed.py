@@ -110,6 +110,10 @@ class SamplerOrder:
         return piece
 
 
+LOOKED_UP = 64
+"""Batches of ids that are looked up in the plan at once."""
+
+
 class IdBatches(Sampler[list[int]]):
     """The batch sampler inside the rebuilt loader; remembers the ids of every batch that is on its way."""
 
@@ -150,20 +154,41 @@ class IdBatches(Sampler[list[int]]):
 
     def _iterate(self, drawn: int, drop_last: bool) -> Iterator[list[int]]:
         self.replay()
+        for ids, position in self._all(drawn) if self._kept is None else self._staying(drawn, self._kept):
+            if len(ids) < self.batch_size and drop_last:
+                return
+            self.on_the_way.append((ids, position))
+            yield ids.tolist()
+
+    def _all(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
+        """The ids of each batch, and how many were drawn by then."""
+        full = True
+        while full:
+            ids = self._order.take(self.batch_size)
+            drawn += len(ids)
+            full = len(ids) == self.batch_size
+            if len(ids):
+                yield ids, drawn
+
+    def _staying(self, drawn: int, kept: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """The same of the samples that the plan keeps."""
+        found = places = torch.empty(0, dtype=torch.int64)
         exhausted = False
         while not exhausted:
-            pieces, missing = [], self.batch_size
-            while missing and not exhausted:
-                piece = self._order.take(missing)
-                exhausted = len(piece) < missing
-                drawn += len(piece)
-                pieces.append(self._filter(piece))
-                missing -= len(pieces[-1])
-            if missing == self.batch_size or (missing and drop_last):
-                return
-            ids = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-            self.on_the_way.append((ids, drawn))
-            yield ids.tolist()
+            # A sampler of the user's is asked for no id early; known orders are looked up in the plan many at a time.
+            unknown = isinstance(self._order, SamplerOrder)
+            wanted = self.batch_size - len(found) if unknown else LOOKED_UP * self.batch_size
+            piece = self._order.take(wanted)
+            exhausted = len(piece) < wanted
+            stays = kept[piece].nonzero().flatten()
+            found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
+            drawn += len(piece)
+            while len(found) >= self.batch_size:
+                ids, found = found[: self.batch_size], found[self.batch_size :]
+                last, places = int(places[self.batch_size - 1]), places[self.batch_size :]
+                yield ids, last + 1
+        if len(found):
+            yield found, drawn
 
 
 def check_loader(loader: Any) -> None:
