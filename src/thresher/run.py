@@ -263,7 +263,7 @@ class Run:
     @property
     def progress(self) -> float:
         """Share of all epochs' candidate samples consumed, in [0, 1]."""
-        candidates = self.loader.candidates
+        candidates = max(1, self.loader.candidates)  # none where a dataset is smaller than a batch and the last is dropped
         consumed = min(self._consumed, candidates) if self._active else 0
         return min(1.0, (self._epoch * candidates + consumed) / (self.epochs * candidates))
 

@@ -298,6 +298,15 @@ def test_a_subset_counts_its_own_positions():
     assert len(run.records["loss"]) == 10
 
 
+def test_a_dataset_smaller_than_a_batch():
+    """With drop_last there is no batch, as in the user's own loop."""
+    run = attach(DataLoader(data(3), B, drop_last=True))
+    assert run.progress == 0.0
+    assert ids_of(run) == []
+    assert len(run.loader) == 0
+    assert run.progress == 0.25
+
+
 def test_ids_before_the_first_batch():
     with pytest.raises(ValueError, match="no batch was yielded yet"):
         _ = attach(DataLoader(data(), B)).ids
