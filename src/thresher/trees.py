@@ -24,23 +24,23 @@ def leaves(tree: Any) -> Iterator[Tensor]:
             yield from leaves(getattr(tree, field.name))
 
 
-def map_leaves(function: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Rebuild a nested structure with `function` applied to each tensor; everything else is passed through."""
-    if isinstance(tree, Tensor):
+def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor) -> Any:
+    """Rebuild a nested structure with `function` applied to each leaf of a kind; everything else is passed through."""
+    if isinstance(tree, kind):
         return function(tree)
     if isinstance(tree, Mapping):
         rebuilt: Any = copy.copy(tree)
         for key, value in tree.items():
-            rebuilt[key] = map_leaves(function, value)
+            rebuilt[key] = map_leaves(function, value, kind)
         return rebuilt
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_leaves(function, value) for value in tree))
+        return type(tree)(*(map_leaves(function, value, kind) for value in tree))
     if isinstance(tree, tuple | list):
-        return type(tree)(map_leaves(function, value) for value in tree)
+        return type(tree)(map_leaves(function, value, kind) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
         rebuilt = copy.copy(tree)
         for field in fields(tree):
-            object.__setattr__(rebuilt, field.name, map_leaves(function, getattr(tree, field.name)))
+            object.__setattr__(rebuilt, field.name, map_leaves(function, getattr(tree, field.name), kind))
         return rebuilt
     return tree
 

@@ -1,0 +1,280 @@
+"""subset_backward: one forward of the whole batch, a backward pass that costs only the rows that carry gradient."""
+
+import itertools
+import warnings
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from thresher.subset.function import Call, SubsetFunction
+from thresher.subset.graphs import Graphs, Unsupported, take_apart, trace
+from thresher.subset.mixing import batch_norms, examine
+
+MAX_TRACES = 16
+"""Traces kept a module; the one used longest ago goes first."""
+MAX_MADE = 64
+"""Traces made a module before it is given up on."""
+ATTEMPTS = 4
+"""Readings of which inputs carry the batch."""
+_transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
+PLAIN = {bool, int, float, str, type(None)}
+
+
+def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackward":
+    """Make a model's backward pass cost only the rows of the batch that the loss was made of.
+
+    Call the result like the model. Its forward runs the whole batch; where only some rows of the outputs carry gradient,
+    as after `losses[kept].mean().backward()`, its backward runs on those rows alone. Gradients are those of the model.
+
+    The first call with inputs of a new kind traces the model (AOTAutograd, symbolic batch size) and tries the graphs out on
+    a few rows. The batch is the first dimension of the inputs; tensors with another first dimension are shared by all
+    samples. Batch normalisation by batch statistics treats them as constants of the kept rows (see `mixes_samples`); where
+    any other operation lets samples reach each other the plain model is used.
+
+    Args:
+        model: Any module; tensors in nested args and kwargs, a tensor, tuple, dict or dataclass returned. Parameters, buffers
+            and `state_dict` are shared with it.
+        strict: Raise where the model cannot be traced, instead of using the plain model with one warning.
+
+    Returns:
+        A module around `model`.
+
+    Raises:
+        TypeError: `model` is not a module.
+        RuntimeError: When called: under a `torch.func` transform, for double backward, and with `strict` where it cannot
+            be traced.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
+    return SubsetBackward(model, strict=strict)
+
+
+class SubsetBackward(nn.Module):
+    """What `subset_backward` returns: the user's model with another backward pass.
+
+    Attributes:
+        wrapped: The user's model.
+        fallback: Why the plain model is used; None where it is not.
+    """
+
+    def __init__(self, model: nn.Module, *, strict: bool) -> None:
+        super().__init__()
+        self.__dict__["wrapped"] = model
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            self.__dict__[registry] = model.__dict__[registry]
+        self.training = model.training
+        self.strict = strict
+        self.fallback: str | None = None
+        self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
+        self._refused: set[Any] = set()
+        self._made = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self.wrapped(*args, **kwargs)
+        if _transforms() is not None:
+            raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
+        tensors, rebuild = take_apart((args, kwargs))
+        found = self._graphs(tensors, rebuild, (args, kwargs))
+        if found is None:
+            return self.wrapped(*args, **kwargs)
+        graphs, n = found
+        state = self._state()
+        inputs = [tensors[name] if kind == "leaf" else state[kind, name] for kind, name in graphs.inputs]
+        trained = [
+            state[source] if source[0] == "param" else tensors[source[1]] for source in graphs.grads if source is not None
+        ]
+        buffers = [state["buffer", name] for name in graphs.mutated]
+        outputs = SubsetFunction.apply(Call(graphs, inputs, buffers, n), *trained)
+        return graphs.rebuild(list(outputs))
+
+    # Tracing
+
+    def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any) -> tuple[Graphs, int] | None:
+        """Graphs that hold for these inputs and their batch size; None where the plain model is to be used."""
+        sizes = Counter(len(t) for t in tensors if t.dim())
+        if not sizes or set(sizes) == {1} or not any(p.requires_grad for p in itertools.chain(self.parameters(), tensors)):
+            return None  # a batch of one sample is kept or not: there is nothing to leave out
+        likely = sizes.most_common(1)[0][0]
+        key = (self._settings(), _autocast(tensors), _structure(arguments, likely))
+        known = self._traces.setdefault(key, [])
+        self._traces.move_to_end(key)
+        if len(self._traces) > MAX_TRACES:
+            self._traces.popitem(last=False)
+        for graphs in known:
+            n = len(tensors[graphs.first])
+            if graphs.holds_for(n):
+                return graphs, n
+        if key in self._refused:
+            return None
+        try:
+            graphs = self._trace(tensors, rebuild, sizes)
+        except Unsupported as reason:
+            self._refused.add(key)
+            self._give_up(reason)
+            return None
+        known.append(graphs)
+        return graphs, len(tensors[graphs.first])
+
+    def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
+        """Trace, with the likeliest reading of which inputs carry the batch first."""
+        self._check_traceable()
+        state, first_reason = self._state(), None
+        for batched in itertools.islice(_readings(tensors, sizes), ATTEMPTS):
+            try:
+                graphs = self._trace_free(tensors, rebuild, batched)
+                examine(graphs, state, tensors, batched)
+            except Unsupported as reason:
+                first_reason = first_reason or reason
+            else:
+                self._made += 1
+                return graphs
+        assert first_reason is not None
+        raise first_reason
+
+    def _trace_free(self, tensors: list[Tensor], rebuild: Any, batched: list[bool]) -> Graphs:
+        """Trace with the batch size at hand, then with others where it collided with another size."""
+        n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
+        reason = Unsupported("its forward depends on the batch size")
+        for rows in (n, n + 1, n + 7, 2 * n + 1):
+            try:
+                graphs = trace(self.wrapped, rebuild, tensors, batched, rows)
+            except Unsupported as found:
+                reason = found
+            except Exception as error:
+                reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+                reason.__cause__ = error
+            else:
+                if graphs.holds_for(n):
+                    return graphs
+        raise reason
+
+    def _check_traceable(self) -> None:
+        if self._made >= MAX_MADE:
+            raise Unsupported(f"it was traced {MAX_MADE} times: the kind of its inputs or its settings keep changing")
+        for name, part in self.wrapped.named_modules():
+            if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
+                raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
+        if any(is_lazy(parameter) for parameter in self.parameters()):
+            raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
+
+    def _give_up(self, reason: Unsupported) -> None:
+        name = type(self.wrapped).__name__
+        if self.strict:
+            raise RuntimeError(f"subset_backward: {name} cannot be used with strict=True: {reason}") from reason
+        if self.fallback is None:
+            warnings.warn(
+                f"subset_backward: using the plain {name}, whose gradients are right but whose backward pass costs the whole "
+                f"batch however few rows are kept: {reason}. strict=True raises instead. This is said once.",
+                stacklevel=6,
+            )
+        self.fallback = str(reason)
+
+    def _settings(self) -> tuple[Any, ...]:
+        """What tracing took for constant in the modules: numbers and flags such as a dropout rate or `training`."""
+        found: list[Any] = []
+        for part in self.wrapped.modules():
+            for value in part.__dict__.values():
+                if type(value) in PLAIN:
+                    found.append(value)
+                elif isinstance(value, Tensor):
+                    found.append(id(value))
+            found.append(bool(part._forward_hooks or part._forward_pre_hooks))
+        return (*found, *((p.requires_grad, p.dtype, p.device) for p in self.wrapped.parameters()))
+
+    def _state(self) -> dict[tuple[str, Any], Tensor]:
+        parameters = self.wrapped.named_parameters(remove_duplicate=False)
+        buffers = self.wrapped.named_buffers(remove_duplicate=False)
+        return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
+
+    # The user's model, seen through
+
+    def train(self, mode: bool = True) -> "SubsetBackward":
+        """Set training mode here and in the model."""
+        self.training = mode
+        self.wrapped.train(mode)
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own."""
+        return self.wrapped.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own."""
+        return self.wrapped.load_state_dict(*args, **kwargs)
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.wrapped._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self.wrapped._load_from_state_dict(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["wrapped"], name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_traces": OrderedDict(), "_refused": set()}
+
+
+def mixes_samples(model: nn.Module) -> tuple[str, ...]:
+    """Name what lets the samples of a batch reach each other in a model, as it is now (training or evaluation).
+
+    Rows that are left out of the loss still have a part in the gradient there; `subset_backward` treats batch statistics as
+    constants of the kept rows, and uses the plain model where anything else mixes.
+
+    Args:
+        model: Any module. One from `subset_backward` that was called also names the operations that its graphs showed.
+
+    Returns:
+        Such as ("BatchNorm2d 'layer1.0.bn1'",); empty where every sample is on its own as far as can be told.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}")
+    names = list(batch_norms(model))
+    for part in model.modules():
+        if isinstance(part, SubsetBackward):
+            for known in part._traces.values():
+                names.extend(name for graphs in known for name in graphs.mixing)
+    return tuple(dict.fromkeys(names))
+
+
+def _readings(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:
+    """Which tensors carry the batch, likeliest first: all of one size, then all but one of them."""
+    for n, _ in sizes.most_common():
+        if n == 1:
+            continue
+        whole = [t.dim() > 0 and len(t) == n for t in tensors]
+        yield whole
+        members = [i for i, is_batched in enumerate(whole) if is_batched]
+        if len(members) > 1:
+            for left_out in reversed(members):
+                yield [is_batched and i != left_out for i, is_batched in enumerate(whole)]
+
+
+def _structure(tree: Any, n: int) -> Any:
+    """A hashable description of nested arguments; a first dimension of n is the batch's."""
+    if isinstance(tree, Tensor):
+        shape = ("n", *tree.shape[1:]) if tree.dim() and len(tree) == n else tuple(tree.shape)
+        channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
+        return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
+    if isinstance(tree, Mapping):
+        return type(tree), tuple((key, _structure(value, n)) for key, value in tree.items())
+    if isinstance(tree, tuple | list):
+        return type(tree), tuple(_structure(value, n) for value in tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return type(tree), tuple(_structure(getattr(tree, field.name), n) for field in fields(tree))
+    return (type(tree), tree) if isinstance(tree, Hashable) else (type(tree), id(tree))
+
+
+def _autocast(tensors: list[Tensor]) -> Any:
+    kind = tensors[0].device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
