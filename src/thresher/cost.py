@@ -1,5 +1,6 @@
 """What a run computed, what full training would have computed, and the ratio of the two."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -59,6 +60,30 @@ class Cost:
             f"{self.scoring:,}), backward {self.backward:,} of {self.full_backward:,}, {self.steps:,} steps: "
             f"{self.ratio():.3f} of full training at 2 forwards a backward{measured}"
         )
+
+
+def break_even(forward_s: float, backward_s: float) -> float:
+    """Share of a batch to keep below which selecting in the batch with two forward passes saves time.
+
+    Scoring forwards everything, training the kept rows once more: F + keep * (F + B) against F + B. With r = B / F that
+    is less for keep < r / (1 + r): 2/3 where a backward pass takes two forward passes.
+
+    Args:
+        forward_s: F, seconds of a forward pass over a batch, > 0; any unit, if both have the same.
+        backward_s: B, seconds of the backward pass, > 0.
+
+    Returns:
+        r / (1 + r), within (0, 1).
+
+    Raises:
+        ValueError: Not positive finite numbers.
+    """
+    for name, seconds in (("forward_s", forward_s), ("backward_s", backward_s)):
+        if not 0 < seconds < math.inf:
+            raise ValueError(
+                f"break_even: `{name}` must be a positive finite number of seconds, got {seconds}; measure it again"
+            )
+    return 1 / (1 + forward_s / backward_s)
 
 
 class Stopwatch:

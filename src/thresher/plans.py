@@ -1,4 +1,4 @@
-"""What a method answers: the samples of the next epoch, and what corrects for leaving the others out."""
+"""What a method answers: the samples to train on, and what corrects for leaving the others out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +12,24 @@ from torch import Tensor
 def _plain(value: Any) -> float:
     """A Python number from a NumPy or torch scalar, so that histories save as plain values."""
     return value.item() if hasattr(value, "item") else value
+
+
+def _check_numbers(name: str, tensor: Tensor, hint: str) -> None:
+    """Ids and row numbers: one dimension of int64. Looks at no value, so that nothing waits for the device."""
+    if tensor.dtype != torch.int64:
+        raise TypeError(f"{name} must be int64, got {tensor.dtype}: {hint}")
+    if tensor.dim() != 1:
+        raise ValueError(f"{name} must have one dimension, got shape {tuple(tensor.shape)}")
+
+
+def _check_weights(plan: str, weights: Tensor, name: str, numbers: Tensor) -> None:
+    """A float32 factor for each of the samples kept; looks at no value either."""
+    if weights.dtype != torch.float32:
+        raise TypeError(f"{plan}: `weights` must be float32, got {weights.dtype}")
+    if weights.shape != numbers.shape:
+        raise ValueError(
+            f"{plan}: `weights` must be aligned with `{name}`, got shapes {tuple(weights.shape)} and {tuple(numbers.shape)}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,22 +60,12 @@ class EpochPlan:
         object.__setattr__(self, "lr_scale", float(self.lr_scale))
         object.__setattr__(self, "facts", {name: _plain(value) for name, value in self.facts.items()})
         for name, tensor in (("ids", self.ids), ("refresh", self.refresh)):
-            if tensor is None:
-                continue
-            if tensor.dtype != torch.int64:
-                raise TypeError(f"EpochPlan: `{name}` must be int64, got {tensor.dtype}: ids are never floats")
-            if tensor.dim() != 1:
-                raise ValueError(f"EpochPlan: `{name}` must have one dimension, got shape {tuple(tensor.shape)}")
+            if tensor is not None:
+                _check_numbers(f"EpochPlan: `{name}`", tensor, "ids are never floats")
         if self.ids.numel() == 0:
             raise ValueError("EpochPlan: `ids` is empty: an epoch needs at least one sample")
         if self.weights is not None:
-            if self.weights.dtype != torch.float32:
-                raise TypeError(f"EpochPlan: `weights` must be float32, got {self.weights.dtype}")
-            if self.weights.shape != self.ids.shape:
-                raise ValueError(
-                    f"EpochPlan: `weights` must be aligned with `ids`, got shapes {tuple(self.weights.shape)} "
-                    f"and {tuple(self.ids.shape)}"
-                )
+            _check_weights("EpochPlan", self.weights, "ids", self.ids)
         if not (0 < self.lr_scale < float("inf")):
             raise ValueError(f"EpochPlan: `lr_scale` must be a positive number, got {self.lr_scale}")
 
@@ -76,3 +84,33 @@ class EpochPlan:
                 raise ValueError(f"EpochPlan: `{name}` must be ascending without repeats")
             if low < 0 or high >= n:
                 raise ValueError(f"EpochPlan: `{name}` must be within [0, {n}), got {low} to {high}")
+
+
+@dataclass(frozen=True, eq=False)
+class BatchPlan:
+    """The rows of one batch that are trained on. Made inside the step: its values are never read on the host.
+
+    Args:
+        rows: Row numbers into the batch, shape (K,), int64, ascending, on the signals' device; K may be 0.
+        weights: Factor on each kept row's loss, shape (K,), float32, aligned with `rows`; None means 1 for all.
+        facts: Scalars for the history, such as the scheduled and the actual fraction; no tensors.
+
+    Raises:
+        TypeError: A tensor of the wrong dtype, or a tensor among the facts.
+        ValueError: Wrong shapes.
+    """
+
+    rows: Tensor
+    weights: Tensor | None = None
+    facts: Mapping[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in self.facts.items():
+            if isinstance(value, Tensor):
+                raise TypeError(
+                    f"BatchPlan: `facts` must be plain numbers, got a tensor for {name!r}: reading it would wait for the device"
+                )
+        object.__setattr__(self, "facts", {name: _plain(value) for name, value in self.facts.items()})
+        _check_numbers("BatchPlan: `rows`", self.rows, "a mask has its row numbers in mask.nonzero().flatten()")
+        if self.weights is not None:
+            _check_weights("BatchPlan", self.weights, "rows", self.rows)

@@ -1,4 +1,4 @@
-"""What every registered method promises, checked on one roster. A new method needs a line in CASES and nothing else."""
+"""What every epoch method promises, checked on one roster. A new method needs a line in CASES and nothing else."""
 
 import copy
 import dataclasses
@@ -84,8 +84,9 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 
 
 def test_every_registered_method_has_a_case() -> None:
+    registered = {name for name, info in methods.infos().items() if info.stage == "epoch"}
     for roster in (CASES, BYTES, REFUSED):
-        assert set(roster) == set(methods.names()), "a registered method has no line in the roster, or the other way round"
+        assert set(roster) == registered, "a registered method has no line in the roster, or the other way round"
 
 
 ROSTER = [

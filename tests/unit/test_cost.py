@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from thresher import break_even
 from thresher.cost import Cost, Stopwatch
 
 
@@ -32,6 +33,23 @@ def test_what_it_prints() -> None:
     )
     measured = dataclasses.replace(cost, backward_to_forward=1.5)
     assert str(measured).endswith("a backward, 0.740 with the measured ratio 1.50")
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "backward_s", "share"),
+    [(1, 2, 2 / 3), (1.0, 1.0, 0.5), (0.004, 0.001, 0.2), (3, 1e-300, 0.0), (1e-300, 1e300, 1.0), (1e308, 1e308, 0.5)],
+)
+def test_break_even(forward_s: float, backward_s: float, share: float) -> None:
+    found = break_even(forward_s, backward_s)
+    assert found == pytest.approx(share, abs=1e-12)
+    assert forward_s + found * (forward_s + backward_s) == pytest.approx(forward_s + backward_s)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.nan, math.inf])
+def test_break_even_refuses(value: float) -> None:
+    for name, arguments in (("forward_s", (value, 1.0)), ("backward_s", (1.0, value))):
+        with pytest.raises(ValueError, match=f"^break_even: `{name}` must be a positive finite number of seconds, got {value}"):
+            break_even(*arguments)
 
 
 class Clock:

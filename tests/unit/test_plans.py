@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from thresher import EpochPlan
+from thresher import BatchPlan, EpochPlan
 
 IDS = torch.tensor([0, 2, 5])
 
@@ -81,3 +81,55 @@ def test_accepted_for_a_dataset() -> None:
     EpochPlan(torch.tensor([5, 1, 1]), drawn=True).check(6)
     EpochPlan(IDS, refresh=torch.tensor([], dtype=torch.int64)).check(6)
     EpochPlan(IDS, refresh=torch.tensor([1, 3, 4])).check(6)
+
+
+ROWS = torch.tensor([0, 2, 5])
+
+
+def test_what_a_batch_plan_says_by_default() -> None:
+    plan = BatchPlan(ROWS)
+    assert plan.rows is ROWS
+    assert plan.weights is None and dict(plan.facts) == {}
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.weights = torch.ones(3)
+
+
+def test_a_batch_may_train_on_nothing() -> None:
+    assert len(BatchPlan(ROWS[:0]).rows) == 0
+    assert BatchPlan(ROWS[:0], weights=torch.ones(0)).weights is not None
+
+
+def test_scalars_of_a_batch_plan_become_plain() -> None:
+    plan = BatchPlan(ROWS, weights=torch.ones(3), facts={"a": np.float32(0.5), "b": np.int64(3), "c": 1})
+    assert dict(plan.facts) == {"a": 0.5, "b": 3, "c": 1}
+    assert [type(value) for value in plan.facts.values()] == [float, int, int]
+
+
+def test_a_batch_plan_is_made_without_a_look_at_its_values() -> None:
+    """On the meta device there is nothing to look at."""
+    plan = BatchPlan(torch.empty(3, dtype=torch.int64, device="meta"), weights=torch.empty(3, device="meta"))
+    assert plan.rows.is_meta
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "arguments"),
+    [
+        (TypeError, r"`rows` must be int64, got torch.bool: a mask has its row numbers in mask", {"rows": ROWS > 1}),
+        (TypeError, r"`rows` must be int64, got torch.int32", {"rows": ROWS.int()}),
+        (ValueError, r"`rows` must have one dimension, got shape \(3, 1\)", {"rows": ROWS[:, None]}),
+        (TypeError, r"`weights` must be float32, got torch.float64", {"rows": ROWS, "weights": torch.ones(3).double()}),
+        (
+            ValueError,
+            r"`weights` must be aligned with `rows`, got shapes \(6,\) and \(3,\)",
+            {"rows": ROWS, "weights": torch.ones(6)},
+        ),
+        (
+            TypeError,
+            r"`facts` must be plain numbers, got a tensor for 'kept': reading it would wait for the device",
+            {"rows": ROWS, "facts": {"kept": torch.tensor(3)}},
+        ),
+    ],
+)
+def test_a_batch_plan_refused_when_made(error: type[Exception], message: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(error, match=f"^BatchPlan: {message}"):
+        BatchPlan(**arguments)

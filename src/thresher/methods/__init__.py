@@ -8,6 +8,9 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 GROUP = "thresher.methods"
 """Entry-point group for methods of other packages: name -> "package.module:Class"."""
 
+State = dict[str, Any]
+"""What a batch method remembers from step to step: tensors and plain values by name, never changed, always replaced."""
+
 
 @dataclass(frozen=True)
 class MethodInfo:
@@ -28,6 +31,15 @@ BUILT_IN = {
     "infobatch": MethodInfo(
         "thresher.methods.infobatch:InfoBatch", "epoch", "prune below the mean loss at random, rescale", "arXiv:2303.04947"
     ),
+    "selective_backprop": MethodInfo(
+        "thresher.methods.selective_backprop:SelectiveBackprop",
+        "batch",
+        "train on the batch's large losses",
+        "arXiv:1910.00762",
+    ),
+    "random_backprop": MethodInfo(
+        "thresher.methods.random_backprop:RandomBackprop", "batch", "train on a random part of the batch"
+    ),
 }
 
 
@@ -43,6 +55,26 @@ class EpochMethod(Protocol):
 
     def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: Any) -> Any:
         """A `thresher.EpochPlan` from the records alone: pure, the same on every rank and after every resume."""
+        ...
+
+
+@runtime_checkable
+class BatchMethod(Protocol):
+    """A method that decides inside each batch; a frozen dataclass that owns no tensors and no random state."""
+
+    stage: ClassVar[Literal["batch"]]
+    signals: ClassVar[tuple[str, ...]]
+    """What it needs of a forward pass, such as `("loss",)`; empty: it can choose before any."""
+
+    def init_state(self) -> State:
+        """What it remembers before the first step."""
+        ...
+
+    def plan_batch(self, signals: Any, state: State, *, step: int, generator: Any) -> tuple[Any, State]:
+        """A `thresher.BatchPlan` and the next state, a new dict: pure, and the samples' own whatever their rows.
+
+        `signals` maps a name to an (n,) tensor; `id` is always among them: int64, each once. `generator` is on the CPU.
+        """
         ...
 
 

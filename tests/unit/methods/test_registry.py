@@ -63,7 +63,8 @@ def test_another_package_cannot_take_a_built_in_name(entry_point: None) -> None:
 
 @pytest.mark.usefixtures("entry_point")
 def test_an_unknown_name_is_told_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="^no method 'kakurembo'; there are foreign, full, infobatch, kakurenbo, uniform$"):
+    known = "foreign, full, infobatch, kakurenbo, random_backprop, selective_backprop, uniform"
+    with pytest.raises(ValueError, match=f"^no method 'kakurembo'; there are {known}$"):
         methods.create("kakurembo")
 
 
@@ -71,9 +72,12 @@ def test_a_class_that_is_not_registered_is_named_by_itself() -> None:
     assert methods.name_of(Foreign()) == "Foreign"
 
 
-def test_the_protocol() -> None:
+def test_the_protocols() -> None:
     assert isinstance(Foreign(), methods.EpochMethod)
     assert not isinstance(object(), methods.EpochMethod)
+    assert isinstance(thresher.RandomBackprop(), methods.BatchMethod)
+    assert not isinstance(Foreign(), methods.BatchMethod)
+    assert not isinstance(thresher.RandomBackprop(), methods.EpochMethod)
 
 
 def test_listing_methods_imports_neither_torch_nor_numpy() -> None:
