@@ -7,25 +7,30 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thresher.criteria import Criterion, unreadable
-from thresher.methods import EpochMethod
+from thresher.methods import BatchMethod, EpochMethod
+from thresher.methods.full import FullData
+from thresher.scoring import Scoring
 
 
-def single(method: Any) -> EpochMethod:
-    """The one method of `attach(method)`."""
+def stages(method: Any) -> tuple[EpochMethod, BatchMethod | None]:
+    """The methods of `attach(method)` by stage: before each epoch (all data where there is none), and in each batch."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
-    if len(methods) != 1:
-        raise ValueError(f"`method` must be one method, or a list with at most one method a stage; got {len(methods)} of them")
-    chosen = methods[0]
-    stage = getattr(chosen, "stage", None)
-    if isinstance(chosen, type):
-        raise TypeError(f"`method` must be an instance, got the class {chosen.__name__}; write {chosen.__name__}()")
-    if stage == "batch":
-        raise ValueError(f"`method` {type(chosen).__name__} selects inside the batch, which this version does not support yet")
-    if stage != "epoch" or not isinstance(chosen, EpochMethod):
-        raise TypeError(
-            f"`method` must have stage = 'epoch', columns() and plan_epoch(), got {type(chosen).__name__}; see thresher.methods"
-        )
-    return chosen
+    found: dict[str, Any] = {}
+    for one in methods:
+        if isinstance(one, type):
+            raise TypeError(f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()")
+        stage, name = getattr(one, "stage", None), type(one).__name__
+        if not (stage == "epoch" and isinstance(one, EpochMethod)) and not (stage == "batch" and isinstance(one, BatchMethod)):
+            raise TypeError(
+                "`method` must have stage = 'epoch', columns() and plan_epoch(), or stage = 'batch', signals, init_state(), "
+                f"count() and plan_batch(), got {name}; see thresher.methods"
+            )
+        if stage in found:
+            raise ValueError(f"`method` must have at most one method a stage, got {type(found[stage]).__name__} and {name}")
+        found[stage] = one
+    if not found:
+        raise ValueError("`method` must be one method, or a list with at most one method a stage; got an empty list")
+    return found.get("epoch", FullData()), found.get("batch")
 
 
 def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, process_group: Any, seed: Any) -> None:
@@ -34,8 +39,8 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
         raise ValueError(f"`epochs` must be a whole number of 1 or more, got {epochs!r}")
     if forward_passes not in ("auto", "once", "twice"):
         raise ValueError(f"`forward_passes` must be 'auto', 'once' or 'twice', got {forward_passes!r}")
-    if scoring is not None:
-        raise ValueError("`scoring` belongs to methods that select in the batch, which this version does not support yet")
+    if scoring is not None and not isinstance(scoring, Scoring):
+        raise TypeError(f"`scoring` must be a thresher.Scoring, got {type(scoring).__name__}")
     if on_nonfinite not in ("keep", "raise"):
         raise ValueError(f"`on_nonfinite` must be 'keep' or 'raise', got {on_nonfinite!r}")
     if not isinstance(seed, int):
@@ -46,7 +51,12 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
 
 
 def check_needs(
-    method: Any, adapter: Criterion | None, model: nn.Module | None, optimizer: Optimizer | None, signals: Any
+    method: Any,
+    batch: BatchMethod | None,
+    adapter: Criterion | None,
+    model: nn.Module | None,
+    optimizer: Optimizer | None,
+    signals: Any,
 ) -> None:
     """What a method needs of the training it is attached to."""
     name = type(method).__name__
@@ -58,8 +68,36 @@ def check_needs(
         missing = "model" if model is None else "criterion"
         raise ValueError(f"{name} forwards samples that it left out, to refresh their losses: pass attach({missing}=...)")
     wanted = {column.signal or column_name for column_name, column in method.columns().items()}
+    wanted |= set(() if batch is None else batch.signals)
     if wanted & {"correct", "confidence"} and signals is None and adapter is not None and adapter.kind == "values":
         raise ValueError(f"{name} needs signals that this criterion does not give. {unreadable(adapter.own)}")
+
+
+def passes_of(
+    method: BatchMethod | None, forward_passes: str, scoring: Scoring | None, *, model: Any, adapter: Any, streams: bool
+) -> str:
+    """How a batch method gets its signals: "none" needed, "once" in the loop's own forward, "twice" in one before it.
+
+    Raises:
+        ValueError: What it needs is missing, or settings contradict.
+    """
+    if method is None:
+        if scoring is not None:
+            raise ValueError("`scoring` is for methods that select in the batch; none was given")
+        return "none"
+    name = type(method).__name__
+    if not method.signals:
+        if scoring is not None:
+            raise ValueError(f"`scoring`: {name} needs no losses to choose by; leave it out")
+        return "none"
+    if scoring is not None and forward_passes == "once":
+        raise ValueError("`scoring` is for forward_passes='twice': with 'once' the loop's own forward pass gives the losses")
+    if scoring is not None and streams and (scoring.every_epochs > 1 or scoring.losses is not None):
+        raise ValueError("`scoring`: losses of earlier epochs need samples with ids, a map-style dataset")
+    for argument, given in (("model", model), ("criterion", adapter)):
+        if given is None:
+            raise ValueError(f"{name} chooses by {', '.join(method.signals)}: pass attach({argument}=...)")
+    return "twice" if scoring is not None or forward_passes == "twice" else "once"
 
 
 def innermost(optimizer: Any) -> Optimizer | None:

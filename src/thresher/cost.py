@@ -98,6 +98,7 @@ class Stopwatch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pairs: list[list[Any]] = []
+        self._shares: dict[int, float] = {}
         self.running = True
         """Whether more steps are wanted."""
 
@@ -116,11 +117,12 @@ class Stopwatch:
         self.running = len(self._pairs) < self.WARM_UP + self.STEPS
         return result
 
-    def watch(self, loss: torch.Tensor) -> None:
-        """Note when the backward pass of `loss` begins and ends."""
+    def watch(self, loss: torch.Tensor, share: float = 1.0) -> None:
+        """Note when the backward pass of `loss` begins and ends; it runs on a `share` of the rows."""
         if not self._pairs or len(self._pairs[-1]) != 2 or not loss.requires_grad:
             return
         pair = self._pairs[-1]
+        self._shares[id(pair)] = share
 
         def started(_: torch.Tensor) -> None:
             if len(pair) == 2:
@@ -141,6 +143,7 @@ class Stopwatch:
                 forward, backward = pair[0].elapsed_time(pair[1]), pair[2].elapsed_time(pair[3])
             else:
                 forward, backward = pair[1] - pair[0], pair[3] - pair[2]
-            if forward > 0:
-                ratios.append(backward / forward)
+            share = self._shares.get(id(pair), 1.0)
+            if forward > 0 and share > 0:
+                ratios.append(backward / forward / share)
         return statistics.median(ratios) if len(ratios) >= 3 else None

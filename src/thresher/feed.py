@@ -17,7 +17,8 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher import rng
-from thresher.plans import EpochPlan
+from thresher.batch_stage import Gatherer, rows_of, select
+from thresher.plans import BatchPlan, EpochPlan
 from thresher.trees import to_device
 
 KEPT_SETTINGS = (
@@ -191,8 +192,12 @@ class IdBatches(Sampler[list[int]]):
             yield found, drawn
 
 
-def check_loader(loader: Any) -> None:
+def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
     """Refuse a loader whose batches could not be told apart by sample.
+
+    Args:
+        loader: The user's.
+        plans_epochs: Whether a method decides before each epoch, which takes samples with ids.
 
     Raises:
         TypeError: Not a DataLoader, or one over an IterableDataset.
@@ -201,10 +206,14 @@ def check_loader(loader: Any) -> None:
     if not isinstance(loader, DataLoader):
         raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
     if isinstance(loader.dataset, IterableDataset):
-        raise TypeError(
-            f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: its samples have no ids, so no "
-            "epoch can be planned. Epoch methods need a map-style dataset (__getitem__ and __len__)."
-        )
+        if plans_epochs:
+            raise TypeError(
+                f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: its samples have no ids, so no "
+                "epoch can be planned. Epoch methods need a map-style dataset (__getitem__ and __len__)."
+            )
+        if loader.batch_size is None:
+            raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
+        return
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
     if type(loader.batch_sampler) is not BatchSampler:
@@ -227,34 +236,45 @@ class Feed:
         loader: The user's.
         begin: Called when an epoch begins; returns its plan and, for an interrupted one, how many ids of its order were
             consumed, and the checksum of those that were yielded.
-        yielded: Called with each batch on the device, its ids, how many ids of the order are consumed by then, and the
-            checksum of those that were yielded.
+        yielded: Called with each batch on the device, its ids, how many ids of the order are consumed by then, the checksum
+            of those that were drawn, and weights of its rows where a batch method gave some.
         finish: Called when the epoch is exhausted.
         upcoming: The plan of the epoch in progress, else of the next.
         device: Where batches are moved; None leaves them where they are.
+        choose: For selection before the loop sees a batch: maps a candidate batch and its ids to the rows that stay, once
+            `gatherer` is set.
+        count: How many rows of a batch of n stay; None where that is not known.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
         *,
-        begin: Callable[[], tuple[EpochPlan, int, int]],
-        yielded: Callable[[Any, Tensor, int, int], None],
+        begin: Callable[[], tuple[EpochPlan | None, int, int]],
+        yielded: Callable[[Any, Tensor, int, int, Tensor | None], None],
         finish: Callable[[], None],
         upcoming: Callable[[], EpochPlan],
         device: torch.device | None,
+        choose: Callable[[Any, Tensor], BatchPlan] | None = None,
+        count: Callable[[int], int | None] = lambda n: n,
     ) -> None:
-        check_loader(loader)
         self._user = loader
+        self._choose, self._count = choose, count
+        self.gatherer: Gatherer | None = None
+        """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
+        self.waiting: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
+        """Ids and weights of such rows in a saved epoch that is to be gone on with."""
+        self.seen = 0
+        """Samples of the last epoch that was exhausted."""
+        self.streams = isinstance(loader.dataset, IterableDataset)
         self._begin, self._yielded, self._finish, self._upcoming = begin, yielded, finish, upcoming
         self._device = device
-        self.n = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+        self.n = 0 if self.streams else len(loader.dataset)  # pyright: ignore[reportArgumentType]
         batches = loader.batch_sampler
         assert isinstance(batches, BatchSampler)
         self._sampler: Any = batches.sampler
         self._ids = IdBatches(batches.batch_size, batches.drop_last)
-        settings = {name: getattr(loader, name) for name in KEPT_SETTINGS}
-        self._loader: DataLoader[Any] = DataLoader(loader.dataset, batch_sampler=self._ids, **settings)
+        self._loader = loader if self.streams else self._rebuilt(loader)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
         # are let go in good order after the cycle is gone.
         self._held = weakref.finalize(self, lambda _: None, self._loader)
@@ -264,6 +284,10 @@ class Feed:
         self._workers_ran = False
         self.epoch_start: rng.State | None = None
         """Random states when the epoch in progress began; what an interrupted epoch is replayed from."""
+
+    def _rebuilt(self, loader: DataLoader[Any]) -> DataLoader[Any]:
+        settings = {name: getattr(loader, name) for name in KEPT_SETTINGS}
+        return DataLoader(loader.dataset, batch_sampler=self._ids, **settings)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -281,6 +305,8 @@ class Feed:
         return self._fast_path()
 
     def _fast_path(self) -> bool:
+        if self.streams:
+            return False
         kind = type(self._sampler)
         if kind not in (RandomSampler, SequentialSampler) or len(self._sampler.data_source) != self.n:
             return False
@@ -288,7 +314,7 @@ class Feed:
 
     def generators(self) -> list[torch.Generator]:
         """The generators that the user's loader draws from."""
-        found = [getattr(self._sampler, "generator", None), self._user.generator]
+        found = [None if self.streams else getattr(self._sampler, "generator", None), self._user.generator]
         own = [generator for generator in found if isinstance(generator, torch.Generator)]
         return own[:1] if len(own) == 2 and own[0] is own[1] else own
 
@@ -299,7 +325,13 @@ class Feed:
 
     @property
     def candidates(self) -> int:
-        """Ids that the user's sampler yields an epoch, as many of them as full batches take where the last is dropped."""
+        """Ids that the user's sampler yields an epoch, as many of them as full batches take where the last is dropped.
+
+        0 for a stream that does not tell its length, until an epoch of it is over.
+        """
+        if self.streams:
+            dataset: Any = self._user.dataset
+            return len(dataset) if hasattr(dataset, "__len__") else self.seen
         total = len(self._sampler) if hasattr(self._sampler, "__len__") else self.n
         return total - total % self._ids.batch_size if self._ids.drop_last else total
 
@@ -307,8 +339,31 @@ class Feed:
         """Batches of the epoch in progress, else of the next one.
 
         Raises:
-            TypeError: A sampler of unknown order leaves it open how many of its ids the plan keeps.
+            TypeError: It is not known: a sampler of unknown order, a batch method that keeps rows by chance and gathers them
+                to full batches, or a stream.
         """
+        if self.gatherer is not None and self.gatherer.size is not None:
+            return self._gathered_batches()
+        full, rest = self._candidate_batches()
+        return full + bool(rest)
+
+    def _gathered_batches(self) -> int:
+        full, rest = self._candidate_batches()
+        size = self._ids.batch_size
+        of_full, of_rest = self._count(size), self._count(rest) if rest else 0
+        if of_full is None or of_rest is None:
+            raise TypeError(
+                "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
+                "losses. A method with a fixed `keep` has one."
+            )
+        batches, left = divmod(full * of_full + of_rest, size)
+        return batches + bool(left and not self._ids.drop_last)
+
+    def _candidate_batches(self) -> tuple[int, int]:
+        """Full batches of the plan's samples, and how many samples the last has beyond them."""
+        if self.streams:
+            full, rest = divmod(len(self._user) * self._ids.batch_size, self._ids.batch_size)
+            return full, rest
         plan = self._upcoming()
         if len(plan.ids) == self.n and not plan.drawn:
             total = len(self._sampler)
@@ -320,7 +375,7 @@ class Feed:
                 f"{type(self._sampler).__name__}, which may repeat or skip ids"
             )
         full, rest = divmod(total, self._ids.batch_size)
-        return full + bool(rest and not self._ids.drop_last)
+        return full, 0 if self._ids.drop_last else rest
 
     def _order(self, plan: EpochPlan) -> Order:
         if plan.drawn:
@@ -334,8 +389,8 @@ class Feed:
     def __iter__(self) -> "EpochIterator":
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         plan, consumed, checksum = self._begin()
-        everything = plan.drawn or len(plan.ids) == self.n
-        kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
+        if consumed == 0 and self.gatherer is not None:
+            self.gatherer.clear()
         resumed = self.epoch_start if consumed else None
         now = rng.capture(self.device, self.generators())
         if resumed is None:
@@ -344,11 +399,17 @@ class Feed:
             if resumed["workers_ran"]:
                 self._start_workers()
             rng.restore(resumed, self.device, self.generators())
-        self._ids.serve(self._order(plan), kept, consumed=consumed)
-        batches = iter(self._loader)
+        if plan is None:
+            candidates: Any = Streamed(iter(self._loader))
+        else:
+            everything = plan.drawn or len(plan.ids) == self.n
+            kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
+            self._ids.serve(self._order(plan), kept, consumed=consumed)
+            candidates = Drawn(iter(self._loader), self._ids, ahead=self.num_workers > 0)
         self._workers_ran = self.persistent_workers
         if resumed is not None:
-            replayed = self._ids.replay()
+            waiting = self._let_go()
+            replayed = candidates.skip(consumed, self._keep_waiting(waiting)) if plan is None else self._ids.replay()
             # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
             rng.restore({**now, "generators": []}, self.device)
             if zlib.crc32(replayed.numpy().tobytes()) != checksum:
@@ -356,9 +417,40 @@ class Feed:
                     f"{type(self._sampler).__name__} did not repeat the order of the interrupted epoch: it must depend only on "
                     "the global random states and its `generator`. Resume between epochs, or give it a generator."
                 )
-        iterator = EpochIterator(self, batches, self._ids, checksum)
+            if plan is not None and len(waiting[0]):
+                self._fetch(*waiting)
+        iterator = EpochIterator(self, candidates, checksum)
         self._current = weakref.ref(iterator)
         return iterator
+
+    def _let_go(self) -> tuple[Tensor, Tensor | None]:
+        """Ids and weights of the rows that waited when the epoch was interrupted."""
+        waiting, self.waiting = self.waiting, (torch.empty(0, dtype=torch.int64), None)
+        if self.gatherer is not None:
+            self.gatherer.clear()
+        return waiting
+
+    def _keep_waiting(self, waiting: tuple[Tensor, Tensor | None]) -> Callable[[Any, Tensor], None]:
+        """Takes from each batch the rows that waited."""
+        wanted, weights = waiting
+
+        def look(batch: Any, ids: Tensor) -> None:
+            here = torch.isin(wanted, ids)
+            if self.gatherer is None or not bool(here.any()):
+                return
+            rows = wanted[here] - ids[0]
+            part = select(self.moved(batch), rows, len(ids))
+            self.gatherer.put(part, wanted[here], None if weights is None else weights[here])
+
+        return look
+
+    def _fetch(self, ids: Tensor, weights: Tensor | None) -> None:
+        """Read rows again that were selected and not trained on when the epoch was interrupted."""
+        assert self.gatherer is not None
+        dataset: Any = self._user.dataset
+        with rng.undisturbed(self.device, self.generators()):
+            batch = self._user.collate_fn([dataset[i] for i in ids.tolist()])
+        self.gatherer.put(self.moved(batch), ids, weights)
 
     def _start_workers(self) -> None:
         """Persistent workers draw their seed when they start; an epoch that found them running did not."""
@@ -389,12 +481,63 @@ class Feed:
         self._loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
 
 
+class Drawn:
+    """Candidate batches of a map-style dataset: the ids were drawn here, the samples come from the loader."""
+
+    def __init__(self, batches: Iterator[Any], ids: IdBatches, *, ahead: bool) -> None:
+        self._batches, self._ids, self._ahead = batches, ids, ahead
+
+    def take(self) -> tuple[Any, Tensor, int]:
+        """The next batch, its ids, and how many ids are drawn by then.
+
+        Raises:
+            StopIteration: There is none.
+        """
+        if not self._ahead:
+            self._ids.on_the_way.clear()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise
+        except Exception:
+            # The failed batch was drawn; the ids of the next one must not be taken for its own.
+            if self._ids.on_the_way:
+                self._ids.on_the_way.popleft()
+            raise
+        return batch, *self._ids.on_the_way.popleft()
+
+
+class Streamed:
+    """Batches of an iterable dataset; a sample's id is its place in this epoch's stream."""
+
+    def __init__(self, batches: Iterator[Any]) -> None:
+        self._batches, self._place = batches, 0
+
+    def take(self) -> tuple[Any, Tensor, int]:
+        """The next batch, the places of its rows, and where the stream is after it.
+
+        Raises:
+            StopIteration: The stream is over.
+        """
+        batch = next(self._batches)
+        begin, self._place = self._place, self._place + rows_of(batch)
+        return batch, torch.arange(begin, self._place), self._place
+
+    def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
+        """Read again what an interrupted epoch consumed; `look` is shown every batch of it. Returns its ids."""
+        while self._place < consumed:
+            batch, ids, _ = self.take()
+            look(batch, ids)
+        return torch.arange(self._place)
+
+
 class EpochIterator:
     """One pass over a Feed."""
 
-    def __init__(self, feed: Feed, batches: Iterator[Any], ids: IdBatches, checksum: int) -> None:
-        self._feed, self._batches, self._ids, self._checksum = feed, batches, ids, checksum
-        self._done = False
+    def __init__(self, feed: Feed, candidates: Drawn | Streamed, checksum: int) -> None:
+        self._feed, self._candidates, self._checksum = feed, candidates, checksum
+        self._drawn = 0
+        self._exhausted = self._done = False
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -407,22 +550,44 @@ class EpochIterator:
             raise StopIteration
         if self._feed._current() is not self:
             raise RuntimeError("this pass over run.loader was ended by a newer one; iterate the newer one")
-        if self._feed.num_workers == 0:
-            self._ids.on_the_way.clear()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._done = True
-            self._batches = iter(())
-            self._feed._finish()
-            raise
-        except Exception:
-            # The failed batch was drawn; the ids of the next one must not be taken for its own.
-            if self._ids.on_the_way:
-                self._ids.on_the_way.popleft()
-            raise
-        ids, drawn = self._ids.on_the_way.popleft()
-        batch = self._feed.moved(batch)
-        self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)
-        self._feed._yielded(batch, ids, drawn, self._checksum)
+        gatherer = self._feed.gatherer
+        if gatherer is None:
+            try:
+                batch, ids = self._next_candidate()
+            except StopIteration:
+                self._end()
+                raise
+            self._feed._yielded(batch, ids, self._drawn, self._checksum, None)
+            return batch
+        self._gather(gatherer)
+        if not gatherer.rows or (not gatherer.full and self._feed._ids.drop_last):
+            self._end()
+            raise StopIteration
+        batch, ids, weights = gatherer.take()
+        self._feed._yielded(batch, ids, self._drawn, self._checksum, weights)
         return batch
+
+    def _next_candidate(self) -> tuple[Any, Tensor]:
+        batch, ids, self._drawn = self._candidates.take()
+        self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)
+        return self._feed.moved(batch), ids
+
+    def _gather(self, gatherer: Gatherer) -> None:
+        """Select from candidate batches until there is a full batch, or no candidate is left."""
+        choose = self._feed._choose
+        assert choose is not None
+        while not gatherer.full and not self._exhausted:
+            try:
+                batch, ids = self._next_candidate()
+            except StopIteration:
+                self._exhausted = True
+            else:
+                gatherer.add(batch, ids, choose(batch, ids))
+
+    def _end(self) -> None:
+        self._done = True
+        self._feed.seen = self._drawn
+        self._candidates = Streamed(iter(()))
+        if self._feed.gatherer is not None:
+            self._feed.gatherer.clear()
+        self._feed._finish()

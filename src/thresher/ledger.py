@@ -21,6 +21,9 @@ Found = dict[str, Tensor] | Unread
 MOST_WAITING = 2**15
 """Numbers held of steps that are closed and not yet written."""
 
+MOST_UNCOUNTED = 64
+"""Steps whose samples wait to be counted as trained."""
+
 OF_A_STEP = 2**10
 """What a step counts for whose signals are read already, so that no more than 32 wait."""
 
@@ -35,6 +38,10 @@ class Entry:
     sources: set[int] | None
     """Storages of the outputs, where only the targets named the rows."""
     new: int | Tensor
+    rows: Tensor | None = None
+    """Row numbers of those that were trained on; None for all."""
+    fresh: Tensor | None = None
+    """Which of them no other call of this step had, shape (n,), bool; None for all."""
     confirmed: bool = False
     dirty: bool = True
     written: dict[str, Tensor] | None = None
@@ -63,27 +70,31 @@ class Ledger:
     Args:
         records: Where signals go.
         cost: Where samples are counted, once a step however many calls there were.
+        trained: How often each sample was trained on, shape (N,), an integer dtype; empty where samples have no ids.
         count_steps: Count a step for each credited batch, where no optimizer tells.
     """
 
-    def __init__(self, records: Records, cost: Cost, *, count_steps: bool) -> None:
+    def __init__(self, records: Records, cost: Cost, trained: Tensor, *, count_steps: bool) -> None:
         self._records, self._cost, self._count_steps = records, cost, count_steps
         self.ids_repeat = True
         """Whether samples can come twice in an epoch, so that the order of writing matters."""
         self._open: list[Entry] = []
         self._waiting: list[Entry] = []
         self._size = 0
-        self._uncounted: list[Tensor] = []
+        self._uncounted: list[tuple[Tensor, Tensor]] = []
+        self.trained = trained
+        self._trained: list[tuple[Tensor, Tensor | None]] = []
         self.doubts: list[Tensor] = []
         """Device flags of value comparisons, to be true when the epoch ends."""
 
-    def credit(self, credit: Credit, found: Found, outputs: Any) -> None:
+    def credit(self, credit: Credit, found: Found, outputs: Any, rows: Tensor | None = None) -> None:
         """Take the signals of some rows; a second call for the same rows in a step adds to their loss.
 
         Args:
             credit: Whose they are.
             found: Signals by name, or outputs that they are read from later.
             outputs: What they came from, so that they can be withdrawn; None where both witnesses named the rows.
+            rows: Numbers of the rows that are trained on, shape (k,); None for all.
         """
         for same in self._open:
             if same.key is not None and same.key == credit.key:
@@ -91,7 +102,7 @@ class Ledger:
                 same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
                 same.dirty = True
                 return
-        entry = Entry(credit, credit.key, found, None if outputs is None else _storages(outputs), credit.group.n)
+        entry = Entry(credit, credit.key, found, None if outputs is None else _storages(outputs), credit.group.n, rows)
         if self._open:
             others = [other for other in self._open if _may_overlap(other.credit, credit)]
             if others:
@@ -110,7 +121,8 @@ class Ledger:
             old = self._records[name].index_select(0, ids).to(new.dtype)
             values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
             entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
-        entry.found, entry.new, entry.key = values, (~seen).sum(), None
+        entry.fresh = ~seen
+        entry.found, entry.new, entry.key = values, entry.fresh.sum(), None
         for other in others:
             other.key = None
 
@@ -127,15 +139,35 @@ class Ledger:
 
     def _count(self, entry: Entry) -> None:
         entry.confirmed = True
-        new, batch = entry.new, entry.credit.batch
+        new, batch, rows, fresh = entry.new, entry.credit.batch, entry.rows, entry.fresh
         if isinstance(new, int):
             self._cost.forward += new
-            self._cost.backward += new
+            self._cost.backward += new if rows is None else len(rows)
         else:
-            self._uncounted.append(new)
+            assert fresh is not None
+            self._uncounted.append((new, new if rows is None else fresh[rows].sum()))
+        ids = entry.credit.ids
+        self._trained.append(
+            (ids if rows is None else ids[rows], None if fresh is None else fresh if rows is None else fresh[rows])
+        )
+        if len(self._trained) >= MOST_UNCOUNTED:
+            self._count_trained()
         if batch is not None and not batch.credited:
             batch.credited = True
             self._cost.steps += self._count_steps
+
+    def _count_trained(self) -> None:
+        """How often each sample was trained on, of many steps together."""
+        steps, self._trained = self._trained, []
+        if not steps or not len(self.trained):
+            return
+        whole = [ids for ids, fresh in steps if fresh is None]
+        if whole:
+            ids = torch.cat(whole)
+            self.trained.index_add_(0, ids, torch.ones_like(ids, dtype=self.trained.dtype))
+        for ids, fresh in steps:
+            if fresh is not None:
+                self.trained.index_add_(0, ids, fresh.to(self.trained.dtype))
 
     def end_step(self) -> None:
         """The optimizer stepped: further losses of the same rows replace."""
@@ -192,6 +224,7 @@ class Ledger:
     def flush(self) -> None:
         """Write everything."""
         self._confirm()
+        self._count_trained()
         self._write_waiting()
         for entry in self._open:
             if entry.dirty:
@@ -200,9 +233,9 @@ class Ledger:
     def settle(self) -> None:
         """Write everything, and count what the device counted."""
         self.flush()
-        for count in self._uncounted:
-            self._cost.forward += int(count)
-            self._cost.backward += int(count)
+        for forward, backward in self._uncounted:
+            self._cost.forward += int(forward)
+            self._cost.backward += int(backward)
         self._uncounted.clear()
 
 

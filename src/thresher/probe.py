@@ -13,7 +13,7 @@ SEEDS = 4
 SAMPLES = 8
 
 
-def mixes_samples(loader: DataLoader[Any], generators: list[torch.Generator]) -> str | None:
+def collate_mixes(loader: DataLoader[Any], generators: list[torch.Generator]) -> str | None:
     """Collate the same samples in two orders and compare the rows.
 
     Sorting, mixup and CutMix in a collate function give rows that are not the samples in order; a loss would then be

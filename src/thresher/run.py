@@ -1,41 +1,45 @@
 """attach() and Run: a method in one training loop. The only place that knows all the others."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from thresher import rng
 from thresher.attribution import AttributionError, Batch, Credit, Group, Witnesses, attribute
-from thresher.checks import check_needs, check_settings, device_of, innermost, single
-from thresher.cost import Cost, Stopwatch
+from thresher.batch_stage import BatchStage, Gatherer
+from thresher.checks import check_needs, check_settings, device_of, innermost, passes_of, stages
+from thresher.cost import Cost, Stopwatch, break_even
 from thresher.criteria import Criterion, Unread, adapt
 from thresher.feed import Feed, check_loader
 from thresher.learning_rate import StepHooks
 from thresher.ledger import Ledger
-from thresher.methods import EpochMethod, name_of
-from thresher.plans import EpochPlan
-from thresher.probe import mixes_samples
-from thresher.records import Records
-from thresher.trees import leaves
+from thresher.methods import BatchMethod, EpochMethod, name_of
+from thresher.methods.full import FullData
+from thresher.plans import BatchPlan, EpochPlan
+from thresher.probe import collate_mixes
+from thresher.records import NEVER_SEEN, Column, Records
+from thresher.scoring import Scoring
+from thresher.subset import SubsetBackward, kept_rows, subset_backward
+from thresher.trees import leaves, map_leaves
 from thresher.watched import WatchedModel
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 Signals = Callable[[Any, Any], Mapping[str, Tensor]]
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 BATCHES_AHEAD = 2
 """Batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
 
 
 def attach(
-    method: EpochMethod | Sequence[EpochMethod],
+    method: EpochMethod | BatchMethod | Sequence[EpochMethod | BatchMethod],
     *,
     loader: DataLoader[Any],
     criterion: Any,
@@ -44,7 +48,7 @@ def attach(
     epochs: int,
     forward: Forward | None = None,
     forward_passes: Literal["auto", "once", "twice"] = "auto",
-    scoring: None = None,
+    scoring: Scoring | None = None,
     signals: Signals | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -56,17 +60,22 @@ def attach(
     Everything is checked before anything is changed.
 
     Args:
-        method: What decides, such as `Kakurenbo()`; a list of at most one method a stage.
-        loader: The training DataLoader, over a map-style dataset. Its settings and the order of its sampler are kept.
+        method: What decides, such as `Kakurenbo()` (before each epoch) or `SelectiveBackprop()` (in each batch); a list of at
+            most one method a stage.
+        loader: The training DataLoader. Its settings and the order of its sampler are kept. An IterableDataset will do for
+            methods that select in the batch.
         criterion: A loss of torch.nn, or a callable `(outputs, targets) -> per-sample losses`; None where the loop uses
             `run.reduce` alone.
         model: The model. Needed where the method runs passes of its own; its outputs are the second witness of whom a
-            loss belongs to. May be compiled.
+            loss belongs to. May be compiled, and is unwrapped where `forward_passes` is "once".
         optimizer: Needed where the method scales the learning rate; its steps are counted.
         epochs: Epochs of the whole training, 1 or more; schedules of methods refer to it.
         forward: `(model, batch) -> (outputs, targets)` for the run's own passes. Default: `(model(batch[0]), batch[1])`.
-        forward_passes: For methods that select in the batch, which this version does not have yet.
-        scoring: For methods that select in the batch.
+        forward_passes: How a batch method gets losses to choose by. "once": in the loop's own forward pass; `run.model` is
+            `subset_backward(model)`, so that the backward pass costs the chosen rows only. "twice", as published: in a pass
+            without gradient over each candidate batch, whose chosen rows `run.loader` gathers to full batches. "auto":
+            "once", and "twice" from the second epoch on where the model cannot be traced.
+        scoring: How losses are got with "twice": a lower precision, stale losses, a proxy model, smaller inputs.
         signals: `(outputs, targets) -> {name: (n,) tensor}` for signals that cannot be read off the criterion.
         seed: Of everything the method draws; the loop's random numbers are not touched.
         device: Where batches are moved and records live. Default: the model's device.
@@ -81,8 +90,8 @@ def attach(
         TypeError: An argument of the wrong kind, or a dataset without ids.
         ValueError: A setting out of range, or something that the method needs is missing.
     """
-    chosen = single(method)
-    check_loader(loader)
+    chosen, batch_method = stages(method)
+    check_loader(loader, plans_epochs=batch_method is None or (isinstance(method, list | tuple) and len(method) > 1))
     check_settings(epochs, forward_passes, scoring, on_nonfinite, process_group, seed)
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
@@ -92,9 +101,15 @@ def attach(
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
     adapter = None if criterion is None else adapt(criterion)
-    check_needs(chosen, adapter, model, optimizer, signals)
+    check_needs(chosen, batch_method, adapter, model, optimizer, signals)
+    streams = isinstance(loader.dataset, IterableDataset)
+    passes = passes_of(batch_method, forward_passes, scoring, model=model, adapter=adapter, streams=streams)
     return Run(
         chosen,
+        stage=None if batch_method is None else BatchStage(batch_method, seed=seed, passes=passes),
+        scoring=scoring or Scoring(),
+        may_switch=forward_passes == "auto",
+        fills=forward_passes == "twice",
         loader=loader,
         adapter=adapter,
         model=model,
@@ -121,6 +136,10 @@ class Run:
         self,
         method: EpochMethod,
         *,
+        stage: BatchStage | None,
+        scoring: Scoring,
+        may_switch: bool,
+        fills: bool,
         loader: DataLoader[Any],
         adapter: Criterion | None,
         model: nn.Module | None,
@@ -132,23 +151,43 @@ class Run:
         device: torch.device | None,
         on_nonfinite: str,
     ) -> None:
-        self.method = method
+        self.method = method if stage is None else stage.method
         self.epochs = epochs
+        self._epoch_method, self._stage, self._scoring, self._may_switch = method, stage, scoring, may_switch
+        self._fills = fills
         self._adapter, self._user_signals = adapter, signals
         self._forward, self._seed, self._on_nonfinite = forward, seed, on_nonfinite
         self._device = device or torch.device("cpu")
-        self._module = model
+        self._module = model if stage is None or stage.passes != "once" else _with_subset_backward(model)
         self._witnesses = Witnesses()
         self._stopwatch = Stopwatch(self._device)
-        self._model = None if model is None else WatchedModel(model, self._witnesses, self._stopwatch, self._device)
-        self.loader = Feed(
-            loader, begin=self._begin, yielded=self._take, finish=self._finish, upcoming=lambda: self.plan, device=device
+        self._model = (
+            None if self._module is None else WatchedModel(self._module, self._witnesses, self._stopwatch, self._device)
         )
-        self._records = Records(method.columns(), self.loader.n, self._device)
+        self.loader = Feed(
+            loader,
+            begin=self._begin,
+            yielded=self._take,
+            finish=self._finish,
+            upcoming=lambda: self.plan,
+            device=device,
+            choose=self._choose,
+            count=(lambda n: n) if stage is None else stage.method.count,
+        )
+        columns = {} if self.loader.streams else method.columns()
+        if stage is not None and not self.loader.streams:
+            for name in {"loss", *(stage.method.signals if scoring.every_epochs > 1 else ())}:
+                columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
+        self._records = Records(columns, self.loader.n, self._device)
         self._wanted = self._records.signals - {"loss"}
+        self._to_choose = self._wanted | (set() if stage is None else {*stage.method.signals} - {"loss"})
+        self._picked: list[tuple[Any, BatchPlan]] = []
+        if stage is not None and stage.passes != "once":
+            self._gather()
+        self._trained = torch.zeros(self.loader.n, dtype=torch.int16, device=self._device)
         self._cost = Cost()
-        self._ledger = Ledger(self._records, self._cost, count_steps=optimizer is None)
-        self._rows_unknown = mixes_samples(loader, self.loader.generators())
+        self._ledger = Ledger(self._records, self._cost, self._trained, count_steps=optimizer is None)
+        self._rows_unknown = None if self.loader.streams else collate_mixes(loader, self.loader.generators())
         self._hooks = None if optimizer is None else StepHooks(optimizer, self._stepped)
         self._history: list[dict[str, Any]] = []
         self._recent: list[Batch] = []
@@ -156,7 +195,7 @@ class Run:
         self._weights: Tensor | None = None
         self._epoch, self._active, self._resumed = 0, False, False
         self._batches, self._consumed, self._checksum = 0, 0, 0
-        self._warned = False
+        self._warned = self._said_in_vain = False
 
     # What the loop calls
 
@@ -194,12 +233,11 @@ class Run:
         if credit is None:
             credit = self._attribute(outputs, targets, ids)
         weights = over_n = None
-        if self._weights is not None:
-            batch = credit.batch
-            if certain and batch is not None:
-                weights, over_n = batch.weights, batch.weights_over_n
-            else:
-                weights = self._weights.index_select(0, credit.ids)
+        batch = credit.batch
+        if self._weights is not None or (batch is not None and batch.weights is not None):
+            weights, over_n = self._weights_of(credit, certain=certain)
+        if self._stage is not None and self._stage.passes == "once":
+            return self._on_chosen_rows(outputs, targets, credit, weights, None if certain else outputs)
         wanted, own = self._wanted, None
         if self._user_signals is not None:
             own = self._ask_user(outputs, targets, credit.group.n)
@@ -239,11 +277,21 @@ class Run:
         credit = self._attribute((per_sample_losses, outputs), targets, ids)
         rows = credit.group.rows(per_sample_losses)
         found = {"loss": rows.detach().mean(1), **self._signals_beside(outputs, targets, len(rows))}
-        weights = None if self._weights is None else self._weights.index_select(0, credit.ids)
-        value = per_sample_losses.mean() if weights is None else (rows.mean(1) * weights.to(rows.dtype)).mean()
-        self._ledger.credit(credit, found, (per_sample_losses, outputs))
+        weights, _ = self._weights_of(credit, certain=False)
+        chosen = None
+        if self._stage is not None and self._stage.passes == "once":
+            plan = self._chosen(credit, found)
+            chosen, weights = plan.rows, _product(plan, weights)
+            rows = rows.index_select(0, chosen)
+        if weights is not None:
+            value = (rows.mean(1) * weights.to(rows.dtype)).mean() if len(rows) else rows.sum()
+        elif chosen is not None:
+            value = rows.mean() if len(rows) else rows.sum()
+        else:
+            value = per_sample_losses.mean()
+        self._ledger.credit(credit, found, (per_sample_losses, outputs), chosen)
         if self._stopwatch.running:
-            self._stopwatch.watch(value)
+            self._stopwatch.watch(value, self._share_of_backward(len(rows), credit.group.n))
         return value
 
     @property
@@ -269,12 +317,18 @@ class Run:
 
     @property
     def plan(self) -> EpochPlan:
-        """The plan of the epoch in progress or, between epochs, of the one that comes next."""
+        """The plan of the epoch in progress or, between epochs, of the one that comes next.
+
+        Raises:
+            ValueError: The loader streams: there is nothing to plan.
+        """
+        if self.loader.streams:
+            raise ValueError("run.plan: an IterableDataset has no epoch plan; the batch method chooses in every batch")
         if self._plan is None:
             self._settle()
             generator = rng.seeded(self._seed, self._epoch)
             self._plan = self._checked(
-                self.method.plan_epoch(self._records, epoch=self._epoch, epochs=self.epochs, generator=generator)
+                self._epoch_method.plan_epoch(self._records, epoch=self._epoch, epochs=self.epochs, generator=generator)
             )
         return self._plan
 
@@ -283,6 +337,12 @@ class Run:
         """What is remembered of every sample, up to the last call of the criterion."""
         self._ledger.flush()
         return self._records
+
+    @property
+    def trained(self) -> Tensor:
+        """How often each sample was put through a backward pass, shape (N,), int16; empty for a stream."""
+        self._ledger.flush()
+        return self._trained
 
     @property
     def cost(self) -> Cost:
@@ -299,27 +359,32 @@ class Run:
 
     # An epoch
 
-    def _begin(self) -> tuple[EpochPlan, int, int]:
+    def _begin(self) -> tuple[EpochPlan | None, int, int]:
         if self._active and self._consumed and not self._resumed:
             self._end_epoch(complete=False)
-        plan, resumed = self.plan, self._resumed
+        plan, resumed = self._plan_if_any(), self._resumed
         self._resumed = False
         if not resumed:
             self._close_books()
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
-        self._ledger.ids_repeat = plan.drawn or not self.loader.yields_once
+            self._switch_if_plain()
+        self._ledger.ids_repeat = plan is None or plan.drawn or not self.loader.yields_once
         self._active = True
         self._weights = None
-        if plan.weights is not None:
+        if plan is not None and plan.weights is not None:
             table = torch.ones(self.loader.n).index_copy_(0, plan.ids, plan.weights)
             self._weights = table.to(self._device)
         if self._hooks is not None:
-            self._hooks.scale = plan.lr_scale
+            self._hooks.scale = 1.0 if plan is None else plan.lr_scale
         return plan, self._consumed, self._checksum
 
-    def _take(self, batch: Any, ids: Tensor, consumed: int, checksum: int) -> None:
+    def _plan_if_any(self) -> EpochPlan | None:
+        return None if self.loader.streams else self.plan
+
+    def _take(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None) -> None:
         """A batch is on its way to the loop."""
+        self._picked.clear()
         self._check_forward(batch)
         held = self._recent[1 - BATCHES_AHEAD :]
         self._ledger.next_batch(set(held))
@@ -330,6 +395,10 @@ class Run:
         record = Batch(ids, self._batches, unknown=self._rows_unknown, all_count=_none_ignored(batch))
         if self._weights is not None:
             record.weights = self._weights.index_select(0, ids)
+        if weights is not None:
+            weights = weights.to(self._device, non_blocking=True)
+            record.weights = weights if record.weights is None else record.weights * weights
+        if record.weights is not None:
             record.weights_over_n = record.weights / len(ids)
         self._recent = [*held, record]
         self._witnesses.remember_batch(record, leaves(batch))
@@ -340,29 +409,27 @@ class Run:
 
     def _finish(self) -> None:
         """The epoch is exhausted: refresh, and look at what the device has to say."""
-        plan = self.plan
+        plan = self._plan_if_any()
         rest = max(0, self.loader.candidates - self._consumed)
         self._cost.full_forward += rest
         self._cost.full_backward += rest
         self._ledger.flush()
-        if plan.refresh is not None and plan.refresh.numel():
+        if plan is not None and plan.refresh is not None and plan.refresh.numel():
             self._refresh(plan.refresh)
         self._end_epoch(complete=True)
         self._settle()
 
     def _end_epoch(self, *, complete: bool) -> None:
-        assert self._plan is not None
         plan = self._plan
-        self._history.append(
-            {
-                "epoch": self._epoch,
-                "complete": complete,
-                "kept": len(plan.ids),
-                "refreshed": 0 if plan.refresh is None or not complete else len(plan.refresh),
-                "lr_scale": plan.lr_scale,
-                **plan.facts,
-            }
-        )
+        entry: dict[str, Any] = {"epoch": self._epoch, "complete": complete}
+        if plan is not None:
+            refreshed = 0 if plan.refresh is None or not complete else len(plan.refresh)
+            entry |= {"kept": len(plan.ids), "refreshed": refreshed, "lr_scale": plan.lr_scale, **plan.facts}
+        if self._stage is not None:
+            own = self._stage.facts()
+            entry |= own if _is_default(self._epoch_method) else {f"batch_{name}": value for name, value in own.items()}
+            self._warn_if_in_vain()
+        self._history.append(entry)
         self._epoch += 1
         self._plan, self._active, self._consumed = None, False, 0
 
@@ -414,29 +481,150 @@ class Run:
             raise AttributionError(f"Cannot refresh losses: the rows of a batch are not its samples: {self._rows_unknown}")
         assert self._module is not None
         assert self._adapter is not None
-        module, watched = self._module, self.model
+        with self._own_pass(self._module, training=getattr(self._epoch_method, "refresh", "eval") == "train"):
+            for batch, batch_ids in self.loader.passes(ids):
+                found = self._signals_of(self._module, batch, len(batch_ids), self._wanted)
+                self._records.write(batch_ids.to(self._device), found)
+                self._cost.refresh += len(batch_ids)
+                self._cost.forward += len(batch_ids)
+
+    @contextmanager
+    def _own_pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:
+        """Forward passes of the run itself: the loop's random numbers and modes go on as if they had not been."""
         modes = {part: part.training for part in module.modules()}
-        module.train(getattr(self.method, "refresh", "eval") == "train")
-        autocast = nullcontext() if watched.autocast is None else torch.autocast(self._device.type, dtype=watched.autocast)
+        module.train(training)
+        dtype = dtype or self.model.autocast
+        autocast = nullcontext() if dtype in (None, torch.float32) else torch.autocast(self._device.type, dtype=dtype)
         try:
             with rng.undisturbed(self._device, self.loader.generators()), torch.no_grad(), autocast:
-                for batch, batch_ids in self.loader.passes(ids):
-                    outputs, targets = self._own_forward(module, batch)
-                    n = len(batch_ids)
-                    own = {} if self._user_signals is None else self._ask_user(outputs, targets, n)
-                    found = self._adapter.signals(outputs, targets, Group(n, None), self._wanted - own.keys())
-                    self._records.write(batch_ids.to(self._device), {**found, **own})
-                    self._cost.refresh += n
-                    self._cost.forward += n
+                yield
         finally:
-            for part, training in modes.items():
-                part.training = training
+            for part, was_training in modes.items():
+                part.training = was_training
+
+    def _signals_of(self, module: nn.Module, batch: Any, n: int, wanted: set[str]) -> dict[str, Tensor]:
+        """Signals of one batch in a pass of the run's own."""
+        assert self._adapter is not None
+        outputs, targets = self._own_forward(module, batch)
+        own = {} if self._user_signals is None else self._ask_user(outputs, targets, n)
+        return {**self._adapter.signals(outputs, targets, Group(n, None), wanted - own.keys()), **own}
+
+    # Selection inside the batch
+
+    def _gather(self) -> None:
+        """From now on the loader selects before the loop sees a batch."""
+        assert self._stage is not None
+        batch_size = self.loader.batch_size if self._stage.passes == "twice" or self._fills else None
+        self.loader.gatherer = Gatherer(batch_size)
+
+    def _switch_if_plain(self) -> None:
+        """With forward_passes="auto", a model that turned out not to be traceable is scored by passes of its own."""
+        stage = self._stage
+        if stage is None or stage.passes != "once" or not self._may_switch or not _uses_plain_model(self._module):
+            return
+        stage.passes = "twice"
+        self._gather()
+
+    def _choose(self, batch: Any, ids: Tensor) -> BatchPlan:
+        """The rows of a candidate batch that the loop gets to see."""
+        assert self._stage is not None
+        here = ids.to(self._device, non_blocking=True)
+        return self._stage.plan(here, {} if self._stage.passes == "none" else self._score(batch, here))
+
+    def _score(self, batch: Any, ids: Tensor) -> dict[str, Tensor]:
+        """Signals of a candidate batch before the loop sees it: recorded ones, or by a pass of the run's own."""
+        scoring = self._scoring
+        if scoring.losses is not None:
+            return {"loss": scoring.losses.to(self._device).index_select(0, ids)}
+        if self._epoch % scoring.every_epochs:
+            self._ledger.flush()
+            return {name: self._records[name].index_select(0, ids) for name in self._stage_signals()}
+        module = scoring.model or self._module
+        assert module is not None
+        shrunk = batch
+        if scoring.input_scale != 1:
+            pair = isinstance(batch, tuple | list) and len(batch) == 2
+            shrunk = (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
+        with self._own_pass(module, dtype=scoring.dtype):
+            found = self._signals_of(module, shrunk, len(ids), self._to_choose)
+        self._records.write(ids, found)
+        self._cost.scoring += len(ids)
+        self._cost.forward += len(ids)
+        return found
+
+    def _stage_signals(self) -> tuple[str, ...]:
+        assert self._stage is not None
+        return self._stage.method.signals
+
+    def _chosen(self, credit: Credit, found: Mapping[str, Tensor]) -> BatchPlan:
+        """The method's answer for some rows; the same one for a second loss of the same rows in a step."""
+        assert self._stage is not None
+        for key, plan in self._picked:
+            if key is not None and key == credit.key:
+                return plan
+        plan = self._stage.plan(credit.ids, found)
+        self._picked.append((credit.key, plan))
+        return plan
+
+    def _on_chosen_rows(self, outputs: Any, targets: Any, credit: Credit, weights: Tensor | None, sources: Any) -> Tensor:
+        """The criterion over the rows that the batch method chooses by the losses of all."""
+        assert self._adapter is not None
+        group = credit.group
+        own = {} if self._user_signals is None else self._ask_user(outputs, targets, group.n)
+        found = {**self._adapter.signals(outputs, targets, group, self._to_choose - own.keys()), **own}
+        plan = self._chosen(credit, found)
+        rows, weights = plan.rows, _product(plan, weights)
+        k = len(rows)
+        outputs, targets = (_take_rows(tree, rows, group) for tree in (outputs, targets))
+        if not k:
+            value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.requires_grad]).sum()
+        elif weights is None:
+            value = self._adapter.value(outputs, targets)
+        else:
+            value = self._adapter.measure(outputs, targets, Group(k, group.repeat), weights=weights, wanted=set()).value
+        self._ledger.credit(credit, found, sources, rows)
+        if self._stopwatch.running:
+            self._stopwatch.watch(value, self._share_of_backward(k, group.n))
+        return value
+
+    def _share_of_backward(self, k: int, n: int) -> float:
+        """What part of a whole batch's backward pass will run."""
+        once = self._stage is not None and self._stage.passes == "once" and not _uses_plain_model(self._module)
+        return k / n if once else 1.0
+
+    def _warn_if_in_vain(self) -> None:
+        """Say once that scoring costs more than it saves on this model, as measured."""
+        stage, ratio, cost = self._stage, self._stopwatch.ratio(), self._cost
+        scoring = self._scoring
+        cheaper = scoring.losses is not None or scoring.model or scoring.dtype or scoring.input_scale != 1
+        if stage is None or stage.passes != "twice" or cheaper or self._said_in_vain or not ratio or not cost.full_backward:
+            return
+        keep, most = cost.backward / cost.full_backward, 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
+        if keep <= most:
+            return
+        self._said_in_vain = True
+        warnings.warn(
+            f"{type(stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on this "
+            f"model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
+            f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once.",
+            stacklevel=4,
+        )
 
     # Parts of a call
 
+    def _weights_of(self, credit: Credit, *, certain: bool) -> tuple[Tensor | None, Tensor | None]:
+        """Weights of some rows, and the same over their number where that is at hand; None where all are 1."""
+        batch = credit.batch
+        if certain and batch is not None:
+            return batch.weights, batch.weights_over_n
+        if batch is not None and batch.weights is not None and credit.positions is not None:
+            rows = credit.positions
+            return batch.weights[rows.start : rows.stop : rows.step], None
+        return None if self._weights is None else self._weights.index_select(0, credit.ids), None
+
     def _attribute(self, outputs: Any, targets: Any, ids: Tensor | None) -> Credit:
         try:
-            return attribute(self._witnesses, outputs, targets, ids, n=self.loader.n, recent=self._recent)
+            return attribute(self._witnesses, outputs, targets, ids, n=self.loader.n or 2**62, recent=self._recent)
         except AttributionError:
             self._ledger.withdraw(outputs)
             raise
@@ -475,15 +663,19 @@ class Run:
     def _check_forward(self, batch: Any) -> None:
         """Fail before training, not when the first epoch is over."""
         readable = isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) == 2)
-        if self._batches == 0 and self._forward is None and getattr(self.method, "refreshes", False) and not readable:
+        if self._batches == 0 and self._forward is None and self._runs_passes() and not readable:
             raise ValueError(
                 f"`forward` is needed: {type(self.method).__name__} runs passes of its own, and a batch that is "
                 f"{type(batch).__name__} does not tell inputs from targets. "
                 "Pass attach(forward=lambda model, batch: (outputs, targets))."
             )
 
+    def _runs_passes(self) -> bool:
+        scores = self._stage is not None and self._stage.passes == "twice" and self._scoring.losses is None
+        return scores or bool(getattr(self._epoch_method, "refreshes", False))
+
     def _checked(self, plan: Any) -> EpochPlan:
-        name = type(self.method).__name__
+        name = type(self._epoch_method).__name__
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
         plan.check(self.loader.n)
@@ -499,6 +691,7 @@ class Run:
 
     def _stepped(self) -> None:
         self._cost.steps += 1
+        self._picked.clear()
         self._ledger.end_step()
 
     # Saving and leaving
@@ -514,12 +707,13 @@ class Run:
                 "a resumed run goes on after it",
                 stacklevel=2,
             )
-        plan = self.plan
+        plan = self._plan_if_any()
         self._close_books()
+        gatherer = self.loader.gatherer
         return {
             "version": STATE_VERSION,
-            "method": name_of(self.method),
-            "settings": repr(self.method),
+            "method": self._name(),
+            "settings": self._settings(),
             "n": self.loader.n,
             "epochs": self.epochs,
             "seed": self._seed,
@@ -527,7 +721,11 @@ class Run:
             "active": self._active,
             "consumed": self._consumed,
             "checksum": self._checksum,
-            "plan": {**vars(plan), "facts": dict(plan.facts)},
+            "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts)},
+            "batch_stage": None if self._stage is None else self._stage.state_dict(),
+            "passes": None if self._stage is None else self._stage.passes,
+            "waiting": None if gatherer is None else {"ids": gatherer.ids, "weights": gatherer.weights},
+            "trained": self.trained.clone(),
             "records": self.records.state_dict(),
             "cost": asdict(self.cost),
             "history": [dict(entry) for entry in self._history],
@@ -551,7 +749,11 @@ class Run:
         self._records.load_state_dict(state["records"])
         vars(self._cost).update(state["cost"])
         self._history = [dict(entry) for entry in state["history"]]
-        self._plan = EpochPlan(**state["plan"])
+        self._plan = None if state["plan"] is None else EpochPlan(**state["plan"])
+        self._trained.copy_(state["trained"])
+        self._picked.clear()
+        if self._stage is not None:
+            self._load_stage(state)
         self._epoch, self._active = state["epoch"], state["active"]
         self._consumed, self._checksum = state["consumed"], state["checksum"]
         self._resumed = self._active
@@ -561,10 +763,26 @@ class Run:
         if restore_rng:
             rng.restore(state["rng"], self._device, self.loader.generators())
 
+    def _load_stage(self, state: Mapping[str, Any]) -> None:
+        assert self._stage is not None
+        self._stage.load_state_dict(state["batch_stage"])
+        if state["passes"] == "twice" and self._stage.passes == "once":
+            self._stage.passes = "twice"
+            self._gather()
+        if state["waiting"] is not None:
+            self.loader.waiting = state["waiting"]["ids"].clone(), state["waiting"]["weights"]
+
+    def _name(self) -> str:
+        names = [name_of(self._epoch_method)] if self._stage is None or not _is_default(self._epoch_method) else []
+        return "+".join(names + ([] if self._stage is None else [name_of(self._stage.method)]))
+
+    def _settings(self) -> str:
+        return repr(self._epoch_method) if self._stage is None else f"{self._epoch_method!r} {self._stage.method!r}"
+
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
             raise ValueError(f"load_state_dict: a state of version {state.get('version')}, this is version {STATE_VERSION}")
-        own = name_of(self.method)
+        own = self._name()
         if state["method"] != own:
             raise ValueError(f"load_state_dict: the state is of method {state['method']!r}, this run has {own!r}")
         if state["n"] != self.loader.n:
@@ -572,9 +790,13 @@ class Run:
         columns = set(state["records"])
         if columns != set(self._records):
             raise ValueError(f"load_state_dict: the state has columns {sorted(columns)}, this run {sorted(self._records)}")
-        if state["settings"] != repr(self.method):
+        if self._stage is not None and state["passes"] != self._stage.passes and not self._may_switch:
+            raise ValueError(
+                f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {self._stage.passes!r}"
+            )
+        if state["settings"] != self._settings():
             warnings.warn(
-                f"load_state_dict: the state was saved with {state['settings']}, this run has {self.method!r}", stacklevel=3
+                f"load_state_dict: the state was saved with {state['settings']}, this run has {self._settings()}", stacklevel=3
             )
 
     def _recent_after_flush(self) -> list[Batch]:
@@ -590,6 +812,43 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({self.method!r}, epoch {self._epoch} of {self.epochs}, {self.loader.n} samples)"
+
+
+def _with_subset_backward(model: nn.Module | None) -> nn.Module | None:
+    """The model with a backward pass that costs only the chosen rows; one that has it already is left as it is."""
+    if model is None or any(isinstance(part, SubsetBackward) for part in model.modules()):
+        return model
+    return subset_backward(getattr(model, "_orig_mod", model))
+
+
+def _uses_plain_model(model: nn.Module | None) -> bool:
+    """Whether the model turned out not to be traceable."""
+    found = () if model is None else (part for part in model.modules() if isinstance(part, SubsetBackward))
+    return any(part.fallback is not None for part in found)
+
+
+def _take_rows(tree: Any, rows: Tensor, group: Group) -> Any:
+    """The rows of some samples in every tensor that has all of them."""
+
+    def take(leaf: Tensor) -> Tensor:
+        per = len(leaf) // group.n if leaf.dim() else 0
+        if not per or len(leaf) != group.n * per or per not in (1, group.repeat or per):
+            return leaf
+        return kept_rows(leaf, rows.to(leaf.device, non_blocking=True), group.n)
+
+    return map_leaves(take, tree)
+
+
+def _product(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
+    """Weights of the chosen rows, from the epoch's plan and the batch's."""
+    if weights is None:
+        return plan.weights
+    weights = weights.index_select(0, plan.rows)
+    return weights if plan.weights is None else weights * plan.weights
+
+
+def _is_default(method: Any) -> bool:
+    return isinstance(method, FullData)
 
 
 def _none_ignored(batch: Any) -> bool:

@@ -25,6 +25,7 @@ class Scoring:
             stale Selective-Backprop does (every third in its code).
         model: Scores in place of the trained model; None: the trained model itself.
         input_scale: Factor on the sizes of the inputs, (0, 1]; see `shrink`.
+        losses: Losses recorded elsewhere, one a sample of the dataset, shape (N,), floating point: nothing is scored.
 
     Raises:
         TypeError: An argument of the wrong type.
@@ -35,6 +36,7 @@ class Scoring:
     every_epochs: int = 1
     model: nn.Module | None = None
     input_scale: float = 1.0
+    losses: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
@@ -51,6 +53,11 @@ class Scoring:
             raise TypeError(f"Scoring: `model` must be a torch.nn.Module or None, got {type(self.model).__name__}")
         if not isinstance(self.input_scale, int | float) or isinstance(self.input_scale, bool):
             raise TypeError(f"Scoring: `input_scale` must be a number, got {self.input_scale!r}")
+        if self.losses is not None and not (isinstance(self.losses, Tensor) and self.losses.is_floating_point()):
+            got = self.losses.dtype if isinstance(self.losses, Tensor) else type(self.losses).__name__
+            raise TypeError(f"Scoring: `losses` must be a floating-point tensor or None, got {got}")
+        if self.losses is not None and self.losses.dim() != 1:
+            raise ValueError(f"Scoring: `losses` must have shape (N,), got {tuple(self.losses.shape)}")
         if not 0 < self.input_scale <= 1:
             raise ValueError(f"Scoring: `input_scale` is a factor on the inputs' sizes, within (0, 1], got {self.input_scale}")
 
