@@ -21,8 +21,8 @@ Found = dict[str, Tensor] | Unread
 MOST_WAITING = 2**15
 """Numbers held of steps that are closed and not yet written."""
 
-MOST_UNCOUNTED = 64
-"""Steps whose samples wait to be counted as trained."""
+MOST_UNCOUNTED = 2**16
+"""Samples that wait to be counted as trained."""
 
 OF_A_STEP = 2**10
 """What a step counts for whose signals are read already, so that no more than 32 wait."""
@@ -44,7 +44,14 @@ class Entry:
     """Which of them no other call of this step had, shape (n,), bool; None for all."""
     confirmed: bool = False
     dirty: bool = True
+    counted: bool = False
+    """Whether its samples were counted as trained."""
     written: dict[str, Tensor] | None = None
+
+    @property
+    def trained(self) -> Tensor:
+        """Ids of the rows that were trained on."""
+        return self.credit.ids if self.rows is None else self.credit.ids[self.rows]
 
     @property
     def size(self) -> int:
@@ -82,8 +89,8 @@ class Ledger:
         self._waiting: list[Entry] = []
         self._size = 0
         self._uncounted: list[tuple[Tensor, Tensor]] = []
-        self.trained = trained
-        self._trained: list[tuple[Tensor, Tensor | None]] = []
+        self._table, self._uncounted_samples = trained, 0
+        self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
         """Device flags of value comparisons, to be true when the epoch ends."""
 
@@ -146,28 +153,9 @@ class Ledger:
         else:
             assert fresh is not None
             self._uncounted.append((new, new if rows is None else fresh[rows].sum()))
-        ids = entry.credit.ids
-        self._trained.append(
-            (ids if rows is None else ids[rows], None if fresh is None else fresh if rows is None else fresh[rows])
-        )
-        if len(self._trained) >= MOST_UNCOUNTED:
-            self._count_trained()
         if batch is not None and not batch.credited:
             batch.credited = True
             self._cost.steps += self._count_steps
-
-    def _count_trained(self) -> None:
-        """How often each sample was trained on, of many steps together."""
-        steps, self._trained = self._trained, []
-        if not steps or not len(self.trained):
-            return
-        whole = [ids for ids, fresh in steps if fresh is None]
-        if whole:
-            ids = torch.cat(whole)
-            self.trained.index_add_(0, ids, torch.ones_like(ids, dtype=self.trained.dtype))
-        for ids, fresh in steps:
-            if fresh is not None:
-                self.trained.index_add_(0, ids, fresh.to(self.trained.dtype))
 
     def end_step(self) -> None:
         """The optimizer stepped: further losses of the same rows replace."""
@@ -199,6 +187,7 @@ class Ledger:
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.credit.ids for entry in waiting])
             self._records.write(ids, _together([entry.found for entry in waiting]))
+            self._count_trained(*waiting)
             return
         for entry in waiting:
             self._write(entry)
@@ -209,6 +198,29 @@ class Ledger:
             values = self._where_certain(entry)
         self._records.write(entry.credit.ids, values, entry.written)
         entry.written, entry.dirty = values, False
+        if not entry.counted:
+            entry.counted = True
+            self._count_trained(entry)
+
+    def _count_trained(self, *entries: Entry) -> None:
+        """Samples trained on are counted many at a time: a table of all samples is far from the processor."""
+        for entry in entries:
+            ids, fresh, rows = entry.trained, entry.fresh, entry.rows
+            if fresh is None:
+                self._trained.append(ids)
+            elif len(self._table):
+                self._table.index_add_(0, ids, (fresh if rows is None else fresh[rows]).to(self._table.dtype))
+            self._uncounted_samples += len(ids)
+        if self._uncounted_samples > MOST_UNCOUNTED:
+            self.count_trained()
+
+    def count_trained(self) -> Tensor:
+        """How often each sample was trained on, up to what was written; shape (N,)."""
+        if self._trained and len(self._table):
+            ids = torch.cat(self._trained)
+            self._table.index_add_(0, ids, torch.ones_like(ids, dtype=self._table.dtype))
+        self._trained, self._uncounted_samples = [], 0
+        return self._table
 
     def _where_certain(self, entry: Entry) -> dict[str, Tensor]:
         """Values to write while the device still compares: the old ones where the comparison fails."""
@@ -224,7 +236,6 @@ class Ledger:
     def flush(self) -> None:
         """Write everything."""
         self._confirm()
-        self._count_trained()
         self._write_waiting()
         for entry in self._open:
             if entry.dirty:

@@ -184,9 +184,9 @@ class Run:
         self._picked: list[tuple[Any, BatchPlan]] = []
         if stage is not None and stage.passes != "once":
             self._gather()
-        self._trained = torch.zeros(self.loader.n, dtype=torch.int16, device=self._device)
         self._cost = Cost()
-        self._ledger = Ledger(self._records, self._cost, self._trained, count_steps=optimizer is None)
+        trained = torch.zeros(self.loader.n, dtype=torch.int16, device=self._device)
+        self._ledger = Ledger(self._records, self._cost, trained, count_steps=optimizer is None)
         self._rows_unknown = None if self.loader.streams else collate_mixes(loader, self.loader.generators())
         self._hooks = None if optimizer is None else StepHooks(optimizer, self._stepped)
         self._history: list[dict[str, Any]] = []
@@ -232,10 +232,10 @@ class Run:
         certain = credit is not None
         if credit is None:
             credit = self._attribute(outputs, targets, ids)
-        weights = over_n = None
-        batch = credit.batch
-        if self._weights is not None or (batch is not None and batch.weights is not None):
-            weights, over_n = self._weights_of(credit, certain=certain)
+        if certain and credit.batch is not None:
+            weights, over_n = credit.batch.weights, credit.batch.weights_over_n
+        else:
+            weights, over_n = self._weights_of(credit), None
         if self._stage is not None and self._stage.passes == "once":
             return self._on_chosen_rows(outputs, targets, credit, weights, None if certain else outputs)
         wanted, own = self._wanted, None
@@ -277,7 +277,7 @@ class Run:
         credit = self._attribute((per_sample_losses, outputs), targets, ids)
         rows = credit.group.rows(per_sample_losses)
         found = {"loss": rows.detach().mean(1), **self._signals_beside(outputs, targets, len(rows))}
-        weights, _ = self._weights_of(credit, certain=False)
+        weights = self._weights_of(credit)
         chosen = None
         if self._stage is not None and self._stage.passes == "once":
             plan = self._chosen(credit, found)
@@ -342,7 +342,7 @@ class Run:
     def trained(self) -> Tensor:
         """How often each sample was put through a backward pass, shape (N,), int16; empty for a stream."""
         self._ledger.flush()
-        return self._trained
+        return self._ledger.count_trained()
 
     @property
     def cost(self) -> Cost:
@@ -612,15 +612,13 @@ class Run:
 
     # Parts of a call
 
-    def _weights_of(self, credit: Credit, *, certain: bool) -> tuple[Tensor | None, Tensor | None]:
-        """Weights of some rows, and the same over their number where that is at hand; None where all are 1."""
+    def _weights_of(self, credit: Credit) -> Tensor | None:
+        """Weights of some rows; None where all are 1."""
         batch = credit.batch
-        if certain and batch is not None:
-            return batch.weights, batch.weights_over_n
         if batch is not None and batch.weights is not None and credit.positions is not None:
             rows = credit.positions
-            return batch.weights[rows.start : rows.stop : rows.step], None
-        return None if self._weights is None else self._weights.index_select(0, credit.ids), None
+            return batch.weights[rows.start : rows.stop : rows.step]
+        return None if self._weights is None else self._weights.index_select(0, credit.ids)
 
     def _attribute(self, outputs: Any, targets: Any, ids: Tensor | None) -> Credit:
         try:
@@ -750,7 +748,7 @@ class Run:
         vars(self._cost).update(state["cost"])
         self._history = [dict(entry) for entry in state["history"]]
         self._plan = None if state["plan"] is None else EpochPlan(**state["plan"])
-        self._trained.copy_(state["trained"])
+        self._ledger.count_trained().copy_(state["trained"])
         self._picked.clear()
         if self._stage is not None:
             self._load_stage(state)

@@ -70,6 +70,10 @@ class BatchMethod(Protocol):
         """What it remembers before the first step."""
         ...
 
+    def count(self, n: int) -> int | None:
+        """How many rows of a batch of n are kept, where that is known before the losses are; else None."""
+        ...
+
     def plan_batch(self, signals: Any, state: State, *, step: int, generator: Any) -> tuple[Any, State]:
         """A `thresher.BatchPlan` and the next state, a new dict: pure, and the samples' own whatever their rows.
 

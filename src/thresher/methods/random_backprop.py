@@ -39,6 +39,10 @@ class RandomBackprop:
         """Nothing is remembered."""
         return {}
 
+    def count(self, n: int) -> int | None:
+        """A fixed share of each batch."""
+        return max(1, share(self.keep, n))
+
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:

@@ -140,6 +140,10 @@ class SelectiveBackprop:
         """With `beta` the history, still empty: its length is how far it is filled."""
         return {} if self.keep is not None else {"history": torch.empty(0, dtype=torch.float32)}
 
+    def count(self, n: int) -> int | None:
+        """A fixed share of each batch with `keep`; chance with `beta`."""
+        return None if self.keep is None or self.warmup_steps else max(1, share(self.keep, n))
+
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
