@@ -2,13 +2,17 @@
 # make test    the tests, which is what CI runs
 # make check   style and types
 # make bench   selection overhead, into benchmarks/results/
+# make fashion, make time-to-target
+#              experiments on Fashion-MNIST of up to 40 minutes each, into benchmarks/results/ and docs/figures/; they go on
+#              where they were stopped
 
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
+RESULTS := benchmarks/results
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench fashion fashion-cnn fashion-resnet8 time-to-target clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -42,6 +46,23 @@ check: .venv/for-checks
 
 bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.overhead
+
+SELECTIVE := selective_backprop:keep=0.33:forward_passes
+FASHION := $(SELECTIVE)=once,$(SELECTIVE)=twice,random_backprop:keep=0.33
+
+fashion: fashion-cnn fashion-resnet8
+
+fashion-cnn: .venv/installed
+	$(BIN)/thresher compare --task fashion-mnist@20000 --methods $(FASHION) --epochs 10 --out runs/$@
+	cp runs/$@/results.json $(RESULTS)/$@.json
+
+fashion-resnet8: .venv/installed
+	$(BIN)/thresher compare --task fashion-mnist-resnet8@15000 --methods $(FASHION) --epochs 10 --out runs/$@
+	cp runs/$@/results.json $(RESULTS)/$@.json
+
+time-to-target: .venv/installed
+	$(BIN)/thresher time-to-target --task fashion-mnist --epochs 10 --out runs/$@ \
+		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
 
 clean:
 	rm -rf .venv dist runs .pytest_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@ import thresher
 from thresher.cli.compare import compare
 from thresher.cli.demo import demo
 from thresher.cli.methods import methods
+from thresher.cli.time_to_target import time_to_target
 
 app = typer.Typer(
     help="Train on the samples that still teach, skip the rest, and show what it cost.",
@@ -15,7 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, compare, methods):
+for command in (demo, compare, time_to_target, methods):
     app.command()(command)
 
 

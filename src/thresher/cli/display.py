@@ -17,7 +17,7 @@ REFRESH_PER_SECOND = 2
 
 CAPTION = """\
 cost, CPU time: shares of full training
-uniform@: a random subset each epoch, at the cost of the method above it
+at the cost of the method above them: uniform@, a random subset each epoch; shorter@, full data for fewer epochs
 """
 
 
@@ -50,7 +50,7 @@ class Lines(Watcher):
     def planned(self, runs: int, epochs: int) -> None:
         """Remember how many there are."""
         self._runs = runs
-        self._say(f"{runs} runs of {epochs} epochs")
+        self._say(f"up to {runs} runs of {epochs} epochs")
 
     def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
         """Say what came out."""
@@ -58,6 +58,11 @@ class Lines(Watcher):
         took = "kept from before" if reused else f"{run['wall_s']:.1f} s"
         metric = run["metric"]
         self._say(f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {percent(metric['value'])}, {took}")
+
+    def shared(self, job: Job) -> None:
+        """Say that there is one run fewer."""
+        self._runs -= 1
+        self._say(f"{job.name}: a control of several methods, trained once")
 
     def _say(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -80,8 +85,9 @@ class Bars(Lines):
         self._progress.update(self._all, total=runs * epochs)
 
     def started(self, job: Job) -> None:
-        """Show its bar."""
-        self._bars[job.key] = self._progress.add_task(f"  {job.name}", total=self._epochs, note="")
+        """Show its bar; a run that is shorter takes less of the whole."""
+        self._bars[job.key] = self._progress.add_task(f"  {job.name}", total=job.epochs(self._epochs), note="")
+        self._less(self._epochs - job.epochs(self._epochs))
 
     def advanced(self, job: Job, epochs: int, metric: float) -> None:
         """Move its bar and that of the whole."""
@@ -92,9 +98,21 @@ class Bars(Lines):
         """Take its bar away; what was kept from before is no part of the time left."""
         super().finished(job, run, reused=reused)
         if reused:
-            self._progress.update(self._all, total=(self._progress.tasks[0].total or 0) - self._epochs)
+            self._less(self._epochs)
         else:
-            self._progress.remove_task(self._bars.pop(job.key))
+            bar = self._bars.pop(job.key)
+            [left] = [task.remaining for task in self._progress.tasks if task.id == bar]
+            self._less(int(left or 0))
+            self._progress.remove_task(bar)
+
+    def shared(self, job: Job) -> None:
+        """What is trained once is counted once."""
+        super().shared(job)
+        self._less(self._epochs)
+
+    def _less(self, epochs: int) -> None:
+        """The whole is shorter than planned."""
+        self._progress.update(self._all, total=(self._progress.tasks[0].total or 0) - epochs)
 
 
 def percent(share: float) -> str:
@@ -108,7 +126,8 @@ def summary_table(results: dict[str, Any]) -> Table:
     seeds = len({run["seed"] for run in results["runs"]})
     title = f"{results['task']}, {results['epochs']} epochs, {seeds} seed{'s' if seeds > 1 else ''}, {results['device']}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("\nmethod", no_wrap=True)
+    words = [word for row in results["summary"] for word in row["method"].split()]
+    table.add_column("\nmethod", min_width=max(map(len, words)))
     for heading in (f"{metric},\n%", "difference to full\n[95 % interval]", "\ncost", "CPU\ntime"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("\nverdict", min_width=12)
@@ -122,6 +141,26 @@ def summary_table(results: dict[str, Any]) -> Table:
             row["verdict"],
         )
     return table
+
+
+def targets_table(measured: dict[str, Any]) -> Table:
+    """What `time_to_target.measure` found: cost and CPU time to each target, as shares of what full training took."""
+    table = Table(title="to reach an error of", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("\nmethod", overflow="fold")
+    table.add_column("error at\nthe end", justify="right", no_wrap=True)
+    for target in measured["targets"]:
+        table.add_column(f"{percent(target['error'])} ({target['factor']:g}x)\ncost, CPU, seeds", justify="right", no_wrap=True)
+    for arm in measured["arms"]:
+        cells = [_share(reached) for reached in arm["reached"]]
+        table.add_row(arm["method"], percent(arm["error"]), *cells)
+    return table
+
+
+def _share(reached: dict[str, Any]) -> str:
+    seeds = f"{reached['seeds']}/{reached['of']}"
+    if reached["cost_to_full"] is None:
+        return f"not reached, {seeds}"
+    return f"{reached['cost_to_full']:.2f}, {reached['cpu_to_full']:.2f}, {seeds}"
 
 
 def _mean(row: dict[str, Any]) -> str:

@@ -1,22 +1,20 @@
-"""Methods against full training and against random subsets of the same cost, on the same seeds."""
+"""Methods against full training and against controls of the same cost, on the same seeds."""
 
 import platform
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import thresher
-from thresher.cost import Cost
-from thresher.experiments.job import FULL, Job
+from thresher.experiments.job import CONTROLS, FULL, Control, Job
 from thresher.experiments.specs import MethodSpec
 from thresher.experiments.store import Store
 from thresher.experiments.summary import summarise
 from thresher.experiments.tasks import task_of
-from thresher.experiments.training import TEXTBOOK
+from thresher.experiments.training import TEXTBOOK, with_costs
 from thresher.experiments.workers import Advanced, Workers
 
 Results = dict[str, Any]
@@ -26,7 +24,7 @@ class Watcher:
     """Told what happens in a comparison; override what is of interest."""
 
     def planned(self, runs: int, epochs: int) -> None:
-        """So many runs of so many epochs there are, finished ones included."""
+        """So many runs of so many epochs there are at most, finished ones included."""
 
     def started(self, job: Job) -> None:
         """A run begins."""
@@ -36,6 +34,9 @@ class Watcher:
 
     def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
         """A run is over, or was found finished."""
+
+    def shared(self, job: Job) -> None:
+        """A control turned out to be that of another method too: one run fewer."""
 
 
 def compare(
@@ -47,22 +48,25 @@ def compare(
     *,
     data: Path | None = None,
     jobs: int = 2,
+    controls: Sequence[Control] = CONTROLS,
     watcher: Watcher | None = None,
 ) -> Results:
-    """Train every method with every seed, `full` as well, and for each such run a control of the same cost.
+    """Train every method with every seed, `full` as well, and for each such run controls of the same cost.
 
-    The control of a run is a fresh random subset each epoch, `UniformSubset(keep=cost)`, cost being what that run turned out to
-    cost in forward and backward passes. Finished runs are kept in `out` and not repeated, so the same call goes on where it
-    was stopped.
+    The controls of a run are a fresh random subset each epoch, `UniformSubset(keep=cost)`, and full data for a share `cost` of
+    the epochs, the learning rate decaying within them; cost is what that run turned out to cost in forward and backward passes.
+    Methods whose costs agree in three digits after the point share their controls. Finished runs are kept in `out` and not
+    repeated, so the same call goes on where it was stopped.
 
     Args:
-        task: A name of `tasks.TASKS`.
+        task: See `tasks.task_of`.
         methods: What to compare; `full` is added where it is missing.
         seeds: Distinct; every method gets the same initial weights and shuffling for the same seed.
         epochs: Of every run.
         out: Folder for runs/, comparison.json and results.json.
         data: A folder with the data, for tasks that take one.
         jobs: Processes side by side, one torch thread each.
+        controls: Which kinds of controls to train.
         watcher: Told what happens.
 
     Returns:
@@ -78,7 +82,7 @@ def compare(
     folder = task_of(task).find(data)
     identity = {"task": task, "epochs": epochs, "recipe": task_of(task).recipe, "versions": versions()}
     store = Store(out, identity)
-    comparison = _Comparison(store, methods, seeds, watcher or Watcher())
+    comparison = _Comparison(store, methods, seeds, controls, watcher or Watcher())
     comparison.watcher.planned(comparison.expected, epochs)
     with Workers(jobs, task=task, epochs=epochs, folder=folder) as workers:
         comparison.work(workers)
@@ -105,19 +109,22 @@ def versions() -> dict[str, str]:
 class _Comparison:
     """Which runs are waiting, and which are done."""
 
-    def __init__(self, store: Store, methods: Sequence[MethodSpec], seeds: Sequence[int], watcher: Watcher) -> None:
+    def __init__(
+        self, store: Store, methods: Sequence[MethodSpec], seeds: Sequence[int], kinds: Sequence[Control], watcher: Watcher
+    ) -> None:
         others = [spec for spec in methods if spec.name != FULL.name]
         self.watcher = watcher
         self._store = store
         self._asked = [Job.of(spec, seed) for spec in (FULL, *others) for seed in seeds]
         self._queue = deque(self._asked)
         self._done: dict[str, dict[str, Any]] = {}
-        self._controls: dict[str, Job] = {}
+        self._kinds = kinds
+        self._controls: dict[str, list[Job]] = {}
 
     @property
     def expected(self) -> int:
-        """Runs, controls included."""
-        return len(self._asked) + sum(job.needs_control for job in self._asked)
+        """Runs, with the controls that there are where no two methods share them."""
+        return len(self._asked) + len(self._kinds) * sum(job.needs_control for job in self._asked)
 
     def work(self, workers: Workers) -> None:
         """Train until nothing is waiting."""
@@ -135,9 +142,12 @@ class _Comparison:
                 self._finish(event.job, event.run, reused=False)
 
     def results(self) -> list[dict[str, Any]]:
-        """All runs with costs that can be compared, each control after its run."""
-        ordered = [job for asked in self._asked for job in (asked, self._controls.get(asked.key)) if job is not None]
-        return [self._done[job.key] | {"cost": self._cost(self._done[job.key])} for job in ordered]
+        """All runs with costs that can be compared, controls after the run that they are of."""
+        runs = []
+        for asked in self._asked:
+            runs.append(self._run(asked))
+            runs += [self._run(job) | {"control_of": asked.label} for job in self._controls.get(asked.key, [])]
+        return runs
 
     def _next(self) -> Job | None:
         """The next job that is not in the store already."""
@@ -156,12 +166,20 @@ class _Comparison:
             return
         for asked in self._asked:
             if asked.needs_control and asked.key in self._done and asked.key not in self._controls:
-                cost = self._cost(self._done[asked.key])["ratio"]
-                self._controls[asked.key] = Job.control(asked.label, asked.seed, cost)
-                self._queue.append(self._controls[asked.key])
+                self._add_controls(asked)
 
-    def _cost(self, run: dict[str, Any]) -> dict[str, Any]:
-        """The cost of a run by one backward/forward ratio for all: the median of those that the full runs measured.
+    def _add_controls(self, asked: Job) -> None:
+        known = {job.key for jobs in self._controls.values() for job in jobs}
+        cost = self._run(asked)["cost"]["ratio"]
+        self._controls[asked.key] = [Job.control(kind, asked.seed, cost) for kind in self._kinds]
+        for job in self._controls[asked.key]:
+            if job.key in known:
+                self.watcher.shared(job)
+            else:
+                self._queue.append(job)
+
+    def _run(self, job: Job) -> dict[str, Any]:
+        """A finished run, its cost by one backward/forward ratio for all: the median of those that the full runs measured.
 
         Each run measures its own over a few steps, and that is noisy: with its own ratio, a run would be held against a
         control of a cost that depends on what else the machine did. Measured once, it stays with the folder.
@@ -171,5 +189,5 @@ class _Comparison:
             measured = [run["cost"]["backward_to_forward"] or TEXTBOOK for run in full]
             self._store.backward_to_forward = statistics.median(measured)
         ratio = self._store.backward_to_forward
-        cost = Cost(**{field.name: run["cost"][field.name] for field in fields(Cost)})
-        return run["cost"] | {"backward_to_forward": ratio, "ratio": cost.ratio(ratio)}
+        run = with_costs(self._done[job.key], ratio)
+        return run | {"cost": run["cost"] | {"backward_to_forward": ratio}}

@@ -8,7 +8,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -106,6 +106,26 @@ def fashion_mnist(folder: Path | None = None) -> Data:
     """
     found = _files(find_fashion_mnist(folder))
     return _normalised({part: _images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()})
+
+
+def part(data: Data, samples: int) -> Data:
+    """So many of the training samples, the same every time: classes in equal numbers, give or take one; all of the test set.
+
+    Raises:
+        ValueError: A class has too few samples, or would have none.
+    """
+    labels = data.train.tensors[1]
+    classes = int(labels.max()) + 1
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+    wanted = [samples // classes + (number < samples % classes) for number in range(classes)]
+    of_class = [order[labels[order] == number] for number in range(classes)]
+    if not wanted[-1] or any(len(ids) < count for ids, count in zip(of_class, wanted, strict=True)):
+        most = classes * min(map(len, of_class))
+        raise ValueError(
+            f"a part of the training samples has {classes} to {most} of them, as many of each class; got {samples}"
+        )
+    ids = torch.cat([ids[:count] for ids, count in zip(of_class, wanted, strict=True)]).sort().values
+    return replace(data, train=TensorDataset(*(tensor[ids] for tensor in data.train.tensors)))
 
 
 def _images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

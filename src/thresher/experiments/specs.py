@@ -1,4 +1,7 @@
-"""Methods as written on the command line: `kakurenbo`, `kakurenbo:max_fraction=0.4:tau=0.5`."""
+"""Methods as written on the command line: `kakurenbo:max_fraction=0.4`, `selective_backprop:keep=0.33:forward_passes=twice`.
+
+Settings are the method's own and, for methods of the batch stage, those of `thresher.attach` in `BATCH_SETTINGS`.
+"""
 
 import ast
 import inspect
@@ -9,6 +12,16 @@ from typing import Any
 from thresher import methods
 
 WORDS = {"true": True, "false": False, "none": None}
+PASSES = ("auto", "once", "twice")
+DTYPES = ("bfloat16", "float16", "float32")
+
+BATCH_SETTINGS = {
+    "forward_passes": "{}",
+    "score_every": "every={}",
+    "score_dtype": "{}",
+    "score_scale": "scale={}",
+}
+"""What a spec may say of `attach(forward_passes=..., scoring=Scoring(every_epochs, dtype, input_scale))`; form in labels."""
 
 
 @dataclass(frozen=True)
@@ -17,16 +30,19 @@ class MethodSpec:
 
     Args:
         name: One of `thresher.methods.names()`.
-        given: Settings by name.
+        given: Settings of the method by name.
+        batch: Settings of its attachment by name, see `BATCH_SETTINGS`; for methods that select in the batch by its losses.
     """
 
     name: str
     given: Mapping[str, Any] = field(default_factory=dict)
+    batch: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        """How it is called in results: its name, and the settings given."""
-        return ":".join((self.name, *(f"{key}={value}" for key, value in self.given.items())))
+        """How it is called in results: its name, the settings given, and how it scores: `selective_backprop:keep=0.3 once`."""
+        own = ":".join((self.name, *(f"{key}={value}" for key, value in self.given.items())))
+        return " ".join((own, *(form.format(self.batch[key]) for key, form in BATCH_SETTINGS.items() if key in self.batch)))
 
     def create(self) -> Any:
         """The method.
@@ -34,11 +50,20 @@ class MethodSpec:
         Raises:
             ValueError: No such method or setting, or a value that it does not take; the message lists what is allowed.
         """
-        parameters = inspect.signature(methods.load(self.name)).parameters
+        kind = methods.load(self.name)
+        parameters = inspect.signature(kind).parameters
+        scored = _scores_batches(kind)
+        if self.batch and not scored:
+            raise ValueError(
+                f"{self.name} has no setting {next(iter(self.batch))!r}: {', '.join(BATCH_SETTINGS)} are for methods that "
+                f"select in the batch by its losses; it has {', '.join(parameters) or 'none'}"
+            )
         for key, value in self.given.items():
             if key not in parameters:
-                raise ValueError(f"{self.name} has no setting {key!r}; it has {', '.join(parameters) or 'none'}")
+                known = (*parameters, *(BATCH_SETTINGS if scored else ()))
+                raise ValueError(f"{self.name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
             _check_kind(f"{self.name}: `{key}`", value, parameters[key].default)
+        _check_batch(self.name, self.batch)
         try:
             return methods.create(self.name, **self.given)
         except (TypeError, ValueError) as error:
@@ -46,9 +71,28 @@ class MethodSpec:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings, defaults included, where the method is a dataclass."""
+        """All settings, defaults included, where the method is a dataclass; those of the batch stage after its own."""
         method = self.create()
-        return asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
+        own = asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
+        return {**own, "forward_passes": "auto", **self.batch} if _scores_batches(method) else own
+
+    def attachment(self) -> dict[str, Any]:
+        """Arguments of `thresher.attach` that belong to the method."""
+        found = {"forward_passes": self.batch["forward_passes"]} if "forward_passes" in self.batch else {}
+        scoring = {argument: self.batch[key] for key, argument in SCORING.items() if key in self.batch}
+        if not scoring:
+            return found
+        import torch
+
+        from thresher.scoring import Scoring
+
+        if "dtype" in scoring:
+            scoring["dtype"] = getattr(torch, scoring["dtype"])
+        return {**found, "scoring": Scoring(**scoring)}
+
+
+SCORING = {"score_every": "every_epochs", "score_dtype": "dtype", "score_scale": "input_scale"}
+"""Settings of a spec as arguments of `thresher.Scoring`."""
 
 
 def parse_methods(text: str) -> list[MethodSpec]:
@@ -86,7 +130,7 @@ def parse_seeds(text: str) -> list[int]:
 
 def _parse(text: str) -> MethodSpec:
     name, *settings = _split(text, ":")
-    given = {}
+    given: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals or not key.isidentifier():
@@ -94,7 +138,8 @@ def _parse(text: str) -> MethodSpec:
         if key in given:
             raise ValueError(f"--methods: {text!r}: the setting {key!r} is given twice")
         given[key] = _value(value)
-    return MethodSpec(name, given)
+    batch = {key: given.pop(key) for key in BATCH_SETTINGS if key in given}
+    return MethodSpec(name, given, batch)
 
 
 def _split(text: str, separator: str) -> Iterator[str]:
@@ -127,3 +172,25 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
         raise ValueError(f"{name} is True or False, got {value!r}")
     if isinstance(default, int | float) and not isinstance(default, bool) and not number:
         raise ValueError(f"{name} is a number, got {value!r}")
+
+
+def _scores_batches(method: Any) -> bool:
+    """Whether a method or its class selects in the batch by what a forward pass tells, and not before any."""
+    return getattr(method, "stage", None) == "batch" and bool(getattr(method, "signals", ()))
+
+
+def _check_batch(name: str, batch: Mapping[str, Any]) -> None:
+    """Settings of the batch stage, before the first run begins."""
+    passes = batch.get("forward_passes", "auto")
+    if passes not in PASSES:
+        raise ValueError(f"{name}: `forward_passes` is one of {', '.join(PASSES)}, got {passes!r}")
+    every, dtype, scale = (batch.get(key) for key in ("score_every", "score_dtype", "score_scale"))
+    if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+        raise ValueError(f"{name}: `score_every` is a number of epochs, a whole number of 1 or more, got {every!r}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"{name}: `score_dtype` is one of {', '.join(DTYPES)}, got {dtype!r}")
+    if scale is not None and (not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 1):
+        raise ValueError(f"{name}: `score_scale` is the share of height and width that is scored, within (0, 1], got {scale!r}")
+    scoring = [key for key in SCORING if key in batch]
+    if scoring and passes == "once":
+        raise ValueError(f"{name}: `{scoring[0]}` is about passes that only score: it needs forward_passes=twice, got 'once'")

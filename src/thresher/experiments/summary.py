@@ -1,7 +1,7 @@
-"""What a comparison shows: each method against full training and against its control, paired by seed."""
+"""What a comparison shows: each method against full training and against its controls, paired by seed."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,14 +33,22 @@ def verdict(bounds: tuple[float, float] | None) -> str:
     return "gains" if bounds[0] > 0 else "no difference shown"
 
 
-def control_verdict(bounds: tuple[float, float] | None) -> str:
-    """The interval of the differences to the control, in plain words."""
-    words = {"loses": "loses to its control", "gains": "beats its control", "no difference shown": "nor to its control"}
-    return words.get(verdict(bounds), "")
+def control_verdict(bounds: Mapping[str, tuple[float, float] | None]) -> str:
+    """The intervals of the differences to the controls, by their kind, in plain words."""
+    words = {"loses": "loses to {}", "gains": "beats {}", "no difference shown": "not told from {}"}
+    kinds: dict[str, list[str]] = {}
+    for kind, bound in bounds.items():
+        kinds.setdefault(verdict(bound), []).append(kind)
+    return "; ".join(words[said].format(" and ".join(names)) for said, names in kinds.items() if said in words)
+
+
+def kind_of(run: Run) -> str | None:
+    """Which control a run is, such as `uniform`; None for a method."""
+    return None if run["control_of"] is None else run["method"].partition("@")[0]
 
 
 def summarise(runs: Sequence[Run]) -> list[Run]:
-    """One row a method and one a control, in the order of their first runs; a control follows its method.
+    """One row a method and one a control, in the order of their first runs; controls follow their method.
 
     Args:
         runs: See `training.train`, with cost ratios that can be compared; `full` among them for every seed.
@@ -49,24 +57,23 @@ def summarise(runs: Sequence[Run]) -> list[Run]:
         Rows of method, control_of, mean, std, difference, ci95, cost_ratio, wall_ratio, cpu_ratio and verdict. Differences are
         paired by seed with `full`; time ratios are medians over the seeds.
     """
-    groups: dict[tuple[str, bool], list[Run]] = {}
+    groups: dict[str, dict[str | None, list[Run]]] = {}
     for run in runs:
-        groups.setdefault((run["control_of"] or run["method"], run["control_of"] is not None), []).append(run)
-    full = _by_seed(groups["full", False])
+        groups.setdefault(run["control_of"] or run["method"], {}).setdefault(kind_of(run), []).append(run)
+    full = _by_seed(groups["full"][None])
     rows = []
-    for method in dict.fromkeys(name for name, _ in groups):
-        control = groups.get((method, True), [])
-        rows.append(_row(groups[method, False], full, control))
-        if control:
-            rows.append(_row(control, full, []))
+    for kinds in groups.values():
+        controls = {kind: group for kind, group in kinds.items() if kind is not None}
+        rows.append(_row(kinds[None], full, controls))
+        rows += [_row(group, full, {}) for group in controls.values()]
     return rows
 
 
-def _row(runs: Sequence[Run], full: dict[int, Run], control: Sequence[Run]) -> Run:
+def _row(runs: Sequence[Run], full: dict[int, Run], controls: Mapping[str, Sequence[Run]]) -> Run:
     values = [run["metric"]["value"] for run in runs]
     cost = statistics.mean(run["cost"]["ratio"] for run in runs)
     row = {
-        "method": _label(runs),
+        "method": _label(runs, cost),
         "control_of": runs[0]["control_of"],
         "mean": statistics.mean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
@@ -81,7 +88,8 @@ def _row(runs: Sequence[Run], full: dict[int, Run], control: Sequence[Run]) -> R
         return row
     differences = _differences(runs, full)
     bounds = interval(differences)
-    words = [verdict(bounds), control_verdict(interval(_differences(runs, _by_seed(control)))) if control else ""]
+    beside = {kind: interval(_differences(runs, _by_seed(group))) for kind, group in controls.items()}
+    words = [verdict(bounds), control_verdict(beside)]
     return row | {
         "difference": statistics.mean(differences),
         "ci95": None if bounds is None else list(bounds),
@@ -89,11 +97,10 @@ def _row(runs: Sequence[Run], full: dict[int, Run], control: Sequence[Run]) -> R
     }
 
 
-def _label(runs: Sequence[Run]) -> str:
-    """The method's; that of controls, which differ in their cost by seed, tells the mean of what they keep."""
-    if runs[0]["control_of"] is None:
-        return runs[0]["method"]
-    return f"uniform@{statistics.mean(run['settings']['keep'] for run in runs):.3f}"
+def _label(runs: Sequence[Run], cost: float) -> str:
+    """The method's; that of controls, which differ in their cost by seed, tells the mean."""
+    kind = kind_of(runs[0])
+    return runs[0]["method"] if kind is None else f"{kind}@{cost:.3f}"
 
 
 def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -117,11 +117,21 @@ TASKS = {
 
 
 def task_of(name: str) -> Task:
-    """The task of that name.
+    """The task of that name, or of `NAME@SAMPLES`: with so many of its training samples, see `data.part`.
 
     Raises:
-        ValueError: No such task; the message lists them.
+        ValueError: No such task, the message lists them; or no number after the @.
     """
-    if name not in TASKS:
-        raise ValueError(f"no task {name!r}; there are {', '.join(TASKS)}")
-    return TASKS[name]
+    base, at, samples = name.partition("@")
+    if base not in TASKS:
+        raise ValueError(f"no task {base!r}; there are {', '.join(TASKS)}")
+    task = TASKS[base]
+    if not at:
+        return task
+    if not samples.isdecimal() or not int(samples):
+        raise ValueError(f"task {name!r}: write {base}@SAMPLES, a number of training samples such as {base}@1000")
+    return replace(task, name=name, load=partial(_part, task.load, int(samples)))
+
+
+def _part(load: Callable[[Path | None], Data], samples: int, folder: Path | None) -> Data:
+    return sources.part(load(folder), samples)

@@ -55,7 +55,7 @@ class Workers:
     Args:
         count: Processes.
         task: Name of the task.
-        epochs: Of every run.
+        epochs: Of full training.
         folder: Where the data lies, see `Task.load`.
     """
 
@@ -180,9 +180,9 @@ def _work(connection: Connection, task_name: str, epochs: int, folder: Path | No
         def progress(done: int, metric: float) -> None:
             connection.send(Advanced(job, done, metric))
 
-        names = {"label": job.label, "control_of": job.control_of}
+        what = {"seed": job.seed, "epochs": epochs, "label": job.label, "share": job.share}
         try:
-            return Finished(job, train(task, load(), job.spec, seed=job.seed, epochs=epochs, progress=progress, **names))
+            return Finished(job, train(task, load(), job.spec, progress=progress, **what))
         except Exception as error:
             user = isinstance(error, ValueError | OSError)
             return _Failed(job, f"{type(error).__name__}: {error}", user, traceback.format_exc())

@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
@@ -41,27 +42,35 @@ def test_results_have_the_schema(finished):
     for run in results["runs"]:
         assert set(run) == {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history"}
         assert {"forward", "backward", "steps", "ratio"} <= set(run["cost"]) and set(run["metric"]) == {"name", "value"}
-        assert len(run["history"]) == 3
+        assert len(run["history"]) == (3 if not run["method"].startswith("shorter") else math.ceil(run["settings"]["epochs"]))
+        assert all({"accuracy", "cost", "cpu_s", "wall_s"} <= set(entry) for entry in run["history"])
+        assert run["history"][-1]["cost"] == pytest.approx(run["cost"]["ratio"])
     columns = {"method", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict"}
     assert all(columns <= set(row) for row in results["summary"])
     assert [row["control_of"] or row["method"] for row in results["summary"]] == [
-        "full", "kakurenbo", "kakurenbo", "infobatch:prune_fraction=0.3", "infobatch:prune_fraction=0.3",
+        "full", *3 * ["kakurenbo"], *3 * ["infobatch:prune_fraction=0.3"],
     ]  # fmt: skip
 
 
-def test_every_run_has_a_control_of_its_own_cost(finished):
+def test_every_run_has_controls_of_its_own_cost(finished):
     _, _, results = finished
     runs = {(run["control_of"], run["method"], run["seed"]): run for run in results["runs"]}
     assert Counter(run["control_of"] or run["method"] for run in results["runs"]) == {
-        "full": 2, "kakurenbo": 4, "infobatch:prune_fraction=0.3": 4,
+        "full": 2, "kakurenbo": 6, "infobatch:prune_fraction=0.3": 6,
     }  # fmt: skip
     assert len({run["cost"]["backward_to_forward"] for run in results["runs"]}) == 1
+    kinds = Counter()
     for control in (run for run in results["runs"] if run["control_of"]):
         method = runs[None, control["control_of"], control["seed"]]
-        assert control["settings"]["keep"] == method["cost"]["ratio"]
-        assert control["method"] == f"uniform@{method['cost']['ratio']:.3f}"
-        assert control["cost"]["ratio"] == pytest.approx(method["cost"]["ratio"], abs=1 / 1438)
+        kind, _, cost = control["method"].partition("@")
+        kinds[kind] += 1
+        assert cost == f"{method['cost']['ratio']:.3f}"
+        assert control["settings"] == {"uniform": {"keep": float(cost)}, "shorter": {"epochs": 3 * float(cost)}}[kind]
+        nearest = {"uniform": 1 / 1438, "shorter": 0.5 * 64 / (3 * 1438)}[kind]
+        assert control["cost"]["ratio"] == pytest.approx(method["cost"]["ratio"], abs=0.0005 + nearest)
         assert control["cost"]["backward"] == control["cost"]["forward"] < method["cost"]["full_forward"]
+        assert control["cost"]["full_forward"] == method["cost"]["full_forward"]
+    assert kinds == {"uniform": 4, "shorter": 4}
 
 
 def test_the_table_and_the_path_are_printed(finished):

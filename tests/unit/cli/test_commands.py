@@ -1,15 +1,19 @@
 import io
 import subprocess
 import sys
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import thresher
 from thresher import cli
-from thresher.cli.display import progress_on, summary_table
+from thresher.cli import demo, time_to_target
+from thresher.cli.display import progress_on, summary_table, targets_table
 from thresher.experiments.job import Job
-from thresher.experiments.specs import MethodSpec
+from thresher.experiments.specs import MethodSpec, parse_methods
+from thresher.experiments.tasks import task_of
 
 
 def python(code):
@@ -56,7 +60,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--methods": "kakurembo"}, "no method 'kakurembo'; there are full, infobatch, kakurenbo, uniform"),
+        ({"--methods": "kakurembo"}, "no method 'kakurembo'; there are full, infobatch, kakurenbo, random_backprop"),
         ({"--methods": "kakurenbo:hide=1"}, "kakurenbo has no setting 'hide'; it has max_fraction"),
         ({"--task": "cifar"}, "no task 'cifar'; there are digits"),
         ({"--seeds": "a"}, "--seeds: whole numbers"),
@@ -74,6 +78,31 @@ def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, ca
     captured = capsys.readouterr()
     assert message in captured.err and not captured.out
     assert not (tmp_path / "out").exists()
+
+
+def test_what_the_commands_train_by_default_is_known():
+    specs = parse_methods(f"{demo.METHODS},{time_to_target.METHODS}")
+    assert [spec.label for spec in specs] == [
+        "kakurenbo",
+        "infobatch",
+        "selective_backprop:keep=0.33 once",
+        "selective_backprop:keep=0.33 twice",
+        "selective_backprop:beta=1 once",
+        "selective_backprop:beta=2 once",
+        "selective_backprop:beta=1 twice",
+        "selective_backprop:beta=1 twice every=3",
+    ]
+
+
+def test_what_the_makefile_trains_is_known():
+    lines = (Path(__file__).parents[3] / "Makefile").read_text().splitlines()
+    variables = dict(line.split(" := ", 1) for line in lines if " := " in line)
+    specs = parse_methods(variables["FASHION"].replace("$(SELECTIVE)", variables["SELECTIVE"]))
+    assert [spec.label for spec in specs] == [
+        "selective_backprop:keep=0.33 once", "selective_backprop:keep=0.33 twice", "random_backprop:keep=0.33",
+    ]  # fmt: skip
+    tasks = [word for line in lines for flag, word in pairwise(line.split()) if flag == "--task"]
+    assert len(tasks) == 3 and all(task_of(task).batch_size == 128 for task in tasks)
 
 
 RUN = {"metric": {"name": "accuracy", "value": 0.9}, "wall_s": 1.0}
@@ -94,9 +123,31 @@ def test_progress(terminal):
             assert (whole.completed, whole.total) == (5, 5)
         watcher.finished(second, RUN, reused=False)
     text = console.file.getvalue()
+    assert "up to 2 runs of 5 epochs" in text
     assert "[1/2] full, seed 0: accuracy 90.00 %, kept from before" in text
     assert "[2/2] infobatch, seed 0: accuracy 90.00 %, 1.0 s" in text
     assert ("5/5" in text) == terminal
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
+def test_progress_with_controls_that_are_shorter_or_shared(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    uniform, shorter = Job.control("uniform", 0, 0.5), Job.control("shorter", 0, 0.52)
+    with progress_on(console) as watcher:
+        watcher.planned(3, 10)
+        watcher.shared(uniform)
+        watcher.started(shorter)
+        if terminal:
+            whole, bar = watcher._progress.tasks
+            assert (whole.total, bar.total) == (16, 6)
+        for epoch in range(5):  # of its 6 epochs the last had no whole step
+            watcher.advanced(shorter, epoch + 1, 0.5)
+        watcher.finished(shorter, RUN, reused=False)
+        if terminal:
+            assert (whole.completed, whole.total) == (5, 15)
+    text = console.file.getvalue()
+    assert "uniform@0.500, seed 0: a control of several methods, trained once" in text
+    assert "[1/2] shorter@0.520, seed 0: accuracy 90.00 %, 1.0 s" in text
 
 
 def test_table():
@@ -111,3 +162,31 @@ def test_table():
     assert "digits, 3 epochs, 1 seed, cpu" in text
     assert "90.00 ± 1.00" in text and "-1.20 [-2.00, +0.40]" in text and "0.500" in text
     assert "   uniform@0.500" in text
+
+
+def test_a_long_name_leaves_the_table_100_columns_wide():
+    row = {"method": "full", "control_of": None, "mean": 0.977, "std": 0.001, "difference": None, "ci95": None}
+    row |= {"cost_ratio": 1.0, "wall_ratio": 1.0, "cpu_ratio": 1.0, "verdict": "the baseline"}
+    long = row | {"method": "selective_backprop:beta=1 twice every=3 bfloat16", "difference": -0.012, "ci95": [-0.02, 0.004]}
+    long |= {"verdict": "no difference shown; beats uniform; not told from shorter"}
+    results = {"task": "digits", "epochs": 3, "device": "cpu", "runs": [RUN | {"seed": 0}], "summary": [row, long]}
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary_table(results))
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100 and any("-1.20 [-2.00, +0.40]" in line for line in lines)
+    words = " ".join(" ".join(lines).split())
+    assert all(word in words for word in ("selective_backprop:beta=1", "every=3", "bfloat16", "97.70 ± 0.10"))
+
+
+def test_table_of_targets():
+    reached = {"seeds": 3, "of": 3, "cost_to_full": 0.5, "cpu_to_full": 0.625}
+    missed = {"seeds": 1, "of": 3, "cost_to_full": None, "cpu_to_full": None}
+    measured = {
+        "targets": [{"factor": 1.4, "error": 0.14}, {"factor": 1.1, "error": 0.11}],
+        "arms": [{"method": "m", "error": 0.12, "reached": [reached, missed]}],
+    }
+    console = Console(file=io.StringIO(), width=100)
+    console.print(targets_table(measured))
+    text = console.file.getvalue()
+    assert "14.00 % (1.4x)" in text and "11.00 % (1.1x)" in text
+    assert "12.00 %" in text and "0.50, 0.62, 3/3" in text and "not reached, 1/3" in text

@@ -10,7 +10,7 @@ IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 CONTENT = bytes((0, 0, 8, 3)) + struct.pack(">3I", 2, 3, 4) + IMAGES.tobytes()
 
 
-@pytest.mark.parametrize("content", [CONTENT, gzip.compress(CONTENT)], ids=["plain", "gzip"])
+@pytest.mark.parametrize("content", [CONTENT, gzip.compress(CONTENT, mtime=0)], ids=["plain", "gzip"])
 def test_reads_plain_and_gzipped(tmp_path, content):
     path = tmp_path / "images"
     path.write_bytes(content)
@@ -34,10 +34,13 @@ def test_reads_labels(tmp_path):
         (CONTENT[:-1], "truncated: 23 bytes of data for 2 x 3 x 4"),
         (CONTENT + b"x", "damaged: 25 bytes of data for 2 x 3 x 4"),
         (CONTENT[:4] + b"\xff" * 12 + CONTENT[16:], "truncated: 24 bytes of data for 4294967295 x"),
-        (gzip.compress(CONTENT)[:-12], "truncated or damaged gzip file"),
-        (gzip.compress(CONTENT)[:-8] + bytes(8), "truncated or damaged gzip file"),
-        (gzip.compress(CONTENT)[:12] + b"\xff\xff\xff\xff" + gzip.compress(CONTENT)[16:], "truncated or damaged gzip file"),
-        (gzip.compress(CONTENT[:-1]), "truncated: 23 bytes"),
+        (gzip.compress(CONTENT, mtime=0)[:-12], "truncated or damaged gzip file"),
+        (gzip.compress(CONTENT, mtime=0)[:-8] + bytes(8), "truncated or damaged gzip file"),
+        (
+            gzip.compress(CONTENT, mtime=0)[:12] + b"\xff\xff\xff\xff" + gzip.compress(CONTENT, mtime=0)[16:],
+            "truncated or damaged gzip file",
+        ),
+        (gzip.compress(CONTENT[:-1], mtime=0), "truncated: 23 bytes"),
     ],
 )
 def test_refuses_what_is_not_whole_and_names_the_file(tmp_path, content, message):

@@ -1,5 +1,7 @@
 import pytest
+import torch
 
+import thresher
 from thresher.experiments.specs import MethodSpec, parse_methods, parse_seeds
 
 
@@ -32,8 +34,8 @@ def test_values(text, name, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "--methods: nothing given; there are full, infobatch, kakurenbo, uniform"),
-        ("kakurembo", "no method 'kakurembo'; there are full, infobatch, kakurenbo, uniform"),
+        ("", "--methods: nothing given; there are full, infobatch, kakurenbo, random_backprop"),
+        ("kakurembo", "no method 'kakurembo'; there are full, infobatch, kakurenbo, random_backprop"),
         ("full,kakurenbo:hide=1", "kakurenbo has no setting 'hide'; it has max_fraction, tau, schedule"),
         ("full:x=1", "full has no setting 'x'; it has none"),
         ("kakurenbo:tau", "write settings as name:setting=value, got 'tau'"),
@@ -51,6 +53,75 @@ def test_values(text, name, value):
     ],
 )
 def test_mistakes_say_what_is_allowed(text, message):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        parse_methods(text)
+    assert message in str(caught.value)
+
+
+def test_settings_of_the_batch_stage_go_to_attach():
+    text = "selective_backprop:score_every=3:keep=0.33:score_dtype=bfloat16:forward_passes=twice:score_scale=0.5"
+    [spec] = parse_methods(text)
+    assert spec.create() == thresher.SelectiveBackprop(keep=0.33)
+    assert spec.label == "selective_backprop:keep=0.33 twice every=3 bfloat16 scale=0.5"
+    scoring = thresher.Scoring(dtype=torch.bfloat16, every_epochs=3, input_scale=0.5)
+    assert spec.attachment() == {"forward_passes": "twice", "scoring": scoring}
+    batch = {"forward_passes": "twice", "score_every": 3, "score_dtype": "bfloat16", "score_scale": 0.5}
+    assert spec.settings.items() >= ({"keep": 0.33} | batch).items()
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "attachment", "setting"),
+    [
+        ("selective_backprop", "selective_backprop", {}, "auto"),
+        ("selective_backprop:forward_passes=once", "selective_backprop once", {"forward_passes": "once"}, "once"),
+        (
+            "selective_backprop:score_every=2",
+            "selective_backprop every=2",
+            {"scoring": thresher.Scoring(every_epochs=2)},
+            "auto",
+        ),
+    ],
+)
+def test_nothing_more_is_attached_than_was_given(text, label, attachment, setting):
+    [spec] = parse_methods(text)
+    assert (spec.label, spec.attachment(), spec.settings["forward_passes"]) == (label, attachment, setting)
+
+
+@pytest.mark.parametrize("name", ["kakurenbo", "random_backprop"])
+def test_methods_that_score_no_batches_have_no_settings_of_it(name):
+    [spec] = parse_methods(name)
+    assert spec.attachment() == {} and "forward_passes" not in spec.settings
+
+
+def test_how_a_batch_is_scored_tells_methods_apart():
+    assert len(parse_methods("selective_backprop:forward_passes=once,selective_backprop:forward_passes=twice")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kakurenbo:forward_passes=once", "kakurenbo has no setting 'forward_passes': forward_passes, score_every, "
+         "score_dtype, score_scale are for methods that select in the batch by its losses; it has max_fraction, tau"),
+        ("random_backprop:forward_passes=once", "random_backprop has no setting 'forward_passes': "),
+        ("full:score_every=2", "full has no setting 'score_every': "),
+        ("selective_backprop:forward_passes=thrice", "`forward_passes` is one of auto, once, twice, got 'thrice'"),
+        ("selective_backprop:forward_passes=2", "`forward_passes` is one of auto, once, twice, got 2"),
+        ("selective_backprop:passes=once", "selective_backprop has no setting 'passes'; it has keep, beta, history, "
+         "min_probability, warmup_steps, forward_passes, score_every, score_dtype, score_scale"),
+        ("selective_backprop:forward_passes=twice:score_every=0", "a whole number of 1 or more, got 0"),
+        ("selective_backprop:forward_passes=twice:score_every=1.5", "a whole number of 1 or more, got 1.5"),
+        ("selective_backprop:forward_passes=twice:score_every=true", "a whole number of 1 or more, got True"),
+        ("selective_backprop:forward_passes=twice:score_dtype=int8", "one of bfloat16, float16, float32, got 'int8'"),
+        ("selective_backprop:forward_passes=twice:score_scale=0", "within (0, 1], got 0"),
+        ("selective_backprop:forward_passes=twice:score_scale=2", "within (0, 1], got 2"),
+        ("selective_backprop:forward_passes=twice:score_scale=half", "within (0, 1], got 'half'"),
+        ("selective_backprop:forward_passes=once:score_scale=0.5", "`score_scale` is about passes that only score: it needs "
+         "forward_passes=twice, got 'once'"),
+        ("selective_backprop:keep=0.3:keep=0.4", "the setting 'keep' is given twice"),
+        ("selective_backprop:keep=2:forward_passes=once", "selective_backprop:keep=2 once: SelectiveBackprop: `keep` is"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_the_batch_stage(text, message):
     with pytest.raises(ValueError) as caught:  # noqa: PT011
         parse_methods(text)
     assert message in str(caught.value)

@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -6,9 +7,10 @@ import torch
 import thresher
 from thresher.experiments.job import Job
 from thresher.experiments.specs import MethodSpec, parse_methods
-from thresher.experiments.tasks import task_of
-from thresher.experiments.training import accuracy, train
+from thresher.experiments.tasks import one_cycle, task_of
+from thresher.experiments.training import Length, accuracy, train, with_costs
 
+TIMES = ("cost", "cpu_s", "wall_s")
 METHODS = ("full", "kakurenbo", "infobatch")
 
 
@@ -47,6 +49,26 @@ def test_costs_are_counted(runs):
         assert sum(entry["steps"] for entry in run["history"]) == run["cost"]["steps"]
 
 
+def test_the_history_tells_what_it_took_until_then(runs):
+    for run in runs.values():
+        for name in TIMES:
+            values = [entry[name] for entry in run["history"]]
+            assert values == sorted(values) and values[0] > 0
+        last = run["history"][-1]
+        assert last["cost"] == pytest.approx(run["cost"]["ratio"])
+        assert (last["cpu_s"], last["wall_s"]) == (run["cpu_s"], run["wall_s"])
+    assert [entry["cost"] for entry in runs["full"]["history"]] == [0.25, 0.5, 0.75, 1.0]
+
+
+def test_costs_by_another_ratio(runs):
+    cost = runs["kakurenbo"]["cost"]
+    counted = with_costs(runs["kakurenbo"], 3.0)
+    assert counted["cost"]["ratio"] == pytest.approx((cost["forward"] + 3 * cost["backward"]) / 4 / (4 * 1438))
+    first = counted["history"][0]
+    assert first["cost"] == pytest.approx((first["forward"] + 3 * first["backward"]) / 4 / (4 * 1438))
+    assert counted["cost"]["backward_to_forward"] == cost["backward_to_forward"]
+
+
 def test_the_same_seed_is_the_same_start_for_every_method(runs):
     """Methods keep everything in epoch 0: the same weights, the same batches, the same learning rates."""
     assert len({run["history"][0]["accuracy"] for run in runs.values()}) == 1
@@ -72,11 +94,15 @@ def test_the_same_seed_is_the_same_first_batch(digits):
 
 
 def test_a_run_repeats_itself_and_another_seed_differs(digits, runs):
-    timeless = ("metric", "history")
     again = train(*digits, MethodSpec("infobatch"), seed=1, epochs=4)
-    assert [again[key] for key in timeless] == [runs["infobatch"][key] for key in timeless]
+    assert again["metric"] == runs["infobatch"]["metric"] and timeless(again) == timeless(runs["infobatch"])
     other = train(*digits, MethodSpec("infobatch"), seed=2, epochs=4)
-    assert other["history"] != again["history"]
+    assert timeless(other) != timeless(again)
+
+
+def timeless(run):
+    """The history without what is measured."""
+    return [{name: value for name, value in entry.items() if name not in TIMES} for entry in run["history"]]
 
 
 def test_progress_is_told_every_epoch(digits):
@@ -87,9 +113,67 @@ def test_progress_is_told_every_epoch(digits):
 
 
 def test_a_short_run_without_a_measured_ratio_takes_the_textbook_one(digits):
-    run = train(*digits, MethodSpec("uniform", {"keep": 0.02}), seed=0, epochs=1, label="uniform@0.020", control_of="kakurenbo")
+    run = train(*digits, MethodSpec("uniform", {"keep": 0.02}), seed=0, epochs=1, label="uniform@0.020")
     assert run["cost"]["backward_to_forward"] is None and run["cost"]["ratio"] == pytest.approx(0.02, abs=1e-3)
-    assert (run["method"], run["control_of"]) == ("uniform@0.020", "kakurenbo")
+    assert (run["method"], run["control_of"]) == ("uniform@0.020", None)
+
+
+@pytest.mark.parametrize(
+    ("share", "epochs", "steps", "samples"),
+    [
+        (1.0, 3, [None, None, None], 300),
+        (0.5, 4, [None, None], 200),
+        (0.7, 10, [None] * 7, 700),
+        (0.6, 2, [None, 1], 132),
+        (0.45, 2, [3], 96),
+        (0.5, 3, [None, 2], 164),
+        (0.97, 1, [3], 96),
+        (0.997, 4, [None] * 4, 400),
+        (0.01, 2, [1], 32),
+        (0.503, 4, [None, None], 200),
+    ],
+)
+def test_a_share_ends_after_the_nearest_step(share, epochs, steps, samples):
+    """Epochs of 100 samples, in batches of 32, 32, 32 and 4."""
+    length = Length(share, epochs, 100, 32)
+    assert (length.steps, length.samples) == (steps, samples)
+    assert length.progress(0) == 0 and length.progress(samples / (100 * len(steps))) == pytest.approx(1)
+    assert length.progress(1.0) == 1
+
+
+@pytest.fixture(scope="module")
+def shorter(digits):
+    rates = []
+    task = replace(digits[0], name="watched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(task), "schedule", lambda _, progress: rates.append(progress) or one_cycle(progress))
+        run = train(task, digits[1], MethodSpec("full"), seed=1, epochs=4, label="shorter@0.600", share=0.6)
+    return run, rates
+
+
+def test_a_shorter_run_costs_its_share_of_the_whole(shorter):
+    run, _ = shorter
+    trained = 2 * 1438 + 9 * 64
+    assert (run["method"], run["settings"], run["cost"]["steps"]) == ("shorter@0.600", {"epochs": 2.4}, 2 * 23 + 9)
+    assert run["cost"]["forward"] == run["cost"]["backward"] == trained
+    assert run["cost"]["full_forward"] == run["cost"]["full_backward"] == 4 * 1438
+    assert run["cost"]["ratio"] == pytest.approx(trained / (4 * 1438)) == pytest.approx(0.6, abs=0.5 * 64 / (4 * 1438))
+
+
+def test_a_shorter_run_has_its_epochs_and_its_part_of_one(shorter):
+    run, _ = shorter
+    assert [entry["complete"] for entry in run["history"]] == [True, True, False]
+    assert [entry["steps"] for entry in run["history"]] == [23, 23, 9]
+    assert [entry["epoch"] for entry in run["history"]] == [0, 1, 2]
+    assert run["history"][-1]["cost"] == pytest.approx(run["cost"]["ratio"])
+    assert run["history"][-1]["accuracy"] == run["metric"]["value"] > 0.9
+
+
+def test_the_learning_rate_of_a_shorter_run_has_decayed_at_its_end(shorter):
+    _, progress = shorter
+    assert progress == sorted(progress) and progress[0] == 0 and len(progress) == 2 * 23 + 9 + 1
+    assert progress[-1] == pytest.approx(1) and progress[-2] < 1
+    assert progress[23] == pytest.approx(1438 / (2 * 1438 + 9 * 64))
 
 
 def test_accuracy_puts_the_model_back_into_training():
@@ -102,13 +186,30 @@ def test_accuracy_puts_the_model_back_into_training():
 
 
 def test_keys_tell_runs_apart_by_every_setting():
-    a, b = parse_methods("kakurenbo,kakurenbo:tau=0.5")
-    jobs = [Job.of(a, 0), Job.of(a, 1), Job.of(b, 0)]
-    jobs += [Job.control("kakurenbo", 0, 0.5), Job.control("infobatch", 0, 0.5), Job.control("kakurenbo", 0, 0.5000001)]
+    specs = parse_methods(
+        "kakurenbo,kakurenbo:tau=0.5,uniform:keep=0.5,selective_backprop,selective_backprop:forward_passes=once"
+    )
+    jobs = [Job.of(spec, seed) for spec in specs for seed in (0, 1)]
+    jobs += [Job.control(kind, 0, cost) for kind in ("uniform", "shorter") for cost in (0.5, 0.501, 1.0)]
     assert len({job.key for job in jobs}) == len(jobs)
-    assert Job.of(a, 0).key.startswith("kakurenbo-seed0-")
+    assert jobs[0].key.startswith("kakurenbo-seed0-")
 
 
-def test_a_control_costs_no_more_than_everything():
-    job = Job.control("kakurenbo", 0, 1.02)
-    assert job.spec.create().keep == 1.0 and job.label == "uniform@1.000"
+@pytest.mark.parametrize("kind", ["uniform", "shorter"])
+def test_methods_of_the_same_cost_have_the_same_control(kind):
+    assert Job.control(kind, 0, 0.6651).key == Job.control(kind, 0, 0.6654).key
+    assert Job.control(kind, 0, 0.6651).key != Job.control(kind, 0, 0.6661).key
+
+
+@pytest.mark.parametrize(("cost", "share"), [(1.02, 1.0), (0.5004, 0.5), (0.0001, 0.001)])
+def test_a_control_costs_no_more_than_everything_and_no_less_than_something(cost, share):
+    uniform, shorter = (Job.control(kind, 0, cost) for kind in ("uniform", "shorter"))
+    assert uniform.spec.create().keep == shorter.share == share
+    assert (uniform.label, shorter.label) == (f"uniform@{share:.3f}", f"shorter@{share:.3f}")
+    assert uniform.share == 1 and shorter.spec.name == "full"
+
+
+def test_epochs_of_a_control():
+    assert Job.control("shorter", 0, 0.56).epochs(25) == 14
+    assert Job.control("shorter", 0, 0.57).epochs(25) == 15
+    assert Job.control("uniform", 0, 0.57).epochs(25) == 25
