@@ -26,21 +26,26 @@ def leaves(tree: Any) -> Iterator[Tensor]:
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor) -> Any:
     """Rebuild a nested structure with `function` applied to each leaf of a kind; everything else is passed through."""
-    if isinstance(tree, kind):
+    return map_where(function, tree, lambda part: isinstance(part, kind))
+
+
+def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """Rebuild a nested structure with `function` applied to each leaf, the outermost parts that `is_leaf` says are one."""
+    if is_leaf(tree):
         return function(tree)
     if isinstance(tree, Mapping):
         rebuilt: Any = copy.copy(tree)
         for key, value in tree.items():
-            rebuilt[key] = map_leaves(function, value, kind)
+            rebuilt[key] = map_where(function, value, is_leaf)
         return rebuilt
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_leaves(function, value, kind) for value in tree))
+        return type(tree)(*(map_where(function, value, is_leaf) for value in tree))
     if isinstance(tree, tuple | list):
-        return type(tree)(map_leaves(function, value, kind) for value in tree)
+        return type(tree)(map_where(function, value, is_leaf) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
         rebuilt = copy.copy(tree)
         for field in fields(tree):
-            object.__setattr__(rebuilt, field.name, map_leaves(function, getattr(tree, field.name), kind))
+            object.__setattr__(rebuilt, field.name, map_where(function, getattr(tree, field.name), is_leaf))
         return rebuilt
     return tree
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from thresher.subset.graphs import Graphs
 from thresher.subset.rows import Layout, Taker
 
+_task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
 _keep_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -51,7 +52,9 @@ class SubsetFunction(torch.autograd.Function):
         for buffer, new in zip(call.buffers, returned[:count], strict=True):
             buffer.copy_(new)
         ctx.graphs, ctx.n, ctx.saved, ctx.given = graphs, call.n, saved, []
-        ctx.versions = [value._version if isinstance(value, Tensor) else 0 for value in saved]
+        memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
+        shown = [output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory]
+        ctx.versions = [(value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)]
         ctx.trained = [(tensor.shape, tensor.dtype, tensor.device) for tensor in trained]
         ctx.outputs = [(output.shape, output.dtype, output.device) for output in outputs]
         ctx.set_materialize_grads(False)
@@ -66,16 +69,23 @@ class SubsetFunction(torch.autograd.Function):
                 "subset_backward: double backward (create_graph=True) is not supported; call the model itself (.wrapped)"
             )
         graphs, n, saved = ctx.graphs, ctx.n, _saved(ctx)
+        carrying = {i for i, gradient in enumerate(gradients) if gradient is not None} | {
+            position for _, position, *_ in ctx.given
+        }
+        wanted = [not carrying.isdisjoint(of) for of, of_what in zip(graphs.grads_of, graphs.grads, strict=True) if of_what]
         rows, tangents = _rows_and_tangents(ctx, list(gradients))
         if rows is not None and not len(rows):
-            return None, *(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.trained)
+            return None, *(
+                torch.zeros(shape, dtype=dtype, device=device) if is_wanted else None
+                for (shape, dtype, device), is_wanted in zip(ctx.trained, wanted, strict=True)
+            )
         with torch._C._DisableAutocast():
             found = run_backward(graphs, saved, tangents, rows, n)
         results = []
         for gradient, layout, source in zip(found, graphs.grad_layouts, graphs.grads, strict=True):
             if source is not None:
                 results.append(gradient if rows is None or layout is None else layout.put(gradient, rows, n))
-        return None, *results
+        return None, *(result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=True))
 
 
 def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows: Tensor | None, n: int) -> Any:
@@ -106,40 +116,50 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
     return graphs.backward(arguments)
 
 
-def kept_rows(outputs: Any, rows: Tensor) -> Any:
+def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None) -> Tensor:
     """Rows of what a `subset_backward` model returned; its backward then knows them without looking, or waiting, for them.
 
     Args:
-        outputs: A tensor with the batch first, shape (B, ...).
-        rows: Which, ascending, shape (k,), int64.
+        outputs: A tensor with the batch first, shape (n * per, ...); any other tensor is indexed and no more.
+        rows: Which samples, ascending, shape (k,), int64.
+        n: Samples in the batch, where each has several consecutive entries. Default: one entry each.
 
     Returns:
-        `outputs[rows]`, shape (k, ...).
+        Shape (k * per, ...).
     """
-    if len(rows) == len(outputs):
+    n = len(outputs) if n is None else n
+    if len(rows) == n:
         return outputs
-    node = outputs.grad_fn
+    layout = Layout(0, len(outputs) // n)
+    node: Any = outputs.grad_fn
     if not isinstance(node, SubsetFunction._backward_cls) or outputs._backward_hooks or outputs.retains_grad:
-        return outputs.index_select(0, rows)
-    if node.graphs.outputs[outputs.output_nr] != Layout(0):
-        return outputs.index_select(0, rows)
-    return KeptRows.apply(outputs, rows, node)
+        return _indexed(outputs, rows, n)
+    if node.graphs.outputs[outputs.output_nr] != layout or node.n != n:
+        return _indexed(outputs, rows, n)
+    return KeptRows.apply(outputs, rows, node, layout)
+
+
+def _indexed(values: Tensor, rows: Tensor, n: int) -> Tensor:
+    """The same of any tensor, by operations that autograd knows."""
+    if len(values) == n:
+        return values.index_select(0, rows)
+    return values.unflatten(0, (n, len(values) // n)).index_select(0, rows).flatten(0, 1)
 
 
 class KeptRows(torch.autograd.Function):
     """Hands the gradient of some rows straight to the node that made them, instead of one of the batch full of zeros."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, rows: Tensor, node: Any) -> Tensor:
+    def forward(ctx: Any, outputs: Tensor, rows: Tensor, node: Any, layout: Layout) -> Tensor:
         """Select the rows."""
         ctx.node, ctx.rows, ctx.position = node, rows, outputs.output_nr
-        return outputs.index_select(0, rows)
+        return layout.take(outputs, rows, node.n)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Leave the gradient with the node; it runs after this and adds what else it is given."""
-        ctx.node.given.append((ctx.position, ctx.rows, gradient))
-        return None, None, None
+        ctx.node.given.append((_task(), ctx.position, ctx.rows, gradient))
+        return None, None, None, None
 
 
 def _saved(ctx: Any) -> list[Any]:
@@ -154,8 +174,8 @@ def _saved(ctx: Any) -> list[Any]:
             "subset_backward: backward through the same forward a second time; what was saved is freed by the first unless "
             "retain_graph=True is given"
         )
-    for value, version in zip(saved, ctx.versions, strict=True):
-        if isinstance(value, Tensor) and value._version != version:
+    for value, version in ctx.versions:
+        if value._version != version:
             raise RuntimeError(
                 f"subset_backward: a tensor of shape {tuple(value.shape)} that the backward pass needs was changed in place "
                 "after the forward pass (an optimizer step between the two?)"
@@ -163,13 +183,15 @@ def _saved(ctx: Any) -> list[Any]:
     if _keep_graph():
         return list(saved)
     ctx.saved = None
+    ctx.versions = []
     return saved
 
 
 def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, list[Tensor]]:
     """Which rows carry gradient, None for all, and the gradients of those rows of every output that can have one."""
     graphs, n = ctx.graphs, ctx.n
-    given, ctx.given = ctx.given, []
+    given = [(position, rows, gradient) for task, position, rows, gradient in ctx.given if task == _task()]
+    ctx.given = []
     if given and all(g is None for g in gradients) and len({id(rows) for _, rows, _ in given}) == 1:
         rows = given[0][1]
         for position, _, gradient in given:

@@ -1,12 +1,17 @@
 """A module's forward and backward as graphs over a symbolic batch size, and which saved tensors have rows to leave out."""
 
+import collections
 import contextlib
+import copy
+import enum
 import itertools
 import operator
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
+import numpy as np
 import sympy
 import torch
 from torch import Tensor, fx, nn
@@ -22,13 +27,20 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import default_partition
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext, free_unbacked_symbols
 from torch.fx.graph import _BoxedCodeGen
 
+from thresher import rng
 from thresher.subset.rows import Layout
 from thresher.trees import leaves, map_leaves
 
 aten: Any = torch.ops.aten
+
+CONSTANT = (
+    *(bool, int, float, complex, str, bytes, type(None), type, range, enum.Enum, np.generic),
+    *(types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+"""What its value tells; anything else can have another content the next time."""
 
 
 class Unsupported(Exception):  # noqa: N818
@@ -57,6 +69,39 @@ def _refuse_size(size: Any) -> None:
     raise Unsupported(f"it returns a size that follows the batch ({size})")
 
 
+def _without_caches(outputs: Any) -> Any:
+    """Outputs with None for what a model keeps for generation, which a loss has no use for.
+
+    Raises:
+        Unsupported: Tensors inside an object that a new one cannot be made of.
+    """
+    for kind in {type(thing) for thing in _things(outputs) if _hides_tensors(thing)}:
+        if not hasattr(kind, "get_seq_length"):
+            raise Unsupported(f"it returns tensors inside a {kind.__name__}")
+        outputs = map_leaves(lambda _: None, outputs, kind)
+    return outputs
+
+
+def _hides_tensors(thing: Any, depth: int = 3) -> bool:
+    inside = getattr(thing, "__dict__", {})
+    return any(True for _ in leaves(inside)) or (depth > 0 and any(_hides_tensors(part, depth - 1) for part in _things(inside)))
+
+
+def _things(tree: Any) -> Iterator[Any]:
+    """What a nested structure holds beside tensors and constants."""
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from _things(value)
+    elif isinstance(tree, tuple | list):
+        for value in tree:
+            yield from _things(value)
+    elif is_dataclass(tree) and not isinstance(tree, type):
+        for member in fields(tree):
+            yield from _things(getattr(tree, member.name))
+    elif not isinstance(tree, (Tensor, *CONSTANT)):
+        yield tree
+
+
 class Flat(nn.Module):
     """The module as a function of a list of tensors to a tuple of tensors; remembers the structure it returned."""
 
@@ -69,11 +114,17 @@ class Flat(nn.Module):
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Call the module; outputs are new tensors over the same memory, so that none is a view of another's input."""
         args, kwargs = self._rebuild(list(tensors))
+        before = dict(self.inner.named_buffers())
         outputs = self.inner(*args, **kwargs)
+        for name, buffer in self.inner.named_buffers():
+            if before.get(name) is not buffer:
+                raise Unsupported(f"its forward assigns buffer {name}, which a traced graph does not repeat")
+        for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
+            map_leaves(_refuse_size, outputs, kind)
+        outputs = _without_caches(outputs)
         count = itertools.count()
         found = list(leaves(outputs))
         self.returned = map_leaves(lambda _: Hole(next(count)), outputs)
-        map_leaves(_refuse_size, self.returned, torch.SymInt)
         return tuple(aten._unsafe_view.default(leaf, leaf.shape) for leaf in found)
 
 
@@ -105,7 +156,10 @@ class Graphs:
         grads: For each result of the backward graph: what it is the gradient of, like `inputs`; None where there is none.
         num_forward: How many values the forward graph returns before those that it saves.
         first: Position of the first leaf that has the batch as first dimension.
+        shared: First dimensions of the leaves that all samples share, by position.
         grad_layouts: For each of them where its samples are; None where it is a sum over samples.
+        grads_of: For each of them the positions of the outputs that it is a gradient of.
+        tried: Rows that the graphs were tried out on.
         mixing: Operations that mix samples and are allowed to, by name.
     """
 
@@ -121,10 +175,13 @@ class Graphs:
     saved: list[Slot]
     grads: list[Any]
     grad_layouts: list[Layout | None]
+    grads_of: list[set[int]]
     env: ShapeEnv
     symbol: Any
     num_forward: int
     first: int
+    shared: dict[int, int]
+    tried: int = 0
     mixing: tuple[str, ...] = ()
     layouts: dict[fx.Node, Any] = field(default_factory=dict)
     _valid: dict[int, bool] = field(default_factory=dict)
@@ -132,12 +189,18 @@ class Graphs:
     def holds_for(self, n: int) -> bool:
         """Whether what tracing assumed of the batch size is true of n."""
         if n not in self._valid:
-            self._valid[n] = all(bool(guard.expr.subs({self.symbol: n})) for guard in self.env.guards)
+            self._valid[n] = n > 1 and all(bool(guard.expr.subs({self.symbol: n})) for guard in self.env.guards)
         return self._valid[n]
 
+    def fits(self, tensors: list[Tensor]) -> bool:
+        """Whether these leaves, of the kind that was traced, have the sizes that tracing assumed."""
+        return self.holds_for(len(tensors[self.first])) and all(len(tensors[i]) == size for i, size in self.shared.items())
+
     def rebuild(self, outputs: list[Any]) -> Any:
-        """What the module returns, from its output tensors."""
-        return map_leaves(lambda hole: outputs[hole.index], self.returned, Hole)
+        """What the module returns, from its output tensors; the list is emptied, so that nothing else holds them."""
+        returned = map_leaves(lambda hole: outputs[hole.index], self.returned, Hole)
+        outputs.clear()
+        return returned
 
 
 def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool], rows: int) -> Graphs:
@@ -157,20 +220,26 @@ def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     fakes = [_fake(mode, t, rows if is_batched else None) for t, is_batched in zip(tensors, batched, strict=True)]
     first = batched.index(True)
+    shared = {i: len(t) for i, (t, is_batched) in enumerate(zip(tensors, batched, strict=True)) if t.dim() and not is_batched}
     size: Any = fakes[first].shape[0]
     symbol = size.node.expr
     flat = Flat(module, rebuild)
-    flat.train(module.training)
-    with _attributes_kept(module), _said_to_compile(), contextlib.ExitStack() as stack, torch.enable_grad():
+    flat.training = module.training  # not train(): parts of the module may be in another mode
+    guarded = (_attributes_kept(module), _nothing_drawn(), _said_to_compile())
+    with contextlib.ExitStack() as stack, torch.enable_grad():
+        for context in guarded:
+            stack.enter_context(context)
         joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {})
         if env.replacements.get(symbol, symbol) != symbol or any(guard.expr.func is sympy.Eq for guard in env.guards):
             raise Unsupported("its batch size is compared with a number")
         graph = joint.graph_module
+        _refuse_unseen(graph)
+        _drop_detached(graph)
         metadata = joint._aot_state.fw_metadata
         forward, backward = default_partition(
             graph, None, num_fwd_outputs=metadata.num_forward, static_lifetime_input_indices=[]
         )
-    return _assemble(graph, forward, backward, flat.returned, env, symbol, metadata.num_forward, first)
+    return _assemble(graph, forward, backward, flat.returned, env, symbol, metadata.num_forward, first, shared)
 
 
 def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None) -> Tensor:
@@ -188,6 +257,20 @@ def _context(sizes: list[DimDynamic]) -> StatelessSymbolicContext[Any, Any]:
     return StatelessSymbolicContext(dynamic_sizes=sizes)
 
 
+CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
+REGISTRIES = frozenset(nn.Module().__dict__) - {"training"}
+
+
+def own_attributes(part: nn.Module) -> list[tuple[str, Any]]:
+    """What a module's class has set on it."""
+    return [(name, value) for name, value in part.__dict__.items() if name not in REGISTRIES]
+
+
+def _content(container: Any) -> list[int]:
+    members = itertools.chain(container, container.values()) if isinstance(container, dict) else container
+    return [id(member) for member in members]
+
+
 @contextlib.contextmanager
 def _said_to_compile() -> Iterator[None]:
     """Models that look at values to take a short cut ask `torch.compiler.is_compiling()` whether they may."""
@@ -199,6 +282,36 @@ def _said_to_compile() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Numbers drawn outside the graph would be the same at every call.
+
+    Raises:
+        Unsupported: Some were drawn; the random state is as before.
+    """
+    cpu = torch.device("cpu")
+    before = rng.capture(cpu)
+    yield
+    after = rng.capture(cpu)
+    rng.restore(before, cpu)
+    same = before["python"] == after["python"] and before["numpy"][2:] == after["numpy"][2:]
+    if not (same and torch.equal(before["numpy"][1], after["numpy"][1]) and torch.equal(before["torch"], after["torch"])):
+        raise Unsupported("its forward draws random numbers outside the graph, as random.random() does")
+
+
+def _refuse_unseen(graph: fx.GraphModule) -> None:
+    """Refuse what is trained but nobody's parameter, and sizes that follow values."""
+    for node in graph.graph.nodes:
+        if node.op == "get_attr":
+            constant = getattr(graph, node.target)
+            if isinstance(constant, Tensor) and constant.requires_grad:
+                raise Unsupported(f"it uses a trained tensor of shape {tuple(constant.shape)} that is no parameter of it")
+        value = node.meta.get("val")
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and free_unbacked_symbols(part):
+                raise Unsupported(f"{node.target} gives a size or number that follows values")
+
+
+@contextlib.contextmanager
 def _attributes_kept(module: nn.Module) -> Iterator[None]:
     """What the forward assigns to modules is taken back; a traced graph could not repeat it.
 
@@ -206,10 +319,17 @@ def _attributes_kept(module: nn.Module) -> Iterator[None]:
         Unsupported: It assigned something.
     """
     before = {part: dict(part.__dict__) for part in module.modules()}
+    content = {part: {name: copy.copy(of) for name, of in own_attributes(part) if type(of) in CONTAINERS} for part in before}
+    held: list[tuple[Any, Any]] = [
+        (registry, dict(registry)) for part in before for registry in (part._parameters, part._buffers)
+    ]
     changed: list[str] = []
     try:
         yield
     finally:
+        for registry, kept in held:  # of a module with two names, tracing leaves its own tensors behind
+            registry.clear()
+            registry.update(kept)
         names = {part: name for name, part in module.named_modules()}
         for part, attributes in before.items():
             now = part.__dict__
@@ -220,6 +340,11 @@ def _attributes_kept(module: nn.Module) -> Iterator[None]:
                     now[name] = attributes[name]
                 else:
                     del now[name]
+            for name, kept in content[part].items():
+                if _content(now[name]) != _content(kept):
+                    now[name] = kept
+                    if not isinstance(part, nn.RNNBase):
+                        changed.append(f"{names.get(part, '?') or 'model'}.{name}")
     if changed:
         raise Unsupported(f"its forward assigns {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
 
@@ -233,6 +358,7 @@ def _assemble(
     symbol: Any,
     num_forward: int,
     first: int,
+    shared: dict[int, int],
 ) -> Graphs:
     """Read off the descriptors what each argument and result of the graphs is."""
     _drop_unused(backward)
@@ -261,7 +387,13 @@ def _assemble(
         _source(d.grad_of) if isinstance(d, GradAOTOutput) and value is not None else None
         for d, value in zip(descriptors[num_forward:], _returns(backward), strict=True)
     ]
+    reached: dict[Any, set[int]] = {}
     for node in backward.graph.nodes:
+        reached[node] = (
+            {tangents[node.name]}
+            if node.name in tangents
+            else set().union(*(reached[source] for source in node.all_input_nodes))
+        )
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
     graphs = Graphs(
@@ -280,10 +412,12 @@ def _assemble(
             _layout(value.meta.get("val"), symbol, value) if isinstance(value, fx.Node) else None
             for value in _returns(backward)
         ],
+        grads_of=[reached.get(value, set()) for value in _returns(backward)],
         env=env,
         symbol=symbol,
         num_forward=num_forward,
         first=first,
+        shared=shared,
     )
     graphs.layouts = {node: _layouts_of(node, symbol) for node in forward.graph.nodes if node.op != "output"}
     return graphs
@@ -350,6 +484,13 @@ def _source(descriptor: Any) -> tuple[str, Any] | None:
     if isinstance(descriptor, PlainAOTInput):
         return "leaf", descriptor.idx
     return None
+
+
+def _drop_detached(joint: fx.GraphModule) -> None:
+    """Take out `detach`, which does nothing in a graph but have the same values saved, and taken rows of, twice."""
+    for node in joint.graph.find_nodes(op="call_function", target=aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        joint.graph.erase_node(node)
 
 
 def _drop_unused(backward: fx.GraphModule) -> None:

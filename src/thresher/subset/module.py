@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from thresher.subset.function import Call, SubsetFunction
-from thresher.subset.graphs import Graphs, Unsupported, take_apart, trace
+from thresher.subset.graphs import CONSTANT, REGISTRIES, Graphs, Unsupported, take_apart, trace
+from thresher.subset.memory import reuse_memory
 from thresher.subset.mixing import batch_norms, examine
 
 MAX_TRACES = 16
@@ -21,8 +22,8 @@ MAX_MADE = 64
 """Traces made a module before it is given up on."""
 ATTEMPTS = 4
 """Readings of which inputs carry the batch."""
+PLAIN = frozenset({bool, int, float, str, type(None)})
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
-PLAIN = {bool, int, float, str, type(None)}
 
 
 def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackward":
@@ -33,8 +34,8 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
 
     The first call with inputs of a new kind traces the model (AOTAutograd, symbolic batch size) and tries the graphs out on
     a few rows. The batch is the first dimension of the inputs; tensors with another first dimension are shared by all
-    samples. Batch normalisation by batch statistics treats them as constants of the kept rows (see `mixes_samples`); where
-    any other operation lets samples reach each other the plain model is used.
+    samples. Batch normalisation by batch statistics passes gradient back as if the kept rows were the batch (see
+    `mixes_samples`); where any other operation lets samples reach each other the plain model is used.
 
     Args:
         model: Any module; tensors in nested args and kwargs, a tensor, tuple, dict or dataclass returned. Parameters, buffers
@@ -78,39 +79,49 @@ class SubsetBackward(nn.Module):
         """Call the model."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.wrapped(*args, **kwargs)
-        if _transforms() is not None:
+        if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
         tensors, rebuild = take_apart((args, kwargs))
-        found = self._graphs(tensors, rebuild, (args, kwargs))
+        dense = [_dense(tensor) for tensor in tensors]
+        parts = _parts(self.wrapped)
+        found = self._graphs(dense, rebuild, (args, kwargs), parts)
         if found is None:
             return self.wrapped(*args, **kwargs)
         graphs, n = found
-        state = self._state()
-        inputs = [tensors[name] if kind == "leaf" else state[kind, name] for kind, name in graphs.inputs]
+        inputs = [dense[name] if kind == "leaf" else _held(parts, kind, name) for kind, name in graphs.inputs]
         trained = [
-            state[source] if source[0] == "param" else tensors[source[1]] for source in graphs.grads if source is not None
+            _held(parts, kind, name) if kind == "param" else tensors[name]
+            for kind, name in (source for source in graphs.grads if source is not None)
         ]
-        buffers = [state["buffer", name] for name in graphs.mutated]
+        buffers = [_held(parts, "buffer", name) for name in graphs.mutated]
         outputs = SubsetFunction.apply(Call(graphs, inputs, buffers, n), *trained)
         return graphs.rebuild(list(outputs))
 
     # Tracing
 
-    def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any) -> tuple[Graphs, int] | None:
+    def _graphs(
+        self, tensors: list[Tensor], rebuild: Any, arguments: Any, parts: dict[str, nn.Module]
+    ) -> tuple[Graphs, int] | None:
         """Graphs that hold for these inputs and their batch size; None where the plain model is to be used."""
         sizes = Counter(len(t) for t in tensors if t.dim())
-        if not sizes or set(sizes) == {1} or not any(p.requires_grad for p in itertools.chain(self.parameters(), tensors)):
+        if set(sizes) <= {0, 1} or not any(p.requires_grad for p in itertools.chain(self.parameters(), tensors)):
             return None  # a batch of one sample is kept or not: there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
-        key = (self._settings(), _autocast(tensors), _structure(arguments, likely))
+        try:
+            key = (_settings(parts), _autocast(tensors), _structure(arguments, likely))
+        except Unsupported as reason:
+            self._give_up(reason)
+            return None
         known = self._traces.setdefault(key, [])
         self._traces.move_to_end(key)
         if len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)
         for graphs in known:
             n = len(tensors[graphs.first])
-            if graphs.holds_for(n):
+            if graphs.fits(tensors):
                 return graphs, n
+            if n < 2:
+                return None
         if key in self._refused:
             return None
         try:
@@ -125,13 +136,16 @@ class SubsetBackward(nn.Module):
     def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
         """Trace, with the likeliest reading of which inputs carry the batch first."""
         self._check_traceable()
-        state, first_reason = self._state(), None
+        state, first_reason = _state(self.wrapped), None
         for batched in itertools.islice(_readings(tensors, sizes), ATTEMPTS):
             try:
                 graphs = self._trace_free(tensors, rebuild, batched)
                 examine(graphs, state, tensors, batched)
-            except Unsupported as reason:
-                first_reason = first_reason or reason
+                reuse_memory(graphs.forward_module)
+                reuse_memory(graphs.backward_module)
+                graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
+            except Exception as error:
+                first_reason = first_reason or _reason(error)
             else:
                 self._made += 1
                 return graphs
@@ -145,11 +159,8 @@ class SubsetBackward(nn.Module):
         for rows in (n, n + 1, n + 7, 2 * n + 1):
             try:
                 graphs = trace(self.wrapped, rebuild, tensors, batched, rows)
-            except Unsupported as found:
-                reason = found
             except Exception as error:
-                reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
-                reason.__cause__ = error
+                reason = _reason(error)
             else:
                 if graphs.holds_for(n):
                     return graphs
@@ -158,11 +169,11 @@ class SubsetBackward(nn.Module):
     def _check_traceable(self) -> None:
         if self._made >= MAX_MADE:
             raise Unsupported(f"it was traced {MAX_MADE} times: the kind of its inputs or its settings keep changing")
-        for name, part in self.wrapped.named_modules():
-            if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks:
-                raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
         if any(is_lazy(parameter) for parameter in self.parameters()):
             raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
+        for name, part in self.wrapped.named_modules():
+            if _has_hooks(part):
+                raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
 
     def _give_up(self, reason: Unsupported) -> None:
         name = type(self.wrapped).__name__
@@ -175,23 +186,6 @@ class SubsetBackward(nn.Module):
                 stacklevel=6,
             )
         self.fallback = str(reason)
-
-    def _settings(self) -> tuple[Any, ...]:
-        """What tracing took for constant in the modules: numbers and flags such as a dropout rate or `training`."""
-        found: list[Any] = []
-        for part in self.wrapped.modules():
-            for value in part.__dict__.values():
-                if type(value) in PLAIN:
-                    found.append(value)
-                elif isinstance(value, Tensor):
-                    found.append(id(value))
-            found.append(bool(part._forward_hooks or part._forward_pre_hooks))
-        return (*found, *((p.requires_grad, p.dtype, p.device) for p in self.wrapped.parameters()))
-
-    def _state(self) -> dict[tuple[str, Any], Tensor]:
-        parameters = self.wrapped.named_parameters(remove_duplicate=False)
-        buffers = self.wrapped.named_buffers(remove_duplicate=False)
-        return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
 
     # The user's model, seen through
 
@@ -228,8 +222,9 @@ class SubsetBackward(nn.Module):
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:
     """Name what lets the samples of a batch reach each other in a model, as it is now (training or evaluation).
 
-    Rows that are left out of the loss still have a part in the gradient there; `subset_backward` treats batch statistics as
-    constants of the kept rows, and uses the plain model where anything else mixes.
+    Rows that are left out of the loss still have a part in the gradient there. Where it is batch normalisation,
+    `subset_backward` passes gradient back as if the kept rows were the batch, with the statistics of the whole batch; where
+    anything else mixes it uses the plain model.
 
     Args:
         model: Any module. One from `subset_backward` that was called also names the operations that its graphs showed.
@@ -239,7 +234,7 @@ def mixes_samples(model: nn.Module) -> tuple[str, ...]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}")
-    names = list(batch_norms(model))
+    names = list(batch_norms(model.wrapped if isinstance(model, SubsetBackward) else model))
     for part in model.modules():
         if isinstance(part, SubsetBackward):
             for known in part._traces.values():
@@ -250,7 +245,7 @@ def mixes_samples(model: nn.Module) -> tuple[str, ...]:
 def _readings(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:
     """Which tensors carry the batch, likeliest first: all of one size, then all but one of them."""
     for n, _ in sizes.most_common():
-        if n == 1:
+        if n < 2:
             continue
         whole = [t.dim() > 0 and len(t) == n for t in tensors]
         yield whole
@@ -260,9 +255,94 @@ def _readings(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]
                 yield [is_batched and i != left_out for i, is_batched in enumerate(whole)]
 
 
+def _parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Every module by the prefix of its parameters' names; a shared one by each. Runs in every call, so it is short."""
+    found: dict[str, nn.Module] = {}
+    ahead = [("", module)]
+    while ahead:
+        prefix, part = ahead.pop()
+        found[prefix] = part
+        ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
+    return found
+
+
+def _held(parts: dict[str, nn.Module], kind: str, name: str) -> Any:
+    """A parameter or buffer by its full name."""
+    prefix, dot, last = name.rpartition(".")
+    part = parts[prefix + dot]
+    return (part._parameters if kind == "param" else part._buffers)[last]
+
+
+def _state(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
+
+
+def _settings(parts: dict[str, nn.Module]) -> tuple[Any, ...]:
+    """What tracing took for constant in the modules: numbers and flags such as a dropout rate or `training`."""
+    found: list[Any] = []
+    seen: set[int] = set()
+    for part in parts.values():
+        found.append(type(part))
+        found.append(_has_hooks(part))
+        for name, value in part.__dict__.items():
+            if name not in REGISTRIES:
+                found.append(value if type(value) in PLAIN else _constant(value, seen))
+        for tensors in (part._parameters, part._buffers):
+            for t in tensors.values():
+                found.append(None if t is None else (t.requires_grad, t.dtype, t.device, None if is_lazy(t) else t.shape))  # noqa: PERF401
+    return tuple(found)
+
+
+def _has_hooks(part: nn.Module) -> bool:
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """A tensor as it is traced: its memory in the order of its dimensions, or of channels_last."""
+    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_contiguous():
+        return tensor
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor
+    return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
+
+
+def _reason(error: Exception) -> Unsupported:
+    if isinstance(error, Unsupported):
+        return error
+    reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+    reason.__cause__ = error
+    return reason
+
+
+def _constant(value: Any, seen: set[int]) -> Any:
+    """A hashable description of what a module holds: numbers by value, tensors by identity, objects by their numbers."""
+    if isinstance(value, CONSTANT):
+        return value
+    if isinstance(value, Tensor):
+        return id(value)
+    if isinstance(value, nn.Module):
+        return type(value)
+    if isinstance(value, Mapping):
+        return tuple((key, _constant(member, seen)) for key, member in value.items())
+    if isinstance(value, tuple | list | set | frozenset):
+        return tuple(_constant(member, seen) for member in value)
+    if id(value) in seen:
+        return id(value)
+    seen.add(id(value))
+    return id(value), tuple(member for member in getattr(value, "__dict__", {}).values() if isinstance(member, CONSTANT))
+
+
 def _structure(tree: Any, n: int) -> Any:
-    """A hashable description of nested arguments; a first dimension of n is the batch's."""
+    """A hashable description of nested arguments; a first dimension of n is the batch's.
+
+    Raises:
+        Unsupported: They hold something that a trace would take for constant.
+    """
     if isinstance(tree, Tensor):
+        if tree.layout is not torch.strided or tree.is_nested:
+            raise Unsupported("it is given a sparse or nested tensor")
         shape = ("n", *tree.shape[1:]) if tree.dim() and len(tree) == n else tuple(tree.shape)
         channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
         return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
@@ -272,7 +352,9 @@ def _structure(tree: Any, n: int) -> Any:
         return type(tree), tuple(_structure(value, n) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
         return type(tree), tuple(_structure(getattr(tree, field.name), n) for field in fields(tree))
-    return (type(tree), tree) if isinstance(tree, Hashable) else (type(tree), id(tree))
+    if isinstance(tree, CONSTANT):
+        return type(tree), tree
+    raise Unsupported(f"it is given a {type(tree).__name__}, whose content a trace would take for constant")
 
 
 def _autocast(tensors: list[Tensor]) -> Any:

@@ -48,8 +48,18 @@ class Layout:
 
     def carries(self, value: Tensor, n: int) -> Tensor:
         """Which samples have an entry that is not zero, shape (n,), bool."""
+        return self.any(value != 0, n)
+
+    def any(self, flags: Tensor, n: int) -> Tensor:
+        """Which samples have an entry that is true, shape (n,)."""
+        parts, axis = self.split(flags, n)
+        return parts.movedim(axis, 0).reshape(n, flags.numel() // n).any(1)
+
+    def labels(self, value: Tensor, n: int) -> Tensor:
+        """The sample that each entry of a tensor belongs to, in its shape."""
         parts, axis = self.split(value, n)
-        return (parts.movedim(axis, 0).reshape(n, -1) != 0).any(1)
+        sample = torch.arange(n, device=value.device).view([n if d == axis else 1 for d in range(parts.dim())])
+        return sample.expand(parts.shape).reshape(value.shape)
 
 
 class Taker:
@@ -61,7 +71,7 @@ class Taker:
 
     def __call__(self, value: Tensor, layout: Layout) -> Tensor:
         """The rows of one tensor."""
-        if layout.axis or layout.inner or not value.is_contiguous():
+        if layout.axis or layout.inner or not value.numel() or not value.is_contiguous():
             return layout.take(value, self.rows, self.n)
         key = (value.data_ptr(), value.dtype, value.numel())
         flat = self._taken.get(key)
