@@ -1,15 +1,19 @@
 """Selection inside the batch: what a batch method remembers, and rows gathered over several batches until one is full."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thresher import rng
 from thresher.methods import BatchMethod
 from thresher.plans import BatchPlan
-from thresher.trees import leaves, map_leaves
+from thresher.trees import leaves, map_where
+
+OF_BATCHES = 1
+"""Sets the random numbers of steps apart from those of epochs."""
 
 
 class BatchStage:
@@ -39,7 +43,7 @@ class BatchStage:
         Raises:
             TypeError: It answered something other than a BatchPlan.
         """
-        generator = rng.seeded(self.seed, self.step)
+        generator = rng.seeded(self.seed, self.step, OF_BATCHES)
         plan, state = self.method.plan_batch({"id": ids, **signals}, self.state, step=self.step, generator=generator)
         if not isinstance(plan, BatchPlan):
             name = type(self.method).__name__
@@ -95,78 +99,95 @@ def rows_of(batch: Any) -> int:
     raise ValueError(f"a batch of {type(batch).__name__} has no tensor with a sample dimension: its rows cannot be told apart")
 
 
-def _plain_list(tree: Any, n: int) -> bool:
-    """Whether this is a list of one thing a sample that is no tensor, such as texts."""
-    return (
-        isinstance(tree, list)
-        and len(tree) == n
-        and not any(isinstance(item, Tensor | list | tuple | Mapping) for item in tree)
-    )
+def holds_samples(tree: Any, n: int) -> bool:
+    """Whether part of a batch has one entry for each of its n samples: a tensor, an array, or a list such as of texts.
+
+    A list of n things is a list of samples unless all its tensors have n rows, as those of `[x, y]` have where n is 2.
+    """
+    if isinstance(tree, Tensor | np.ndarray):
+        return tree.ndim > 0 and len(tree) == n
+    if type(tree) not in (list, tuple) or len(tree) != n:
+        return False
+    whole = [leaf.dim() > 0 and len(leaf) == n for leaf in leaves(tree)]
+    alike = len({(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree}) == 1
+    return not any(whole) or (alike and not all(whole))
+
+
+HOLE = object()
+"""Stands in a batch where a part with one entry for each sample was taken out."""
 
 
 def select(batch: Any, rows: Tensor, n: int) -> Any:
-    """Some rows of every part of a batch that has n of them; the rest is passed through."""
-    chosen = None
-
-    def pick_list(values: list[Any]) -> Any:
-        nonlocal chosen
-        chosen = rows.tolist() if chosen is None else chosen
-        return [values[i] for i in chosen]
-
-    def pick(leaf: Tensor) -> Tensor:
-        return leaf.index_select(0, rows.to(leaf.device, non_blocking=True)) if leaf.dim() and len(leaf) == n else leaf
-
-    def walk(tree: Any) -> Any:
-        if (
-            isinstance(tree, list)
-            and len(tree) == n
-            and not any(isinstance(item, Tensor | list | tuple | Mapping) for item in tree)
-        ):
-            return pick_list(tree)
-        if type(tree) in (list, tuple):
-            return type(tree)(walk(item) for item in tree)
-        if type(tree) is dict:
-            return {name: walk(value) for name, value in tree.items()}
-        return map_leaves(pick, tree)
-
-    return walk(batch)
+    """Some rows of every part of a batch that has one entry for each of n samples; the rest is passed through."""
+    columns, rebuild = take_apart(batch, n)
+    return rebuild(taken(columns, rows))
 
 
-def join(parts: list[Any], counts: list[int]) -> Any:
-    """One batch of several, part by part.
+def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The parts of a batch that have one entry for each of n samples, and a function that puts others in their place."""
+    columns: list[Any] = []
+
+    def take_out(column: Any) -> Any:
+        columns.append(column)
+        return HOLE
+
+    rest = map_where(take_out, batch, lambda part: holds_samples(part, n))
+
+    def rebuild(others: list[Any]) -> Any:
+        following = iter(others)
+        return map_where(lambda _: next(following), rest, lambda part: part is HOLE)
+
+    return columns, rebuild
+
+
+def taken(columns: list[Any], rows: Tensor) -> list[Any]:
+    """The same rows of several columns."""
+    numbers: list[int] | None = None
+    found = []
+    for column in columns:
+        if isinstance(column, Tensor):
+            found.append(column.index_select(0, rows.to(column.device, non_blocking=True)))
+            continue
+        numbers = rows.tolist() if numbers is None else numbers
+        found.append(column[numbers] if isinstance(column, np.ndarray) else type(column)(column[i] for i in numbers))
+    return found
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """One column of several, one after the other.
 
     Raises:
         ValueError: Tensors of different shapes.
     """
+    first = parts[0]
     if len(parts) == 1:
-        return parts[0]
-    whole = [list(leaves(part)) for part in parts]
-    joined = []
-    for column in zip(*whole, strict=True):
-        if not all(leaf.dim() and len(leaf) == count for leaf, count in zip(column, counts, strict=True)):
-            joined.append(column[-1])
-            continue
-        if len({leaf.shape[1:] for leaf in column}) > 1:
-            raise ValueError(
-                f"Selected rows of several batches cannot be joined: shapes {[tuple(leaf.shape) for leaf in column]}. Collate "
-                "to one shape, or use forward_passes='once'."
-            )
-        joined.append(torch.cat(column))
-    following = iter(joined)
-    return _with_lists(map_leaves(lambda _: next(following), parts[0]), parts, counts)
+        return first
+    if not isinstance(first, Tensor | np.ndarray):
+        return type(first)(item for part in parts for item in part)
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ValueError(
+            f"Selected rows of several batches cannot be joined: shapes {[tuple(part.shape) for part in parts]}. Collate "
+            "to one shape, or use forward_passes='once'."
+        )
+    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
 
 
-def _with_lists(rebuilt: Any, parts: list[Any], counts: list[int]) -> Any:
-    """Lists of samples that are no tensors, such as texts, one after the other."""
-    if isinstance(rebuilt, Tensor):
-        return rebuilt
-    if all(_plain_list(part, count) for part, count in zip(parts, counts, strict=True)):
-        return [item for part in parts for item in part]
-    if type(rebuilt) in (list, tuple):
-        return type(rebuilt)(_with_lists(item, [p[i] for p in parts], counts) for i, item in enumerate(rebuilt))
-    if type(rebuilt) is dict:
-        return {name: _with_lists(value, [p[name] for p in parts], counts) for name, value in rebuilt.items()}
-    return rebuilt
+class Part(NamedTuple):
+    """Rows of one candidate batch: its columns, how to make a batch of such columns, ids and weights, on the host."""
+
+    columns: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+    ids: Tensor
+    weights: Tensor | None
+
+    def rows(self, rows: Tensor) -> "Part":
+        """Some of them."""
+        weights = None if self.weights is None else self.weights[rows]
+        return Part(taken(self.columns, rows), self.rebuild, self.ids[rows], weights)
+
+    def weighed(self) -> Tensor:
+        """A weight for each row."""
+        return torch.ones(len(self.ids)) if self.weights is None else self.weights
 
 
 class Gatherer:
@@ -178,7 +199,8 @@ class Gatherer:
 
     def __init__(self, size: int | None) -> None:
         self.size = size
-        self._parts: list[tuple[Any, Tensor, Tensor | None]] = []
+        self._parts: list[Part] = []
+        self._kinds: list[type] | None = None
         self.rows = 0
 
     @property
@@ -187,16 +209,10 @@ class Gatherer:
         return self.rows >= (self.size or 1)
 
     @property
-    def ids(self) -> Tensor:
-        """Ids of the rows that wait, shape (rows,), int64."""
-        return torch.cat([torch.empty(0, dtype=torch.int64), *(ids.cpu() for _, ids, _ in self._parts)])
-
-    @property
-    def weights(self) -> Tensor | None:
-        """Their weights; None where no plan gave any."""
-        if all(weights is None for _, _, weights in self._parts):
-            return None
-        return torch.cat([_weights(part).cpu() for part in self._parts])
+    def waiting(self) -> tuple[Tensor, Tensor | None]:
+        """Ids of the rows that wait, shape (rows,), int64, and their weights; None where no plan gave any."""
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in self._parts)])
+        return ids, _weights(self._parts)
 
     def add(self, batch: Any, ids: Tensor, plan: BatchPlan) -> None:
         """Take the chosen rows of a candidate batch.
@@ -206,44 +222,55 @@ class Gatherer:
             ids: Of its rows, shape (n,), on the host.
             plan: What the method chose.
         """
-        if not len(plan.rows):
-            return
-        kept = ids[plan.rows.to(ids.device)]
-        part = batch if len(kept) == len(ids) else select(batch, plan.rows, len(ids))
-        self.put(part, kept, plan.weights)
+        if len(plan.rows):
+            whole = self._part(batch, ids, None)
+            weights = None if plan.weights is None else plan.weights.to(ids.device)
+            chosen = whole if len(plan.rows) == len(ids) else whole.rows(plan.rows.to(ids.device))
+            self._put(chosen._replace(weights=weights))
 
     def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
         """Take all rows of a batch."""
-        self._parts.append((batch, ids, weights))
-        self.rows += len(ids)
+        self._put(self._part(batch, ids, weights))
+
+    def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
+        columns, rebuild = take_apart(batch, len(ids))
+        kinds = [type(column) for column in columns]
+        self._kinds = self._kinds or kinds
+        if not kinds or kinds != self._kinds:
+            raise ValueError(
+                f"a batch of {len(ids)} samples has {len(kinds)} parts with one entry for each sample"
+                + (f", others before it had {len(self._kinds)}" if kinds else "")
+                + ": its rows cannot be told apart. Collate to tensors, arrays or lists of the batch's length."
+            )
+        return Part(columns, rebuild, ids, weights)
+
+    def _put(self, part: Part) -> None:
+        self._parts.append(part)
+        self.rows += len(part.ids)
 
     def take(self) -> tuple[Any, Tensor, Tensor | None]:
         """The rows that came first, as many as a batch has or as there are: the batch, its ids and weights."""
         size = self.rows if self.size is None else min(self.size, self.rows)
-        taken: list[tuple[Any, Tensor, Tensor | None]] = []
+        found: list[Part] = []
         wanted = size
         while wanted:
-            batch, ids, weights = self._parts.pop(0)
-            if len(ids) > wanted:
-                self._parts.insert(0, _part((batch, ids, weights), torch.arange(wanted, len(ids))))
-                batch, ids, weights = _part((batch, ids, weights), torch.arange(wanted))
-            wanted -= len(ids)
-            taken.append((batch, ids, weights))
+            part = self._parts.pop(0)
+            n = len(part.ids)
+            if n > wanted:
+                self._parts.insert(0, part.rows(torch.arange(wanted, n)))
+                part = part.rows(torch.arange(wanted))
+            wanted -= len(part.ids)
+            found.append(part)
         self.rows -= size
-        counts = [len(ids) for _, ids, _ in taken]
-        weighted = any(weights is not None for _, _, weights in taken)
-        together = torch.cat([_weights(part) for part in taken]) if weighted else None
-        return join([batch for batch, _, _ in taken], counts), torch.cat([ids for _, ids, _ in taken]), together
+        columns = [joined(column) for column in zip(*(part.columns for part in found), strict=True)]
+        return found[-1].rebuild(columns), torch.cat([part.ids for part in found]), _weights(found)
 
     def clear(self) -> None:
         """Let go of everything."""
         self._parts, self.rows = [], 0
 
 
-def _weights(part: tuple[Any, Tensor, Tensor | None]) -> Tensor:
-    return torch.ones(len(part[1])) if part[2] is None else part[2]
-
-
-def _part(whole: tuple[Any, Tensor, Tensor | None], rows: Tensor) -> tuple[Any, Tensor, Tensor | None]:
-    batch, ids, weights = whole
-    return select(batch, rows, len(ids)), ids[rows], None if weights is None else weights[rows.to(weights.device)]
+def _weights(parts: list[Part]) -> Tensor | None:
+    if all(part.weights is None for part in parts):
+        return None
+    return torch.cat([part.weighed() for part in parts])

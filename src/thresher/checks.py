@@ -74,9 +74,17 @@ def check_needs(
 
 
 def passes_of(
-    method: BatchMethod | None, forward_passes: str, scoring: Scoring | None, *, model: Any, adapter: Any, streams: bool
+    method: BatchMethod | None, forward_passes: str, scoring: Scoring | None, *, model: Any, adapter: Any, n: int | None
 ) -> str:
     """How a batch method gets its signals: "none" needed, "once" in the loop's own forward, "twice" in one before it.
+
+    Args:
+        method: What selects in the batch, if anything.
+        forward_passes: As given to `attach`.
+        scoring: Likewise.
+        model: Likewise.
+        adapter: The criterion.
+        n: Samples of the dataset; None of a stream.
 
     Raises:
         ValueError: What it needs is missing, or settings contradict.
@@ -92,12 +100,24 @@ def passes_of(
         return "none"
     if scoring is not None and forward_passes == "once":
         raise ValueError("`scoring` is for forward_passes='twice': with 'once' the loop's own forward pass gives the losses")
-    if scoring is not None and streams and (scoring.every_epochs > 1 or scoring.losses is not None):
+    if scoring is not None and n is None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError("`scoring`: losses of earlier epochs need samples with ids, a map-style dataset")
+    if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
+        raise ValueError(f"`scoring`: `losses` are of {len(scoring.losses)} samples, the dataset has {n}")
     for argument, given in (("model", model), ("criterion", adapter)):
-        if given is None:
-            raise ValueError(f"{name} chooses by {', '.join(method.signals)}: pass attach({argument}=...)")
+        if given is None and not (argument == "criterion" and forward_passes == "once"):
+            or_once = "" if argument == "model" else ", or forward_passes='once' where the loop calls run.reduce"
+            raise ValueError(f"{name} chooses by {', '.join(method.signals)}: pass attach({argument}=...){or_once}")
     return "twice" if scoring is not None or forward_passes == "twice" else "once"
+
+
+def check_counted_once(method: EpochMethod, passes: str, forward_passes: str) -> None:
+    """Refuse a scoring pass beside an epoch method that adds up what it is told of a sample."""
+    if passes != "none" and forward_passes != "once" and any(c.merge == "sum" for c in method.columns().values()):
+        raise ValueError(
+            f"{type(method).__name__} adds up the losses of a sample (merge='sum'), and a scoring pass would count them "
+            "twice: pass forward_passes='once', or use merge='last'"
+        )
 
 
 def innermost(optimizer: Any) -> Optimizer | None:

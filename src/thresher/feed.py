@@ -35,6 +35,9 @@ KEPT_SETTINGS = (
 )
 
 
+NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
+
+
 class Order(Protocol):
     """The ids of one epoch before the plan, handed out piece by piece."""
 
@@ -262,7 +265,7 @@ class Feed:
         self._choose, self._count = choose, count
         self.gatherer: Gatherer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
-        self.waiting: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
+        self.waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         """Ids and weights of such rows in a saved epoch that is to be gone on with."""
         self.seen = 0
         """Samples of the last epoch that was exhausted."""
@@ -331,8 +334,11 @@ class Feed:
         """
         if self.streams:
             dataset: Any = self._user.dataset
-            return len(dataset) if hasattr(dataset, "__len__") else self.seen
-        total = len(self._sampler) if hasattr(self._sampler, "__len__") else self.n
+            if self.seen or not hasattr(dataset, "__len__"):
+                return self.seen
+            total = len(dataset)
+        else:
+            total = len(self._sampler) if hasattr(self._sampler, "__len__") else self.n
         return total - total % self._ids.batch_size if self._ids.drop_last else total
 
     def __len__(self) -> int:
@@ -361,21 +367,22 @@ class Feed:
 
     def _candidate_batches(self) -> tuple[int, int]:
         """Full batches of the plan's samples, and how many samples the last has beyond them."""
+        full, rest = divmod(self._total(), self._ids.batch_size)
+        return full, 0 if self._ids.drop_last else rest
+
+    def _total(self) -> int:
+        """Samples of the epoch before the last is dropped."""
         if self.streams:
-            full, rest = divmod(len(self._user) * self._ids.batch_size, self._ids.batch_size)
-            return full, rest
+            return len(self._user.dataset)  # pyright: ignore[reportArgumentType]
         plan = self._upcoming()
         if len(plan.ids) == self.n and not plan.drawn:
-            total = len(self._sampler)
-        elif plan.drawn or self._fast_path():
-            total = len(plan.ids)
-        else:
-            raise TypeError(
-                f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
-                f"{type(self._sampler).__name__}, which may repeat or skip ids"
-            )
-        full, rest = divmod(total, self._ids.batch_size)
-        return full, 0 if self._ids.drop_last else rest
+            return len(self._sampler)
+        if plan.drawn or self._fast_path():
+            return len(plan.ids)
+        raise TypeError(
+            f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
+            f"{type(self._sampler).__name__}, which may repeat or skip ids"
+        )
 
     def _order(self, plan: EpochPlan) -> Order:
         if plan.drawn:
@@ -389,8 +396,8 @@ class Feed:
     def __iter__(self) -> "EpochIterator":
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         plan, consumed, checksum = self._begin()
-        if consumed == 0 and self.gatherer is not None:
-            self.gatherer.clear()
+        if consumed == 0:
+            self.go_on()
         resumed = self.epoch_start if consumed else None
         now = rng.capture(self.device, self.generators())
         if resumed is None:
@@ -419,15 +426,28 @@ class Feed:
                 )
             if plan is not None and len(waiting[0]):
                 self._fetch(*waiting)
-        iterator = EpochIterator(self, candidates, checksum)
+        iterator = EpochIterator(self, candidates, consumed, checksum)
         self._current = weakref.ref(iterator)
         return iterator
 
-    def _let_go(self) -> tuple[Tensor, Tensor | None]:
-        """Ids and weights of the rows that waited when the epoch was interrupted."""
-        waiting, self.waiting = self.waiting, (torch.empty(0, dtype=torch.int64), None)
+    def gather(self, *, fills: bool) -> None:
+        """From now on select before the loop sees a batch; `fills`: and gather the rows to full batches."""
+        self.gatherer = Gatherer(self._ids.batch_size if fills else None)
+
+    def waits(self) -> tuple[Tensor, Tensor | None]:
+        """Ids and weights of the rows that were selected and not yielded yet."""
+        return self.waiting if self.gatherer is None or len(self.waiting[0]) else self.gatherer.waiting
+
+    def go_on(self, waiting: tuple[Tensor, Tensor | None] = NONE_WAIT) -> None:
+        """Begin the next pass with these rows, which waited when the epoch was interrupted."""
+        self.waiting = waiting
         if self.gatherer is not None:
             self.gatherer.clear()
+
+    def _let_go(self) -> tuple[Tensor, Tensor | None]:
+        """Ids and weights of the rows that waited when the epoch was interrupted."""
+        waiting = self.waiting
+        self.go_on()
         return waiting
 
     def _keep_waiting(self, waiting: tuple[Tensor, Tensor | None]) -> Callable[[Any, Tensor], None]:
@@ -534,9 +554,8 @@ class Streamed:
 class EpochIterator:
     """One pass over a Feed."""
 
-    def __init__(self, feed: Feed, candidates: Drawn | Streamed, checksum: int) -> None:
-        self._feed, self._candidates, self._checksum = feed, candidates, checksum
-        self._drawn = 0
+    def __init__(self, feed: Feed, candidates: Drawn | Streamed, drawn: int, checksum: int) -> None:
+        self._feed, self._candidates, self._drawn, self._checksum = feed, candidates, drawn, checksum
         self._exhausted = self._done = False
 
     def __iter__(self) -> "EpochIterator":

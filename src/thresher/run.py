@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from thresher import rng
 from thresher.attribution import AttributionError, Batch, Credit, Group, Witnesses, attribute
-from thresher.batch_stage import BatchStage, Gatherer
-from thresher.checks import check_needs, check_settings, device_of, innermost, passes_of, stages
+from thresher.batch_stage import BatchStage, holds_samples, taken
+from thresher.checks import check_counted_once, check_needs, check_settings, device_of, innermost, passes_of, stages
 from thresher.cost import Cost, Stopwatch, break_even
 from thresher.criteria import Criterion, Unread, adapt
 from thresher.feed import Feed, check_loader
@@ -27,7 +27,7 @@ from thresher.probe import collate_mixes
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.scoring import Scoring
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
-from thresher.trees import leaves, map_leaves
+from thresher.trees import leaves, map_where
 from thresher.watched import WatchedModel
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
@@ -102,14 +102,15 @@ def attach(
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
     adapter = None if criterion is None else adapt(criterion)
     check_needs(chosen, batch_method, adapter, model, optimizer, signals)
-    streams = isinstance(loader.dataset, IterableDataset)
-    passes = passes_of(batch_method, forward_passes, scoring, model=model, adapter=adapter, streams=streams)
+    n = None if isinstance(loader.dataset, IterableDataset) else len(loader.dataset)  # pyright: ignore[reportArgumentType]
+    passes = passes_of(batch_method, forward_passes, scoring, model=model, adapter=adapter, n=n)
+    check_counted_once(chosen, passes, forward_passes)
     return Run(
         chosen,
         stage=None if batch_method is None else BatchStage(batch_method, seed=seed, passes=passes),
         scoring=scoring or Scoring(),
-        may_switch=forward_passes == "auto",
-        fills=forward_passes == "twice",
+        may_switch=passes == "once" and forward_passes == "auto",
+        fills=passes == "twice" or forward_passes == "twice",
         loader=loader,
         adapter=adapter,
         model=model,
@@ -155,6 +156,7 @@ class Run:
         self.epochs = epochs
         self._epoch_method, self._stage, self._scoring, self._may_switch = method, stage, scoring, may_switch
         self._fills = fills
+        self._known_losses = None if scoring.losses is None else scoring.losses.to(device or torch.device("cpu"))
         self._adapter, self._user_signals = adapter, signals
         self._forward, self._seed, self._on_nonfinite = forward, seed, on_nonfinite
         self._device = device or torch.device("cpu")
@@ -183,7 +185,7 @@ class Run:
         self._to_choose = self._wanted | (set() if stage is None else {*stage.method.signals} - {"loss"})
         self._picked: list[tuple[Any, BatchPlan]] = []
         if stage is not None and stage.passes != "once":
-            self._gather()
+            self.loader.gather(fills=fills)
         self._cost = Cost()
         trained = torch.zeros(self.loader.n, dtype=torch.int16, device=self._device)
         self._ledger = Ledger(self._records, self._cost, trained, count_steps=optimizer is None)
@@ -311,9 +313,10 @@ class Run:
     @property
     def progress(self) -> float:
         """Share of all epochs' candidate samples consumed, in [0, 1]."""
-        candidates = max(1, self.loader.candidates)  # none where a dataset is smaller than a batch and the last is dropped
-        consumed = min(self._consumed, candidates) if self._active else 0
-        return min(1.0, (self._epoch * candidates + consumed) / (self.epochs * candidates))
+        # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
+        candidates = self.loader.candidates
+        consumed, whole = min(self._consumed, candidates) if self._active else 0, max(1, candidates)
+        return min(1.0, (self._epoch * whole + consumed) / (self.epochs * whole))
 
     @property
     def plan(self) -> EpochPlan:
@@ -384,7 +387,7 @@ class Run:
 
     def _take(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None) -> None:
         """A batch is on its way to the loop."""
-        self._picked.clear()
+        self._picked = [(key, plan) for key, plan in self._picked if key is not None and key[0] > self._batches - BATCHES_AHEAD]
         self._check_forward(batch)
         held = self._recent[1 - BATCHES_AHEAD :]
         self._ledger.next_batch(set(held))
@@ -428,7 +431,7 @@ class Run:
         if self._stage is not None:
             own = self._stage.facts()
             entry |= own if _is_default(self._epoch_method) else {f"batch_{name}": value for name, value in own.items()}
-            self._warn_if_in_vain()
+            self._warn_if_in_vain(1 - own.get("actual_fraction", 1.0))
         self._history.append(entry)
         self._epoch += 1
         self._plan, self._active, self._consumed = None, False, 0
@@ -491,7 +494,9 @@ class Run:
     @contextmanager
     def _own_pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:
         """Forward passes of the run itself: the loop's random numbers and modes go on as if they had not been."""
-        modes = {part: part.training for part in module.modules()}
+        parts = [*module.modules()]
+        parts += [part.wrapped for part in parts if isinstance(part, SubsetBackward)]
+        modes = {part: part.training for part in parts}
         module.train(training)
         dtype = dtype or self.model.autocast
         autocast = nullcontext() if dtype in (None, torch.float32) else torch.autocast(self._device.type, dtype=dtype)
@@ -511,19 +516,13 @@ class Run:
 
     # Selection inside the batch
 
-    def _gather(self) -> None:
-        """From now on the loader selects before the loop sees a batch."""
-        assert self._stage is not None
-        batch_size = self.loader.batch_size if self._stage.passes == "twice" or self._fills else None
-        self.loader.gatherer = Gatherer(batch_size)
-
     def _switch_if_plain(self) -> None:
         """With forward_passes="auto", a model that turned out not to be traceable is scored by passes of its own."""
         stage = self._stage
         if stage is None or stage.passes != "once" or not self._may_switch or not _uses_plain_model(self._module):
             return
         stage.passes = "twice"
-        self._gather()
+        self.loader.gather(fills=True)
 
     def _choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """The rows of a candidate batch that the loop gets to see."""
@@ -534,12 +533,13 @@ class Run:
     def _score(self, batch: Any, ids: Tensor) -> dict[str, Tensor]:
         """Signals of a candidate batch before the loop sees it: recorded ones, or by a pass of the run's own."""
         scoring = self._scoring
-        if scoring.losses is not None:
-            return {"loss": scoring.losses.to(self._device).index_select(0, ids)}
+        if self._known_losses is not None:
+            return {"loss": self._known_losses.index_select(0, ids)}
         if self._epoch % scoring.every_epochs:
             self._ledger.flush()
             return {name: self._records[name].index_select(0, ids) for name in self._stage_signals()}
-        module = scoring.model or self._module
+        self._check_forward(batch)
+        module = self._module if scoring.model is None else scoring.model
         assert module is not None
         shrunk = batch
         if scoring.input_scale != 1:
@@ -550,7 +550,7 @@ class Run:
         self._records.write(ids, found)
         self._cost.scoring += len(ids)
         self._cost.forward += len(ids)
-        return found
+        return _without_ignored(found)
 
     def _stage_signals(self) -> tuple[str, ...]:
         assert self._stage is not None
@@ -572,12 +572,12 @@ class Run:
         group = credit.group
         own = {} if self._user_signals is None else self._ask_user(outputs, targets, group.n)
         found = {**self._adapter.signals(outputs, targets, group, self._to_choose - own.keys()), **own}
-        plan = self._chosen(credit, found)
+        plan = self._chosen(credit, _without_ignored(found))
         rows, weights = plan.rows, _product(plan, weights)
         k = len(rows)
         outputs, targets = (_take_rows(tree, rows, group) for tree in (outputs, targets))
         if not k:
-            value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.requires_grad]).sum()
+            value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
         elif weights is None:
             value = self._adapter.value(outputs, targets)
         else:
@@ -592,14 +592,14 @@ class Run:
         once = self._stage is not None and self._stage.passes == "once" and not _uses_plain_model(self._module)
         return k / n if once else 1.0
 
-    def _warn_if_in_vain(self) -> None:
-        """Say once that scoring costs more than it saves on this model, as measured."""
-        stage, ratio, cost = self._stage, self._stopwatch.ratio(), self._cost
+    def _warn_if_in_vain(self, keep: float) -> None:
+        """Say once that scoring costs more than it saves on this model, as measured; `keep`: of the last epoch's candidates."""
+        stage, ratio = self._stage, self._stopwatch.ratio()
         scoring = self._scoring
-        cheaper = scoring.losses is not None or scoring.model or scoring.dtype or scoring.input_scale != 1
-        if stage is None or stage.passes != "twice" or cheaper or self._said_in_vain or not ratio or not cost.full_backward:
+        cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
+        if stage is None or stage.passes != "twice" or cheaper or self._said_in_vain or not ratio:
             return
-        keep, most = cost.backward / cost.full_backward, 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
+        most = 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
         if keep <= most:
             return
         self._said_in_vain = True
@@ -618,7 +618,14 @@ class Run:
         if batch is not None and batch.weights is not None and credit.positions is not None:
             rows = credit.positions
             return batch.weights[rows.start : rows.stop : rows.step]
-        return None if self._weights is None else self._weights.index_select(0, credit.ids)
+        weights = None if self._weights is None else self._weights.index_select(0, credit.ids)
+        known = [recent for recent in reversed(self._recent) if recent.weights is not None]
+        if self.loader.gatherer is None or not known:
+            return weights
+        # Weights of a batch method belong to rows, not to samples: the rows are found by the ids that the caller gave.
+        same = credit.ids.unsqueeze(1) == torch.cat([recent.ids for recent in known])
+        found = torch.cat([recent.weights for recent in known if recent.weights is not None])[same.int().argmax(1)]
+        return torch.where(same.any(1), found, 1.0 if weights is None else weights)
 
     def _attribute(self, outputs: Any, targets: Any, ids: Tensor | None) -> Credit:
         try:
@@ -630,7 +637,8 @@ class Run:
     def _signals_beside(self, outputs: Any, targets: Any, n: int) -> dict[str, Tensor]:
         """Signals for losses that the loop computed itself."""
         own = {} if self._user_signals is None else self._ask_user(outputs, targets, n)
-        wanted = self._wanted - own.keys()
+        once = self._stage is not None and self._stage.passes == "once"
+        wanted = (self._to_choose if once else self._wanted) - own.keys()
         if not wanted:
             return own
         if outputs is None or targets is None or self._adapter is None:
@@ -649,7 +657,7 @@ class Run:
             if not isinstance(tensor, Tensor) or tensor.shape != (n,):
                 got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"`signals` must return tensors of shape ({n},), got {got} for {name!r}")
-        return {name: tensor for name, tensor in found.items() if name in self._wanted}
+        return {name: tensor for name, tensor in found.items() if name in self._to_choose}
 
     def _own_forward(self, module: nn.Module, batch: Any) -> tuple[Any, Any]:
         if self._forward is not None:
@@ -707,7 +715,7 @@ class Run:
             )
         plan = self._plan_if_any()
         self._close_books()
-        gatherer = self.loader.gatherer
+        waiting, weights = self.loader.waits()
         return {
             "version": STATE_VERSION,
             "method": self._name(),
@@ -721,8 +729,9 @@ class Run:
             "checksum": self._checksum,
             "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts)},
             "batch_stage": None if self._stage is None else self._stage.state_dict(),
-            "passes": None if self._stage is None else self._stage.passes,
-            "waiting": None if gatherer is None else {"ids": gatherer.ids, "weights": gatherer.weights},
+            "passes": self._passes(),
+            "waiting": {"ids": waiting, "weights": weights},
+            "seen": self.loader.seen,
             "trained": self.trained.clone(),
             "records": self.records.state_dict(),
             "cost": asdict(self.cost),
@@ -743,6 +752,7 @@ class Run:
         """
         self._check_state(state)
         self._ledger.end_step()
+        self._ledger.settle()
         self.loader.stop()
         self._records.load_state_dict(state["records"])
         vars(self._cost).update(state["cost"])
@@ -751,7 +761,9 @@ class Run:
         self._ledger.count_trained().copy_(state["trained"])
         self._picked.clear()
         if self._stage is not None:
-            self._load_stage(state)
+            self._load_stage(self._stage, state)
+        self.loader.go_on((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
+        self.loader.seen = state["seen"]
         self._epoch, self._active = state["epoch"], state["active"]
         self._consumed, self._checksum = state["consumed"], state["checksum"]
         self._resumed = self._active
@@ -761,14 +773,20 @@ class Run:
         if restore_rng:
             rng.restore(state["rng"], self._device, self.loader.generators())
 
-    def _load_stage(self, state: Mapping[str, Any]) -> None:
-        assert self._stage is not None
-        self._stage.load_state_dict(state["batch_stage"])
-        if state["passes"] == "twice" and self._stage.passes == "once":
-            self._stage.passes = "twice"
-            self._gather()
-        if state["waiting"] is not None:
-            self.loader.waiting = state["waiting"]["ids"].clone(), state["waiting"]["weights"]
+    def _load_stage(self, stage: BatchStage, state: Mapping[str, Any]) -> None:
+        stage.load_state_dict(state["batch_stage"])
+        if self._may_switch and state["passes"] != stage.passes:
+            stage.passes = state["passes"]
+            self.loader.gatherer = None
+            if stage.passes == "twice":
+                self.loader.gather(fills=True)
+
+    def _passes(self) -> str | None:
+        """`forward_passes` as it turned out; what needs no losses takes it for whether batches are filled up."""
+        if self._stage is None:
+            return None
+        filled = "twice" if self._fills else "once"
+        return filled if self._stage.passes == "none" else self._stage.passes
 
     def _name(self) -> str:
         names = [name_of(self._epoch_method)] if self._stage is None or not _is_default(self._epoch_method) else []
@@ -788,9 +806,9 @@ class Run:
         columns = set(state["records"])
         if columns != set(self._records):
             raise ValueError(f"load_state_dict: the state has columns {sorted(columns)}, this run {sorted(self._records)}")
-        if self._stage is not None and state["passes"] != self._stage.passes and not self._may_switch:
+        if state["passes"] != self._passes() and not self._may_switch:
             raise ValueError(
-                f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {self._stage.passes!r}"
+                f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {self._passes()!r}"
             )
         if state["settings"] != self._settings():
             warnings.warn(
@@ -814,9 +832,10 @@ class Run:
 
 def _with_subset_backward(model: nn.Module | None) -> nn.Module | None:
     """The model with a backward pass that costs only the chosen rows; one that has it already is left as it is."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
     if model is None or any(isinstance(part, SubsetBackward) for part in model.modules()):
         return model
-    return subset_backward(getattr(model, "_orig_mod", model))
+    return subset_backward(model)
 
 
 def _uses_plain_model(model: nn.Module | None) -> bool:
@@ -826,15 +845,22 @@ def _uses_plain_model(model: nn.Module | None) -> bool:
 
 
 def _take_rows(tree: Any, rows: Tensor, group: Group) -> Any:
-    """The rows of some samples in every tensor that has all of them."""
+    """The rows of some samples in every tensor that has all of them, and their items in every list of samples."""
 
-    def take(leaf: Tensor) -> Tensor:
-        per = len(leaf) // group.n if leaf.dim() else 0
-        if not per or len(leaf) != group.n * per or per not in (1, group.repeat or per):
-            return leaf
-        return kept_rows(leaf, rows.to(leaf.device, non_blocking=True), group.n)
+    def take(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return taken([part], rows)[0] if holds_samples(part, group.n) else part
+        per = len(part) // group.n if part.dim() else 0
+        if not per or len(part) != group.n * per or per not in (1, group.repeat or per):
+            return part
+        return kept_rows(part, rows.to(part.device, non_blocking=True), group.n)
 
-    return map_leaves(take, tree)
+    return map_where(take, tree, lambda part: isinstance(part, Tensor) or holds_samples(part, group.n))
+
+
+def _without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Signals to choose by: a sample all of whose labels are ignored has nothing to teach, rather than no loss yet."""
+    return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
 
 
 def _product(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:

@@ -1,5 +1,6 @@
 """A run that was interrupted and resumed computes what the uninterrupted one does, bit for bit."""
 
+import copy
 import io
 import random
 import warnings
@@ -7,7 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
 
 import thresher
 from helpers import assert_same
@@ -22,6 +23,20 @@ METHODS = {
         max_fraction=0.5, tau=0.1, confidence="batch", lr_fraction="scheduled", refresh="train", merge="sum"
     ),
     "infobatch": thresher.InfoBatch(),
+}
+
+SB = thresher.SelectiveBackprop
+BATCH = {
+    "once": (SB(keep=0.4), {"forward_passes": "once"}),
+    "once, beta": (SB(beta=1.0, history=50), {"forward_passes": "once"}),
+    "auto": (SB(keep=0.4), {}),
+    "twice": (SB(keep=0.4), {"forward_passes": "twice"}),
+    "twice, beta": (SB(beta=1.0, history=50), {"forward_passes": "twice"}),
+    "stale": (SB(keep=0.4), {"scoring": thresher.Scoring(every_epochs=2)}),
+    "random": (thresher.RandomBackprop(keep=0.4), {}),
+    "random, filled": (thresher.RandomBackprop(keep=0.4), {"forward_passes": "twice"}),
+    "infobatch": ([thresher.InfoBatch(), SB(keep=0.5)], {"forward_passes": "twice"}),
+    "kakurenbo": ([thresher.Kakurenbo(max_fraction=0.5, tau=0.3), SB(beta=1.0)], {"forward_passes": "once"}),
 }
 
 
@@ -61,7 +76,7 @@ LOADERS = {
 class Training:
     """Everything a checkpoint must restore."""
 
-    def __init__(self, method, make_loader):
+    def __init__(self, method, make_loader, **settings):
         norm = nn.Sequential(nn.Unflatten(1, (8, 2)), nn.BatchNorm1d(8), nn.Flatten())  # a batch may have one sample
         self.net = nn.Sequential(nn.Linear(6, 16), norm, nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 4))
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.05, momentum=0.9)
@@ -74,6 +89,7 @@ class Training:
             model=self.net,
             optimizer=self.optimizer,
             epochs=EPOCHS,
+            **settings,
         )
         self.scheduler = thresher.ProgressLR(self.optimizer, self.run, lambda p: 1 - p)
         self.log = []
@@ -85,13 +101,13 @@ class Training:
             if stop == (epoch, 0):
                 return
             for done, (x, y) in enumerate(self.run.loader, 1):
-                plan = self.run.plan
+                plan = None if self.run.loader.streams else self.run.plan
                 loss = self.run.criterion(self.run.model(x), y)
                 loss.backward()
                 self.optimizer.step()
                 self.optimizer.zero_grad()
                 self.scheduler.step()
-                self.log.append((epoch, self.run.ids.clone(), loss.detach().clone(), plan.lr_scale))
+                self.log.append((epoch, self.run.ids.clone(), loss.detach().clone(), plan and plan.lr_scale))
                 if stop == (epoch, done):
                     return
 
@@ -110,14 +126,16 @@ class Training:
 
     def result(self):
         run = self.run
-        plan = run.plan
+        plan = None if run.loader.streams else run.plan
         return {
             "net": self.net.state_dict(),
             "momentum": self.optimizer.state_dict(),
             "records": dict(run.records),
             "cost": {**vars(run.cost), "backward_to_forward": None},
             "history": run.history,
-            "plan": [plan.ids, plan.weights, plan.refresh, plan.lr_scale],
+            "plan": plan and [plan.ids, plan.weights, plan.refresh, plan.lr_scale],
+            "trained": run.trained,
+            "batch stage": run.state_dict()["batch_stage"],
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
             "generator": [g.get_state() for g in run.loader.generators()],
@@ -125,24 +143,27 @@ class Training:
         }
 
 
-def compare(method, make_loader, stop):
+def compare(method, make_loader, stop, **settings):
     torch.manual_seed(0)
     random.seed(0)
-    whole = Training(method, make_loader)
+    whole = Training(method, make_loader, **settings)
     whole.train()
     expected = whole.result()
 
     torch.manual_seed(0)
     random.seed(0)
-    first = Training(method, make_loader)
+    first = Training(method, make_loader, **settings)
     first.train(stop=stop)
     saved = first.save()
     torch.manual_seed(99)
     random.seed(99)
-    second = Training(method, make_loader)
+    second = Training(method, make_loader, **settings)
     second.load(saved)
+    saved = second.save()  # what was loaded and not gone on with is saved as it was
     torch.randn(3)  # between loading and the next iter the loop may draw: it would have drawn before, too
     second.run.load_state_dict(torch.load(io.BytesIO(saved), weights_only=True)["run"])
+    if stop[1]:
+        assert second.run.progress == first.run.progress
     second.train()
     assert_same([*first.log, *second.log], whole.log)
     assert_same(second.result(), expected)
@@ -192,7 +213,7 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict({**state, "n": 17})
-    with pytest.raises(ValueError, match="version 0.*version 1"):
+    with pytest.raises(ValueError, match="version 0.*version 2"):
         same.load_state_dict({**state, "version": 0})
     with pytest.raises(ValueError, match=r"columns \['loss'\]"):
         same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})
@@ -247,3 +268,137 @@ def test_a_sampler_that_does_not_repeat_is_told():
     other.load(training.save())
     with pytest.raises(RuntimeError, match="Forgetful did not repeat"):
         iter(other.run.loader)
+
+
+# Selection in the batch
+
+quiet = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")  # toys are below break-even
+
+
+@quiet
+@pytest.mark.parametrize("stop", [(2, 0), (3, 2)])
+@pytest.mark.parametrize("name", BATCH)
+def test_batch_methods(name, stop):
+    method, settings = BATCH[name]
+    compare(method, LOADERS["shuffle"], stop, **settings)
+
+
+@quiet
+@pytest.mark.parametrize("name", ["once, beta", "twice, beta"])
+def test_batch_methods_with_workers(name):
+    method, settings = BATCH[name]
+    compare(method, LOADERS["workers, own generator"], (1, 2), **settings)
+
+
+@quiet
+@pytest.mark.parametrize("loader", ["shuffle", "drop last", "weighted"])
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_every_place_of_a_gathered_epoch(batch, loader):
+    """24 of 60 rows make three batches of eight: rows wait after the first two, none after the last."""
+    compare(SB(keep=0.4), LOADERS[loader], (1, batch), forward_passes="twice")
+
+
+@quiet
+def test_rows_wait_where_an_epoch_is_interrupted():
+    """So that the tests above are about something."""
+    training = Training(SB(keep=0.75), LOADERS["shuffle"], forward_passes="twice")
+    training.train(stop=(1, 1))
+    state = training.run.state_dict()
+    assert len(state["waiting"]["ids"]) == 4
+    other = Training(SB(keep=0.75), LOADERS["shuffle"], forward_passes="twice")
+    other.load(training.save())
+    assert_same(other.run.state_dict()["waiting"], state["waiting"])
+
+
+class Stream(IterableDataset):
+    """Samples in an order of their own; each worker reads its part."""
+
+    def __init__(self):
+        self.x = torch.randn(N, 6, generator=torch.Generator().manual_seed(1))
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        begin, step = (0, 1) if info is None else (info.id, info.num_workers)
+        return ((self.x[i], torch.tensor(i % 4)) for i in range(begin, N, step))
+
+
+class Known(Stream):
+    def __len__(self):
+        return N
+
+
+@quiet
+@pytest.mark.parametrize("stop", [(2, 0), (0, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("once, beta", Stream),
+        ("twice", Stream),
+        ("twice, beta", Known),
+        ("random", Stream),
+        ("random, filled", Known),
+    ],
+)
+def test_streams(name, kind, stop):
+    method, settings = BATCH[name]
+    compare(method, lambda _: DataLoader(kind(), B), stop, **settings)
+
+
+@quiet
+def test_streams_with_workers():
+    compare(BATCH["twice, beta"][0], lambda _: DataLoader(Stream(), B, num_workers=2), (1, 2), forward_passes="twice")
+
+
+@quiet
+@pytest.mark.parametrize("batch", [1, 2, 3])
+def test_every_place_of_a_gathered_stream(batch):
+    compare(SB(keep=0.4), lambda _: DataLoader(Stream(), B), (1, batch), forward_passes="twice")
+
+
+@quiet
+def test_loading_into_a_run_in_use():
+    """Losses that were not written yet belong to what was, and rows that waited do too."""
+    first = Training(SB(keep=0.4), LOADERS["shuffle"], forward_passes="twice")
+    first.train(stop=(1, 1))
+    used = copy.deepcopy(first.save())
+    expected = torch.load(io.BytesIO(used), weights_only=True)["run"]
+    first.train(stop=(1, 2))
+    x, y = next(iter(first.run.loader))
+    first.run.criterion(first.run.model(x), y)
+    first.load(used)
+    state = first.run.state_dict()
+    for name in ("records", "trained", "waiting", "batch_stage", "epoch", "consumed", "history"):
+        assert_same(state[name], expected[name], name)
+    assert {**state["cost"], "backward_to_forward": 0} == {**expected["cost"], "backward_to_forward": 0}
+
+
+@quiet
+@pytest.mark.parametrize(
+    ("saved", "loaded", "message"),
+    [
+        ("twice", "once", "forward_passes='twice', this run has 'once'"),
+        ("once", "twice", "forward_passes='once', this run has 'twice'"),
+        ("once", "stale", "forward_passes='once', this run has 'twice'"),
+        ("random, filled", "random", "forward_passes='twice', this run has 'once'"),
+        ("random", "random, filled", "forward_passes='once', this run has 'twice'"),
+        ("random", "once", "'random_backprop', this run has 'selective_backprop'"),
+        ("once", "infobatch", r"'selective_backprop', this run has 'infobatch\+selective_backprop'"),
+        ("kakurenbo", "once", r"'kakurenbo\+selective_backprop', this run has 'selective_backprop'"),
+    ],
+)
+def test_states_of_another_batch_method_are_refused(saved, loaded, message):
+    runs = []
+    for name in (saved, loaded):
+        method, settings = BATCH[name]
+        runs.append(Training(method, LOADERS["shuffle"], **settings).run)
+    before = runs[1].state_dict()
+    with pytest.raises(ValueError, match=message):
+        runs[1].load_state_dict(runs[0].state_dict())
+    assert_same({**runs[1].state_dict(), "rng": 0}, {**before, "rng": 0})
+
+
+def test_other_settings_of_the_same_method_are_said():
+    state = Training(SB(keep=0.4), LOADERS["shuffle"], forward_passes="once").run.state_dict()
+    other = Training(SB(keep=0.3), LOADERS["shuffle"], forward_passes="once").run
+    with pytest.warns(UserWarning, match=r"saved with .*keep=0.4.*this run has .*keep=0.3"):
+        other.load_state_dict(state)

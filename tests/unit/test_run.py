@@ -73,61 +73,6 @@ def train(run, optimizer, epochs=1):
 # attach
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        ({"method": thresher.Kakurenbo}, TypeError, r"must be an instance, got the class Kakurenbo; write Kakurenbo\(\)"),
-        ({"method": 3}, TypeError, "stage = 'epoch'.*got int"),
-        ({"method": [thresher.FullData(), thresher.InfoBatch()]}, ValueError, "at most one method a stage; got 2"),
-        ({"method": []}, ValueError, "got 0"),
-        ({"epochs": 0}, ValueError, "`epochs` must be a whole number of 1 or more, got 0"),
-        ({"epochs": 2.5}, ValueError, "`epochs`.*2.5"),
-        ({"forward_passes": "thrice"}, ValueError, "`forward_passes` must be 'auto', 'once' or 'twice'"),
-        ({"scoring": "half"}, ValueError, "`scoring` belongs to methods that select in the batch"),
-        ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
-        ({"process_group": object()}, ValueError, "several processes is not supported"),
-        ({"seed": "x"}, TypeError, "`seed` must be an int, got str"),
-        ({"model": lambda x: x}, TypeError, "`model` must be a torch.nn.Module, got function"),
-        ({"optimizer": "adam"}, TypeError, "`optimizer` must be a torch.optim.Optimizer, got str"),
-        ({"forward": 1}, TypeError, "`forward` must be callable, got int"),
-        ({"signals": 1}, TypeError, "`signals` must be callable, got int"),
-        ({"criterion": 1}, TypeError, "`criterion` must be a loss module or a callable"),
-        ({"method": thresher.Kakurenbo(), "optimizer": None}, ValueError, r"attach\(optimizer=...\).*adjust_lr=False"),
-        ({"method": thresher.Kakurenbo(), "model": None}, ValueError, r"pass attach\(model=...\)"),
-        (
-            {"method": thresher.Kakurenbo(), "criterion": nn.MSELoss()},
-            ValueError,
-            r"not defined for criterion MSELoss.*move_back=False",
-        ),
-    ],
-)
-def test_refused_before_anything_changes(settings, error, message):
-    net = nn.Linear(6, C)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    arguments = {
-        "method": thresher.FullData(),
-        "loader": DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N) % C), B),
-        "criterion": nn.CrossEntropyLoss(),
-        "model": net,
-        "optimizer": optimizer,
-        "epochs": 3,
-    } | settings
-    before = torch.get_rng_state()
-    with pytest.raises(error, match=message):
-        thresher.attach(arguments.pop("method"), **arguments)
-    assert "step" not in vars(optimizer)
-    assert not optimizer._optimizer_step_pre_hooks
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_batch_methods_are_not_there_yet():
-    class Later:
-        stage = "batch"
-
-    with pytest.raises(ValueError, match="Later selects inside the batch.*not support yet"):
-        make(Later())
-
-
 def test_a_list_of_one_method():
     run, *_ = make([thresher.UniformSubset(keep=0.5)])
     assert len(run.plan.ids) == N // 2

@@ -1,0 +1,332 @@
+"""`subset_backward` inside training loops: random draws, mixed precision, accumulation, checkpoints, DDP, batch norm."""
+
+import copy
+import socket
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from subset_cases import (
+    Calls,
+    Recurrent,
+    SmallResNet,
+    ViT,
+    conv_net,
+    distance,
+    masked,
+    numbers,
+    outcome,
+    same_as_plain,
+    traced,
+    wrap,
+)
+from thresher.subset import SubsetBackward, kept_rows, mixes_samples, subset_backward
+
+X = numbers(7, 6)
+ROWS = torch.tensor([1, 4, 5])
+
+
+def perceptron(dropout: float = 0.0) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 3))
+
+
+def test_dropout_rates_and_modes_are_noticed_when_they_change() -> None:
+    sub = wrap(perceptron(0.5))
+    same_as_plain(sub, X, rows=ROWS)
+    sub.wrapped[2].p = 0.1
+    same_as_plain(sub, X, rows=ROWS)
+    sub.eval()
+    same_as_plain(sub, X, rows=ROWS)
+    assert traced(sub) == 3
+    sub.train()
+    same_as_plain(sub, X, rows=ROWS)
+    assert traced(sub) == 3 and sub.training and sub.wrapped[2].training
+
+
+def test_parts_in_another_mode_stay_in_it() -> None:
+    sub = wrap(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4).eval(), nn.Dropout(0.5), nn.Dropout(0.5).eval()))
+    same_as_plain(sub, X, rows=ROWS)
+    assert [part.training for part in sub.wrapped] == [True, False, True, False]
+    assert sub.fallback is None and mixes_samples(sub) == ()
+
+
+def test_a_mask_drawn_in_another_order_still_belongs_to_its_gradient() -> None:
+    """The GRU of PyTorch draws for another memory layout; the gradient is that of the masks its own forward drew."""
+    torch.manual_seed(0)
+    sub, x = wrap(Recurrent(nn.GRU, batch_first=False, dropout=0.3)), numbers(6, 3, 4)
+    found = outcome(sub, (x,), {}, ROWS).gradients
+    directions = {name: numbers(*p.shape, seed=i) for i, (name, p) in enumerate(sub.named_parameters())}
+    ends = []
+    for step in (1e-6, -1e-6):
+        moved = copy.deepcopy(sub)
+        with torch.no_grad():
+            for name, parameter in moved.named_parameters():
+                parameter += step * directions[name]
+        torch.manual_seed(5)
+        ends.append(float(masked(moved(x), ROWS).detach()))
+        assert moved.fallback is None
+    slope = sum(float((found[name] * directions[name]).sum()) for name in directions)
+    assert slope == pytest.approx((ends[0] - ends[1]) / 2e-6, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype) -> None:
+    torch.manual_seed(0)
+    sub, x = wrap(ViT(), dtype=torch.float32), numbers(6, 3, 8, 8, dtype=torch.float32)
+    exact = outcome(sub.wrapped, (x,), {}, ROWS).gradients
+    found = []
+    for model in (sub.wrapped, sub):
+        model.zero_grad()
+        with torch.autocast("cpu", dtype):
+            out = model(x)
+        assert out.dtype is dtype
+        masked(out.float(), ROWS).backward()
+        found.append({name: p.grad for name, p in sub.wrapped.named_parameters()})
+    assert distance(exact, found[1]) <= 2 * distance(exact, found[0]) + 1e-3
+    assert distance(exact, found[0]) > 1e-5
+    assert not torch.equal(sub(x), out.float()) and traced(sub) == 2
+
+
+def test_a_grad_scaler_skips_the_step_that_overflows() -> None:
+    sub = wrap(perceptron(), dtype=torch.float32)
+    optimizer = torch.optim.SGD(sub.parameters(), 0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=100)
+    x = X.float()
+    plain = copy.deepcopy(sub.wrapped)
+    for poison in (1.0, torch.inf, 1.0):
+        before = sub.wrapped[0].weight.detach().clone()
+        optimizer.zero_grad()
+        scaler.scale((sub(x)[ROWS] * poison).square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert torch.equal(before, sub.wrapped[0].weight) == (poison == torch.inf)
+    assert scaler.get_scale() == 128.0
+    for _ in range(2):
+        plain.zero_grad()
+        plain(x)[ROWS].square().mean().backward()
+        with torch.no_grad():
+            for parameter in plain.parameters():
+                parameter -= 0.1 * parameter.grad
+    torch.testing.assert_close(list(plain.parameters()), list(sub.parameters()), rtol=1e-4, atol=1e-6)
+
+
+def gradients(model: nn.Module) -> dict:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def test_gradients_add_up_over_backward_passes_in_any_order() -> None:
+    plain = perceptron().double()
+    sub = wrap(copy.deepcopy(plain))
+    first, second, third = numbers(7, 6, seed=1), numbers(4, 6, seed=2), numbers(1, 6, seed=3)
+    for model in (plain, sub):
+        a, b, c = model(first), model(second), model(third)
+        b[:2].square().sum().backward()
+        c.square().sum().backward()
+        a[ROWS].square().sum().backward()
+    assert distance(gradients(plain), gradients(sub)) < 1e-12
+    for model in (plain, sub):
+        model.zero_grad()
+        (model(first)[ROWS].sum() * model(second)[1:].square().sum()).backward()
+    assert distance(gradients(plain), gradients(sub)) < 1e-12
+    assert traced(sub) == 1
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpoint_around_the_wrapped_model(reentrant) -> None:
+    plain = perceptron(0.4).double()
+    sub = wrap(copy.deepcopy(plain))
+    for _ in range(2):
+        for model in (plain, sub):
+            model.zero_grad()
+            x = X.clone().requires_grad_()
+            torch.manual_seed(3)
+            checkpoint(model, x, use_reentrant=reentrant)[ROWS].square().sum().backward()
+        assert distance(gradients(plain), gradients(sub)) < 1e-12
+
+
+def test_checkpoint_with_dropout_inside() -> None:
+    class Inside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.outer = perceptron(0.4), nn.Linear(3, 2)
+
+        def forward(self, x):
+            return self.outer(checkpoint(self.inner, x, use_reentrant=False))
+
+    sub = wrap(Inside(), strict=False)
+    for _ in range(2):
+        same_as_plain(sub, X, rows=ROWS)
+
+
+def test_hooks_of_parameters_and_outputs_are_called_once() -> None:
+    sub, called = wrap(perceptron()), []
+    weight = sub.wrapped[0].weight
+    weight.register_hook(lambda gradient: called.append("tensor") or 2 * gradient)
+    weight.register_post_accumulate_grad_hook(lambda parameter: called.append("accumulated"))
+    out = sub(X)
+    out.register_hook(lambda gradient: called.append("output") or 3 * gradient)
+    out.retain_grad()
+    out[ROWS].sum().backward()
+    assert called == ["output", "tensor", "accumulated"]
+    found, kept = weight.grad.clone(), out.grad.clone()
+    plain = copy.deepcopy(sub.wrapped)
+    plain.zero_grad()
+    plain[0].weight._backward_hooks = None
+    plain(X)[ROWS].sum().backward()
+    assert torch.allclose(found, 6 * plain[0].weight.grad, rtol=1e-12)
+    assert torch.equal(kept[ROWS], torch.full((3, 3), 3.0)) and not kept[0].any()
+
+
+def test_weights_of_samples_and_gradients_that_are_not_finite() -> None:
+    sub = wrap(perceptron())
+    weights = torch.tensor([0.0, 2.0, 0.0, 0.0, 0.5, 1.0, 0.0])
+    same_as_plain(sub, X, rows=[], loss=lambda out, _: (out.square().sum(1) * weights).sum())
+    for poison in (torch.nan, torch.inf):
+        for model in (sub.wrapped, sub):
+            model.zero_grad()
+            out = model(X)
+            out.backward(torch.zeros_like(out).index_fill(0, ROWS[:1], poison))
+            assert not sub.wrapped[0].weight.grad.isfinite().any(), model
+
+
+def test_batches_of_any_size_after_each_other() -> None:
+    sub = wrap(perceptron())
+    for n in (7, 3, 1, 2, 64, 7, 1):
+        same_as_plain(sub, numbers(n, 6, seed=n), rows=[n - 1])
+    assert traced(sub) == 1
+    sub.zero_grad()
+    out = sub(numbers(0, 6))
+    out.sum().backward()
+    assert out.shape == (0, 3) and not sub.wrapped[0].weight.grad.any()
+
+
+def test_a_batch_of_one_first_and_branches_on_the_batch_size() -> None:
+    def run(model, x, shared):
+        h = model.linear(x) * shared[0]
+        return h if x.shape[0] > 1 else 2 * h
+
+    sub = wrap(Calls(run), strict=False)
+    for n in (8, 1, 5):
+        same_as_plain(sub, numbers(n, 6), numbers(3, 6, seed=1), rows=[0])
+    large = wrap(Calls(lambda m, x: m.linear(x) if x.shape[0] > 5 else m.linear(x).tanh()))
+    for n in (4, 9, 6, 5, 1, 3):
+        same_as_plain(large, numbers(n, 6), rows=[0])
+    assert traced(large) == 2
+
+
+def test_a_whole_training_run_is_the_plain_one() -> None:
+    torch.manual_seed(0)
+    plain = ViT(dropout=0.2).double()
+    models = (plain, wrap(copy.deepcopy(plain)))
+    for model in models:
+        torch.manual_seed(1)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for step in range(6):
+            x = numbers(5 + step % 3, 3, 8, 8, seed=step)
+            losses = model(x).square().sum(1)
+            kept = losses.detach().argsort(descending=True)[:2].sort().values
+            optimizer.zero_grad()
+            losses[kept].mean().backward()
+            optimizer.step()
+    torch.testing.assert_close(list(models[1].parameters()), list(plain.parameters()), rtol=1e-8, atol=1e-8)
+    assert models[1].fallback is None
+
+
+# Batch normalisation
+
+
+def test_batch_norm_in_training() -> None:
+    """Statistics of the whole batch, taken as constants by the kept rows: close to the gradient of the plain model."""
+    torch.manual_seed(0)
+    sub, n = wrap(SmallResNet()), 128
+    x, labels = numbers(n, 3, 8, 8), torch.randint(0, 5, (n,), generator=torch.Generator().manual_seed(1))
+
+    def loss(out, rows):
+        return nn.functional.cross_entropy(out, labels, reduction="none")[rows].mean()
+
+    rows = torch.arange(0, n, 3)
+    plain, found = (outcome(model, (x,), {}, rows, loss) for model in (sub.wrapped, sub))
+    torch.testing.assert_close(found.outputs, plain.outputs, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.buffers, plain.buffers, rtol=1e-12, atol=1e-12)
+    assert any("running" in name and value.abs().max() > 0 for name, value in found.buffers.items())
+    a, b = (torch.cat([g.flatten() for g in which.gradients.values()]) for which in (plain, found))
+    cosine, error = float(a @ b / (a.norm() * b.norm())), float((a - b).norm() / a.norm())
+    assert cosine > 0.9 and 1e-3 < error < 0.5
+    assert any("BatchNorm2d 'stem.1'" in name for name in mixes_samples(sub))
+    same_as_plain(sub, x[:32], rows=range(32))
+    sub.eval()
+    assert mixes_samples(sub.wrapped) == ()
+    same_as_plain(sub, x[:8], rows=[1, 2])
+
+
+def test_statistics_are_updated_once_and_reach_the_gradient_as_they_were() -> None:
+    torch.manual_seed(0)
+    sub = wrap(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    plain = copy.deepcopy(sub.wrapped)
+    outs = [(sub(numbers(7, 6, seed=i)), plain(numbers(7, 6, seed=i))) for i in range(3)]
+    assert int(sub.wrapped[1].num_batches_tracked) == 3
+    torch.testing.assert_close(sub.wrapped[1].running_var, plain[1].running_var)
+    for a, b in outs:
+        a.square().sum().backward()
+        b.square().sum().backward()
+    assert distance(gradients(plain), gradients(sub)) < 1e-12
+
+
+def test_batch_norm_beside_what_else_follows_the_batch_size() -> None:
+    class Divided(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(6, 4), nn.BatchNorm1d(4)
+
+        def forward(self, x):
+            return self.norm(self.linear(x)).tanh() / x.shape[0]
+
+    sub = wrap(Divided(), strict=False)
+    with pytest.warns(UserWarning, match="gradients of some rows differ"):
+        sub(X)
+    same_as_plain(sub, X, rows=ROWS)
+
+
+# DDP
+
+
+def _in_process(rank: int, port: int, find_unused: bool, results) -> None:
+    torch.set_num_threads(1)
+    store = torch.distributed.TCPStore("127.0.0.1", port, 2, rank == 0)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    try:
+        torch.manual_seed(0)
+        plain = conv_net(4).double()
+        wrapped: SubsetBackward = subset_backward(copy.deepcopy(plain), strict=True)
+        x = numbers(6, 3, 8, 8, seed=rank)
+        rows = torch.tensor([0, 3]) if rank else torch.tensor([1, 2, 5])
+        found = []
+        for model in (plain, wrapped):
+            parallel = DistributedDataParallel(model, find_unused_parameters=find_unused)
+            for _ in range(2):
+                parallel.zero_grad()
+                out = parallel(x)
+                loss = (kept_rows(out, rows) if model is wrapped and not find_unused else out[rows]).square().sum()
+                loss.backward()
+            found.append({name: p.grad for name, p in model.named_parameters()})
+        results[rank] = distance(*found), wrapped.fallback
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("find_unused", [False, True])
+def test_ddp_averages_the_same_gradients(find_unused) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with mp.get_context("spawn").Manager() as manager:
+        results = manager.dict()
+        mp.spawn(_in_process, (port, find_unused, results), nprocs=2)
+        assert len(results) == 2
+        for difference, fallback in results.values():
+            assert difference < 1e-11 and fallback is None

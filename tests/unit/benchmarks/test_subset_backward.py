@@ -1,0 +1,96 @@
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import subset_backward as bench
+from benchmarks.measure import median_interval
+
+CPU = torch.device("cpu")
+
+
+def test_everyone_keeps_the_same_rows_in_the_same_round() -> None:
+    one, other = bench.rows_of(0.25, 16, CPU), bench.rows_of(0.25, 16, CPU)
+    state = torch.get_rng_state()
+    drawn = [one() for _ in range(5)]
+    assert all(torch.equal(rows, other()) for rows in drawn)
+    assert len({tuple(rows.tolist()) for rows in drawn}) > 1
+    assert all(len(rows) == 4 and torch.equal(rows, rows.unique()) for rows in drawn)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_peak_memory_is_that_of_what_is_alive_together() -> None:
+    def step(_: torch.Tensor) -> None:
+        first = torch.zeros(1 << 18)  # 1 MiB
+        del first
+        second = torch.zeros(1 << 19)
+        second.add_(1)
+        third = second + 1
+        del second, third
+
+    assert bench.peak_memory(step, torch.arange(2)) == pytest.approx(4 << 20, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", bench.TASKS)
+def test_every_model_has_a_finite_loss_for_every_target(name: str) -> None:
+    task = bench.TASKS[name]
+    model, (inputs, targets) = task.model(), task.batch(3)
+    losses = task.losses(model(inputs), targets)
+    assert losses.shape == targets.shape
+    assert torch.isfinite(losses).all()
+
+
+def row(form: str, over_ideal: float, memory: float, limit: float | None) -> bench.Row:
+    interval = median_interval([over_ideal])
+    settings = {"keep": 0.5, "kept": 4, "over_ideal": interval, "over_full": interval, "seconds": 1.0}
+    return bench.Row(form=form, memory=memory, limit=limit, **settings)
+
+
+def test_time_and_memory_over_their_limits_are_missed_where_they_bind() -> None:
+    one = median_interval([1.0])
+    rows = [row("kept_rows", 1.2, 1.3, 1.08), *(row(form, 9.0, 9.0, None) for form in bench.FORMS[1:])]
+    table = bench.Table("vit", "title", 1.0, 1, one, one, rows)
+    assert table.missed() == ["vit, keep 0.5: time 1.200", "vit, keep 0.5: memory 1.300"]
+    assert str(table).count("MISSED") == 2
+    assert bench.Table("vit", "title", 1.0, 1, one, one, [row("kept_rows", 1.07, 1.1, 1.08)]).missed() == []
+
+
+def test_limits() -> None:
+    assert [bench.time_limit(keep) for keep in bench.KEEP] == [1.05, 1.1, 1.08, 1.08, 1.08, 1.08]
+
+
+def test_results_are_what_is_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, figure = tmp_path / "results" / "subset_backward.json", tmp_path / "figures" / "subset-backward.svg"
+    settings = ["--only", "conv-gn", "lm", "--keep", "0.5", "0.25", "--batch", "8", "--rounds", "2", "--markdown"]
+    code = bench.main([*settings, "--out", str(out), "--figure", str(figure)])
+    results, printed = json.loads(out.read_text()), capsys.readouterr().out
+    assert code == bool(results["missed"])
+    assert f"{len(results['missed'])} limits missed" in printed
+    assert results["batch"] == 8 and results["rounds"] == 2 and results["versions"]["torch"] == torch.__version__
+    assert [table["name"] for table in results["tables"]] == ["conv-gn", "lm"]
+    for table in results["tables"]:
+        assert table["title"] in printed
+        assert [(row["keep"], row["form"], row["kept"]) for row in table["rows"]] == [
+            (keep, form, kept) for keep, kept in ((0.5, 4), (0.25, 2)) for form in bench.FORMS
+        ]
+        by_form = {row["form"]: row for row in table["rows"] if row["keep"] == 0.25}
+        assert by_form["twice"]["memory"] < 0.9 < by_form["masking"]["memory"] < 1.1
+        for row in table["rows"]:
+            assert row["time_ok"] == (row["limit"] is None or row["over_ideal"]["median"] <= row["limit"])
+            assert f"{row['over_ideal']['median']:.3f}" in printed
+    assert bench.markdown(results) in printed
+    drawn = ET.fromstring(figure.read_text())
+    assert [element.text for element in drawn.iter() if element.text in ("ideal", *bench.FORMS)] == ["ideal", *bench.FORMS]
+
+
+def test_half_precision_is_autocast() -> None:
+    steps = bench.steps_of(bench.TASKS["lm"], 4, CPU, torch.bfloat16)
+    for step in steps.values():
+        step(torch.tensor([0, 2]))
+
+
+def test_unknown_model_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["--only", "nothing"])
+    assert "invalid choice" in capsys.readouterr().err
