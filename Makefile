@@ -2,6 +2,8 @@
 # make test    the tests, which is what CI runs
 # make check   style and types
 # make bench   selection overhead, into benchmarks/results/
+# make subset-backward
+#              steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
 # make fashion, make time-to-target
 #              experiments on Fashion-MNIST of up to 40 minutes each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped
@@ -12,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test check bench fashion fashion-cnn fashion-resnet8 time-to-target clean
+.PHONY: demo test check bench subset-backward fashion fashion-cnn fashion-resnet8 time-to-target clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -27,6 +29,7 @@ RESULTS := benchmarks/results
 
 .venv/for-tests: .venv/installed
 	$(PIP) install -q -c constraints.txt --group test --group build
+	$(PIP) install -q -c constraints.txt --no-deps timm torchvision
 	touch $@
 
 .venv/for-checks: .venv/for-tests
@@ -47,6 +50,9 @@ check: .venv/for-checks
 bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.overhead
 
+subset-backward: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown
+
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
 FASHION := $(SELECTIVE)=once,$(SELECTIVE)=twice,random_backprop:keep=0.33
 
@@ -57,11 +63,11 @@ fashion-cnn: .venv/installed
 	cp runs/$@/results.json $(RESULTS)/$@.json
 
 fashion-resnet8: .venv/installed
-	$(BIN)/thresher compare --task fashion-mnist-resnet8@15000 --methods $(FASHION) --epochs 10 --out runs/$@
+	$(BIN)/thresher compare --task fashion-mnist-resnet8@8000 --methods $(FASHION) --epochs 10 --out runs/$@
 	cp runs/$@/results.json $(RESULTS)/$@.json
 
 time-to-target: .venv/installed
-	$(BIN)/thresher time-to-target --task fashion-mnist --epochs 10 --out runs/$@ \
+	$(BIN)/thresher time-to-target --task fashion-mnist@20000 --epochs 10 --out runs/$@ \
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
 
 clean:

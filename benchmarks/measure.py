@@ -160,6 +160,41 @@ def _clocks(wait: Callable[[], None], times: int = 201) -> tuple[float, float]:
     return statistics.median(cpu for cpu, _ in taken), statistics.median(wall for _, wall in taken)
 
 
+def take_turns(
+    sides: Sequence[Side],
+    *,
+    pairs: int,
+    calls: int = 1,
+    warm_up: int = 1,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> tuple[list[list[float]], list[list[float]]]:
+    """CPU and wall seconds of every side in every round, summed over the calls of the round; arguments as for `compare`."""
+    wait, draw = synchronizer(torch.device(device)), random.Random(seed)
+    cpu, wall = ([[0.0] * pairs for _ in sides] for _ in range(2))
+    order = list(range(len(sides)))
+    with one_thread():
+        cpu_off, wall_off = _clocks(wait)
+
+        def take(i: int, pair: int, call: Callable[[], Any]) -> None:
+            cpu_s, wall_s = _timed(call, wait)
+            cpu[i][pair] += max(cpu_s - cpu_off, 1e-9)
+            wall[i][pair] += max(wall_s - wall_off, 1e-9)
+
+        for _ in range(warm_up):
+            for side in sides:
+                side.act(side.prepare())
+        for pair in range(pairs):
+            for _ in range(calls):
+                draw.shuffle(order)
+                for i in order:
+                    take(i, pair, partial(sides[i].act, sides[i].prepare()))
+            for i, side in enumerate(sides):
+                if side.finish is not None:
+                    take(i, pair, side.finish)
+    return cpu, wall
+
+
 def compare(
     baseline: Side,
     sides: Sequence[Side],
@@ -182,29 +217,8 @@ def compare(
         seed: Of the order of the sides; a random state of its own.
     """
     device = torch.device(device)
-    wait, draw = synchronizer(device), random.Random(seed)
     everyone = [baseline, replace(baseline, name=AGAIN.format(baseline.name), limit=None), *sides]
-    cpu, wall = ([[0.0] * pairs for _ in everyone] for _ in range(2))
-    order = list(range(len(everyone)))
-    with one_thread():
-        cpu_off, wall_off = _clocks(wait)
-
-        def take(i: int, pair: int, call: Callable[[], Any]) -> None:
-            cpu_s, wall_s = _timed(call, wait)
-            cpu[i][pair] += max(cpu_s - cpu_off, 1e-9)
-            wall[i][pair] += max(wall_s - wall_off, 1e-9)
-
-        for _ in range(warm_up):
-            for side in everyone:
-                side.act(side.prepare())
-        for pair in range(pairs):
-            for _ in range(calls):
-                draw.shuffle(order)
-                for i in order:
-                    take(i, pair, partial(everyone[i].act, everyone[i].prepare()))
-            for i, side in enumerate(everyone):
-                if side.finish is not None:
-                    take(i, pair, side.finish)
+    cpu, wall = take_turns(everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed)
 
     def over_baseline(times: list[list[float]], i: int) -> Interval:
         return median_interval([mine / base for mine, base in zip(times[i], times[0], strict=True)])
