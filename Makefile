@@ -68,7 +68,7 @@ fashion-resnet8: .venv/installed
 	cp runs/$@/results.json $(RESULTS)/$@.json
 
 time-to-target: .venv/installed
-	$(BIN)/thresher time-to-target --task fashion-mnist@20000 --epochs 10 --out runs/$@ \
+	$(BIN)/thresher time-to-target --task fashion-mnist@10000 --epochs 10 --out runs/$@ \
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
 
 clean:
