@@ -60,7 +60,7 @@ FASHION := $(SELECTIVE)=once,$(SELECTIVE)=twice,random_backprop:keep=0.33
 fashion: fashion-cnn fashion-resnet8
 
 fashion-cnn: .venv/installed
-	$(BIN)/thresher compare --task fashion-mnist@20000 --methods $(FASHION) --epochs 10 --out runs/$@
+	$(BIN)/thresher compare --task fashion-mnist@10000 --methods $(FASHION) --epochs 10 --out runs/$@
 	cp runs/$@/results.json $(RESULTS)/$@.json
 
 fashion-resnet8: .venv/installed

@@ -100,7 +100,7 @@ TASKS = {
             "fashion-mnist",
             sources.find_fashion_mnist,
             sources.fashion_mnist,
-            partial(small_cnn, 28),
+            partial(small_cnn, 28, width=32),
             lr=0.1,
             batch_size=128,
         ),

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from thresher.subset.function import Call, SubsetFunction
-from thresher.subset.graphs import CONSTANT, REGISTRIES, Graphs, Unsupported, take_apart, trace
+from thresher.subset.graphs import CONSTANT, Graphs, Unsupported, take_apart, trace
 from thresher.subset.memory import reuse_memory
 from thresher.subset.mixing import batch_norms, examine
+from thresher.subset.settings import Settings, has_hooks
 
 MAX_TRACES = 16
 """Traces kept a module; the one used longest ago goes first."""
@@ -22,7 +23,6 @@ MAX_MADE = 64
 """Traces made a module before it is given up on."""
 ATTEMPTS = 4
 """Readings of which inputs carry the batch."""
-PLAIN = frozenset({bool, int, float, str, type(None)})
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -74,6 +74,7 @@ class SubsetBackward(nn.Module):
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
         self._refused: set[Any] = set()
         self._made = 0
+        self._settings: Settings | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model."""
@@ -83,32 +84,28 @@ class SubsetBackward(nn.Module):
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
         tensors, rebuild = take_apart((args, kwargs))
         dense = [_dense(tensor) for tensor in tensors]
-        parts = _parts(self.wrapped)
-        found = self._graphs(dense, rebuild, (args, kwargs), parts)
+        if self._settings is None or not self._settings.hold():
+            self._settings = Settings(self.wrapped)
+        found = self._graphs(dense, rebuild, (args, kwargs), self._settings)
         if found is None:
             return self.wrapped(*args, **kwargs)
         graphs, n = found
-        inputs = [dense[name] if kind == "leaf" else _held(parts, kind, name) for kind, name in graphs.inputs]
-        trained = [
-            _held(parts, kind, name) if kind == "param" else tensors[name]
-            for kind, name in (source for source in graphs.grads if source is not None)
-        ]
-        buffers = [_held(parts, "buffer", name) for name in graphs.mutated]
-        outputs = SubsetFunction.apply(Call(graphs, inputs, buffers, n), *trained)
+        held = self._settings.tensors(graphs)
+        inputs = [dense[i] if isinstance(i, int) else i for i in held.inputs]
+        trained = [tensors[i] if isinstance(i, int) else i for i in held.trained]
+        outputs = SubsetFunction.apply(Call(graphs, inputs, held.buffers, n), *trained)
         return graphs.rebuild(list(outputs))
 
     # Tracing
 
-    def _graphs(
-        self, tensors: list[Tensor], rebuild: Any, arguments: Any, parts: dict[str, nn.Module]
-    ) -> tuple[Graphs, int] | None:
+    def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
         """Graphs that hold for these inputs and their batch size; None where the plain model is to be used."""
         sizes = Counter(len(t) for t in tensors if t.dim())
-        if set(sizes) <= {0, 1} or not any(p.requires_grad for p in itertools.chain(self.parameters(), tensors)):
+        if set(sizes) <= {0, 1} or not (settings.trains or any(tensor.requires_grad for tensor in tensors)):
             return None  # a batch of one sample is kept or not: there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
         try:
-            key = (_settings(parts), _autocast(tensors), _structure(arguments, likely))
+            key = (settings.key, _autocast(tensors), _structure(arguments, likely))
         except Unsupported as reason:
             self._give_up(reason)
             return None
@@ -172,7 +169,7 @@ class SubsetBackward(nn.Module):
         if any(is_lazy(parameter) for parameter in self.parameters()):
             raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
         for name, part in self.wrapped.named_modules():
-            if _has_hooks(part):
+            if has_hooks(part):
                 raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
 
     def _give_up(self, reason: Unsupported) -> None:
@@ -216,7 +213,7 @@ class SubsetBackward(nn.Module):
             return getattr(self.__dict__["wrapped"], name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_traces": OrderedDict(), "_refused": set()}
+        return {**self.__dict__, "_traces": OrderedDict(), "_refused": set(), "_settings": None}
 
 
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:
@@ -255,48 +252,10 @@ def _readings(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]
                 yield [is_batched and i != left_out for i, is_batched in enumerate(whole)]
 
 
-def _parts(module: nn.Module) -> dict[str, nn.Module]:
-    """Every module by the prefix of its parameters' names; a shared one by each. Runs in every call, so it is short."""
-    found: dict[str, nn.Module] = {}
-    ahead = [("", module)]
-    while ahead:
-        prefix, part = ahead.pop()
-        found[prefix] = part
-        ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
-    return found
-
-
-def _held(parts: dict[str, nn.Module], kind: str, name: str) -> Any:
-    """A parameter or buffer by its full name."""
-    prefix, dot, last = name.rpartition(".")
-    part = parts[prefix + dot]
-    return (part._parameters if kind == "param" else part._buffers)[last]
-
-
 def _state(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
     parameters = module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
     return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
-
-
-def _settings(parts: dict[str, nn.Module]) -> tuple[Any, ...]:
-    """What tracing took for constant in the modules: numbers and flags such as a dropout rate or `training`."""
-    found: list[Any] = []
-    seen: set[int] = set()
-    for part in parts.values():
-        found.append(type(part))
-        found.append(_has_hooks(part))
-        for name, value in part.__dict__.items():
-            if name not in REGISTRIES:
-                found.append(value if type(value) in PLAIN else _constant(value, seen))
-        for tensors in (part._parameters, part._buffers):
-            for t in tensors.values():
-                found.append(None if t is None else (t.requires_grad, t.dtype, t.device, None if is_lazy(t) else t.shape))  # noqa: PERF401
-    return tuple(found)
-
-
-def _has_hooks(part: nn.Module) -> bool:
-    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
 def _dense(tensor: Tensor) -> Tensor:
@@ -314,24 +273,6 @@ def _reason(error: Exception) -> Unsupported:
     reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
     reason.__cause__ = error
     return reason
-
-
-def _constant(value: Any, seen: set[int]) -> Any:
-    """A hashable description of what a module holds: numbers by value, tensors by identity, objects by their numbers."""
-    if isinstance(value, CONSTANT):
-        return value
-    if isinstance(value, Tensor):
-        return id(value)
-    if isinstance(value, nn.Module):
-        return type(value)
-    if isinstance(value, Mapping):
-        return tuple((key, _constant(member, seen)) for key, member in value.items())
-    if isinstance(value, tuple | list | set | frozenset):
-        return tuple(_constant(member, seen) for member in value)
-    if id(value) in seen:
-        return id(value)
-    seen.add(id(value))
-    return id(value), tuple(member for member in getattr(value, "__dict__", {}).values() if isinstance(member, CONSTANT))
 
 
 def _structure(tree: Any, n: int) -> Any:

@@ -1,0 +1,134 @@
+"""What a trace takes for constant in a module: described once, and looked at in every call to see whether it still holds."""
+
+from collections.abc import Mapping
+from operator import is_
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from thresher.subset.graphs import CONSTANT, Graphs, own_attributes
+
+TABLES = ("_modules", "_parameters", "_buffers")
+
+
+class Held(NamedTuple):
+    """A module's tensors as graphs take them; positions stand for the tensors of a call."""
+
+    inputs: list[Any]
+    trained: list[Any]
+    buffers: list[Tensor]
+
+
+class Settings:
+    """A module's settings when this was made.
+
+    Attributes:
+        key: A hashable description of what tracing takes for constant.
+        trains: Whether any parameter gets a gradient.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = _parts(module)
+        self._watched = [_watched(part) for part in self._parts.values()]
+        self._of_graphs: dict[int, tuple[Graphs, Held]] = {}
+        self.key = tuple(_described(part) for part in self._parts.values())
+        self.trains = any(parameter.requires_grad for parameter in module.parameters())
+
+    def hold(self) -> bool:
+        """Whether they are what they were, down to which tensors there are; runs in every call."""
+        return all(_unchanged(*watched) for watched in self._watched)
+
+    def tensors(self, graphs: Graphs) -> "Held":
+        """What graphs that were made under these settings read and update."""
+        if id(graphs) not in self._of_graphs:
+            inputs = [self._held(*source) for source in graphs.inputs]
+            trained = [self._held(*source) for source in graphs.grads if source is not None]
+            self._of_graphs[id(graphs)] = graphs, Held(inputs, trained, [self._held("buffer", name) for name in graphs.mutated])
+        return self._of_graphs[id(graphs)][1]
+
+    def _held(self, kind: str, name: Any) -> Any:
+        """A parameter or buffer by its full name; the position of what the call gives."""
+        if kind == "leaf":
+            return name
+        prefix, dot, last = name.rpartition(".")
+        part = self._parts[prefix + dot]
+        return (part._parameters if kind == "param" else part._buffers)[last]
+
+
+def has_hooks(part: nn.Module) -> bool:
+    """Whether calling a module does more than its forward."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def _parts(module: nn.Module) -> dict[str, nn.Module]:
+    """Every module by the prefix of its parameters' names; a shared one by each."""
+    found: dict[str, nn.Module] = {}
+    ahead = [("", module)]
+    while ahead:
+        prefix, part = ahead.pop()
+        found[prefix] = part
+        ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
+    return found
+
+
+def _described(part: nn.Module) -> tuple[Any, ...]:
+    seen: set[int] = set()
+    own = tuple(_constant(value, seen) for _, value in own_attributes(part))
+    return type(part), has_hooks(part), own, tuple(_facts(tensor) for tensor in _tensors(part))
+
+
+def _watched(part: nn.Module) -> tuple[Any, ...]:
+    """A module with what `_unchanged` compares it to."""
+    open_to_change = {name: _constant(value, set()) for name, value in own_attributes(part) if not _is_fixed(value)}
+    tables = [(list(part.__dict__[name]), list(part.__dict__[name].values())) for name in TABLES]
+    return part, type(part), has_hooks(part), dict(part.__dict__), open_to_change, tables, [_facts(t) for t in _tensors(part)]
+
+
+def _unchanged(part: Any, kind: type, hooked: bool, own: Any, open_to_change: Any, tables: Any, facts: Any) -> bool:
+    attributes = part.__dict__
+    try:
+        if type(part) is not kind or has_hooks(part) != hooked or attributes != own:
+            return False
+    except (RuntimeError, ValueError):
+        return False  # a tensor or array in place of another: their comparison has no truth
+    for name, (names, members) in zip(TABLES, tables, strict=True):
+        table = attributes[name]
+        if list(table) != names or not all(map(is_, table.values(), members)):
+            return False
+    if any(_constant(attributes[name], set()) != value for name, value in open_to_change.items()):
+        return False
+    return all(_facts(tensor) == fact for tensor, fact in zip(_tensors(part), facts, strict=True))
+
+
+def _tensors(part: nn.Module) -> list[Tensor | None]:
+    return [*part._parameters.values(), *part._buffers.values()]
+
+
+def _facts(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    return tensor.requires_grad, tensor.dtype, tensor.device, None if is_lazy(tensor) else tensor.shape
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether nothing inside a value can change."""
+    return isinstance(value, CONSTANT) or (type(value) is tuple and all(map(_is_fixed, value)))
+
+
+def _constant(value: Any, seen: set[int]) -> Any:
+    """A hashable description of what a module holds: numbers by value, tensors by identity, objects by their numbers."""
+    if isinstance(value, CONSTANT):
+        return value
+    if isinstance(value, Tensor):
+        return id(value)
+    if isinstance(value, nn.Module):
+        return type(value)
+    if isinstance(value, Mapping):
+        return tuple((key, _constant(member, seen)) for key, member in value.items())
+    if isinstance(value, tuple | list | set | frozenset):
+        return tuple(_constant(member, seen) for member in value)
+    if id(value) in seen:
+        return id(value)
+    seen.add(id(value))
+    return id(value), tuple(member for member in getattr(value, "__dict__", {}).values() if isinstance(member, CONSTANT))
