@@ -20,7 +20,7 @@ from torch import Tensor, nn
 import thresher
 from benchmarks.measure import Side, lines, median_interval, take_turns
 from benchmarks.overhead import about
-from thresher.experiments.tasks import Task, task_of
+from thresher.experiments.tasks import Task, built_in
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "batch_selection.json"
 TASKS = ("fashion-mnist", "fashion-mnist-resnet8")
@@ -74,7 +74,7 @@ def measure(name: str, samples: int, rounds: int) -> dict[str, Any]:
         samples: Of an epoch.
         rounds: Epochs of each side, taken in turns.
     """
-    task = task_of(f"{name}@{samples}")
+    task = built_in(f"{name}@{samples}")
     data = task.load(task.find(None))
     batches, model = list(task.loader(data, SEED)), task.build(SEED)
     chosen = thresher.SelectiveBackprop(keep=KEEP)

@@ -7,8 +7,11 @@ import typer
 import thresher
 from thresher.cli.compare import compare
 from thresher.cli.demo import demo
+from thresher.cli.init import init
 from thresher.cli.methods import methods
+from thresher.cli.report import report
 from thresher.cli.time_to_target import time_to_target
+from thresher.cli.why import why
 
 app = typer.Typer(
     help="Train on the samples that still teach, skip the rest, and show what it cost.",
@@ -16,7 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, compare, time_to_target, methods):
+for command in (demo, init, compare, report, why, time_to_target, methods):
     app.command()(command)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import thresher
 from thresher.experiments.job import CONTROLS, FULL, Control, Job
+from thresher.experiments.recording import LOSS_BINS
 from thresher.experiments.specs import MethodSpec
 from thresher.experiments.store import Store
-from thresher.experiments.summary import summarise
+from thresher.experiments.summary import MARGIN, summarise
 from thresher.experiments.tasks import task_of
 from thresher.experiments.training import TEXTBOOK, with_costs
 from thresher.experiments.workers import Advanced, Workers
@@ -49,6 +50,8 @@ def compare(
     data: Path | None = None,
     jobs: int = 2,
     controls: Sequence[Control] = CONTROLS,
+    margin: float = MARGIN,
+    track: str | None = None,
     watcher: Watcher | None = None,
 ) -> Results:
     """Train every method with every seed, `full` as well, and for each such run controls of the same cost.
@@ -67,10 +70,12 @@ def compare(
         data: A folder with the data, for tasks that take one.
         jobs: Processes side by side, one torch thread each.
         controls: Which kinds of controls to train.
+        margin: See `summarise`; another margin over finished runs trains nothing anew.
+        track: A tracker of accelerate that is told of every epoch, such as "tensorboard"; its files go to `out`/trackers.
         watcher: Told what happens.
 
     Returns:
-        The content of results.json: task, epochs, device, versions, runs and summary.
+        The content of results.json: task, epochs, device, versions, margin, loss_bins, runs and summary.
 
     Raises:
         ValueError: Something that was asked for is not possible; mostly before anything runs.
@@ -79,12 +84,17 @@ def compare(
     """
     if not seeds or epochs < 1 or jobs < 1:
         raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+    if not margin > 0:
+        raise ValueError(f"compare: `margin` must be above 0, got {margin}")
+    if track is not None:
+        check_tracker(track)
     folder = task_of(task).find(data)
     identity = {"task": task, "epochs": epochs, "recipe": task_of(task).recipe, "versions": versions()}
     store = Store(out, identity)
     comparison = _Comparison(store, methods, seeds, controls, watcher or Watcher())
     comparison.watcher.planned(comparison.expected, epochs)
-    with Workers(jobs, task=task, epochs=epochs, folder=folder) as workers:
+    where = {"samples": store.runs, "track": track, "track_to": out / "trackers"}
+    with Workers(jobs, task=task, epochs=epochs, folder=folder, **where) as workers:
         comparison.work(workers)
     runs = comparison.results()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
@@ -93,11 +103,23 @@ def compare(
         "epochs": epochs,
         "device": device,
         "versions": versions(),
+        "margin": margin,
+        "loss_bins": LOSS_BINS.tolist(),
         "runs": runs,
-        "summary": summarise(runs),
+        "summary": summarise(runs, margin),
     }
     store.save_results(results)
     return results
+
+
+def check_tracker(name: str) -> None:
+    """Raise ValueError where accelerate does not know a tracker, or its package is not installed."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    available = [str(tracker) for tracker in get_available_trackers()]
+    if name not in available:
+        why = "its package is not installed" if name in LOGGER_TYPE_TO_CLASS else "accelerate has no such tracker"
+        raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
 
 
 def versions() -> dict[str, str]:
@@ -190,4 +212,6 @@ class _Comparison:
             self._store.backward_to_forward = statistics.median(measured)
         ratio = self._store.backward_to_forward
         run = with_costs(self._done[job.key], ratio)
+        if (samples := self._store.samples(job.key)) is not None:
+            run |= {"samples": samples}
         return run | {"cost": run["cost"] | {"backward_to_forward": ratio}}

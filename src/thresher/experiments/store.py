@@ -81,13 +81,23 @@ class Store:
         """Keep a finished run."""
         write_json(self._file(key), run)
 
+    @property
+    def runs(self) -> Path:
+        """Folder of the finished runs."""
+        return self.folder / "runs"
+
+    def samples(self, key: str) -> str | None:
+        """The history of a run's samples, a path from the folder; None where none was kept."""
+        path = self._file(key).with_suffix(".parquet")
+        return path.relative_to(self.folder).as_posix() if path.exists() else None
+
     def save_results(self, results: dict[str, Any]) -> Path:
         """Write results.json and say where it is."""
         write_json(self.folder / RESULTS, results)
         return self.folder / RESULTS
 
     def _file(self, key: str) -> Path:
-        return self.folder / "runs" / f"{key}.json"
+        return self.runs / f"{key}.json"
 
 
 def _plain(value: Any) -> str:

@@ -4,42 +4,24 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from scipy import stats
+from thresher.experiments.statistics import (
+    Against,
+    Finding,
+    Paired,
+    against_controls,
+    findings,
+    seeds_to_tell,
+    seeds_to_tell_from_control,
+)
 
-LEVEL = 0.95
-NO_SPREAD = 1e-9
+MARGIN = 0.5
+"""Points where the metric is a share."""
+
+CONTROLS_IN_WORDS = {"uniform": "random", "shorter": "fewer epochs"}
 
 Run = dict[str, Any]
-
-
-def interval(differences: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % t-interval of the mean of paired differences; None for fewer than two."""
-    if len(differences) < 2:
-        return None
-    mean, error = float(np.mean(differences)), float(stats.sem(differences))
-    if error == 0:
-        return mean, mean
-    low, high = stats.t.interval(LEVEL, len(differences) - 1, loc=mean, scale=error)
-    return float(low), float(high)
-
-
-def verdict(bounds: tuple[float, float] | None) -> str:
-    """The interval in plain words; where every seed gives the same difference, there is no spread to judge it by."""
-    if bounds is None or bounds[1] - bounds[0] < NO_SPREAD:
-        return "not enough seeds to tell"
-    if bounds[1] < 0:
-        return "loses"
-    return "gains" if bounds[0] > 0 else "no difference shown"
-
-
-def control_verdict(bounds: Mapping[str, tuple[float, float] | None]) -> str:
-    """The intervals of the differences to the controls, by their kind, in plain words."""
-    words = {"loses": "loses to {}", "gains": "beats {}", "no difference shown": "not told from {}"}
-    kinds: dict[str, list[str]] = {}
-    for kind, bound in bounds.items():
-        kinds.setdefault(verdict(bound), []).append(kind)
-    return "; ".join(words[said].format(" and ".join(names)) for said, names in kinds.items() if said in words)
+Place = tuple[str, str | None]
+"""A method, and which of its controls; None for itself."""
 
 
 def kind_of(run: Run) -> str | None:
@@ -47,53 +29,73 @@ def kind_of(run: Run) -> str | None:
     return None if run["control_of"] is None else run["method"].partition("@")[0]
 
 
-def summarise(runs: Sequence[Run]) -> list[Run]:
+def summarise(runs: Sequence[Run], margin: float = MARGIN) -> list[Run]:
     """One row a method and one a control, in the order of their first runs; controls follow their method.
 
     Args:
         runs: See `training.train`, with cost ratios that can be compared; `full` among them for every seed.
+        margin: A loss against full training that does not matter, above 0: in points (hundredths) where the metric is a
+            share, all its values from 0 to 1, else in its own units.
 
     Returns:
-        Rows of method, control_of, mean, std, difference, ci95, cost_ratio, wall_ratio, cpu_ratio and verdict. Differences are
-        paired by seed with `full`; time ratios are medians over the seeds.
+        Rows of method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio, wall_ratio,
+        cpu_ratio, verdict and sentence; `against` has for each control of a method the difference to it, ci95, finding and
+        seeds_needed. Differences are paired by seed. Intervals are for one comparison; findings are corrected for how many
+        methods there are, and those against controls for how many controls they have. Time ratios are medians over the seeds.
     """
+    whole = _is_share(runs)
+    margin = margin / 100 if whole else margin
+    groups = _groups(runs)
+    full = groups["full", None]
+    to_full = {place: _paired(group, full) for place, group in groups.items() if place[0] != "full"}
+    found: dict[Place, Finding] = {}
+    for of_methods in (True, False):
+        found |= findings({at: paired for at, paired in to_full.items() if (at[1] is None) is of_methods}, margin)
+    beside = {at: _paired(groups[at[0], None], group) for at, group in groups.items() if at[1] is not None}
+    against = against_controls(beside, margin)
+    rows = []
+    for place, group in groups.items():
+        row = _described(group, full)
+        if place in to_full:
+            kinds = {
+                at[1]: _against(beside[at], against[at], margin) for at in beside if at[0] == place[0] and place[1] is None
+            }
+            row |= _judged(to_full[place], found[place], kinds, margin, whole=whole)
+        rows.append(row)
+    return [row | {"sentence": _sentence(row, rows[0], len(full), full[0]["metric"]["name"], whole)} for row in rows]
+
+
+def _groups(runs: Sequence[Run]) -> dict[Place, list[Run]]:
+    """Runs of the same method or control, methods in the order of their first runs and before their controls."""
     groups: dict[str, dict[str | None, list[Run]]] = {}
     for run in runs:
-        groups.setdefault(run["control_of"] or run["method"], {}).setdefault(kind_of(run), []).append(run)
-    full = _by_seed(groups["full"][None])
-    rows = []
-    for kinds in groups.values():
-        controls = {kind: group for kind, group in kinds.items() if kind is not None}
-        rows.append(_row(kinds[None], full, controls))
-        rows += [_row(group, full, {}) for group in controls.values()]
-    return rows
+        groups.setdefault(run["control_of"] or run["method"], {None: []}).setdefault(kind_of(run), []).append(run)
+    return {(name, kind): group for name, kinds in groups.items() for kind, group in kinds.items()}
 
 
-def _row(runs: Sequence[Run], full: dict[int, Run], controls: Mapping[str, Sequence[Run]]) -> Run:
+def _paired(runs: Sequence[Run], others: Sequence[Run]) -> Paired:
+    value = {run["seed"]: run["metric"]["value"] for run in others}
+    return Paired.of([run["metric"]["value"] - value[run["seed"]] for run in runs])
+
+
+def _described(runs: Sequence[Run], full: Sequence[Run]) -> Run:
+    """What there is to say of some runs before they are judged."""
     values = [run["metric"]["value"] for run in runs]
     cost = statistics.mean(run["cost"]["ratio"] for run in runs)
-    row = {
+    return {
         "method": _label(runs, cost),
         "control_of": runs[0]["control_of"],
         "mean": statistics.mean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "difference": None,
         "ci95": None,
+        "finding": None,
+        "seeds_needed": None,
+        "against": {},
         "cost_ratio": cost,
         "wall_ratio": _median_ratio(runs, full, "wall_s"),
         "cpu_ratio": _median_ratio(runs, full, "cpu_s"),
         "verdict": "the baseline",
-    }
-    if runs[0]["method"] == "full":
-        return row
-    differences = _differences(runs, full)
-    bounds = interval(differences)
-    beside = {kind: interval(_differences(runs, _by_seed(group))) for kind, group in controls.items()}
-    words = [verdict(bounds), control_verdict(beside)]
-    return row | {
-        "difference": statistics.mean(differences),
-        "ci95": None if bounds is None else list(bounds),
-        "verdict": "; ".join(filter(None, words)),
     }
 
 
@@ -103,13 +105,86 @@ def _label(runs: Sequence[Run], cost: float) -> str:
     return runs[0]["method"] if kind is None else f"{kind}@{cost:.3f}"
 
 
-def _by_seed(runs: Sequence[Run]) -> dict[int, Run]:
-    return {run["seed"]: run for run in runs}
+def _median_ratio(runs: Sequence[Run], full: Sequence[Run], clock: str) -> float:
+    of_full = {run["seed"]: run[clock] for run in full}
+    return statistics.median(run[clock] / of_full[run["seed"]] for run in runs)
 
 
-def _differences(runs: Sequence[Run], others: dict[int, Run]) -> list[float]:
-    return [run["metric"]["value"] - others[run["seed"]]["metric"]["value"] for run in runs]
+def _judged(paired: Paired, finding: Finding, against: Mapping[str | None, Run], margin: float, *, whole: bool) -> Run:
+    needed = seeds_to_tell(paired, margin) if finding == "unclear" else None
+    said = {
+        "no loss": f"no loss within the margin of {amount(margin, whole)}",
+        "loses": "loses",
+        "unclear": f"not enough seeds to tell{would_do(needed)}",
+    }
+    words = [said[finding], *_of_controls(against)]
+    return {
+        **_difference(paired),
+        "finding": finding,
+        "seeds_needed": needed,
+        "against": dict(against),
+        "verdict": "; ".join(words),
+    }
 
 
-def _median_ratio(runs: Sequence[Run], full: dict[int, Run], clock: str) -> float:
-    return statistics.median(run[clock] / full[run["seed"]][clock] for run in runs)
+def _against(paired: Paired, finding: Against, margin: float) -> Run:
+    needed = seeds_to_tell_from_control(paired, margin) if finding == "unclear" else None
+    return {**_difference(paired), "finding": finding, "seeds_needed": needed}
+
+
+def _difference(paired: Paired) -> Run:
+    return {"difference": paired.mean, "ci95": None if paired.low is None else [paired.low, paired.high]}
+
+
+def _of_controls(against: Mapping[Any, Run]) -> list[str]:
+    """What was found against controls, those with the same finding together."""
+    words = {
+        "better": "better than {}",
+        "worse": "worse than {}",
+        "no better": "no better than {}",
+        "unclear": "not told from {}",
+    }
+    kinds: dict[str, list[str]] = {}
+    for kind, found in against.items():
+        kinds.setdefault(found["finding"], []).append(CONTROLS_IN_WORDS[kind])
+    return [words[finding].format(" and ".join(names)) + " at the same cost" for finding, names in kinds.items()]
+
+
+def would_do(seeds: int | None) -> str:
+    """How many seeds would tell, in brackets."""
+    return "" if seeds is None else f" (about {seeds} would do)"
+
+
+def amount(value: float, whole: bool) -> str:
+    """A difference of metrics: in points where the metric is a share of a whole."""
+    return f"{100 * value:.3g} points" if whole else f"{value:.4g}"
+
+
+def _is_share(runs: Sequence[Run]) -> bool:
+    """Whether the metric is a share, which people read in percent: all its values are from 0 to 1."""
+    return all(0 <= run["metric"]["value"] <= 1 for run in runs)
+
+
+def _sentence(row: Run, baseline: Run, seeds: int, metric: str, whole: bool) -> str:
+    """The row as a sentence that names its numbers."""
+    level = (lambda value: f"{100 * value:.2f} %") if whole else (lambda value: f"{value:.4g}")
+    over = f"over {seeds} seed{'s' if seeds > 1 else ''}"
+    if row["difference"] is None:
+        return f"Full training reaches {metric} {level(row['mean'])} {over}."
+    parts = [
+        f"{row['method']} reaches {metric} {level(row['mean'])} where full training reaches {level(baseline['mean'])}, "
+        f"{_with_interval(row, whole)} {over}: {row['verdict'].partition(';')[0]}.",
+        f"It costs {row['cost_ratio']:.3f} of full training as counted, {row['cpu_ratio']:.2f} of its CPU time and "
+        f"{row['wall_ratio']:.2f} of its wall time.",
+    ]
+    for kind, found in row["against"].items():
+        said = {"unclear": "not enough seeds to tell" + would_do(found["seeds_needed"])}.get(found["finding"], found["finding"])
+        parts.append(f"Against {CONTROLS_IN_WORDS[kind]} at the same cost {_with_interval(found, whole)}: {said}.")
+    return " ".join(parts)
+
+
+def _with_interval(of: Run, whole: bool) -> str:
+    scale, unit, form = (100, " points", "+.2f") if whole else (1, "", "+.4g")
+    bounds = of["ci95"]
+    between = "" if bounds is None else f" [{scale * bounds[0]:{form}}, {scale * bounds[1]:{form}}]"
+    return f"{scale * of['difference']:{form}}{unit}{between}"

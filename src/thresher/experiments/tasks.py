@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader
 
 from thresher.experiments import data as sources
+from thresher.experiments.base import Trainable, Training
 from thresher.experiments.data import Data
 from thresher.experiments.models import resnet8, small_cnn
+from thresher.experiments.script import Script
+
+EVALUATION_BATCH = 1000
 
 
 def one_cycle(progress: float, warm_up: float = 0.2, floor: float = 0.04) -> float:
@@ -50,6 +54,14 @@ class Task:
     weight_decay: float = 5e-4
     metric: str = "accuracy"
 
+    def training(self, data: Data, seed: int) -> Training:
+        """What one run trains, and how it is tested."""
+        model = self.build(seed)
+        test = list(zip(data.test_inputs.split(EVALUATION_BATCH), data.test_targets.split(EVALUATION_BATCH), strict=True))
+        evaluate = partial(accuracy, batches=test)
+        loader, optimizer = self.loader(data, seed), self.optimizer(model)
+        return Training(model, loader, self.criterion(), optimizer, evaluate, self.schedule, self.metric)
+
     def build(self, seed: int) -> nn.Module:
         """The network with initial weights that depend on `seed` alone; the global random state is left as it was."""
         with torch.random.fork_rng(devices=[]):
@@ -77,6 +89,16 @@ class Task:
     def recipe(self) -> dict[str, float]:
         """The settings of training, to tell comparisons apart."""
         return {name: getattr(self, name) for name in ("lr", "batch_size", "momentum", "weight_decay")}
+
+
+def accuracy(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
+    """Share of right answers, in evaluation mode; the model is put back into training mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.inference_mode():
+        right = [(model(x.to(device)).argmax(1) == y.to(device)).sum() for x, y in batches]
+    model.train()
+    return int(torch.stack(right).sum()) / sum(len(y) for _, y in batches)
 
 
 def _without_folder(name: str, find: Callable[[], Path | None], folder: Path | None) -> Path | None:
@@ -116,15 +138,28 @@ TASKS = {
 }
 
 
-def task_of(name: str) -> Task:
-    """The task of that name, or of `NAME@SAMPLES`: with so many of its training samples, see `data.part`.
+def task_of(name: str) -> Trainable:
+    """What is trained under a name.
+
+    Args:
+        name: Of a task; `NAME@SAMPLES` for so many of its training samples, see `data.part`; or
+            `FILE.py:FUNCTION`, see `Script`.
 
     Raises:
-        ValueError: No such task, the message lists them; or no number after the @.
+        ValueError: No such task, the message lists them; no number after the @; or no such function.
+        FileNotFoundError: No such file.
     """
+    path, colon, function = name.rpartition(":")
+    if colon and path.endswith(".py"):
+        return Script.of(Path(path), function)
+    return built_in(name)
+
+
+def built_in(name: str) -> Task:
+    """A task of this package; see `task_of`."""
     base, at, samples = name.partition("@")
     if base not in TASKS:
-        raise ValueError(f"no task {base!r}; there are {', '.join(TASKS)}")
+        raise ValueError(f"no task {base!r}; there are {', '.join(TASKS)}, and your own training as FILE.py:FUNCTION")
     task = TASKS[base]
     if not at:
         return task

@@ -1,29 +1,29 @@
 """Training one network once: a plain loop that attaches a method like any user's."""
 
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import thresher
 from thresher.cost import Cost
-from thresher.experiments.data import Data
+from thresher.experiments.base import Trainable
+from thresher.experiments.recording import Recording
 from thresher.experiments.specs import MethodSpec
-from thresher.experiments.tasks import Task
 
 Progress = Callable[[int, float], None]
 """Called after each epoch with the number of epochs done and the test metric."""
 
 TEXTBOOK = 2.0
 """Backward over forward time where a run was too short to measure its own."""
-
-EVALUATION_BATCH = 1000
 
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps")
 
@@ -75,8 +75,8 @@ class Length:
 
 
 def train(
-    task: Task,
-    data: Data,
+    task: Trainable,
+    data: Any,
     spec: MethodSpec,
     *,
     seed: int,
@@ -84,6 +84,9 @@ def train(
     label: str | None = None,
     share: float = 1.0,
     progress: Progress | None = None,
+    samples_to: Path | None = None,
+    trackers: Any = None,
+    track_to: Path | None = None,
 ) -> dict[str, Any]:
     """Train once and measure on the test set after each epoch.
 
@@ -98,29 +101,36 @@ def train(
         label: What the method is called in the results. Default: `spec.label`.
         share: Of the epochs to train, (0, 1]; the learning rate decays within them.
         progress: Told after each epoch.
+        samples_to: Parquet file for the history of every sample, see `Recording`. Default: none is written.
+        trackers: What accelerate takes as `log_with`, such as "tensorboard"; told the numbers of each epoch by their names in
+            the history. Default: none.
+        track_to: Folder for trackers that write files.
 
     Returns:
         The run in plain values: method, settings, seed, control_of, metric, cost, wall_s, cpu_s, history, device. An entry of
-        the history has what its epoch counted, the test metric after it, and what it took until then: cost, wall_s and cpu_s.
+        the history has what its epoch counted, the test metric after it, what it took until then (cost, wall_s, cpu_s), seconds
+        a step, and the distribution of losses, see `Recording`.
         Times are those of training; evaluation does not count.
     """
     torch.manual_seed(seed)
-    accelerator = Accelerator()
-    model, optimizer = _prepared(accelerator, task, seed)
-    test = [(x.to(accelerator.device), y.to(accelerator.device)) for x, y in _batches(data.test_inputs, data.test_targets)]
-    length = Length(share, epochs, len(data.train), task.batch_size)
+    accelerator = Accelerator(log_with=trackers, project_dir=track_to)
+    accelerator.init_trackers(f"{label or spec.label}, seed {seed}".replace("/", "_"), config=plain(spec.settings))
+    training = task.training(data, seed)
+    model, optimizer = accelerator.prepare(training.model, training.optimizer)
+    samples = len(training.loader.dataset)  # pyright: ignore[reportArgumentType]
+    length = Length(share, epochs, samples, batch_size_of(training.loader))
     run = thresher.attach(
         spec.create(),
-        loader=task.loader(data, seed),
-        criterion=task.criterion(),
+        loader=training.loader,
+        criterion=training.criterion,
         model=model,
         optimizer=optimizer,
         epochs=len(length.steps),
         seed=seed,
         **spec.attachment(),
     )
-    scheduler = thresher.ProgressLR(optimizer, run, lambda done: task.schedule(length.progress(done)))
-    clock, entries = Clock(), []
+    scheduler = thresher.ProgressLR(optimizer, run, lambda done: training.schedule(length.progress(done)))
+    clock, recording, entries = Clock(), Recording(run, training.loader.dataset), []
     for epoch, steps in enumerate(length.steps):
         with clock.running():
             for x, y in islice(run.loader, steps):
@@ -129,20 +139,27 @@ def train(
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-        entries.append({task.metric: accuracy(model, test), "wall_s": clock.wall_s, "cpu_s": clock.cpu_s})
+        entries.append(
+            {training.metric: float(training.evaluate(model)), "wall_s": clock.wall_s, "cpu_s": clock.cpu_s} | recording.epoch()
+        )
+        counted = run.history[epoch] if len(run.history) > epoch else {}
+        accelerator.log(plain(counted | entries[-1]), step=epoch)
         if progress is not None:
-            progress(epoch + 1, entries[-1][task.metric])
-    full = epochs * len(data.train)
+            progress(epoch + 1, entries[-1][training.metric])
+    full = epochs * samples
     cost = asdict(run.cost) | {"full_forward": full, "full_backward": full}
-    history = [counts | entry for counts, entry in zip(_epochs_of(run, len(data.train)), entries, strict=True)]
+    history = _with_step_time([counts | entry for counts, entry in zip(_epochs_of(run, samples), entries, strict=True)])
+    if samples_to is not None:
+        recording.save(samples_to)
     run.detach()
+    accelerator.end_training()
     accelerator.free_memory()
     outcome = {
         "method": label or spec.label,
         "settings": spec.settings if share == 1 else {"epochs": share * epochs},
         "seed": seed,
         "control_of": None,
-        "metric": {"name": task.metric, "value": entries[-1][task.metric]},
+        "metric": {"name": training.metric, "value": entries[-1][training.metric]},
         "cost": cost,
         "wall_s": clock.wall_s,
         "cpu_s": clock.cpu_s,
@@ -165,13 +182,14 @@ def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any
     return run | {"cost": cost | {"ratio": counts.ratio(backward_to_forward)}, "history": history}
 
 
-def accuracy(model: nn.Module, batches: list[tuple[Tensor, Tensor]]) -> float:
-    """Share of right answers, in evaluation mode; the model is put back into training mode."""
-    model.eval()
-    with torch.inference_mode():
-        right = [(model(x).argmax(1) == y).sum() for x, y in batches]
-    model.train()
-    return int(torch.stack(right).sum()) / sum(len(y) for _, y in batches)
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers and words among some values, which is what every tracker takes."""
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
+
+
+def batch_size_of(loader: DataLoader[Any]) -> int:
+    """Samples of every batch but the last."""
+    return loader.batch_size or math.ceil(len(loader.dataset) / len(loader))  # pyright: ignore[reportArgumentType]
 
 
 def _epochs_of(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
@@ -183,10 +201,9 @@ def _epochs_of(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
     return entries
 
 
-def _prepared(accelerator: Accelerator, task: Task, seed: int) -> tuple[nn.Module, torch.optim.Optimizer]:
-    model = task.build(seed)
-    return accelerator.prepare(model, task.optimizer(model))
-
-
-def _batches(inputs: Tensor, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    return zip(inputs.split(EVALUATION_BATCH), targets.split(EVALUATION_BATCH), strict=True)
+def _with_step_time(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    starts = [0.0, *(entry["wall_s"] for entry in history)]
+    return [
+        entry | {"step_s": (entry["wall_s"] - start) / max(1, entry["steps"])}
+        for entry, start in zip(history, starts, strict=False)
+    ]

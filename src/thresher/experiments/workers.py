@@ -57,11 +57,24 @@ class Workers:
         task: Name of the task.
         epochs: Of full training.
         folder: Where the data lies, see `Task.load`.
+        samples: Folder for the histories of samples, a file a run, see `Store.samples`. Default: none are kept.
+        track: Name of a tracker of accelerate. Default: none.
+        track_to: Folder for a tracker that writes files.
     """
 
-    def __init__(self, count: int, *, task: str, epochs: int, folder: Path | None) -> None:
+    def __init__(
+        self,
+        count: int,
+        *,
+        task: str,
+        epochs: int,
+        folder: Path | None,
+        samples: Path | None = None,
+        track: str | None = None,
+        track_to: Path | None = None,
+    ) -> None:
         self._count = count
-        self._arguments = (task, epochs, folder)
+        self._arguments = (task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
         self._processes: dict[Connection, Any] = {}
         self._busy: dict[Connection, Job] = {}
 
@@ -123,7 +136,7 @@ class Workers:
     def _spawn(self) -> Connection:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        process = context.Process(target=_work, args=(theirs, *self._arguments), daemon=True)
+        process = context.Process(target=_work, args=(theirs, *self._arguments))
         with _interrupts_ignored():
             process.start()
         theirs.close()
@@ -163,12 +176,15 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(connection: Connection, task_name: str, epochs: int, folder: Path | None) -> None:
+def _work(
+    connection: Connection, task_name: str, epochs: int, folder: Path | None, samples: Path | None, tracking: dict[str, Any]
+) -> None:
     """Train job after job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _leave_with_parent()
     import torch
 
+    from thresher.experiments.script import Script
     from thresher.experiments.tasks import task_of
     from thresher.experiments.training import train
 
@@ -180,12 +196,14 @@ def _work(connection: Connection, task_name: str, epochs: int, folder: Path | No
         def progress(done: int, metric: float) -> None:
             connection.send(Advanced(job, done, metric))
 
-        what = {"seed": job.seed, "epochs": epochs, "label": job.label, "share": job.share}
+        what = {"seed": job.seed, "epochs": epochs, "label": job.label, "share": job.share, **tracking}
+        file = None if samples is None else samples / f"{job.key}.parquet"
         try:
-            return Finished(job, train(task, load(), job.spec, progress=progress, **what))
+            return Finished(job, train(task, load(), job.spec, progress=progress, samples_to=file, **what))
         except Exception as error:
             user = isinstance(error, ValueError | OSError)
-            return _Failed(job, f"{type(error).__name__}: {error}", user, traceback.format_exc())
+            place = task.place_of(error) if isinstance(task, Script) else ""
+            return _Failed(job, f"{place}{type(error).__name__}: {error}", user, traceback.format_exc())
 
     with suppress(EOFError, ConnectionError):  # the parent is gone
         while True:

@@ -14,31 +14,54 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class MethodInfo:
-    """What is known of a method without importing it."""
+    """What is known of a method without importing it.
+
+    Args:
+        target: Where it is, as "package.module:Class".
+        stage: "epoch" or "batch".
+        summary: What it does.
+        paper: Where it is described.
+        rule: What makes it skip a sample; settings of the method in braces.
+    """
 
     target: str
     stage: str
     summary: str
     paper: str = ""
+    rule: str = "left out by its plan"
 
 
 BUILT_IN = {
     "full": MethodInfo("thresher.methods.full:FullData", "epoch", "every sample, every epoch"),
-    "uniform": MethodInfo("thresher.methods.uniform:UniformSubset", "epoch", "a fresh random subset each epoch"),
+    "uniform": MethodInfo(
+        "thresher.methods.uniform:UniformSubset", "epoch", "a fresh random subset each epoch", rule="not in the random subset"
+    ),
     "kakurenbo": MethodInfo(
-        "thresher.methods.kakurenbo:Kakurenbo", "epoch", "hide easy samples, move doubtful ones back", "arXiv:2310.10102"
+        "thresher.methods.kakurenbo:Kakurenbo",
+        "epoch",
+        "hide easy samples, move doubtful ones back",
+        "arXiv:2310.10102",
+        rule="hidden: its loss was among the lowest, and it was right with confidence {tau} or more",
     ),
     "infobatch": MethodInfo(
-        "thresher.methods.infobatch:InfoBatch", "epoch", "prune below the mean loss at random, rescale", "arXiv:2303.04947"
+        "thresher.methods.infobatch:InfoBatch",
+        "epoch",
+        "prune below the mean loss at random, rescale",
+        "arXiv:2303.04947",
+        rule="pruned: its loss was below the {threshold}, and it was drawn with chance {prune_fraction}",
     ),
     "selective_backprop": MethodInfo(
         "thresher.methods.selective_backprop:SelectiveBackprop",
         "batch",
         "train on the batch's large losses",
         "arXiv:1910.00762",
+        rule="not chosen in its batch, by the rank of its loss",
     ),
     "random_backprop": MethodInfo(
-        "thresher.methods.random_backprop:RandomBackprop", "batch", "train on a random part of the batch"
+        "thresher.methods.random_backprop:RandomBackprop",
+        "batch",
+        "train on a random part of the batch",
+        rule="not drawn in its batch",
     ),
 }
 

@@ -13,8 +13,9 @@ import pytest
 COMMAND = [sys.executable, "-W", "error", "-m", "thresher.cli", "compare", "--task", "digits"]
 
 
-def arguments(out, methods="kakurenbo,infobatch:prune_fraction=0.3", seeds="0,1", epochs=3):
-    return [*COMMAND, "--methods", methods, "--seeds", seeds, "--epochs", str(epochs), "--out", str(out)]
+def arguments(out, methods="kakurenbo,infobatch:prune_fraction=0.3", seeds="0,1", epochs=3, margin=0.5):
+    given = {"methods": methods, "seeds": seeds, "epochs": epochs, "margin": margin, "out": out}
+    return [*COMMAND, *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
 
 
 def compare(out, **settings):
@@ -36,16 +37,17 @@ def finished(tmp_path_factory):
 
 def test_results_have_the_schema(finished):
     _, _, results = finished
-    assert list(results) == ["task", "epochs", "device", "versions", "runs", "summary"]
+    assert list(results) == ["task", "epochs", "device", "versions", "margin", "loss_bins", "runs", "summary"]
     assert (results["task"], results["epochs"], results["device"]) == ("digits", 3, "cpu")
     assert {"thresher", "torch", "python"} <= set(results["versions"])
     for run in results["runs"]:
-        assert set(run) == {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history"}
+        fields = {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history", "samples"}
+        assert set(run) == fields and (finished[0] / run["samples"]).is_file()
         assert {"forward", "backward", "steps", "ratio"} <= set(run["cost"]) and set(run["metric"]) == {"name", "value"}
         assert len(run["history"]) == (3 if not run["method"].startswith("shorter") else math.ceil(run["settings"]["epochs"]))
         assert all({"accuracy", "cost", "cpu_s", "wall_s"} <= set(entry) for entry in run["history"])
         assert run["history"][-1]["cost"] == pytest.approx(run["cost"]["ratio"])
-    columns = {"method", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict"}
+    columns = {"method", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict", "sentence"}
     assert all(columns <= set(row) for row in results["summary"])
     assert [row["control_of"] or row["method"] for row in results["summary"]] == [
         "full", *3 * ["kakurenbo"], *3 * ["infobatch:prune_fraction=0.3"],
@@ -77,6 +79,18 @@ def test_the_table_and_the_path_are_printed(finished):
     out, stdout, results = finished
     assert stdout.rstrip().endswith(str(out / "results.json"))
     assert all(row["method"] in stdout and row["verdict"].split()[0] in stdout for row in results["summary"])
+    plain = " ".join(stdout.split())
+    assert all((row["sentence"] in plain) == (row["control_of"] is None) for row in results["summary"])
+
+
+def test_another_margin_trains_nothing_anew(finished):
+    out, _, results = finished
+    before = written(out)
+    done = compare(out, margin=90)
+    assert done.returncode == 0, done.stderr
+    assert written(out) == before
+    again = json.loads((out / "results.json").read_text())
+    assert again["margin"] == 90 and again["runs"] == results["runs"]
 
 
 def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished):

@@ -160,3 +160,18 @@ def test_costs_are_held_to_the_median_of_what_full_runs_measured(tmp_path, worke
 def test_nothing_to_do(tmp_path, seeds, epochs, jobs):
     with pytest.raises(ValueError, match="compare: needs a seed, and 1 or more epochs and jobs"):
         compare("digits", parse_methods("full"), seeds, epochs, tmp_path, jobs=jobs)
+
+
+@pytest.mark.parametrize("margin", [0, -0.5, float("nan")])
+def test_a_margin_is_above_zero(tmp_path, margin):
+    with pytest.raises(ValueError, match="compare: `margin` must be above 0, got"):
+        compare("digits", parse_methods("full"), [0], 1, tmp_path, margin=margin)
+
+
+@pytest.mark.parametrize(
+    ("track", "why"), [("nobody", "accelerate has no such tracker"), ("clearml", "its package is not installed")]
+)
+def test_a_tracker_is_installed(tmp_path, track, why):
+    with pytest.raises(ValueError, match=f"--track {track}: {why}; installed: "):
+        compare("digits", parse_methods("full"), [0], 1, tmp_path, track=track)
+    assert not list(tmp_path.iterdir())

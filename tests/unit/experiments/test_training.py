@@ -3,12 +3,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from accelerate.tracking import GeneralTracker
 
 import thresher
 from thresher.experiments.job import Job
 from thresher.experiments.specs import MethodSpec, parse_methods
-from thresher.experiments.tasks import one_cycle, task_of
-from thresher.experiments.training import Length, accuracy, train, with_costs
+from thresher.experiments.tasks import accuracy, one_cycle, task_of
+from thresher.experiments.training import Length, train, with_costs
 
 TIMES = ("cost", "cpu_s", "wall_s")
 METHODS = ("full", "kakurenbo", "infobatch")
@@ -102,7 +103,7 @@ def test_a_run_repeats_itself_and_another_seed_differs(digits, runs):
 
 def timeless(run):
     """The history without what is measured."""
-    return [{name: value for name, value in entry.items() if name not in TIMES} for entry in run["history"]]
+    return [{name: value for name, value in entry.items() if name not in (*TIMES, "step_s")} for entry in run["history"]]
 
 
 def test_progress_is_told_every_epoch(digits):
@@ -213,3 +214,34 @@ def test_epochs_of_a_control():
     assert Job.control("shorter", 0, 0.56).epochs(25) == 14
     assert Job.control("shorter", 0, 0.57).epochs(25) == 15
     assert Job.control("uniform", 0, 0.57).epochs(25) == 25
+
+
+class Tracker(GeneralTracker):
+    name, requires_logging_directory = "told", False
+
+    def __init__(self):
+        super().__init__()
+        self.told, self.config, self.finished = [], None, False
+
+    @property
+    def tracker(self):
+        return self.told
+
+    def store_init_configuration(self, values):
+        self.config = values
+
+    def log(self, values, step, **_):
+        self.told.append((step, values))
+
+    def finish(self):
+        self.finished = True
+
+
+def test_a_tracker_is_told_every_epoch_by_the_names_of_the_history(digits):
+    tracker = Tracker()
+    run = train(*digits, MethodSpec("kakurenbo"), seed=1, epochs=3, trackers=tracker)
+    assert [step for step, _ in tracker.told] == [0, 1, 2] and tracker.finished
+    assert tracker.config["max_fraction"] == 0.3
+    for entry, (_, told) in zip(run["history"], tracker.told, strict=True):
+        assert {"accuracy", "easy_share", "scheduled_fraction", "moved_back", "lr_scale"} <= set(told)
+        assert all(entry[name] == value for name, value in told.items())

@@ -1,0 +1,26 @@
+"""`thresher report`: a comparison as one HTML page."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a comparison: the --out of `thresher compare`.")],
+    data: Annotated[
+        Path | None, typer.Option(help="Folder with the four files of fashion-mnist, for pictures of the samples.")
+    ] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Write every chart into this folder as a PNG, too; needs Chromium or Chrome.")
+    ] = None,
+) -> None:
+    """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""
+    from thresher.report.loading import load
+    from thresher.report.page import write_report
+    from thresher.report.pictures import write_pictures
+
+    path = write_report(folder, data)
+    typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
+    if png is not None:
+        typer.echo(f"{len(write_pictures(*load(folder), png))} pictures in {png}")

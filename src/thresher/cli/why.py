@@ -1,0 +1,25 @@
+"""`thresher why`: the history of one sample in one run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def why(
+    run: Annotated[Path, typer.Argument(help="A run of a comparison: DIR/runs/NAME, with or without .parquet.")],
+    sample: Annotated[int, typer.Argument(metavar="ID", help="Of the sample: its place in the dataset, from 0.", min=0)],
+) -> None:
+    """Tell when a sample was trained on, when it was skipped, and by which rule."""
+    from rich.table import Table
+
+    from thresher.cli.compare import PLAIN_WIDTH, console_of
+    from thresher.experiments.histories import history_of
+
+    found = history_of(run, sample)
+    table = Table("epoch", "loss after it", "trained", "why not", box=None, pad_edge=False)
+    for entry in found.epochs:
+        table.add_row(*map(str, (entry.epoch, f"{entry.loss:.4g}", entry.trained, entry.rule)))
+    console = console_of(PLAIN_WIDTH)
+    console.print(found.title, markup=False, highlight=False)
+    console.print(table)

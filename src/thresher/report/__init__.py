@@ -1,0 +1,1 @@
+"""What a comparison found, as one HTML page that needs nothing else."""

@@ -1,0 +1,130 @@
+"""Sheets of samples that stand out: the easiest, the hardest, those left out most and never, the lowest in combined rank."""
+
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy.stats import rankdata
+
+from thresher.experiments.tasks import TASKS, built_in
+from thresher.report.loading import History, Results, Samples, histories
+
+CARDS = 12
+"""Samples a sheet."""
+
+Pictures = NDArray[np.uint8]
+Order = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Card:
+    """One sample, for people."""
+
+    id: int
+    target: int | None
+    loss: float
+    trained: int
+    hidden: int
+    picture: str | None
+    """A data URI."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """Samples with something in common."""
+
+    title: str
+    cards: list[Card]
+
+
+def sheets(results: Results, samples: Samples, pictures: Pictures | None) -> dict[str, list[Sheet]]:
+    """The sheets of each method's first seed; full training, which leaves nothing out, is the last."""
+    held = sorted(histories(results, samples).items(), key=lambda item: item[0] == "full")
+    of_methods = {method: next(iter(of_seeds.values())) for method, of_seeds in held}
+    return {method: _sheets_of(history, pictures) for method, history in of_methods.items() if len(history.ids)}
+
+
+def _sheets_of(history: History, pictures: Pictures | None) -> list[Sheet]:
+    if pictures is not None and history.ids[-1] >= len(pictures):
+        pictures = None
+    chosen = {title: choose(history)[:CARDS] for title, choose in ORDERS.items()}
+    return [Sheet(title, [_card(history, at, pictures) for at in order]) for title, order in chosen.items() if len(order)]
+
+
+def easiest(history: History) -> Order:
+    """By mean loss, the lowest first."""
+    return np.argsort(history.mean_loss, kind="stable")
+
+
+def hardest(history: History) -> Order:
+    """By mean loss, the highest first; what was never seen has none."""
+    seen = np.flatnonzero(np.isfinite(history.mean_loss))
+    return seen[np.argsort(-history.mean_loss[seen], kind="stable")]
+
+
+def most_hidden(history: History) -> Order:
+    """By the number of epochs without them; of as many, the easiest first."""
+    order = np.lexsort((history.mean_loss, -history.hidden))
+    return order[history.hidden[order] > 0]
+
+
+def never_hidden(history: History) -> Order:
+    """Trained on in every epoch, the easiest first; none where nothing is ever left out."""
+    order = easiest(history)
+    return order[history.hidden[order] == 0] if history.hidden.any() else order[:0]
+
+
+def lowest_combined_rank(history: History) -> Order:
+    """By the sum of the rank in mean loss and the rank in times trained, the lowest first."""
+    return np.argsort(rankdata(history.mean_loss) + rankdata(history.trained.sum(axis=1)), kind="stable")
+
+
+ORDERS: dict[str, Callable[[History], Order]] = {
+    "easiest: the lowest mean loss over the epochs": easiest,
+    "hardest: the highest mean loss": hardest,
+    "left out in most epochs": most_hidden,
+    "never left out, the easiest first": never_hidden,
+    "lowest in rank by mean loss and rank by times trained, added up": lowest_combined_rank,
+}
+
+
+def _card(history: History, at: int, pictures: Pictures | None) -> Card:
+    number = int(history.ids[at])
+    return Card(
+        id=number,
+        target=None if history.targets is None else int(history.targets[at]),
+        loss=float(history.mean_loss[at]),
+        trained=int(history.trained[at].sum()),
+        hidden=int(history.hidden[at]),
+        picture=None if pictures is None else data_uri(pictures[number]),
+    )
+
+
+def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
+    """The training pictures of a task of this package, shape (N, H, W); None of a user's own training, which is not run.
+
+    Args:
+        task: As results.json names it.
+        folder: With the data, for tasks that take one.
+
+    Raises:
+        FileNotFoundError: The data is not there; the message says where to get it.
+    """
+    if task.partition("@")[0] not in TASKS:
+        return None
+    found = built_in(task)
+    pixels = found.load(found.find(folder)).train.tensors[0][:, 0].numpy()
+    low, high = pixels.min(), pixels.max()
+    return np.round(255 * (pixels - low) / (high - low)).astype(np.uint8)
+
+
+def data_uri(pixels: NDArray[np.uint8]) -> str:
+    """A grey picture as a PNG that a page holds itself."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

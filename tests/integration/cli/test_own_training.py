@@ -1,0 +1,87 @@
+import json
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from thresher.cli.app import app
+from thresher.experiments.comparison import compare
+from thresher.experiments.specs import parse_methods
+from thresher.experiments.workers import RunError
+
+
+def thresher(folder, *arguments):
+    command = [sys.executable, "-W", "error", "-m", "thresher.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.fixture
+def template(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["init"])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[0] == "my_training.py" and "compare my_training.py:build" in done.output
+    return tmp_path / "my_training.py"
+
+
+def test_the_template_runs_as_it_is(template):
+    given = ("--methods", "kakurenbo", "--epochs", "2", "--seeds", "0", "--out", "runs/mine")
+    done = thresher(template.parent, "compare", "my_training.py:build", *given)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((template.parent / "runs/mine/results.json").read_text())
+    assert results["task"] == "my_training.py:build" and {run["metric"]["name"] for run in results["runs"]} == {"metric"}
+    methods = [row["method"].partition("@")[0] for row in results["summary"]]
+    assert methods == ["full", "kakurenbo", "uniform", "shorter"]
+    assert all(0.5 < run["metric"]["value"] <= 1 for run in results["runs"])
+    assert "kakurenbo reaches metric" in done.stdout
+    why = CliRunner().invoke(app, ["why", f"runs/mine/{results['runs'][0]['samples']}", "17"])
+    assert why.exit_code == 0 and "sample 17 (class" in why.output
+
+
+def test_its_loader_may_have_processes_of_its_own(template):
+    template.write_text(template.read_text().replace("batch_size=64,", "batch_size=64, num_workers=1,"))
+    results = compare("my_training.py:build", parse_methods("full"), [0], 1, template.parent / "out", jobs=1)
+    assert results["runs"][0]["metric"]["value"] > 0.5
+
+
+def test_init_leaves_a_file_alone(template):
+    template.write_text("mine")
+    done = CliRunner().invoke(app, ["init"])
+    assert isinstance(done.exception, ValueError) and "my_training.py is there already; give another name" in str(
+        done.exception
+    )
+    assert template.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "said"),
+    [
+        ("torch.manual_seed(seed)", "torch.manual_sead(seed)", "torch.manual_sead", "AttributeError"),
+        ("right.float().mean().item()", "right.no_such()", "right.no_such()", "AttributeError"),
+        ("optimizer, evaluate, schedule", "optimizer", "def build", "must return a tuple"),
+        ("import torch\n", "import torch, no_such_package\n", "no_such_package", "ModuleNotFoundError"),
+    ],
+    ids=["building", "evaluating", "returned", "imported"],
+)
+def test_errors_name_file_and_line(template, before, after, line, said):
+    template.write_text(template.read_text().replace(before, after, 1))
+    number = next(i for i, text in enumerate(template.read_text().splitlines(), 1) if line in text)
+    with pytest.raises((RunError, ValueError), match=f"my_training.py, line {number}: .*{said}"):
+        compare("my_training.py:build", parse_methods("full"), [0], 1, template.parent / "out", jobs=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give either --task or your own training"),
+        (("my_training.py:build", "--task", "digits"), "give either --task or your own training"),
+        (("my_training.py",), "write your own training as FILE.py:FUNCTION"),
+        (("my_training.py:make",), "has no 'make'"),
+        (("other.py:build",), "no such file"),
+    ],
+)
+def test_mistakes_on_the_command_line(template, arguments, said):
+    done = CliRunner().invoke(app, ["compare", *arguments, "--methods", "full", "--epochs", "1", "--out", "out"])
+    told = f"{done.output} {done.exception}"
+    assert done.exit_code and said in " ".join(told.replace("│", " ").split())

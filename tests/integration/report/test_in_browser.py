@@ -1,0 +1,200 @@
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from thresher.report.page import SECTIONS, write_report
+from thresher.report.pictures import write_pictures
+from unit.report.cases import HOSTILE, comparison, save
+
+selenium = pytest.importorskip("selenium", reason="needs selenium")
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs Debian's chromium and chromium-driver"
+)
+
+FLAGS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+WIDE, PHONE = (1280, 900), (390, 844)
+
+
+@pytest.fixture(scope="module")
+def made():
+    results, samples = comparison({"full": 0.0, "kakurenbo": 0.3, HOSTILE: 0.4}, task="digits@50")
+    for run in results["runs"]:
+        for entry in run["history"]:
+            entry["weight_loss"] = 0.5
+    results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}
+    return results, samples
+
+
+@pytest.fixture(scope="module")
+def address(made, tmp_path_factory):
+    return write_report(save(tmp_path_factory.mktemp("compared"), *made)).as_uri()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    options = ChromeOptions()
+    options.binary_location = shutil.which("chromium")
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = Chrome(options=options, service=ChromeService(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def opened(browser, address):
+    def open_page(size=WIDE, scheme="light"):
+        metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+        for log in ("browser", "performance"):
+            browser.get_log(log)
+        browser.get(address)
+        return browser
+
+    return open_page
+
+
+DRAWN = """
+    const plot = document.querySelector(`#${arguments[0]} .plot`);
+    const size = (trace) => (trace.type === "heatmap" ? trace.z.flat().length : trace.x.length);
+    return {
+      traces: plot.data.map((trace) => [trace.legendgroup ?? "", trace.type, size(trace)]),
+      points: plot.querySelectorAll(".scatterlayer .point, .barlayer .point").length,
+      pictures: plot.querySelectorAll(".heatmaplayer image").length,
+    }"""
+
+
+def expected(figure):
+    """What DRAWN finds of a figure: its traces, points of those that are shown, and heatmaps, which are pictures."""
+    traces = [
+        [trace.legendgroup or "", trace.type, np.size(trace.z if trace.type == "heatmap" else trace.x)] for trace in figure.data
+    ]
+    dotted = [trace.type == "bar" or (trace.type == "scatter" and "markers" in trace.mode) for trace in figure.data]
+    return {
+        "traces": traces,
+        "points": sum(traces[at][2] for at, trace in enumerate(figure.data) if dotted[at] and trace.visible is None),
+        "pictures": sum(trace.type == "heatmap" for trace in figure.data),
+    }
+
+
+def test_nothing_is_requested_and_nothing_complained_of(opened):
+    browser = opened()
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [message["params"]["request"]["url"] for message in sent if message["method"] == "Network.requestWillBeSent"]
+    assert [url for url in urls if not url.startswith("data:")] == [browser.current_url]
+    assert browser.get_log("browser") == []
+    assert browser.title.startswith("digits@50")
+
+
+def test_every_chart_is_drawn_with_every_point_in_every_view(opened, made):
+    browser = opened()
+    for chart in (chart for section in SECTIONS.values() for chart in section):
+        figures = chart.figures(*made)
+        inputs = browser.find_elements(By.CSS_SELECTOR, f"#{chart.key} .choice input, #{chart.key} .choice option")
+        assert len(inputs) == (len(figures) if len(figures) > 1 else 0)
+        for number, figure in enumerate(figures.values()):
+            if inputs:
+                inputs[number].click()
+            assert browser.execute_script(DRAWN, chart.key) == expected(figure)
+    assert browser.get_log("browser") == []
+
+
+def cells(browser, column):
+    return [
+        row.find_elements(By.CSS_SELECTOR, "th, td")[column].text
+        for row in browser.find_elements(By.CSS_SELECTOR, "#verdict tbody tr")
+    ]
+
+
+def test_the_table_is_sorted_by_keyboard(opened, made):
+    browser = opened()
+    button = browser.find_elements(By.CSS_SELECTOR, "#verdict thead button")[3]
+    costs = sorted(f"{row['cost_ratio']:.3f}" for row in made[0]["summary"])
+    browser.execute_script("document.querySelectorAll('#verdict thead button')[2].focus()")
+    browser.switch_to.active_element.send_keys(Keys.TAB)
+    assert browser.switch_to.active_element == button
+    for key, order, expected in ((Keys.ENTER, "ascending", costs), (Keys.SPACE, "descending", costs[::-1])):
+        browser.switch_to.active_element.send_keys(key)
+        assert cells(browser, 3) == expected
+        assert button.find_element(By.XPATH, "..").get_attribute("aria-sort") == order
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#verdict [aria-sort=none]")) == 6
+
+
+def test_rows_without_a_difference_sort_last_either_way(opened):
+    browser = opened()
+    for _ in range(2):
+        browser.find_elements(By.CSS_SELECTOR, "#verdict thead button")[2].click()
+        assert cells(browser, 2).index("") == len(cells(browser, 2)) - 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_the_page_is_as_wide_as_the_window(opened, size, scheme):
+    browser = opened(size, scheme)
+    assert browser.execute_script("return [document.documentElement.scrollWidth, innerWidth]") == [size[0], size[0]]
+    right = (
+        "return [...document.querySelectorAll('.plot')].map(plot => plot.querySelector('svg').getBoundingClientRect().right)"
+    )
+    assert max(browser.execute_script(right)) <= size[0]
+
+
+def test_charts_follow_the_theme(opened):
+    browser = opened(scheme="dark")
+    colours = """
+        const plot = document.querySelector('#cost .plot')._fullLayout;
+        return [getComputedStyle(document.body).color, plot.font.color, plot.shapes[0].line.color]"""
+    dark = browser.execute_script(colours)
+    browser.find_element(By.ID, "theme").send_keys(Keys.ENTER)
+    light = browser.execute_script(colours)
+    assert dark == ["rgb(233, 233, 236)", "rgb(233, 233, 236)", "#e9e9ec"]
+    assert light == ["rgb(28, 29, 33)", "rgb(28, 29, 33)", "#1c1d21"]
+
+
+def test_a_method_is_switched_off_on_the_whole_page(opened):
+    browser = opened()
+    shown = "return ['cost', 'curves', 'easy'].map(key => document.getElementById(key).querySelector('.plot')._fullData"
+    shown += ".some(trace => trace.legendgroup === 'kakurenbo' && trace.visible))"
+    assert browser.execute_script(shown) == [True] * 3
+    button = next(b for b in browser.find_elements(By.CSS_SELECTOR, "#cost .legend button") if b.text == "kakurenbo")
+    button.send_keys(Keys.ENTER)
+    assert browser.execute_script(shown) == [False] * 3
+    assert browser.switch_to.active_element.text == "kakurenbo"
+    browser.switch_to.active_element.send_keys(Keys.ENTER)
+    assert browser.execute_script(shown) == [True] * 3
+
+
+def test_sheets_change_with_the_method(opened):
+    browser = opened()
+    visible = "return [...document.querySelectorAll('div.sheets')].map(s => s.offsetHeight > 0)"
+    assert browser.execute_script(visible) == [True, False, False]
+    browser.find_elements(By.CSS_SELECTOR, "#sheets input")[1].click()
+    assert browser.execute_script(visible) == [False, True, False]
+    broken = "return [...document.querySelectorAll('div.sheets:not([hidden]) img')].filter(i => i.naturalWidth !== 8).length"
+    assert browser.execute_script(broken) == 0
+
+
+def test_pictures_of_all_views(made, tmp_path):
+    written = write_pictures(*made, tmp_path / "figures")
+    views = sum(len(chart.figures(*made)) for section in SECTIONS.values() for chart in section)
+    assert len(written) == len(set(written)) == views
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written)
+    assert (tmp_path / "figures" / "curves-1-epochs.png") in written

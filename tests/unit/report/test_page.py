@@ -1,0 +1,156 @@
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from thresher.cli.report import report
+from thresher.experiments.summary import summarise
+from thresher.report import page as pages
+from thresher.report.page import SECTIONS, page, write_report
+from thresher.report.sheets import CARDS, ORDERS
+from unit.report.cases import HOSTILE, LEAVES_OUT, comparison, save
+
+
+class Seen(HTMLParser):
+    """Tags with their attributes, and the text outside of scripts and styles."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text, self._within = [], [], None
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._within = tag
+
+    def handle_endtag(self, tag):
+        self._within = None
+
+    def handle_data(self, data):
+        if self._within not in ("script", "style"):
+            self.text.append(data)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(pages, "get_plotlyjs", lambda: "/* plotly */")
+
+
+def figures_of(html):
+    return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', html)]
+
+
+def test_every_chart_is_on_the_page_with_its_views():
+    results, samples = comparison()
+    for run in results["runs"]:
+        for entry in run["history"]:
+            entry["weight_loss"] = 1.0
+    html = page(results, samples)
+    charts = [chart for section in SECTIONS.values() for chart in section]
+    expected = sum(len(chart.figures(results, samples)) for chart in charts)
+    ids = {attributes["id"] for tag, attributes in Seen(html).tags if tag == "figure"}
+    assert ids == {chart.key for chart in charts} and len(charts) == len(ids)
+    assert len(figures_of(html)) == expected > 30
+
+
+def test_rows_have_the_figures_of_the_summary():
+    results, _ = comparison()
+    html = page(results, {})
+    text = " ".join("".join(Seen(html).text).split())
+    for row in results["summary"]:
+        assert f"{100 * row['mean']:.2f} ± {100 * row['std']:.2f}" in text
+        assert row["verdict"] in text
+        assert (row["sentence"] in text) == (row["control_of"] is None)
+    low, high = results["summary"][1]["ci95"]
+    assert f"[{100 * low:+.2f}, {100 * high:+.2f}]" in text
+
+
+def test_hostile_names_are_text():
+    results, samples = comparison({"full": 0.0, HOSTILE: 0.3, "infobatch": 0.2}, metric=HOSTILE, task=HOSTILE)
+    results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}
+    html = page(results, samples)
+    seen = Seen(html)
+    assert not [tag for tag, attributes in seen.tags if tag == "img" or any(name.startswith("on") for name in attributes)]
+    assert "".join(seen.text).count(HOSTILE) > 8
+    names = {trace.get("legendgroup") for figure in figures_of(html) for trace in figure["data"]}
+    assert HOSTILE in names
+
+
+def test_nothing_is_fetched():
+    html = page(*comparison())
+    for tag, attributes in Seen(html).tags:
+        assert tag not in ("link", "iframe", "object") and "href" not in attributes
+        assert attributes.get("src", "data:").startswith("data:")
+    assert "default-src 'none'" in html
+
+
+def test_samples_are_pictures_or_rows():
+    results, samples = comparison()
+    pictures = np.zeros((50, 8, 8), np.uint8)
+    sheets = len(LEAVES_OUT) * len(ORDERS) - 2
+    shown = Seen(page(results, samples, pictures)).tags
+    assert sum(tag == "img" for tag, _ in shown) == sheets * CARDS - _missing(samples)
+    rows = Seen(page(results, samples)).tags
+    assert sum(tag == "img" for tag, _ in rows) == 0
+    assert sum(tag == "tr" for tag, _ in rows) - sum(tag == "tr" for tag, _ in shown) == sheets * (CARDS + 1) - _missing(
+        samples
+    )
+
+
+def _missing(samples):
+    """Cards that sheets of never hidden samples lack."""
+    of_first = [samples[f"runs/{number}.parquet"] for number in (3, 6)]
+    return sum(max(0, CARDS - int((of.hidden == 0).sum())) for of in of_first)
+
+
+def test_older_results_have_a_page_too():
+    results, _ = comparison(seeds=(0,))
+    kept = ("method", "control_of", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict")
+    older = {name: results[name] for name in ("task", "epochs", "device", "versions", "runs")}
+    older["summary"] = [{name: row[name] for name in kept} for row in results["summary"]]
+    text = "".join(Seen(page(older, {})).text)
+    assert "1 seed (0)" in text and "margin " not in text.partition("Against cost")[0]
+
+
+def test_regression_has_no_classes_and_units_of_its_own():
+    results, samples = comparison(classes=0, metric="R2")
+    for run in results["runs"]:
+        run["metric"]["value"] += 3
+    results["summary"] = summarise(results["runs"], 0.5)
+    html = page(results, samples)
+    text = "".join(Seen(html).text)
+    assert f"{results['summary'][0]['mean']:.4f} ±" in text and "margin 0.5;" in text and "class 0" not in text
+    ids = {attributes["id"] for tag, attributes in Seen(html).tags if tag == "figure"}
+    assert "hidden" not in ids and "targets" not in ids and {"cost", "overlap-matrix", "parts"} <= ids
+
+
+def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
+    folder = save(tmp_path, *comparison(task="digits@50"))
+    path = write_report(folder)
+    before = path.read_text()
+    assert path == folder / "report.html" and before.count("data:image/png;base64,") > 100
+    monkeypatch.setattr(pages, "page", lambda *_: "\ud800")
+    with pytest.raises(UnicodeEncodeError):
+        write_report(folder)
+    assert path.read_text() == before and {file.name for file in folder.iterdir()} == {"results.json", "runs", "report.html"}
+
+
+def test_without_the_data_samples_are_rows_unless_it_was_given(tmp_path, monkeypatch):
+    def missing(*_):
+        raise FileNotFoundError("not there")
+
+    monkeypatch.setattr(pages, "pictures_of", missing)
+    folder = save(tmp_path, *comparison())
+    assert "<img" not in write_report(folder).read_text()
+    with pytest.raises(FileNotFoundError):
+        write_report(folder, tmp_path)
+
+
+def test_the_command_says_where_the_page_is(tmp_path, capsys):
+    folder = save(tmp_path, *comparison())
+    report(folder)
+    assert capsys.readouterr().out.startswith(f"{folder / 'report.html'} (")
+    with pytest.raises(FileNotFoundError, match="thresher compare"):
+        report(tmp_path / "nothing")

@@ -1,0 +1,72 @@
+import base64
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from thresher.report import sheets
+from thresher.report.loading import History
+from unit.report.cases import comparison
+
+
+def of(losses, trained):
+    return History(
+        np.arange(len(losses)), np.arange(len(losses)) % 2, np.array(losses, np.float32), np.array(trained, np.uint8)
+    )
+
+
+SMALL = of([[3, 3], [1, 1], [2, 4], [np.nan, np.nan]], [[1, 1], [1, 0], [1, 1], [0, 0]])
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        (sheets.easiest, [1, 0, 2, 3]),
+        (sheets.hardest, [0, 2, 1]),
+        (sheets.most_hidden, [3, 1]),
+        (sheets.never_hidden, [0, 2]),
+        (sheets.lowest_combined_rank, [1, 3, 0, 2]),
+    ],
+)
+def test_orders(order, expected):
+    assert order(SMALL).tolist() == expected
+
+
+def test_where_nothing_is_left_out_there_are_no_sheets_of_it():
+    always = of([[1], [2]], [[1], [1]])
+    assert not len(sheets.most_hidden(always)) and not len(sheets.never_hidden(always))
+
+
+def test_sheets_are_of_the_first_seed_of_each_method():
+    results, samples = comparison()
+    found = sheets.sheets(results, samples, None)
+    assert [*found] == ["kakurenbo", "infobatch", "full"]
+    assert [len(sheet.cards) for sheet in found["full"]] == [sheets.CARDS] * 3
+    first = samples["runs/3.parquet"]
+    card = found["kakurenbo"][0].cards[0]
+    at = int(first.mean_loss.argmin())
+    assert (card.id, card.target, card.trained) == (at, first.targets[at], first.trained[at].sum())
+    assert card.loss == pytest.approx(first.mean_loss.min()) and card.hidden == first.hidden[at] and card.picture is None
+
+
+def test_pictures_are_those_of_the_samples():
+    results, samples = comparison()
+    pictures = np.arange(50, dtype=np.uint8).reshape(-1, 1, 1).repeat(8, 1).repeat(8, 2)
+    card = sheets.sheets(results, samples, pictures)["full"][0].cards[0]
+    held = Image.open(io.BytesIO(base64.b64decode(card.picture.removeprefix("data:image/png;base64,"))))
+    assert (np.asarray(held) == card.id).all() and held.size == (8, 8)
+
+
+def test_pictures_of_other_data_are_not_shown():
+    results, samples = comparison()
+    cards = sheets.sheets(results, samples, np.zeros((49, 8, 8), np.uint8))["full"][0].cards
+    assert all(card.picture is None for card in cards)
+
+
+def test_pictures_come_from_tasks_of_this_package_only(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text("raise AssertionError('was run')")
+    assert sheets.pictures_of(f"{script}:build") is None
+    digits = sheets.pictures_of("digits@100")
+    assert digits.shape == (100, 8, 8) and digits.min() == 0 and digits.max() == 255
