@@ -1,7 +1,7 @@
 # make demo    real training made cheaper, with its cost and a control beside it
 # make test    the tests, which is what CI runs
 # make check   style and types
-# make bench   selection overhead, and what selecting in the batch saves, into benchmarks/results/
+# make bench   selection overhead, what selecting in the batch saves, and what advise foretells, into benchmarks/results/
 # make subset-backward
 #              steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
 # make fashion, make time-to-target
@@ -50,6 +50,7 @@ check: .venv/for-checks
 bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.overhead
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.batch_selection
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.advise
 
 subset-backward: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown

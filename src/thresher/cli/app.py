@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import thresher
+from thresher.cli.advise import advise
 from thresher.cli.compare import compare
 from thresher.cli.demo import demo
 from thresher.cli.init import init
@@ -19,7 +20,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, init, compare, report, why, time_to_target, methods):
+for command in (demo, advise, init, compare, report, why, time_to_target, methods):
     app.command()(command)
 
 

@@ -66,17 +66,21 @@ class Paired:
         """The same of a mean as small or smaller, were the true difference `at_least`."""
         return Paired(self.n, -self.mean, None, None, self.spread).chance(-at_least)
 
-    def seeds_for(self, distance: float) -> int | None:
+    def seeds_for(self, distance: float, among: int = 1) -> int | None:
         """Seeds with which a true difference `distance` from a limit is told from it in four of five comparisons.
 
         By the noncentral t distribution and the spread that was seen.
+
+        Args:
+            distance: In units of the metric, above 0.
+            among: How many comparisons it is corrected for.
 
         Returns:
             At least `LEAST_SEEDS`; None without a spread to go by, and where more than 1,000 would be needed.
         """
         if self.spread is None or self.spread <= NO_SPREAD or distance <= 0:
             return None
-        enough = np.flatnonzero(_power(SEEDS, distance / self.spread) >= POWER)
+        enough = np.flatnonzero(_power(SEEDS, distance / self.spread, ALPHA / among) >= POWER)
         return int(SEEDS[enough[0]]) if len(enough) else None
 
     def as_dict(self) -> dict[str, Any]:
@@ -84,9 +88,9 @@ class Paired:
         return asdict(self)
 
 
-def _power(n: NDArray[np.int64], effect: float) -> NDArray[np.float64]:
+def _power(n: NDArray[np.int64], effect: float, alpha: float) -> NDArray[np.float64]:
     """Of one-sided t-tests with n differences whose mean is `effect` standard deviations from the limit."""
-    power = stats.nct.sf(stats.t.ppf(1 - ALPHA, n - 1), n - 1, effect * np.sqrt(n))
+    power = stats.nct.sf(stats.t.ppf(1 - alpha, n - 1), n - 1, effect * np.sqrt(n))
     return np.where(np.isfinite(power), power, 1.0)  # so far out that the series fails
 
 
@@ -120,9 +124,9 @@ def findings(compared: Mapping[Key, Paired], margin: float) -> dict[Key, Finding
     return {key: one(key) for key in compared}
 
 
-def seeds_to_tell(paired: Paired, margin: float) -> int | None:
+def seeds_to_tell(paired: Paired, margin: float, among: int) -> int | None:
     """Seeds with which an unclear difference to full training would be clear, if the true one is the one seen."""
-    return _more(paired, max(paired.mean + margin, -paired.mean))
+    return _more(paired, max(paired.mean + margin, -paired.mean), among)
 
 
 def against_controls(compared: Mapping[Key, Paired], margin: float) -> dict[Key, Against]:
@@ -145,12 +149,12 @@ def against_controls(compared: Mapping[Key, Paired], margin: float) -> dict[Key,
     return {key: one(key) for key in compared}
 
 
-def seeds_to_tell_from_control(paired: Paired, margin: float) -> int | None:
+def seeds_to_tell_from_control(paired: Paired, margin: float, among: int) -> int | None:
     """The same of an unclear difference to a control."""
-    return _more(paired, max(abs(paired.mean), margin - paired.mean))
+    return _more(paired, max(abs(paired.mean), margin - paired.mean), among)
 
 
-def _more(paired: Paired, distance: float) -> int | None:
-    """More than there are: what was corrected for several methods needs more than one comparison would."""
-    seeds = paired.seeds_for(distance)
+def _more(paired: Paired, distance: float, among: int) -> int | None:
+    """At least one more than there are, which did not do."""
+    seeds = paired.seeds_for(distance, among)
     return None if seeds is None else max(seeds, paired.n + 1)

@@ -57,12 +57,13 @@ def summarise(runs: Sequence[Run], margin: float = MARGIN) -> list[Run]:
     for place, group in groups.items():
         row = _described(group, full)
         if place in to_full:
-            kinds = {
-                at[1]: _against(beside[at], against[at], margin) for at in beside if at[0] == place[0] and place[1] is None
-            }
-            row |= _judged(to_full[place], found[place], kinds, margin, whole=whole)
+            own = [at for at in beside if at[0] == place[0] and place[1] is None]
+            kinds = {at[1]: _against(beside[at], against[at], margin, len(beside)) for at in own}
+            among = sum((at[1] is None) is (place[1] is None) for at in to_full)
+            row |= _judged(to_full[place], found[place], kinds, margin, among, whole=whole)
         rows.append(row)
-    return [row | {"sentence": _sentence(row, rows[0], len(full), full[0]["metric"]["name"], whole)} for row in rows]
+    baseline, metric = _described(full, full)["mean"], full[0]["metric"]["name"]
+    return [row | {"sentence": _sentence(row, baseline, len(full), metric, whole)} for row in rows]
 
 
 def _groups(runs: Sequence[Run]) -> dict[Place, list[Run]]:
@@ -110,8 +111,10 @@ def _median_ratio(runs: Sequence[Run], full: Sequence[Run], clock: str) -> float
     return statistics.median(run[clock] / of_full[run["seed"]] for run in runs)
 
 
-def _judged(paired: Paired, finding: Finding, against: Mapping[str | None, Run], margin: float, *, whole: bool) -> Run:
-    needed = seeds_to_tell(paired, margin) if finding == "unclear" else None
+def _judged(
+    paired: Paired, finding: Finding, against: Mapping[str | None, Run], margin: float, among: int, *, whole: bool
+) -> Run:
+    needed = seeds_to_tell(paired, margin, among) if finding == "unclear" else None
     said = {
         "no loss": f"no loss within the margin of {amount(margin, whole)}",
         "loses": "loses",
@@ -127,8 +130,8 @@ def _judged(paired: Paired, finding: Finding, against: Mapping[str | None, Run],
     }
 
 
-def _against(paired: Paired, finding: Against, margin: float) -> Run:
-    needed = seeds_to_tell_from_control(paired, margin) if finding == "unclear" else None
+def _against(paired: Paired, finding: Against, margin: float, among: int) -> Run:
+    needed = seeds_to_tell_from_control(paired, margin, among) if finding == "unclear" else None
     return {**_difference(paired), "finding": finding, "seeds_needed": needed}
 
 
@@ -165,14 +168,14 @@ def _is_share(runs: Sequence[Run]) -> bool:
     return all(0 <= run["metric"]["value"] <= 1 for run in runs)
 
 
-def _sentence(row: Run, baseline: Run, seeds: int, metric: str, whole: bool) -> str:
+def _sentence(row: Run, baseline: float, seeds: int, metric: str, whole: bool) -> str:
     """The row as a sentence that names its numbers."""
     level = (lambda value: f"{100 * value:.2f} %") if whole else (lambda value: f"{value:.4g}")
     over = f"over {seeds} seed{'s' if seeds > 1 else ''}"
     if row["difference"] is None:
         return f"Full training reaches {metric} {level(row['mean'])} {over}."
     parts = [
-        f"{row['method']} reaches {metric} {level(row['mean'])} where full training reaches {level(baseline['mean'])}, "
+        f"{row['method']} reaches {metric} {level(row['mean'])} where full training reaches {level(baseline)}, "
         f"{_with_interval(row, whole)} {over}: {row['verdict'].partition(';')[0]}.",
         f"It costs {row['cost_ratio']:.3f} of full training as counted, {row['cpu_ratio']:.2f} of its CPU time and "
         f"{row['wall_ratio']:.2f} of its wall time.",

@@ -107,6 +107,11 @@ def test_so_many_seeds_would_do(distance):
         assert np.mean(fewer) <= 0.84
 
 
+def test_a_correction_takes_more_seeds():
+    sample = Paired(5, 0.0, None, None, 0.003)
+    assert sample.seeds_for(0.005) < sample.seeds_for(0.005, among=8) < 2 * sample.seeds_for(0.005) + 3
+
+
 def test_no_number_where_none_would_do():
     assert Paired(5, 0.0, None, None, 1.0).seeds_for(0.001) is None
     assert Paired(5, 0.0, None, None, 1.0).seeds_for(0.0) is None

@@ -112,6 +112,18 @@ def test_more_methods_need_clearer_differences():
     assert summarise([*full, *method, *others])[1]["finding"] == "unclear"
 
 
+def test_more_methods_need_more_seeds():
+    full, method = runs("full", [0.95, 0.95, 0.95]), runs("m", [0.95, 0.945, 0.955])
+    others = [one for k in range(7) for one in runs(f"other{k}", [0.95, 0.91, 0.99])]
+    alone, among = (summarise([*full, *method, *more])[1]["seeds_needed"] for more in ([], others))
+    assert alone < among < 3 * alone
+
+
+def test_full_training_need_not_come_first():
+    rows = summarise([*METHOD, *FULL])
+    assert [row["method"] for row in rows] == ["m", "full"] and "where full training reaches 92.00 %" in rows[0]["sentence"]
+
+
 def test_pairs_go_by_seed_not_by_order():
     assert summarise([*FULL, *METHOD[::-1]])[1]["difference"] == pytest.approx(0.02)
 

@@ -1,0 +1,66 @@
+import json
+import re
+import subprocess
+import sys
+
+COMMAND = [sys.executable, "-W", "error", "-m", "thresher.cli", "advise"]
+
+SLOW = """
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+class Slow(Dataset):
+    def __len__(self):
+        return 48
+
+    def __getitem__(self, i):
+        time.sleep(0.01)
+        return torch.full((4,), float(i % 2)), i % 2
+
+def build(seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(4, 2)
+    loader = DataLoader(Slow(), batch_size=16, shuffle=True)
+    return model, loader, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: 0.0
+"""
+
+
+def advise(*arguments):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
+
+
+def test_a_task_gives_a_table_words_and_figures(tmp_path):
+    out = tmp_path / "there" / "advice.json"
+    done = advise("digits@200", "--methods", "full,uniform:keep=0.5,random_backprop:keep=0.25", "--epochs", "4", "--json", out)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr and done.stdout.rstrip().endswith(str(out))
+    found = json.loads(out.read_text())
+    assert [row["method"] for row in found["methods"]] == ["uniform:keep=0.5", "random_backprop:keep=0.25"]
+    assert found["epochs"] == 4 and found["probe"]["samples"] == 200
+    table, words = done.stdout.split("A step takes")
+    assert "digits@200, 4 epochs, cpu" in table and all(row["method"] in table for row in found["methods"])
+    assert all("".join(sentence.split()) in "".join(done.stdout.split()) for sentence in found["sentences"])
+    assert "Two forward passes save time only while less than" in " ".join(words.split())
+
+
+def test_a_training_that_waits_for_its_input_is_told_so(tmp_path):
+    path = tmp_path / "slow.py"
+    path.write_text(SLOW)
+    done = advise(f"{path}:build", "--methods", "kakurenbo,infobatch,uniform:keep=0.7,random_backprop:keep=0.33")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert int(re.search(r"Your input pipeline takes (\d+) % of a step\.", said)[1]) >= 90
+    assert "Methods that select in the batch load every candidate: they cannot help." in said
+    assert "infobatch and uniform:keep=0.7 can help. Not so kakurenbo: what is left out is loaded" in said
+    assert "One forward pass" not in said
+
+
+def test_a_mistake_is_one_message():
+    done = advise("digits", "--methods", "uniform:keep=2")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "`keep` outside" not in done.stdout
+    assert "UniformSubset: `keep`" in done.stderr
+    done = advise("nothing")
+    assert done.returncode == 2 and "no task 'nothing'" in done.stderr
