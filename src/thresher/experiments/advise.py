@@ -30,7 +30,7 @@ from thresher.experiments.comparison import versions
 from thresher.experiments.recording import EASY, distribution
 from thresher.experiments.specs import MethodSpec
 from thresher.experiments.tasks import task_of
-from thresher.experiments.training import Clock, batch_size_of
+from thresher.experiments.training import Clock, sizes_of
 from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import trusted
 from thresher.plans import EpochPlan
@@ -416,7 +416,7 @@ class Held(Dataset[Any]):
 def held(loader: DataLoader[Any], batches: int, device: torch.device, seed: int) -> DataLoader[Any]:
     """So many batches of random samples of a loader's dataset, as `Held`; one of all samples where there are fewer."""
     dataset: Any = loader.dataset
-    size = min(batch_size_of(loader), len(dataset))
+    size = min(sizes_of(loader)[1], len(dataset))
     wanted = min(batches, len(dataset) // size) * size
     ids = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:wanted].tolist()
     samples, collate = [dataset[i] for i in ids], loader.collate_fn

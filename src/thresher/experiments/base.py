@@ -21,8 +21,8 @@ class Training:
 
     Args:
         model: The network, its initial weights a function of the seed.
-        loader: Training batches, their order a function of the seed; the dataset has a length.
-        criterion: The loss, called with the model's outputs and what else a batch has.
+        loader: Training batches, pairs of inputs and targets, their order a function of the seed; the dataset has a length.
+        criterion: The loss, called with the model's outputs and the targets.
         optimizer: Of the model's parameters, at the largest learning rate.
         evaluate: Called with the model after each epoch; larger is better.
         schedule: Factor on the learning rate where a share of training, 0 to 1, is done. Default: none, always 1.

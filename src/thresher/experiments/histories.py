@@ -78,4 +78,6 @@ def rule_of(run: dict[str, Any]) -> str:
 
 def _reason(rule: str, entry: dict[str, Any]) -> str:
     share = entry.get("actual_fraction")
-    return rule if not share else f"{rule} ({share:.1%} of the samples were skipped)"
+    if share == 0:
+        return "not among the samples of the loader's epoch: by its sampler or drop_last"
+    return rule if share is None else f"{rule} ({share:.1%} of the samples were skipped)"

@@ -15,6 +15,8 @@ LOSS_BINS: NDArray[np.float64] = np.logspace(-6, 2, 41)
 """Edges of loss histograms; the first and the last bin also hold what lies outside."""
 EASY = 0.05
 """Share of the largest loss below which a sample counts as easy."""
+MOST_CLASSES = 10_000
+"""Larger labels are taken for quantities."""
 
 
 class Recording:
@@ -74,11 +76,15 @@ def class_labels(dataset: Any) -> NDArray[np.int64] | None:
     """The class of every sample, shape (N,); None where the dataset does not hold them as whole numbers from 0."""
     tensors = getattr(dataset, "tensors", None)
     held = tensors[-1] if tensors else getattr(dataset, "targets", None)
-    if held is None:
+    if isinstance(held, torch.Tensor):
+        whole = held.layout is torch.strided and not (held.is_floating_point() or held.is_complex())
+        labels = np.asarray(held.cpu()) if whole else np.empty(0)
+    else:
+        plain = isinstance(held, list | tuple | np.ndarray) and all(isinstance(label, int | np.integer) for label in held)
+        labels = np.asarray(held) if plain else np.empty(0)
+    if labels.ndim != 1 or len(labels) != len(dataset) or not len(labels) or labels.dtype == bool:
         return None
-    labels = np.asarray(held)
-    whole = labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) and len(labels) == len(dataset)
-    return labels.astype(np.int64) if whole and len(labels) and labels.min() >= 0 else None
+    return labels.astype(np.int64) if labels.min() >= 0 and labels.max() < MOST_CLASSES else None
 
 
 def _host(column: torch.Tensor) -> NDArray[Any]:

@@ -18,6 +18,8 @@ from thresher.experiments.base import Training
 
 KINDS = {"model": nn.Module, "data": DataLoader, "criterion": None, "optimizer": Optimizer, "evaluate": None}
 """What the function returns, in this order; None is anything that can be called."""
+TAKEN = sys.stdlib_module_names | {"accelerate", "numpy", "thresher", "torch"}
+"""Modules that a file of that name would stand in for."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Script:
         names = {name for node in tree.body for name in _bound(node)}
         if function not in names and "*" not in names:
             raise ValueError(f"{path} has no {function!r}; it has {', '.join(sorted(names)) or 'nothing'}")
+        if path.stem in TAKEN:
+            raise ValueError(f"{path}: there is a module {path.stem!r} already; give the file another name")
         return cls(path, function)
 
     @property
@@ -58,8 +62,9 @@ class Script:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """A digest of the file: another version of it is another training."""
-        return {"script": hashlib.sha256(self.path.read_bytes()).hexdigest()[:12]}
+        """A digest of the file and the files beside it that it imports: another version is another training."""
+        files = sorted(_imported(self.path, {}).items())
+        return {"script": hashlib.sha256(b"".join(content for _, content in files)).hexdigest()[:12]}
 
     def find(self, folder: Path | None) -> None:
         """A script finds its data itself.
@@ -117,6 +122,20 @@ def _bound(node: ast.stmt) -> list[str]:
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
         return [alias.asname or alias.name for alias in node.names]
-    if isinstance(node, ast.Assign):
-        return [target.id for target in node.targets if isinstance(target, ast.Name)]
-    return ["*"] if isinstance(node, ast.If | ast.Try | ast.With) else []
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return [part.id for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)]
+    return [] if isinstance(node, ast.Expr) else ["*"]
+
+
+def _imported(path: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
+    """A file and the modules beside it that it imports, and theirs, by path."""
+    found[path] = path.read_bytes()
+    for node in ast.walk(ast.parse(found[path])):
+        modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+        for module in modules:
+            beside = path.parent / f"{module.replace('.', '/')}.py"
+            if beside.is_file() and beside not in found:
+                _imported(beside, found)
+    return found

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thresher.experiments.statistics import (
+    LEAST_SEEDS,
     Against,
     Finding,
     Paired,
@@ -35,15 +36,16 @@ def summarise(runs: Sequence[Run], margin: float = MARGIN) -> list[Run]:
     Args:
         runs: See `training.train`, with cost ratios that can be compared; `full` among them for every seed.
         margin: A loss against full training that does not matter, above 0: in points (hundredths) where the metric is a
-            share, all its values from 0 to 1, else in its own units.
+            share, all values of full training from 0 to 1, else in its own units.
 
     Returns:
         Rows of method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio, wall_ratio,
-        cpu_ratio, verdict and sentence; `against` has for each control of a method the difference to it, ci95, finding and
-        seeds_needed. Differences are paired by seed. Intervals are for one comparison; findings are corrected for how many
-        methods there are, and those against controls for how many controls they have. Time ratios are medians over the seeds.
+        cpu_ratio, verdict and sentence; `against` has for each control of a method the difference to it, ci95, finding,
+        seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings are corrected for
+        how many methods there are, and those against controls for how many controls they have. Time ratios are medians over
+        the seeds.
     """
-    whole = _is_share(runs)
+    whole = is_share(runs)
     margin = margin / 100 if whole else margin
     groups = _groups(runs)
     full = groups["full", None]
@@ -118,7 +120,7 @@ def _judged(
     said = {
         "no loss": f"no loss within the margin of {amount(margin, whole)}",
         "loses": "loses",
-        "unclear": f"not enough seeds to tell{would_do(needed)}",
+        "unclear": untold(paired, needed),
     }
     words = [said[finding], *_of_controls(against)]
     return {
@@ -132,7 +134,8 @@ def _judged(
 
 def _against(paired: Paired, finding: Against, margin: float, among: int) -> Run:
     needed = seeds_to_tell_from_control(paired, margin, among) if finding == "unclear" else None
-    return {**_difference(paired), "finding": finding, "seeds_needed": needed}
+    said = untold(paired, needed) if finding == "unclear" else finding
+    return {**_difference(paired), "finding": finding, "seeds_needed": needed, "verdict": said}
 
 
 def _difference(paired: Paired) -> Run:
@@ -153,9 +156,11 @@ def _of_controls(against: Mapping[Any, Run]) -> list[str]:
     return [words[finding].format(" and ".join(names)) + " at the same cost" for finding, names in kinds.items()]
 
 
-def would_do(seeds: int | None) -> str:
-    """How many seeds would tell, in brackets."""
-    return "" if seeds is None else f" (about {seeds} would do)"
+def untold(paired: Paired, needed: int | None) -> str:
+    """Why it cannot be told, and how many seeds would do."""
+    if paired.n >= LEAST_SEEDS and not paired.tells:
+        return "the same difference with every seed, no spread to judge by"
+    return "not enough seeds to tell" + ("" if needed is None else f" (about {needed} would do)")
 
 
 def amount(value: float, whole: bool) -> str:
@@ -163,9 +168,9 @@ def amount(value: float, whole: bool) -> str:
     return f"{100 * value:.3g} points" if whole else f"{value:.4g}"
 
 
-def _is_share(runs: Sequence[Run]) -> bool:
-    """Whether the metric is a share, which people read in percent: all its values are from 0 to 1."""
-    return all(0 <= run["metric"]["value"] <= 1 for run in runs)
+def is_share(runs: Sequence[Run]) -> bool:
+    """Whether the metric is a share, which people read in percent: all that full training reaches is from 0 to 1."""
+    return all(0 <= run["metric"]["value"] <= 1 for run in runs if run["method"] == "full")
 
 
 def _sentence(row: Run, baseline: float, seeds: int, metric: str, whole: bool) -> str:
@@ -181,8 +186,7 @@ def _sentence(row: Run, baseline: float, seeds: int, metric: str, whole: bool) -
         f"{row['wall_ratio']:.2f} of its wall time.",
     ]
     for kind, found in row["against"].items():
-        said = {"unclear": "not enough seeds to tell" + would_do(found["seeds_needed"])}.get(found["finding"], found["finding"])
-        parts.append(f"Against {CONTROLS_IN_WORDS[kind]} at the same cost {_with_interval(found, whole)}: {said}.")
+        parts.append(f"Against {CONTROLS_IN_WORDS[kind]} at the same cost {_with_interval(found, whole)}: {found['verdict']}.")
     return " ".join(parts)
 
 

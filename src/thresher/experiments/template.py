@@ -18,15 +18,16 @@ def build(seed: int) -> tuple[Any, ...]:
     """Everything that one run needs, new each time; the same seed must give the same weights and the same order."""
     torch.manual_seed(seed)
 
-    # Data: any map-style dataset in a DataLoader. Shuffle with a generator of its own: every method sees the same order.
+    # Data: any map-style dataset of pairs (input, target) in a DataLoader. Shuffle with a generator of its own: every method
+    # sees the same order.
     pixels, labels = load_digits(return_X_y=True)
     x = torch.tensor(pixels, dtype=torch.float32) / 16
     y = torch.tensor(labels)
     train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
     data = DataLoader(train, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(seed))
 
-    # Model, loss and optimizer, as you have them. The loss takes the model's outputs and the rest of the batch; it is the
-    # mean over the batch, as PyTorch's losses are.
+    # Model, loss and optimizer, as you have them. The loss takes outputs and targets and is the mean over the
+    # batch, as PyTorch's losses are.
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -34,9 +35,10 @@ def build(seed: int) -> tuple[Any, ...]:
     # What the comparison is about: a number after each epoch, larger is better (for a loss, return it negative). Values from
     # 0 to 1 are shown in percent. Its time is not counted.
     def evaluate(model: nn.Module) -> float:
+        device = next(model.parameters()).device
         model.eval()
         with torch.inference_mode():
-            right = model(test[0]).argmax(1) == test[1]
+            right = model(test[0].to(device)).argmax(1) == test[1].to(device)
         model.train()
         return right.float().mean().item()
 

@@ -1,6 +1,7 @@
 """Training one network once: a plain loop that attaches a method like any user's."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -114,11 +115,11 @@ def train(
     """
     torch.manual_seed(seed)
     accelerator = Accelerator(log_with=trackers, project_dir=track_to)
-    accelerator.init_trackers(f"{label or spec.label}, seed {seed}".replace("/", "_"), config=plain(spec.settings))
+    accelerator.init_trackers(tracked_as(f"{label or spec.label} seed {seed}"), config=plain(spec.settings))
     training = task.training(data, seed)
     model, optimizer = accelerator.prepare(training.model, training.optimizer)
-    samples = len(training.loader.dataset)  # pyright: ignore[reportArgumentType]
-    length = Length(share, epochs, samples, batch_size_of(training.loader))
+    samples, batch_size = sizes_of(training.loader)
+    length = Length(share, epochs, samples, batch_size)
     run = thresher.attach(
         spec.create(),
         loader=training.loader,
@@ -133,19 +134,19 @@ def train(
     clock, recording, entries = Clock(), Recording(run, training.loader.dataset), []
     for epoch, steps in enumerate(length.steps):
         with clock.running():
-            for x, y in islice(run.loader, steps):
+            for batch in islice(run.loader, steps):
+                x, y = pair_of(batch)
                 loss = run.criterion(run.model(x), y)
                 accelerator.backward(loss)
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-        entries.append(
-            {training.metric: float(training.evaluate(model)), "wall_s": clock.wall_s, "cpu_s": clock.cpu_s} | recording.epoch()
-        )
+        metric = finite(float(training.evaluate(model)), epoch)
+        entries.append({training.metric: metric, "wall_s": clock.wall_s, "cpu_s": clock.cpu_s} | recording.epoch())
         counted = run.history[epoch] if len(run.history) > epoch else {}
         accelerator.log(plain(counted | entries[-1]), step=epoch)
         if progress is not None:
-            progress(epoch + 1, entries[-1][training.metric])
+            progress(epoch + 1, metric)
     full = epochs * samples
     cost = asdict(run.cost) | {"full_forward": full, "full_backward": full}
     history = _with_step_time([counts | entry for counts, entry in zip(_epochs_of(run, samples), entries, strict=True)])
@@ -182,14 +183,47 @@ def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any
     return run | {"cost": cost | {"ratio": counts.ratio(backward_to_forward)}, "history": history}
 
 
+def tracked_as(name: str) -> str:
+    """A run's name in letters that every tracker takes."""
+    return re.sub(r"[^A-Za-z0-9_.@=-]+", "-", name)
+
+
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers and words among some values, which is what every tracker takes."""
     return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
 
 
-def batch_size_of(loader: DataLoader[Any]) -> int:
-    """Samples of every batch but the last."""
-    return loader.batch_size or math.ceil(len(loader.dataset) / len(loader))  # pyright: ignore[reportArgumentType]
+def sizes_of(loader: DataLoader[Any]) -> tuple[int, int]:
+    """Samples of a full epoch, which a sampler and `drop_last` may make fewer than the dataset has, and of its batches."""
+    sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
+    if not loader.batch_size:  # batches are the user's own, as large as they tell
+        samples = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+        return samples, getattr(sampler, "batch_size", None) or math.ceil(samples / len(loader))
+    samples = len(sampler)
+    return samples - samples % loader.batch_size * loader.drop_last, loader.batch_size
+
+
+def pair_of(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets of a batch.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    if isinstance(batch, list | tuple) and len(batch) == 2:
+        return batch[0], batch[1]
+    got = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
+    raise ValueError(f"batches must be pairs of inputs and targets, got {got}; give the loader a collate_fn that makes them")
+
+
+def finite(metric: float, epoch: int) -> float:
+    """The metric after an epoch.
+
+    Raises:
+        ValueError: It is not finite, so that no results could be told.
+    """
+    if not math.isfinite(metric):
+        raise ValueError(f"evaluate returned {metric} after epoch {epoch}; a comparison needs finite values")
+    return metric
 
 
 def _epochs_of(run: thresher.Run, samples: int) -> list[dict[str, Any]]:

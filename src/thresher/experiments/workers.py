@@ -139,8 +139,8 @@ class Workers:
         process = context.Process(target=_work, args=(theirs, *self._arguments))
         with _interrupts_ignored():
             process.start()
+            self._processes[ours] = process
         theirs.close()
-        self._processes[ours] = process
         return ours
 
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from thresher.experiments import summary
 from thresher.experiments.store import RESULTS, read_json
 
 Results = dict[str, Any]
@@ -140,5 +141,5 @@ def by_epoch(runs: list[Run], name: str) -> tuple[NDArray[np.int64], NDArray[np.
 
 
 def is_share(results: Results) -> bool:
-    """Whether the metric is shown in percent: all its values are from 0 to 1."""
-    return all(0 <= run["metric"]["value"] <= 1 for run in results["runs"])
+    """Whether the metric is shown in percent."""
+    return summary.is_share(results["runs"])

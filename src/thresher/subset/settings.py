@@ -1,6 +1,6 @@
 """What a trace takes for constant in a module: described once, and looked at in every call to see whether it still holds."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -32,7 +32,11 @@ class Settings:
         self._parts = _parts(module)
         self._watched = [_watched(part) for part in self._parts.values()]
         self._of_graphs: dict[int, tuple[Graphs, Held]] = {}
-        self.key = tuple(_described(part) for part in self._parts.values())
+        parts = self._parts.values()
+        self.key = (
+            tuple(_described(part) for part in parts),
+            _places(thing for part in parts for thing in (part, *_tensors(part))),
+        )
         self.trains = any(parameter.requires_grad for parameter in module.parameters())
 
     def hold(self) -> bool:
@@ -72,6 +76,12 @@ def _parts(module: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def _places(things: Iterable[Any]) -> tuple[int, ...]:
+    """Where each thing came up first, so that what is shared shows."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(thing), place) for place, thing in enumerate(things))
+
+
 def _described(part: nn.Module) -> tuple[Any, ...]:
     seen: set[int] = set()
     own = tuple(_constant(value, seen) for _, value in own_attributes(part))
@@ -80,23 +90,24 @@ def _described(part: nn.Module) -> tuple[Any, ...]:
 
 def _watched(part: nn.Module) -> tuple[Any, ...]:
     """A module with what `_unchanged` compares it to."""
-    open_to_change = {name: _constant(value, set()) for name, value in own_attributes(part) if not _is_fixed(value)}
-    tables = [(list(part.__dict__[name]), list(part.__dict__[name].values())) for name in TABLES]
-    return part, type(part), has_hooks(part), dict(part.__dict__), open_to_change, tables, [_facts(t) for t in _tensors(part)]
+    inside = {name: _constant(value, set()) for name, value in own_attributes(part) if not _is_fixed(value)}
+    tables = [_members(table) for table in (part.__dict__, *(part.__dict__[name] for name in TABLES))]
+    return part, type(part), has_hooks(part), tables, inside, [_facts(tensor) for tensor in _tensors(part)]
 
 
-def _unchanged(part: Any, kind: type, hooked: bool, own: Any, open_to_change: Any, tables: Any, facts: Any) -> bool:
+def _members(table: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    return list(table), list(table.values())
+
+
+def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[str, Any], facts: Any) -> bool:
+    """By identity, not equality: a tensor may equal the number in whose place it is."""
     attributes = part.__dict__
-    try:
-        if type(part) is not kind or has_hooks(part) != hooked or attributes != own:
-            return False
-    except (RuntimeError, ValueError):
-        return False  # a tensor or array in place of another: their comparison has no truth
-    for name, (names, members) in zip(TABLES, tables, strict=True):
-        table = attributes[name]
+    if type(part) is not kind or has_hooks(part) != hooked:
+        return False
+    for table, (names, members) in zip((attributes, *(attributes[name] for name in TABLES)), tables, strict=True):
         if list(table) != names or not all(map(is_, table.values(), members)):
             return False
-    if any(_constant(attributes[name], set()) != value for name, value in open_to_change.items()):
+    if any(_constant(attributes[name], set()) != value for name, value in inside.items()):
         return False
     return all(_facts(tensor) == fact for tensor, fact in zip(_tensors(part), facts, strict=True))
 

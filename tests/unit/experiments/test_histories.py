@@ -1,6 +1,6 @@
 import pytest
 
-from thresher.experiments.histories import history_of, rule_of
+from thresher.experiments.histories import _told, history_of, rule_of
 from thresher.experiments.specs import parse_methods
 from thresher.experiments.store import write_json
 from thresher.experiments.tasks import task_of
@@ -65,3 +65,10 @@ def test_no_such_run_or_sample(folder):
         history_of(folder / "nothing", 0)
     with pytest.raises(ValueError, match="has no sample 1438; ids are 0 to 1437"):
         history_of(folder / "hiding", 1438)
+
+
+def test_what_the_loader_does_not_give_is_not_told_as_the_rule():
+    entry = {"epoch": 0, "actual_fraction": 0.0}
+    row = {"id": 3, "loss_by_epoch": [float("-inf")], "trained_by_epoch": [0], "trained": 0, "hidden": 1}
+    history = _told(row, {"method": "kakurenbo", "settings": {"tau": 0.7}, "seed": 0, "history": [entry]})
+    assert "by its sampler or drop_last" in history.epochs[0].rule

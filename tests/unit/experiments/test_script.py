@@ -55,6 +55,21 @@ def test_another_version_is_another_recipe(tmp_path):
     assert script(tmp_path).recipe == before != script(tmp_path, MADE + "\n").recipe
 
 
+def test_another_version_of_what_lies_beside_it_is_another_recipe(tmp_path):
+    (tmp_path / "beside_it.py").write_text("import beside_that")
+    (tmp_path / "beside_that.py").write_text("VALUE = 1")
+    before = script(tmp_path, "from beside_it import *\n" + MADE).recipe
+    (tmp_path / "beside_that.py").write_text("VALUE = 2")
+    assert script(tmp_path, "from beside_it import *\n" + MADE).recipe != before
+
+
+def test_a_name_that_is_taken(tmp_path):
+    path = tmp_path / "random.py"
+    path.write_text(MADE)
+    with pytest.raises(ValueError, match="there is a module 'random' already; give the file another name"):
+        task_of(f"{path}:build")
+
+
 def test_no_file_and_no_function(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.py: no such file; `thresher init"):
         task_of(f"{tmp_path / 'none.py'}:build")
@@ -66,7 +81,18 @@ def test_no_file_and_no_function(tmp_path):
         script(tmp_path, "")
 
 
-@pytest.mark.parametrize("text", ["build = max", "import torch as build", "if True:\n    build = max", "class build: pass"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "build = max",
+        "import torch as build",
+        "if True:\n    build = max",
+        "class build: pass",
+        "build: object = max",
+        "build, b = max, min",
+        "for build in [max]: pass",
+    ],
+)
 def test_names_may_be_bound_in_other_ways(tmp_path, text):
     assert script(tmp_path, text).function == "build"
 

@@ -164,3 +164,14 @@ def test_committed_results_against_a_second_computation(name):
             assert row["ci95"][1] < 0
         if row["finding"] == "no loss":
             assert row["ci95"][0] > -0.005
+
+
+def test_one_bad_value_does_not_change_the_margin():
+    full, method = runs("full", [0.90, 0.91, 0.92, 0.90]), runs("m", [0.70, 0.71, 0.69, 0.70])
+    rows = summarise([*full, *method, *runs("bad", [-0.01, 0.9, 0.9, 0.9])])
+    assert rows[1]["finding"] == "loses"
+
+
+def test_no_spread_has_its_own_words():
+    row = summarise([*runs("full", [0.9, 0.8, 0.9]), *runs("m", [0.9, 0.8, 0.9])])[1]
+    assert row["verdict"] == "the same difference with every seed, no spread to judge by"

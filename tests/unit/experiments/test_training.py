@@ -1,15 +1,18 @@
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from accelerate.tracking import GeneralTracker
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler, TensorDataset
 
 import thresher
 from thresher.experiments.job import Job
+from thresher.experiments.script import Script
 from thresher.experiments.specs import MethodSpec, parse_methods
-from thresher.experiments.tasks import accuracy, one_cycle, task_of
-from thresher.experiments.training import Length, train, with_costs
+from thresher.experiments.tasks import accuracy, built_in, one_cycle, task_of
+from thresher.experiments.training import Length, pair_of, sizes_of, tracked_as, train, with_costs
 
 TIMES = ("cost", "cpu_s", "wall_s")
 METHODS = ("full", "kakurenbo", "infobatch")
@@ -245,3 +248,62 @@ def test_a_tracker_is_told_every_epoch_by_the_names_of_the_history(digits):
     for entry, (_, told) in zip(run["history"], tracker.told, strict=True):
         assert {"accuracy", "easy_share", "scheduled_fraction", "moved_back", "lr_scale"} <= set(told)
         assert all(entry[name] == value for name, value in told.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"batch_size": 4}, (10, 4)),
+        ({"batch_size": 4, "drop_last": True}, (8, 4)),
+        ({"batch_size": 4, "sampler": SubsetRandomSampler(range(6))}, (6, 4)),
+        ({"batch_sampler": BatchSampler(SequentialSampler(range(10)), 3, False)}, (10, 3)),
+        ({"batch_sampler": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]}, (10, 5)),
+    ],
+)
+def test_sizes_of_an_epoch_and_its_batches(settings, sizes):
+    assert sizes_of(DataLoader(TensorDataset(torch.zeros(10, 1)), **settings)) == sizes
+
+
+class Part(Script):
+    """Digits through a loader that gives only some of them."""
+
+    settings = {}
+
+    def training(self, data, seed):
+        made = built_in("digits").training(data, seed)
+        generator = torch.Generator().manual_seed(seed)
+        loader = DataLoader(made.loader.dataset, batch_size=64, generator=generator, **self.settings)
+        return replace(made, loader=loader)
+
+
+@pytest.mark.parametrize("settings", [{"shuffle": True, "drop_last": True}, {"sampler": SubsetRandomSampler(range(700))}])
+@pytest.mark.parametrize("method", ["full", "infobatch"])
+def test_costs_are_shares_of_what_the_loader_gives(digits, monkeypatch, settings, method):
+    monkeypatch.setattr(Part, "settings", settings)
+    task = Part(Path("none.py"), "build")
+    run = train(task, digits[1], MethodSpec(method), seed=0, epochs=4)
+    cost = run["cost"]["ratio"]
+    assert cost == pytest.approx(1.0) if method == "full" else cost < 0.97
+    uniform = train(task, digits[1], MethodSpec("uniform", {"keep": round(cost, 3)}), seed=0, epochs=4)
+    shorter = train(task, digits[1], MethodSpec("full"), seed=0, epochs=4, share=round(cost, 3))
+    assert uniform["cost"]["ratio"] == pytest.approx(cost, abs=0.05)
+    assert shorter["cost"]["ratio"] == pytest.approx(cost, abs=0.05)
+
+
+def test_a_metric_that_is_not_finite_is_named(digits):
+    class Diverges(Part):
+        def training(self, data, seed):
+            return replace(super().training(data, seed), evaluate=lambda model: float("nan"))
+
+    with pytest.raises(ValueError, match="evaluate returned nan after epoch 0"):
+        train(Diverges(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=0, epochs=1)
+
+
+@pytest.mark.parametrize(("batch", "got"), [([1, 2, 3], "3 parts"), ({"x": 1, "y": 2}, "dict"), (torch.zeros(2), "Tensor")])
+def test_batches_are_pairs(batch, got):
+    with pytest.raises(ValueError, match=f"batches must be pairs of inputs and targets, got {got}"):
+        pair_of(batch)
+
+
+def test_names_that_every_tracker_takes():
+    assert tracked_as("infobatch:prune_fraction=0.3 once, seed 1") == "infobatch-prune_fraction=0.3-once-seed-1"

@@ -232,3 +232,31 @@ def test_a_batch_size_out_of_reach_is_traced_again() -> None:
     for n in (5, 2, 3, 12, 8, 40):
         same_as_plain(sub, numbers(n, 6), rows=[0])
     assert traced(sub) == 3
+
+
+def test_a_module_that_is_shared_no_more_is_seen():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+    model[2] = model[0]
+    sub = thresher.subset_backward(model)
+    x = torch.randn(4, 3)
+    assert torch.allclose(sub(x), model(x))
+    model[2] = nn.Linear(3, 3)
+    assert torch.allclose(sub(x), model(x)) and sub.fallback is None
+
+
+def test_a_number_that_becomes_a_tensor_is_seen():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(3, 3), 1.0
+
+        def forward(self, x):
+            return self.linear(x) * self.scale
+
+    model = Scaled()
+    sub = thresher.subset_backward(model)
+    sub(torch.randn(4, 3)).sum().backward()
+    model.scale = torch.tensor(1.0, requires_grad=True)
+    with pytest.warns(UserWarning, match="using the plain Scaled"):
+        sub(torch.randn(4, 3)).sum().backward()
+    assert model.scale.grad is not None

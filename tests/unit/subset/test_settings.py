@@ -30,6 +30,7 @@ def other_weight(model: Any) -> None:
 
 
 CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a tensor that equals the number in whose place it is": lambda model: setattr(model[0], "rate", torch.tensor(0.5)),
     "a number": lambda model: setattr(model[0], "rate", 0.25),
     "an entry of a list": lambda model: model[0].widths.append(3),
     "an entry of a dict": lambda model: model[0].options.update(scale=2.0),
@@ -79,3 +80,12 @@ def test_a_lazy_parameter_and_a_module_that_is_none() -> None:
     assert settings.hold()
     model[0].initialize_parameters(torch.zeros(1, 3))
     assert not settings.hold()
+
+
+def test_what_is_shared_is_part_of_the_key() -> None:
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    apart = Settings(model)
+    model[1].weight = model[0].weight
+    tied = Settings(model)
+    model[1] = model[0]
+    assert len({settings.key for settings in (apart, tied, Settings(model))}) == 3 and not apart.hold() and not tied.hold()
