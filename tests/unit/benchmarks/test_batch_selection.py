@@ -44,7 +44,7 @@ def test_it_judges_writes_and_prints(monkeypatch, tmp_path, capsys, seen, code):
 
 
 def test_epochs_of_a_real_task(monkeypatch):
-    monkeypatch.setattr(batch_selection, "task_of", lambda _: batch_selection_task())
+    monkeypatch.setattr(batch_selection, "built_in", lambda _: batch_selection_task())
     found = batch_selection.measure("digits", 128, 2)
     assert found["seconds"]["full"] > 0
     assert found["keep"] == pytest.approx(21 / 64)
