@@ -9,7 +9,9 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thresher
-from benchmarks.measure import Side, lines, median_interval, take_turns
+from benchmarks.measure import Side, lines, resampled_interval, take_turns
 from benchmarks.overhead import about
 from thresher.experiments.tasks import Task, built_in
 
@@ -66,19 +68,13 @@ def passes_over(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], *, b
     return go
 
 
-def measure(name: str, samples: int, rounds: int) -> dict[str, Any]:
-    """Epochs of one task: medians over the rounds of what was seen and counted within each.
-
-    Args:
-        name: Of the task.
-        samples: Of an epoch.
-        rounds: Epochs of each side, taken in turns.
-    """
+def seconds_of(name: str, samples: int, rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of an epoch of each side, in each round."""
     task = built_in(f"{name}@{samples}")
     data = task.load(task.find(None))
     batches, model = list(task.loader(data, SEED)), task.build(SEED)
     chosen = thresher.SelectiveBackprop(keep=KEEP)
-    sides = {
+    acts = {
         "full": epochs_of(task, data, thresher.FullData(), "auto", rounds),
         "again": epochs_of(task, data, thresher.FullData(), "auto", rounds),
         "once": epochs_of(task, data, chosen, "once", rounds),
@@ -86,32 +82,67 @@ def measure(name: str, samples: int, rounds: int) -> dict[str, Any]:
         "forward": passes_over(model, batches, backward=False),
         "both": passes_over(model, batches, backward=True),
     }
-    acts = [Side(side, act) for side, act in sides.items()]
-    cpu, _ = take_turns(acts, pairs=rounds)
-    seconds = dict(zip(sides, cpu, strict=True))
-    keep = sum(chosen.count(len(y)) or 0 for _, y in batches) / samples
-    found: dict[str, Any] = {"task": f"{name}@{samples}", "keep": keep, "rounds": rounds}
+    cpu, _ = take_turns([Side(side, act) for side, act in acts.items()], pairs=rounds)
+    return dict(zip(acts, cpu, strict=True))
+
+
+def measure(name: str, samples: int, rounds: int, processes: int) -> dict[str, Any]:
+    """Epochs of one task: what was seen and counted, of the sides' median seconds over all rounds.
+
+    Each figure of what was seen holds three differences of seconds: taken within a round, as ratios are elsewhere, the noise of
+    one round is a multiple of what is asked. And where memory happens to lie in a process makes one side some percent slower
+    or faster for as long as it lives, which no number of rounds takes away: several processes do.
+
+    Args:
+        name: Of the task.
+        samples: Of an epoch.
+        rounds: Epochs of each side in a process, taken in turns.
+        processes: One after the other.
+    """
+    seconds: dict[str, list[float]] = {}
+    for _ in range(processes):
+        with get_context("spawn").Pool(1) as pool:
+            for side, values in pool.apply(seconds_of, (name, samples, rounds)).items():
+                seconds.setdefault(side, []).extend(values)
+    keep = kept_share(samples, built_in(name).batch_size)
+    found: dict[str, Any] = {"task": f"{name}@{samples}", "keep": keep, "rounds": rounds, "processes": processes}
     found["seconds"] = {side: statistics.median(values) for side, values in seconds.items()}
-    return found | {figure: vars(median_interval(values)) for figure, values in ratios(seconds, keep).items()}
+    found["seconds_of_rounds"] = {side: [round(value, 4) for value in values] for side, values in seconds.items()}
+    figures = {name: partial(figure, keep=keep) for name, figure in FIGURES.items()}
+    return found | {name: vars(resampled_interval(seconds, figures[name], together=rounds)) for name in figures}
 
 
-def ratios(seconds: dict[str, list[float]], keep: float) -> dict[str, list[float]]:
-    """For each round: backward over forward, epochs over the full one, and what was seen over what was counted."""
-    rounds: Iterator[tuple[float, ...]] = zip(*(seconds[side] for side in seconds), strict=True)
-    found: dict[str, list[float]] = {}
-    for full, again, once, twice, forward, both in rounds:
-        backward = both - forward
-        figures = {
-            "backward_to_forward": backward / forward,
-            "again": again / full,
-            "once": once / full,
-            "twice": twice / full,
-            "seen_once": (full - once) / ((1 - keep) * backward),
-            "seen_twice": (full - twice) / ((1 - keep) * backward - keep * forward),
-        }
-        for name, value in figures.items():
-            found.setdefault(name, []).append(value)
-    return found
+def kept_share(samples: int, batch_size: int) -> float:
+    """Share of an epoch's samples that is kept, of whole batches and a last one."""
+    chosen = thresher.SelectiveBackprop(keep=KEEP)
+    whole, rest = divmod(samples, batch_size)
+    kept = [chosen.count(size) or 0 for size in [batch_size] * whole + [rest] * (rest > 0)]
+    return sum(kept) / samples
+
+
+def _backward(s: Mapping[str, float]) -> float:
+    return s["both"] - s["forward"]
+
+
+def seen_once(s: Mapping[str, float], keep: float) -> float:
+    """What one forward pass saves of an epoch, over the backward passes it leaves out."""
+    return (s["full"] - s["once"]) / ((1 - keep) * _backward(s))
+
+
+def seen_twice(s: Mapping[str, float], keep: float) -> float:
+    """The same where the kept samples are forwarded again."""
+    return (s["full"] - s["twice"]) / ((1 - keep) * _backward(s) - keep * s["forward"])
+
+
+FIGURES: dict[str, Callable[..., float]] = {
+    "backward_to_forward": lambda s, keep: _backward(s) / s["forward"],
+    "again": lambda s, keep: s["again"] / s["full"],
+    "once": lambda s, keep: s["once"] / s["full"],
+    "twice": lambda s, keep: s["twice"] / s["full"],
+    "seen_once": seen_once,
+    "seen_twice": seen_twice,
+}
+"""Of the seconds of each side."""
 
 
 def table(measured: Sequence[dict[str, Any]]) -> str:
@@ -120,20 +151,19 @@ def table(measured: Sequence[dict[str, Any]]) -> str:
     def interval(of: dict[str, float]) -> str:
         return f"{of['median']:.3f} [{of['low']:.3f}, {of['high']:.3f}]"
 
-    figures = ("backward_to_forward", "again", "once", "twice", "seen_once", "seen_twice")
     header = ("", "backward/forward", "A/A", "once/full", "twice/full", "seen/counted, once", "seen/counted, twice")
-    return lines(header, [(row["task"], *(interval(row[figure]) for figure in figures)) for row in measured])
+    return lines(header, [(row["task"], *(interval(row[figure]) for figure in FIGURES)) for row in measured])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print and write; 1 where the limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_selection", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few batches and rounds")
+    parser.add_argument("--quick", action="store_true", help="a few batches, rounds and processes")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=TASKS, default=TASKS, help="tasks to measure")
     given = parser.parse_args(arguments)
-    samples, rounds = (640, 3) if given.quick else (3840, 11)
-    measured = [measure(name, samples, rounds) for name in given.only]
+    size = (640, 2, 2) if given.quick else (1920, 3, 8)
+    measured = [measure(name, *size) for name in given.only]
     print(table(measured))
     missed = [row["task"] for row in measured if row["seen_once"]["median"] < LEAST_SEEN]
     results = {"benchmark": "batch_selection", "quick": given.quick, **about(torch.device("cpu")), "missed": missed}

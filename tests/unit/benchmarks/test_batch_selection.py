@@ -1,34 +1,34 @@
 """The benchmark of whole epochs: its arithmetic, and that it runs and judges."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from benchmarks import batch_selection
+
+from thresher.experiments.tasks import task_of
 
 
 def test_what_is_counted_is_seen_where_nothing_but_backward_passes_changes():
     forward, backward, keep, rest = 2.0, 3.0, 0.25, 1.0
     seconds = {
-        "full": [forward + backward + rest] * 2,
-        "again": [forward + backward + rest] * 2,
-        "once": [forward + keep * backward + rest] * 2,
-        "twice": [forward + keep * (forward + backward) + rest] * 2,
-        "forward": [forward] * 2,
-        "both": [forward + backward] * 2,
+        "full": forward + backward + rest,
+        "again": forward + backward + rest,
+        "once": forward + keep * backward + rest,
+        "twice": forward + keep * (forward + backward) + rest,
+        "forward": forward,
+        "both": forward + backward,
     }
-    found = batch_selection.ratios(seconds, keep)
-    assert found["backward_to_forward"] == [1.5, 1.5]
-    assert found["again"] == [1, 1]
-    assert found["seen_once"] == pytest.approx([1, 1])
-    assert found["seen_twice"] == pytest.approx([1, 1])
-    assert found["once"] == pytest.approx([3.75 / 6] * 2)
+    found = {name: figure(seconds, keep=keep) for name, figure in batch_selection.FIGURES.items()}
+    assert found == pytest.approx(
+        {"backward_to_forward": 1.5, "again": 1, "once": 3.75 / 6, "twice": 4.25 / 6, "seen_once": 1, "seen_twice": 1}
+    )
 
 
 def test_work_beside_the_passes_shows():
-    seconds = {
-        name: [value] for name, value in {"full": 10, "again": 10, "once": 8, "twice": 9, "forward": 4, "both": 9}.items()
-    }
-    assert batch_selection.ratios(seconds, 0.5)["seen_once"] == [2 / 2.5]
+    seconds = {"full": 10, "again": 10, "once": 8, "twice": 9, "forward": 4, "both": 9}
+    assert batch_selection.seen_once(seconds, 0.5) == 2 / 2.5
+    assert batch_selection.seen_twice(seconds, 0.5) == 1 / 0.5
 
 
 @pytest.mark.parametrize(("seen", "code"), [(0.96, 0), (0.94, 1)])
@@ -44,14 +44,40 @@ def test_it_judges_writes_and_prints(monkeypatch, tmp_path, capsys, seen, code):
 
 
 def test_epochs_of_a_real_task(monkeypatch):
-    monkeypatch.setattr(batch_selection, "built_in", lambda _: batch_selection_task())
-    found = batch_selection.measure("digits", 128, 2)
-    assert found["seconds"]["full"] > 0
-    assert found["keep"] == pytest.approx(21 / 64)
-    assert found["once"]["low"] <= found["once"]["median"] <= found["once"]["high"]
+    monkeypatch.setattr(batch_selection, "built_in", lambda _: task_of("digits@128"))
+    seconds = batch_selection.seconds_of("digits", 128, 2)
+    assert set(seconds) == {"full", "again", "once", "twice", "forward", "both"}
+    assert all(len(values) == 2 and min(values) > 0 for values in seconds.values())
 
 
-def batch_selection_task():
-    from thresher.experiments.tasks import task_of
+def test_several_processes_make_one_figure(monkeypatch):
+    monkeypatch.setattr(batch_selection, "get_context", lambda _: SimpleNamespace(Pool=Here))
+    answers = iter([{"full": [4.0, 5.0], "once": [2.0, 3.0]}, {"full": [6.0, 7.0], "once": [4.0, 5.0]}])
+    monkeypatch.setattr(batch_selection, "seconds_of", lambda *_: next(answers))
+    monkeypatch.setattr(batch_selection, "FIGURES", {"saved": lambda s, keep: keep * (s["full"] - s["once"])})
+    found = batch_selection.measure("fashion-mnist", 256, 2, 2)
+    assert found["keep"] == pytest.approx(84 / 256)
+    assert found["seconds"] == {"full": 5.5, "once": 3.5}
+    assert found["saved"]["median"] == found["saved"]["low"] == found["saved"]["high"] == pytest.approx(2 * 84 / 256)
+    assert found["processes"] == 2
 
-    return task_of("digits@128")
+
+class Here:
+    """A pool that is no process of its own."""
+
+    def __init__(self, _):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def apply(self, function, arguments):
+        return function(*arguments)
+
+
+def test_the_share_that_is_kept():
+    assert batch_selection.kept_share(100, 64) == (21 + 11) / 100
+    assert batch_selection.kept_share(3, 4) == 1 / 3
