@@ -23,18 +23,21 @@ def reuse_memory(module: fx.GraphModule) -> None:
     Args:
         module: A functional graph that was tried out; the graphs that examination compares must be functional.
     """
+    written: set[fx.Node] = set()
     for node in module.graph.nodes:
-        if node.op != "call_function" or not node.args or not _may_overwrite(node):
+        if node.op != "call_function" or not node.args or not _may_overwrite(node, written):
             continue
         if node.target in IN_PLACE:
             node.target = IN_PLACE[node.target]
+            written.add(node)
         elif node.target is aten.threshold_backward.default:
             node.target = aten.threshold_backward.grad_input
             node.kwargs = {"grad_input": node.args[0]}
+            written.add(node)
     module.recompile()
 
 
-def _may_overwrite(node: fx.Node) -> bool:
+def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
     """Whether the first operand is new memory, read here for the last and only time, and of the result's form."""
     operand = node.args[0]
     if not isinstance(operand, fx.Node) or len(operand.users) != 1 or list(node.all_input_nodes).count(operand) != 1:
@@ -46,15 +49,17 @@ def _may_overwrite(node: fx.Node) -> bool:
         return False
     shapes = [[str(size) for size in fake.shape] for fake in (result, value)]  # comparing sizes would add guards
     same = result.dtype == value.dtype and shapes[0] == shapes[1] and result.device == value.device
-    return same and _is_new(operand)
+    return same and _is_new(operand, written)
 
 
-def _is_new(node: fx.Node) -> bool:
-    """Whether a value is in memory of its own."""
+def _is_new(node: fx.Node, written: set[fx.Node]) -> bool:
+    """Whether a value is in memory of its own; those `written` over a dead operand have taken over its memory."""
+    if node in written:
+        return True
     if node.op != "call_function":
         return False
     if isinstance(node.target, torch._ops.OpOverload):
         shares = any(returned.alias_info is not None for returned in node.target._schema.returns)
         return not shares and "view" not in node.target._schema.name
     parent = node.args[0]
-    return isinstance(parent, fx.Node) and _is_new(parent)  # one of several results
+    return isinstance(parent, fx.Node) and _is_new(parent, written)  # one of several results
