@@ -1,11 +1,12 @@
 # make demo    real training made cheaper, with its cost and a control beside it
 # make test    the tests, which is what CI runs
 # make check   style and types
-# make bench   selection overhead, what selecting in the batch saves, and what advise foretells, into benchmarks/results/
+# make bench   selection overhead, what selecting in the batch saves and takes, and what advise foretells, into benchmarks/results/
+# make cards   the pages of the methods, into docs/methods/
 # make subset-backward
 #              steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
-# make fashion, make time-to-target
-#              experiments on Fashion-MNIST of up to 40 minutes each, into benchmarks/results/ and docs/figures/; they go on
+# make fashion, make time-to-target, make diet-sb
+#              experiments of up to an hour each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped
 
 PYTHON ?= python3
@@ -14,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test check bench subset-backward fashion fashion-cnn fashion-resnet8 time-to-target clean
+.PHONY: demo test check bench cards diet-sb subset-backward fashion fashion-cnn fashion-resnet8 time-to-target clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -51,26 +52,36 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.overhead
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.batch_selection
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.advise
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.selection_cost
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.grad_match
+
+cards: .venv/installed
+	$(BIN)/python -m thresher.methods.cards docs/methods
 
 subset-backward: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown
 
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
-FASHION := $(SELECTIVE)=once,$(SELECTIVE)=twice,random_backprop:keep=0.33
+FASHION := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice,random_backprop:keep=0.33
 
 fashion: fashion-cnn fashion-resnet8
 
 fashion-cnn: .venv/installed
-	$(BIN)/thresher compare --task fashion-mnist@10000 --methods $(FASHION) --epochs 10 --out runs/$@
+	$(BIN)/thresher compare --task fashion-mnist@10000 --methods $(FASHION) --epochs 10 --seeds 0,1,2,3,4 --out runs/$@
 	cp runs/$@/results.json $(RESULTS)/$@.json
+	cp runs/$@/report.html $(RESULTS)/$@.html
 
 fashion-resnet8: .venv/installed
-	$(BIN)/thresher compare --task fashion-mnist-resnet8@8000 --methods $(FASHION) --epochs 10 --out runs/$@
+	$(BIN)/thresher compare --task fashion-mnist-resnet8@4000 --methods $(FASHION) --epochs 10 --seeds 0,1,2,3,4 --out runs/$@
 	cp runs/$@/results.json $(RESULTS)/$@.json
+	cp runs/$@/report.html $(RESULTS)/$@.html
 
 time-to-target: .venv/installed
 	$(BIN)/thresher time-to-target --task fashion-mnist@10000 --epochs 10 --out runs/$@ \
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
+
+diet-sb: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.diet_sb
 
 clean:
 	rm -rf .venv dist runs .pytest_cache .ruff_cache .hypothesis

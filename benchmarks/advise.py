@@ -29,7 +29,7 @@ from benchmarks.overhead import about
 from thresher.cli.advise import METHODS
 from thresher.experiments.advise import Advice, advise
 from thresher.experiments.base import Training
-from thresher.experiments.specs import MethodSpec, parse_methods
+from thresher.experiments.specs import Spec, parse_methods
 from thresher.experiments.store import write_json
 from thresher.experiments.tasks import task_of
 
@@ -87,7 +87,7 @@ def plain_epochs(training: Training) -> Callable[[object], None]:
     return epoch
 
 
-def epochs_of(training: Training, spec: MethodSpec, epochs: int) -> Callable[[object], None]:
+def epochs_of(training: Training, spec: Spec, epochs: int) -> Callable[[object], None]:
     """A method, one epoch a call; a model that has to be traced was traced before."""
     model = training.model
     if spec.batch.get("forward_passes") == "once":
@@ -107,7 +107,7 @@ def epochs_of(training: Training, spec: MethodSpec, epochs: int) -> Callable[[ob
     return epoch
 
 
-def saved(name: str, specs: Sequence[MethodSpec], epochs: int, repeats: int) -> dict[str, dict[str, list[float]]]:
+def saved(name: str, specs: Sequence[Spec], epochs: int, repeats: int) -> dict[str, dict[str, list[float]]]:
     """Shares of the wall and CPU time of so many epochs that each method saves, by repeat; "again" is full training again."""
     task = task_of(name)
     data = task.load(task.find(None))

@@ -48,8 +48,21 @@ class BatchStage:
         if not isinstance(plan, BatchPlan):
             name = type(self.method).__name__
             raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
-        self.state, self.step = state, self.step + 1
-        self.candidates += len(ids)
+        self.state = state
+        return self._counted(plan, len(ids))
+
+    def rests(self, progress: float) -> bool:
+        """Whether the next batch is trained whole, the method having no say; `progress`: share of training done."""
+        active = getattr(self.method, "active", None)
+        return active is not None and not active(progress, self.step)
+
+    def whole(self, n: int, device: torch.device) -> BatchPlan:
+        """Every row of a batch."""
+        return self._counted(BatchPlan(torch.arange(n, device=device)), n)
+
+    def _counted(self, plan: BatchPlan, n: int) -> BatchPlan:
+        self.step += 1
+        self.candidates += n
         self.kept += len(plan.rows)
         self._batches += 1
         for name, value in plan.facts.items():
@@ -62,6 +75,8 @@ class BatchStage:
         found |= {name: total / self._batches for name, total in self._facts.items()}
         if self.candidates:
             found["actual_fraction"] = 1 - self.kept / self.candidates
+        report = getattr(self.method, "report", None)
+        found |= {} if report is None else report(self.state)
         self.candidates = self.kept = self._batches = 0
         self._facts = {}
         return found
@@ -225,7 +240,7 @@ class Gatherer:
         if len(plan.rows):
             whole = self._part(batch, ids, None)
             weights = None if plan.weights is None else plan.weights.to(ids.device)
-            chosen = whole if len(plan.rows) == len(ids) else whole.rows(plan.rows.to(ids.device))
+            chosen = whole if len(plan.rows) == len(ids) and not plan.drawn else whole.rows(plan.rows.to(ids.device))
             self._put(chosen._replace(weights=weights))
 
     def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:

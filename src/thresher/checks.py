@@ -1,36 +1,64 @@
 """What attach() refuses, before anything is changed."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thresher.criteria import Criterion, unreadable
-from thresher.methods import BatchMethod, EpochMethod
+from thresher.methods import BatchMethod, BeforeMethod, EpochMethod
 from thresher.methods.full import FullData
+from thresher.plans import EpochPlan
 from thresher.scoring import Scoring
+from thresher.signals import ABOUT_CLASSES
+
+NOT_OF_VALUES = {"correct", "confidence"} | ABOUT_CLASSES
+"""Signals that a regression does not have."""
 
 
-def stages(method: Any) -> tuple[EpochMethod, BatchMethod | None]:
-    """The methods of `attach(method)` by stage: before each epoch (all data where there is none), and in each batch."""
+class Stages(NamedTuple):
+    """The methods of one run by the stage they decide at."""
+
+    before: Any
+    epoch: EpochMethod
+    batch: BatchMethod | None
+
+
+PROTOCOLS: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch": BatchMethod}
+
+
+def stages(method: Any) -> Stages:
+    """The methods of `attach(method)` by stage: before training, each epoch (all data where there is none), in each batch."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
     found: dict[str, Any] = {}
     for one in methods:
         if isinstance(one, type):
             raise TypeError(f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()")
         stage, name = getattr(one, "stage", None), type(one).__name__
-        if not (stage == "epoch" and isinstance(one, EpochMethod)) and not (stage == "batch" and isinstance(one, BatchMethod)):
+        if stage not in PROTOCOLS or not isinstance(one, PROTOCOLS[stage]):
             raise TypeError(
                 "`method` must have stage = 'epoch', columns() and plan_epoch(), or stage = 'batch', signals, init_state(), "
-                f"count() and plan_batch(), got {name}; see thresher.methods"
+                f"count() and plan_batch(), or stage = 'before' and kept(), got {name}; see thresher.methods"
             )
         if stage in found:
             raise ValueError(f"`method` must have at most one method a stage, got {type(found[stage]).__name__} and {name}")
         found[stage] = one
     if not found:
         raise ValueError("`method` must be one method, or a list with at most one method a stage; got an empty list")
-    return found.get("epoch", FullData()), found.get("batch")
+    return Stages(found.get("before"), found.get("epoch", FullData()), found.get("batch"))
+
+
+def kept_of(before: Any, n: int) -> Tensor:
+    """The samples that a method keeps before training.
+
+    Raises:
+        TypeError: Not int64 ids.
+        ValueError: None, or not ascending ids of the dataset.
+    """
+    plan = EpochPlan(before.kept(n))
+    plan.check(n)
+    return plan.ids
 
 
 def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, process_group: Any, seed: Any) -> None:
@@ -67,10 +95,20 @@ def check_needs(
     if getattr(method, "refreshes", False) and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
         raise ValueError(f"{name} forwards samples that it left out, to refresh their losses: pass attach({missing}=...)")
+    if hasattr(method, "survey") and (model is None or adapter is None):
+        missing = "model" if model is None else "criterion"
+        raise ValueError(f"{name} looks at the gradients of all samples before it plans: pass attach({missing}=...)")
+    parts = () if model is None or "feature" not in getattr(method, "surveys", ()) else model.modules()
+    if parts and not any(isinstance(part, nn.Linear) for part in parts):
+        raise ValueError(
+            f"{name} needs what the last nn.Linear gets, and {type(model).__name__} has none: use a setting that does not need "
+            "it (GradMatch: gradient='bias')"
+        )
     wanted = {column.signal or column_name for column_name, column in method.columns().items()}
     wanted |= set(() if batch is None else batch.signals)
-    if wanted & {"correct", "confidence"} and signals is None and adapter is not None and adapter.kind == "values":
-        raise ValueError(f"{name} needs signals that this criterion does not give. {unreadable(adapter.own)}")
+    lacking = wanted & NOT_OF_VALUES
+    if lacking and signals is None and adapter is not None and adapter.kind == "values":
+        raise ValueError(f"{name} needs signals that this criterion does not give. {unreadable(adapter.own, lacking)}")
 
 
 def passes_of(
@@ -113,10 +151,14 @@ def passes_of(
 
 def check_counted_once(method: EpochMethod, passes: str, forward_passes: str) -> None:
     """Refuse a scoring pass beside an epoch method that adds up what it is told of a sample."""
-    if passes != "none" and forward_passes != "once" and any(c.merge == "sum" for c in method.columns().values()):
+    if (
+        passes != "none"
+        and forward_passes != "once"
+        and any(c.merge == "sum" or callable(c.merge) for c in method.columns().values())
+    ):
         raise ValueError(
-            f"{type(method).__name__} adds up the losses of a sample (merge='sum'), and a scoring pass would count them "
-            "twice: pass forward_passes='once', or use merge='last'"
+            f"{type(method).__name__} adds up what it is told of a sample, and a scoring pass would count it twice: pass "
+            "forward_passes='once' (Kakurenbo: or use merge='scatter')"
         )
 
 

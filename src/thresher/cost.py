@@ -34,6 +34,13 @@ class Cost:
     full_backward: int = 0
     backward_to_forward: float | None = None
 
+    def add_scores(self, cost: tuple[int, int] | None) -> None:
+        """Count what scores took before training: samples put through a forward and a backward pass."""
+        if cost is not None:
+            self.forward += cost[0]
+            self.scoring += cost[0]
+            self.backward += cost[1]
+
     def ratio(self, backward_to_forward: float = 2.0) -> float:
         """Cost of this run over the cost of full training.
 

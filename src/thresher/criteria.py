@@ -35,6 +35,9 @@ class Criterion:
     kind: reading.Kind = "unknown"
     reduction = "none"
     ignore_index: int | None = None
+    smoothing = 0.0
+    over_classes = True
+    """Whether a position is all classes of one label, rather than a number of the outputs."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -165,25 +168,87 @@ class Criterion:
         found: dict[str, Tensor] = {}
         if "batch_confidence" in wanted:
             found["batch_confidence"] = reading.batch_confidence(outputs, n=n)
-        if not wanted & {"correct", "confidence"}:
+        if "grad_norm" in wanted:
+            found["grad_norm"] = self.errors(outputs, targets, Group(n, None)).norm(dim=1)
+        rest = wanted - {"grad_norm", "batch_confidence"}
+        if not rest:
             return found
         kind = self.reads(outputs, targets)
         if kind == "classes":
-            # With one position a sample an ignored target that is no class equals no prediction: there is nothing to mask.
-            one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
-            ignore = None if one and index is not None and index < 0 else index
-            return reading.classes(self.log_probs(outputs), targets, n=n, ignore_index=ignore) | found
-        if kind == "labels":
+            log_probs = self.log_probs(outputs)
+            if rest & reading.ABOUT_CLASSES:
+                valid = self.valid(targets)
+                found |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
+            if rest & {"correct", "confidence"}:
+                # With one position a sample an ignored target that is no class equals no prediction: nothing to mask.
+                one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
+                ignore = None if one and index is not None and index < 0 else index
+                found |= reading.classes(log_probs, targets, n=n, ignore_index=ignore)
+            return found
+        if kind == "labels" and not rest & reading.ABOUT_CLASSES:
             return reading.labels(self.probs(outputs), targets, n=n) | found
-        raise ValueError(unreadable(self.own))
+        raise ValueError(unreadable(self.own, rest))
+
+    def class_targets(self, targets: Tensor) -> Tensor:
+        """Indices, or probabilities of the classes."""
+        return targets
+
+    def label_errors(self, probs: Tensor, targets: Tensor) -> Tensor:
+        """The gradient of a label's loss with respect to what its probability was taken of."""
+        weight, positive = (getattr(self.own, name, None) for name in ("weight", "pos_weight"))
+        error = probs - targets if positive is None else probs * (1 + (positive - 1) * targets) - positive * targets
+        return error if weight is None else error * weight
+
+    def valid(self, targets: Tensor) -> Tensor | None:
+        """Positions that count, None where all do."""
+        return None if self.ignore_index is None or targets.is_floating_point() else targets != self.ignore_index
+
+    def errors(self, outputs: Any, targets: Any, group: Group) -> Tensor:
+        """The gradient of each sample's mean loss with respect to the model's outputs.
+
+        Where outputs are probabilities or log-probabilities it is that with respect to what these were taken of.
+
+        Args:
+            outputs: What the model returned, a tensor.
+            targets: What it should have.
+            group: How rows are samples.
+
+        Returns:
+            Shape (n, outputs of a sample), float32, detached; p - y for a classifier. 0 where no position counts.
+
+        Raises:
+            ValueError: `outputs` is not a tensor, or the loss has no gradient.
+        """
+        if self.kind == "classes":
+            targets, valid = self.class_targets(targets), self.valid(targets)
+            error = group.rows(reading.class_errors(self.log_probs(outputs), targets, valid=valid, smoothing=self.smoothing))
+            if valid is not None:
+                return error / group.rows(valid).sum(1, keepdim=True).clamp(min=1)
+            return error / (error.shape[1] // (outputs.shape[1] if self.over_classes else 1))
+        if self.kind == "labels":
+            error = group.rows(self.label_errors(self.probs(outputs), targets))
+            return error / error.shape[1]
+        return self._gradient(outputs, targets, group)
+
+    def _gradient(self, outputs: Any, targets: Any, group: Group) -> Tensor:
+        if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
+            raise ValueError(unreadable(self.own, {"grad_norm"}))
+        with torch.enable_grad():
+            leaf = outputs.detach().float().requires_grad_()
+            means = self.means(group.rows(self.plain_positions(leaf, targets)), targets)
+            if not means.requires_grad:
+                raise ValueError(unreadable(self.own, {"grad_norm"}))
+            (gradient,) = torch.autograd.grad(means.sum(), leaf)
+        return group.rows(gradient)
 
 
-def unreadable(own: Any) -> str:
-    """Why a method that needs `correct` and `confidence` cannot work with a criterion, and what to do."""
+def unreadable(own: Any, wanted: set[str]) -> str:
+    """Why a method that needs some signals cannot work with a criterion, and what to do."""
+    names = " and ".join(f"`{name}`" for name in sorted(wanted))
     return (
-        f"`correct` and `confidence` are not defined for criterion {own!r}. Pass attach(signals=function) with "
-        "function(outputs, targets) -> {'correct': (n,) bool, 'confidence': (n,) float}, or use a setting of the method "
-        "that does not need them (Kakurenbo: move_back=False)."
+        f"{names} {'are' if len(wanted) > 1 else 'is'} not defined for criterion {own!r}. Pass attach(signals=function) with "
+        f"function(outputs, targets) -> {{'{min(wanted)}': (n,) tensor, ...}}, or use a setting of the method that does not "
+        "need them (Kakurenbo: move_back=False)."
     )
 
 
@@ -245,6 +310,10 @@ class Divergence(ElementCriterion):
     def __init__(self, own: Any) -> None:
         super().__init__(own)
         self.kind = "classes"
+        self.over_classes = self.reduction == "batchmean"
+
+    def class_targets(self, targets: Tensor) -> Tensor:
+        return targets.exp() if self.own.log_target else targets
 
     def log_probs(self, outputs: Tensor) -> Tensor:
         return outputs.float()
@@ -316,7 +385,7 @@ class CrossEntropy(ClassCriterion):
 
     def __init__(self, own: nn.CrossEntropyLoss) -> None:
         super().__init__(own)
-        self._settings["label_smoothing"] = own.label_smoothing
+        self._settings["label_smoothing"] = self.smoothing = own.label_smoothing
         self._after_softmax = NegativeLogLikelihood(own)
         self._smooth = bool(own.label_smoothing)
         self._ignored = own.ignore_index

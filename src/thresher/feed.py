@@ -483,6 +483,7 @@ class Feed:
         """The batches of some samples for the run's own forward passes, in order, and their ids."""
         self._ids.serve(TensorOrder(lambda: ids), None, drop_last=False)
         for batch in iter(self._loader):
+            self._workers_ran = self.persistent_workers
             batch_ids, _ = self._ids.on_the_way.popleft()
             yield self.moved(batch), batch_ids
 

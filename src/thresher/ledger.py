@@ -13,7 +13,7 @@ from torch import Tensor
 from thresher.attribution import Batch, Credit
 from thresher.cost import Cost
 from thresher.criteria import Unread
-from thresher.records import Records
+from thresher.records import EPOCH, Records
 from thresher.trees import leaves
 
 Found = dict[str, Tensor] | Unread
@@ -122,8 +122,9 @@ class Ledger:
         ids, values = entry.credit.ids, dict(entry.values())
         seen = torch.isin(ids, torch.cat([other.credit.ids for other in others]))
         entry.written = {}
-        for name, column in self._records.columns.items():
-            signal = column.signal or name
+        for name, signal in self._records.written.items():
+            if callable(self._records.columns[name].merge) or signal not in values:
+                continue
             new = values[signal]
             old = self._records[name].index_select(0, ids).to(new.dtype)
             values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
@@ -193,14 +194,21 @@ class Ledger:
             self._write(entry)
 
     def _write(self, entry: Entry) -> None:
-        values = entry.values()
+        values, first = entry.values(), self._first(entry)
         if entry.credit.holds:
-            values = self._where_certain(entry)
-        self._records.write(entry.credit.ids, values, entry.written)
+            values, first = self._where_certain(entry, first)
+        self._records.write(entry.credit.ids, values, entry.written, first=first)
         entry.written, entry.dirty = values, False
         if not entry.counted:
             entry.counted = True
             self._count_trained(entry)
+
+    @staticmethod
+    def _first(entry: Entry) -> bool | Tensor:
+        """Which of its rows have not been written in this step."""
+        if entry.counted:
+            return False
+        return True if entry.fresh is None else entry.fresh
 
     def _count_trained(self, *entries: Entry) -> None:
         """Samples trained on are counted many at a time: a table of all samples is far from the processor."""
@@ -222,16 +230,20 @@ class Ledger:
         self._trained, self._uncounted_samples = [], 0
         return self._table
 
-    def _where_certain(self, entry: Entry) -> dict[str, Tensor]:
-        """Values to write while the device still compares: the old ones where the comparison fails."""
-        certain = torch.stack([flag.to(entry.credit.ids.device) for flag in entry.credit.holds]).all()
+    def _where_certain(self, entry: Entry, first: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
+        """Values to write while the device still compares, and where for the first time: none where the comparison fails."""
+        ids = entry.credit.ids
+        certain = torch.stack([flag.to(ids.device) for flag in entry.credit.holds]).all()
         self.doubts.append(certain)
         values = dict(entry.values())
-        for name, column in self._records.columns.items():
-            signal = column.signal or name
-            old = self._records[name].index_select(0, entry.credit.ids)
+        for name, signal in self._records.written.items():
+            if callable(self._records.columns[name].merge):
+                continue
+            old = self._records[name].index_select(0, ids)
+            if signal == EPOCH:
+                values[EPOCH] = torch.full_like(ids, self._records.epoch)
             values[signal] = torch.where(certain, values[signal].to(old.dtype), old)
-        return values
+        return values, first if first is False else certain.expand(len(ids)) & first
 
     def flush(self) -> None:
         """Write everything."""

@@ -43,6 +43,7 @@ class EpochPlan:
         lr_scale: Factor on the learning rate of each step of the epoch, > 0.
         drawn: `ids` was drawn: it is the order of training and may repeat samples.
         facts: Scalars for the history, such as the scheduled and the actual fraction.
+        remember: Whole columns to store, of those with merge="plan": name to shape (N,).
 
     Raises:
         TypeError: A tensor of the wrong dtype.
@@ -55,6 +56,7 @@ class EpochPlan:
     lr_scale: float = 1.0
     drawn: bool = False
     facts: Mapping[str, float] = field(default_factory=dict)
+    remember: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_scale", float(self.lr_scale))
@@ -94,6 +96,7 @@ class BatchPlan:
         rows: Row numbers into the batch, shape (K,), int64, ascending, on the signals' device; K may be 0.
         weights: Factor on each kept row's loss, shape (K,), float32, aligned with `rows`; None means 1 for all.
         facts: Scalars for the history, such as the scheduled and the actual fraction; no tensors.
+        drawn: `rows` was drawn and may have a row several times.
 
     Raises:
         TypeError: A tensor of the wrong dtype, or a tensor among the facts.
@@ -103,6 +106,7 @@ class BatchPlan:
     rows: Tensor
     weights: Tensor | None = None
     facts: Mapping[str, float] = field(default_factory=dict)
+    drawn: bool = False
 
     def __post_init__(self) -> None:
         for name, value in self.facts.items():

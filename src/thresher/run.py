@@ -14,24 +14,28 @@ from torch.utils.data import DataLoader, IterableDataset
 from thresher import rng
 from thresher.attribution import AttributionError, Batch, Credit, Group, Witnesses, attribute
 from thresher.batch_stage import BatchStage, holds_samples, taken
-from thresher.checks import check_counted_once, check_needs, check_settings, device_of, innermost, passes_of, stages
+from thresher.checks import check_counted_once, check_needs, check_settings, device_of, innermost, kept_of, passes_of, stages
 from thresher.cost import Cost, Stopwatch, break_even
 from thresher.criteria import Criterion, Unread, adapt
 from thresher.feed import Feed, check_loader
 from thresher.learning_rate import StepHooks
 from thresher.ledger import Ledger
-from thresher.methods import BatchMethod, EpochMethod, name_of
+from thresher.methods import BatchMethod, BeforeMethod, EpochMethod, name_of
 from thresher.methods.full import FullData
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.probe import collate_mixes
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.scoring import Scoring
+from thresher.signals import labels_of
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
 from thresher.trees import leaves, map_where
-from thresher.watched import WatchedModel
+from thresher.watched import WatchedModel, last_linear_input
+from thresher.within import Within
 
 Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
 Signals = Callable[[Any, Any], Mapping[str, Tensor]]
+
+Method = BeforeMethod | EpochMethod | BatchMethod
 
 STATE_VERSION = 2
 BATCHES_AHEAD = 2
@@ -39,7 +43,7 @@ BATCHES_AHEAD = 2
 
 
 def attach(
-    method: EpochMethod | BatchMethod | Sequence[EpochMethod | BatchMethod],
+    method: Method | Sequence[Method],
     *,
     loader: DataLoader[Any],
     criterion: Any,
@@ -60,8 +64,8 @@ def attach(
     Everything is checked before anything is changed.
 
     Args:
-        method: What decides, such as `Kakurenbo()` (before each epoch) or `SelectiveBackprop()` (in each batch); a list of at
-            most one method a stage.
+        method: What decides, such as `Prune(scores)` (before training), `Kakurenbo()` (before each epoch) or
+            `SelectiveBackprop()` (in each batch); a list of at most one method a stage.
         loader: The training DataLoader. Its settings and the order of its sampler are kept. An IterableDataset will do for
             methods that select in the batch.
         criterion: A loss of torch.nn, or a callable `(outputs, targets) -> per-sample losses`; None where the loop uses
@@ -90,7 +94,7 @@ def attach(
         TypeError: An argument of the wrong kind, or a dataset without ids.
         ValueError: A setting out of range, or something that the method needs is missing.
     """
-    chosen, batch_method = stages(method)
+    before, chosen, batch_method = stages(method)
     check_loader(loader, plans_epochs=batch_method is None or (isinstance(method, list | tuple) and len(method) > 1))
     check_settings(epochs, forward_passes, scoring, on_nonfinite, process_group, seed)
     if model is not None and not isinstance(model, nn.Module):
@@ -105,8 +109,18 @@ def attach(
     n = None if isinstance(loader.dataset, IterableDataset) else len(loader.dataset)  # pyright: ignore[reportArgumentType]
     passes = passes_of(batch_method, forward_passes, scoring, model=model, adapter=adapter, n=n)
     check_counted_once(chosen, passes, forward_passes)
+    within = None if before is None or n is None else Within(chosen, kept_of(before, n), n)
+    check = getattr(batch_method, "check", None)
+    if check is not None:
+        if n is None:
+            raise ValueError(
+                f"{type(batch_method).__name__} looks samples up by id, and an IterableDataset has none: use a map-style "
+                "dataset"
+            )
+        check(torch.arange(n) if within is None else within.kept)
     return Run(
-        chosen,
+        within or chosen,
+        before=before,
         stage=None if batch_method is None else BatchStage(batch_method, seed=seed, passes=passes),
         scoring=scoring or Scoring(),
         may_switch=passes == "once" and forward_passes == "auto",
@@ -135,8 +149,9 @@ class Run:
 
     def __init__(
         self,
-        method: EpochMethod,
+        method: EpochMethod | Within,
         *,
+        before: Any,
         stage: BatchStage | None,
         scoring: Scoring,
         may_switch: bool,
@@ -152,7 +167,11 @@ class Run:
         device: torch.device | None,
         on_nonfinite: str,
     ) -> None:
-        self.method = method if stage is None else stage.method
+        own = method.method if isinstance(method, Within) else method
+        self._methods = [one for one in (before, own, None if stage is None else stage.method) if one is not None]
+        if len(self._methods) > 1 and _is_default(own):
+            self._methods.remove(own)
+        self.method = self._methods[-1]
         self.epochs = epochs
         self._epoch_method, self._stage, self._scoring, self._may_switch = method, stage, scoring, may_switch
         self._fills = fills
@@ -176,6 +195,11 @@ class Run:
             choose=self._choose,
             count=(lambda n: n) if stage is None else stage.method.count,
         )
+        if getattr(method, "draws", False) and not self.loader.order_is_free:
+            raise ValueError(
+                f"{type(own).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
+                "shuffle=True"
+            )
         columns = {} if self.loader.streams else method.columns()
         if stage is not None and not self.loader.streams:
             for name in {"loss", *(stage.method.signals if scoring.every_epochs > 1 else ())}:
@@ -187,6 +211,8 @@ class Run:
         if stage is not None and stage.passes != "once":
             self.loader.gather(fills=fills)
         self._cost = Cost()
+        for one in self._methods:
+            self._cost.add_scores(getattr(one, "cost", None))
         trained = torch.zeros(self.loader.n, dtype=torch.int16, device=self._device)
         self._ledger = Ledger(self._records, self._cost, trained, count_steps=optimizer is None)
         self._rows_unknown = None if self.loader.streams else collate_mixes(loader, self.loader.generators())
@@ -329,10 +355,13 @@ class Run:
             raise ValueError("run.plan: an IterableDataset has no epoch plan; the batch method chooses in every batch")
         if self._plan is None:
             self._settle()
-            generator = rng.seeded(self._seed, self._epoch)
-            self._plan = self._checked(
-                self._epoch_method.plan_epoch(self._records, epoch=self._epoch, epochs=self.epochs, generator=generator)
+            plan = self._checked(
+                self._epoch_method.plan_epoch(
+                    self._known(), epoch=self._epoch, epochs=self.epochs, generator=rng.seeded(self._seed, self._epoch)
+                )
             )
+            self._records.remember(plan.remember)
+            self._plan = plan
         return self._plan
 
     @property
@@ -360,6 +389,12 @@ class Run:
         self._close_books()
         return self._history
 
+    def _known(self) -> Mapping[str, Tensor]:
+        """What a plan is made of: the records, and what the method wants to know of all samples besides."""
+        survey = getattr(self._epoch_method, "survey", None)
+        wanted = () if survey is None else survey(self._epoch, self.epochs)
+        return {**self._records, **self._survey(wanted)} if wanted else self._records
+
     # An epoch
 
     def _begin(self) -> tuple[EpochPlan | None, int, int]:
@@ -372,6 +407,7 @@ class Run:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch_if_plain()
+        self._records.epoch = self._epoch
         self._ledger.ids_repeat = plan is None or plan.drawn or not self.loader.yields_once
         self._active = True
         self._weights = None
@@ -430,7 +466,8 @@ class Run:
             entry |= {"kept": len(plan.ids), "refreshed": refreshed, "lr_scale": plan.lr_scale, **plan.facts}
         if self._stage is not None:
             own = self._stage.facts()
-            entry |= own if _is_default(self._epoch_method) else {f"batch_{name}": value for name, value in own.items()}
+            alone = len(self._methods) == 1
+            entry |= own if alone else {f"batch_{name}": value for name, value in own.items()}
             self._warn_if_in_vain(1 - own.get("actual_fraction", 1.0))
         self._history.append(entry)
         self._epoch += 1
@@ -491,6 +528,33 @@ class Run:
                 self._cost.refresh += len(batch_ids)
                 self._cost.forward += len(batch_ids)
 
+    def _survey(self, wanted: Sequence[str]) -> dict[str, Tensor]:
+        """One forward-only pass over every sample that training has, for what is too large to be remembered."""
+        if self._rows_unknown is not None:
+            raise AttributionError(
+                f"Cannot look at single samples: the rows of a batch are not its samples: {self._rows_unknown}"
+            )
+        assert self._module is not None
+        assert self._adapter is not None
+        method = self._epoch_method
+        ids = method.kept if isinstance(method, Within) else torch.arange(self.loader.n)
+        module = self._module.wrapped if isinstance(self._module, SubsetBackward) else self._module
+        found: dict[str, list[Tensor]] = {name: [] for name in wanted}
+        with self._own_pass(module), last_linear_input(module) as feature:
+            for batch, batch_ids in self.loader.passes(ids):
+                n = len(batch_ids)
+                self._check_forward(batch)
+                outputs, targets = self._own_forward(module, batch)
+                if "error" in found:
+                    found["error"].append(self._adapter.errors(outputs, targets, Group(n, None)))
+                if "label" in found:
+                    found["label"].append(labels_of(targets, n))
+                if "feature" in found:
+                    found["feature"].append(feature().reshape(n, -1).float())
+                self._cost.scoring += n
+                self._cost.forward += n
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
     @contextmanager
     def _own_pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:
         """Forward passes of the run itself: the loop's random numbers and modes go on as if they had not been."""
@@ -528,6 +592,8 @@ class Run:
         """The rows of a candidate batch that the loop gets to see."""
         assert self._stage is not None
         here = ids.to(self._device, non_blocking=True)
+        if self._stage.rests(self.progress):
+            return self._stage.whole(len(ids), self._device)
         return self._stage.plan(here, {} if self._stage.passes == "none" else self._score(batch, here))
 
     def _score(self, batch: Any, ids: Tensor) -> dict[str, Tensor]:
@@ -562,7 +628,8 @@ class Run:
         for key, plan in self._picked:
             if key is not None and key == credit.key:
                 return plan
-        plan = self._stage.plan(credit.ids, found)
+        rests = self._stage.rests(self.progress)
+        plan = self._stage.whole(len(credit.ids), self._device) if rests else self._stage.plan(credit.ids, found)
         self._picked.append((credit.key, plan))
         return plan
 
@@ -575,7 +642,7 @@ class Run:
         plan = self._chosen(credit, _without_ignored(found))
         rows, weights = plan.rows, _product(plan, weights)
         k = len(rows)
-        outputs, targets = (_take_rows(tree, rows, group) for tree in (outputs, targets))
+        outputs, targets = (_take_rows(tree, plan, group) for tree in (outputs, targets))
         if not k:
             value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
         elif weights is None:
@@ -678,10 +745,11 @@ class Run:
 
     def _runs_passes(self) -> bool:
         scores = self._stage is not None and self._stage.passes == "twice" and self._scoring.losses is None
-        return scores or bool(getattr(self._epoch_method, "refreshes", False))
+        return scores or bool(getattr(self._epoch_method, "refreshes", False)) or hasattr(self._epoch_method, "survey")
 
     def _checked(self, plan: Any) -> EpochPlan:
-        name = type(self._epoch_method).__name__
+        method = self._epoch_method
+        name = type(method.method if isinstance(method, Within) else method).__name__
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
         plan.check(self.loader.n)
@@ -721,13 +789,14 @@ class Run:
             "method": self._name(),
             "settings": self._settings(),
             "n": self.loader.n,
+            "kept": self._kept(),
             "epochs": self.epochs,
             "seed": self._seed,
             "epoch": self._epoch,
             "active": self._active,
             "consumed": self._consumed,
             "checksum": self._checksum,
-            "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts)},
+            "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts), "remember": {}},
             "batch_stage": None if self._stage is None else self._stage.state_dict(),
             "passes": self._passes(),
             "waiting": {"ids": waiting, "weights": weights},
@@ -789,11 +858,14 @@ class Run:
         return filled if self._stage.passes == "none" else self._stage.passes
 
     def _name(self) -> str:
-        names = [name_of(self._epoch_method)] if self._stage is None or not _is_default(self._epoch_method) else []
-        return "+".join(names + ([] if self._stage is None else [name_of(self._stage.method)]))
+        return "+".join(name_of(method) for method in self._methods)
+
+    def _kept(self) -> Tensor | None:
+        """What pruning left; None where there was none."""
+        return self._epoch_method.kept if isinstance(self._epoch_method, Within) else None
 
     def _settings(self) -> str:
-        return repr(self._epoch_method) if self._stage is None else f"{self._epoch_method!r} {self._stage.method!r}"
+        return " ".join(repr(method) for method in self._methods)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         if state.get("version") != STATE_VERSION:
@@ -803,6 +875,12 @@ class Run:
             raise ValueError(f"load_state_dict: the state is of method {state['method']!r}, this run has {own!r}")
         if state["n"] != self.loader.n:
             raise ValueError(f"load_state_dict: the state is of {state['n']} samples, this run has {self.loader.n}")
+        kept, given = self._kept(), state["kept"]
+        if kept is not None and not torch.equal(kept, given):
+            raise ValueError(
+                f"load_state_dict: the state keeps {len(given)} samples, this run {len(kept)} others: the scores that pruning "
+                "goes by have changed; use the file or the scores of the interrupted run"
+            )
         columns = set(state["records"])
         if columns != set(self._records):
             raise ValueError(f"load_state_dict: the state has columns {sorted(columns)}, this run {sorted(self._records)}")
@@ -844,16 +922,16 @@ def _uses_plain_model(model: nn.Module | None) -> bool:
     return any(part.fallback is not None for part in found)
 
 
-def _take_rows(tree: Any, rows: Tensor, group: Group) -> Any:
+def _take_rows(tree: Any, plan: BatchPlan, group: Group) -> Any:
     """The rows of some samples in every tensor that has all of them, and their items in every list of samples."""
 
     def take(part: Any) -> Any:
         if not isinstance(part, Tensor):
-            return taken([part], rows)[0] if holds_samples(part, group.n) else part
+            return taken([part], plan.rows)[0] if holds_samples(part, group.n) else part
         per = len(part) // group.n if part.dim() else 0
         if not per or len(part) != group.n * per or per not in (1, group.repeat or per):
             return part
-        return kept_rows(part, rows.to(part.device, non_blocking=True), group.n)
+        return kept_rows(part, plan.rows.to(part.device, non_blocking=True), group.n, drawn=plan.drawn)
 
     return map_where(take, tree, lambda part: isinstance(part, Tensor) or holds_samples(part, group.n))
 

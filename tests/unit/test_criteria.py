@@ -726,7 +726,7 @@ def test_signals_that_cannot_be_read(criterion: Any, outputs: Any, targets: Any)
         ValueError, match=r"not defined for criterion .* attach\(signals=function\) .* move_back=False"
     ) as raised:
         adapter.signals(*pair, Group(B), {"correct", "confidence"})
-    assert str(raised.value) == unreadable(criterion)
+    assert str(raised.value) == unreadable(criterion, {"correct", "confidence"})
 
 
 @pytest.mark.parametrize(
@@ -737,7 +737,7 @@ def test_signals_that_cannot_be_read(criterion: Any, outputs: Any, targets: Any)
 def test_outputs_of_a_callable_that_are_not_classes_along_dimension_one(outputs: Any, targets: Any) -> None:
     """Read as classes, one logit a sample is always right where the target is 0, with confidence 1."""
     adapter = adapt(lambda o, t: o.flatten(1).mean(1))
-    with pytest.raises(ValueError, match="`correct` and `confidence` are not defined for criterion"):
+    with pytest.raises(ValueError, match="`confidence` and `correct` are not defined for criterion"):
         adapter.signals(randn(*outputs), torch.zeros(targets, dtype=torch.int64), Group(B), {"correct", "confidence"})
 
 

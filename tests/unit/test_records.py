@@ -92,3 +92,60 @@ def test_state_is_a_copy_and_comes_back() -> None:
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert live.tolist() == [0.5, -math.inf, math.inf, -math.inf]
     assert other["seen"].tolist() == [1, 0, 1, 0]
+
+
+# Columns that merge by a function, that plans write, and that say when
+
+
+def larger(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return torch.maximum(old, new)
+
+
+def test_a_function_merges_once_a_step() -> None:
+    columns = {"loss": Column(torch.float32), "worst": Column(torch.float32, signal="loss", merge=larger)}
+    records = Records(columns, 4, CPU)
+    ids = torch.tensor([0, 2])
+    records.write(ids, values(3.0, 1.0))
+    records.write(ids, values(2.0, 5.0))
+    assert records["worst"].tolist() == [3, 0, 5, 0]
+    records.write(ids, values(9.0, 9.0), before=values(2.0, 5.0), first=False)
+    assert records["worst"].tolist() == [3, 0, 5, 0]
+    records.write(ids, values(8.0, 8.0), first=torch.tensor([False, True]))
+    assert records["worst"].tolist() == [3, 0, 8, 0]
+    assert records["loss"].tolist() == [8, 0, 8, 0]
+    records.start_epoch()
+    assert records["worst"].tolist() == [3, 0, 8, 0]
+
+
+def test_a_column_that_says_when() -> None:
+    records = Records({"seen": Column(torch.int16, fill=-1, signal="epoch")}, 3, CPU)
+    assert records.signals == set()
+    records.write(torch.tensor([0, 1]), {})
+    records.epoch = 7
+    records.write(torch.tensor([1]), values(0.5))
+    assert records["seen"].tolist() == [0, 7, -1]
+
+
+def test_a_column_that_plans_write() -> None:
+    records = Records({"loss": Column(torch.float32), "weight": Column(torch.float32, merge="plan")}, 3, CPU)
+    assert records.signals == {"loss"}
+    live = records["weight"]
+    records.remember({"weight": torch.tensor([0.0, 2.0, 1.0])})
+    records.write(torch.tensor([1]), values(5.0))
+    assert live.tolist() == [0, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("remember", "message"),
+    [
+        ({"loss": torch.zeros(3)}, r"`remember` has 'loss'; columns with merge='plan' are \['weight'\]"),
+        ({"other": torch.zeros(3)}, "`remember` has 'other'"),
+        ({"weight": torch.zeros(2)}, r"`remember\['weight'\]` must be torch.float32 of shape \(3,\), got .* of shape \(2,\)"),
+        ({"weight": torch.zeros(3, dtype=torch.int64)}, "must be torch.float32 of shape"),
+    ],
+)
+def test_columns_that_a_plan_may_not_write(remember: dict[str, torch.Tensor], message: str) -> None:
+    records = Records({"loss": Column(torch.float32), "weight": Column(torch.float32, fill=1, merge="plan")}, 3, CPU)
+    with pytest.raises(ValueError, match=message):
+        records.remember({"weight": torch.zeros(3), **remember})
+    assert records["weight"].tolist() == [1, 1, 1]

@@ -10,7 +10,9 @@ from thresher.cli.compare import compare
 from thresher.cli.demo import demo
 from thresher.cli.init import init
 from thresher.cli.methods import methods
+from thresher.cli.prune import prune
 from thresher.cli.report import report
+from thresher.cli.score import score
 from thresher.cli.time_to_target import time_to_target
 from thresher.cli.why import why
 
@@ -20,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, advise, init, compare, report, why, time_to_target, methods):
+for command in (demo, advise, init, compare, report, why, score, prune, time_to_target, methods):
     app.command()(command)
 
 

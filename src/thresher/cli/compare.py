@@ -13,7 +13,9 @@ MARGIN = 0.5
 PLAIN_WIDTH = 120
 """Columns of the table where there is no terminal to ask."""
 
-TASK = typer.Option(help="digits, mnist-5k, fashion-mnist or fashion-mnist-resnet8; fashion-mnist@20000 for a part of it.")
+TASK = typer.Option(
+    help="digits, mnist-5k, mnist-5k-mlp, fashion-mnist, fashion-mnist-resnet8; fashion-mnist@20000 for a part of it."
+)
 TaskOption = Annotated[str, TASK]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Epochs of every run.")]
 OutOption = Annotated[Path, typer.Option(help="Folder of the results; finished runs in it are not repeated.")]

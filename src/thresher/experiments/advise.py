@@ -28,13 +28,13 @@ from thresher.cost import break_even
 from thresher.experiments.base import Training
 from thresher.experiments.comparison import versions
 from thresher.experiments.recording import EASY, distribution
-from thresher.experiments.specs import MethodSpec
+from thresher.experiments.specs import Spec
 from thresher.experiments.tasks import task_of
 from thresher.experiments.training import Clock, sizes_of
 from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import trusted
 from thresher.plans import EpochPlan
-from thresher.records import NEVER_SEEN, Column
+from thresher.records import EPOCH, NEVER_SEEN, Column
 from thresher.selection import on_host
 from thresher.trees import to_device
 
@@ -62,7 +62,7 @@ Advice = dict[str, Any]
 
 def advise(
     task: str,
-    specs: Sequence[MethodSpec],
+    specs: Sequence[Spec],
     *,
     epochs: int = EPOCHS,
     data: Path | None = None,
@@ -216,15 +216,17 @@ class Probe:
         """See the class."""
         return self._traced.fallback
 
-    def refusal(self, spec: MethodSpec) -> str | None:
+    def refusal(self, spec: Spec) -> str | None:
         """Why a method cannot be attached to this training; None where it can."""
+        if not foreseeable(spec.create()):
+            return "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
         try:
             self._attach(spec.create(), self._training.loader, self._model, **spec.attachment()).detach()
         except (TypeError, ValueError) as error:
             return str(error)
         return None
 
-    def first_epochs(self, specs: Sequence[MethodSpec], seconds: float) -> list[dict[str, Tensor]]:
+    def first_epochs(self, specs: Sequence[Spec], seconds: float) -> list[dict[str, Tensor]]:
         """Train for some epochs or so many seconds, and return what methods would remember of the samples after each.
 
         Returns:
@@ -254,7 +256,7 @@ class Probe:
         run.detach()
         return found
 
-    def pace(self, specs: Sequence[MethodSpec]) -> tuple[Pace, dict[str, float]]:
+    def pace(self, specs: Sequence[Spec]) -> tuple[Pace, dict[str, float]]:
         """Time full training and the methods.
 
         Returns:
@@ -296,7 +298,7 @@ class Probe:
             **settings,
         )
 
-    def _trace(self, specs: Sequence[MethodSpec]) -> None:
+    def _trace(self, specs: Sequence[Spec]) -> None:
         """Have the model traced before anything is timed, where a method chooses in the training's own forward pass."""
         if any(_in_own_pass(spec) for spec in specs):
             with warnings.catch_warnings(action="ignore"):  # the advice says it in words
@@ -346,9 +348,10 @@ class Probe:
         steps = min(max(self._loader_steps, 2 * loader.num_workers), len(loader) - ahead)
         return spent(islice(batches, steps), act, steps)
 
-    def _over_run(self, spec: MethodSpec) -> "Spent":
+    def _over_run(self, spec: Spec) -> "Spent":
         """One attached epoch over the batches at hand, or as many as the method takes until it scores again."""
-        method, settings = spec.create(), spec.attachment()
+        settings = spec.attachment()
+        method: Any = spec.create()
         whole = method if method.stage == "batch" else Watching(method.columns())
         run = self._attach(whole, self._held, self._traced if _in_own_pass(spec) else self._model, **settings)
         epochs = spec.batch.get("score_every", 1)
@@ -484,7 +487,7 @@ def pace_of(seconds: Mapping[str, float]) -> Pace:
 
 
 def row_of(
-    spec: MethodSpec,
+    spec: Spec,
     refusal: str | None,
     pace: Pace,
     own: Mapping[str, float],
@@ -493,9 +496,9 @@ def row_of(
     seed: int,
 ) -> dict[str, Any]:
     """What one method would do to the time: see `advise`."""
-    method = spec.create()
-    refreshes = bool(getattr(method, "refreshes", False))
-    row: dict[str, Any] = {"method": spec.label, "stage": method.stage, "settings": spec.settings, "refreshes": refreshes}
+    method: Any = spec.create()
+    refreshes, stage = bool(getattr(method, "refreshes", False)), getattr(method, "stage", None)
+    row: dict[str, Any] = {"method": spec.label, "stage": stage, "settings": spec.settings, "refreshes": refreshes}
     if refusal is not None:
         return row | {"refused": refusal}
     compute = own[spec.label]
@@ -508,6 +511,14 @@ def row_of(
     saves = saved_by_plans(pace, compute, *known)
     at_most = max(saves, saved_by_plans(pace, compute, *learnt))
     return row | {"saves": saves, "at_most": at_most, "left_out": known[0], "forwarded": known[1]}
+
+
+def foreseeable(method: Any) -> bool:
+    """Whether the plans of a method follow from the signals of one epoch, or it chooses in the batch."""
+    stage = getattr(method, "stage", None)
+    if stage != "epoch" or hasattr(method, "survey"):
+        return stage == "batch"
+    return all(column.merge in ("last", "sum") and column.signal != EPOCH for column in method.columns().values())
 
 
 def planned(method: Any, signals: Sequence[Mapping[str, Tensor]], epochs: int, seed: int) -> tuple[float, float]:
@@ -650,9 +661,9 @@ def _times(seconds: float) -> int:
     return max(1, math.ceil(BLOCK / STEPS / seconds))
 
 
-def _columns(spec: MethodSpec) -> dict[str, Column]:
-    method = spec.create()
-    return method.columns() if method.stage == "epoch" else {}
+def _columns(spec: Spec) -> dict[str, Column]:
+    method: Any = spec.create()
+    return method.columns() if getattr(method, "stage", None) == "epoch" else {}
 
 
 def _records(method: Any, signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -660,6 +671,6 @@ def _records(method: Any, signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: signals[column.signal or name].to(column.dtype) for name, column in method.columns().items()}
 
 
-def _in_own_pass(spec: MethodSpec) -> bool:
+def _in_own_pass(spec: Spec) -> bool:
     """Whether a method chooses by the losses of the training's own forward pass, if the model can be traced."""
     return spec.settings.get("forward_passes") in ("once", "auto") and not any(key.startswith("score_") for key in spec.batch)

@@ -11,7 +11,7 @@ from typing import Any
 import thresher
 from thresher.experiments.job import CONTROLS, FULL, Control, Job
 from thresher.experiments.recording import LOSS_BINS
-from thresher.experiments.specs import MethodSpec
+from thresher.experiments.specs import Spec
 from thresher.experiments.store import Store
 from thresher.experiments.summary import MARGIN, summarise
 from thresher.experiments.tasks import task_of
@@ -42,7 +42,7 @@ class Watcher:
 
 def compare(
     task: str,
-    methods: Sequence[MethodSpec],
+    methods: Sequence[Spec],
     seeds: Sequence[int],
     epochs: int,
     out: Path,
@@ -132,7 +132,7 @@ class _Comparison:
     """Which runs are waiting, and which are done."""
 
     def __init__(
-        self, store: Store, methods: Sequence[MethodSpec], seeds: Sequence[int], kinds: Sequence[Control], watcher: Watcher
+        self, store: Store, methods: Sequence[Spec], seeds: Sequence[int], kinds: Sequence[Control], watcher: Watcher
     ) -> None:
         others = [spec for spec in methods if spec.name != FULL.name]
         self.watcher = watcher

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from thresher.experiments.specs import MethodSpec
+from thresher.experiments.specs import MethodSpec, Spec
 
 Control = Literal["uniform", "shorter"]
 
@@ -31,13 +31,13 @@ class Job:
         share: Of the epochs that are trained, (0, 1]; the learning rate has decayed by then.
     """
 
-    spec: MethodSpec
+    spec: Spec
     seed: int
     label: str
     share: float = 1.0
 
     @classmethod
-    def of(cls, spec: MethodSpec, seed: int) -> "Job":
+    def of(cls, spec: Spec, seed: int) -> "Job":
         """A run of a method that was asked for."""
         return cls(spec, seed, spec.label)
 
@@ -67,6 +67,7 @@ class Job:
     def key(self) -> str:
         """The stem of its file: readable, and different wherever a setting is."""
         identity = [self.spec.name, self.spec.settings, self.seed, self.label, self.share]
+        identity += [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.spec.files]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=repr).encode()).hexdigest()[:10]
         return f"{re.sub(r'[^A-Za-z0-9_.@=-]+', '_', self.label)[:80]}-seed{self.seed}-{digest}"
 

@@ -27,6 +27,18 @@ def small_cnn(side: int, *, width: int = 16, classes: int = 10) -> nn.Sequential
     )
 
 
+def perceptron(inputs: int, *, width: int = 128, classes: int = 10) -> nn.Sequential:
+    """Two hidden layers: another kind of network than the convolutional ones, for what should not depend on it."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(inputs, width),
+        nn.ReLU(inplace=True),
+        nn.Linear(width, width),
+        nn.ReLU(inplace=True),
+        nn.Linear(width, classes),
+    )
+
+
 def resnet8(*, channels: int = 1, width: int = 16, classes: int = 10) -> nn.Sequential:
     """ResNet-8 in the CIFAR form: a convolution and three residual blocks of `width`, 2 and 4 times `width` channels."""
     return nn.Sequential(

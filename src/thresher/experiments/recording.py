@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 import thresher
+from thresher.experiments.store import whole
 
 LOSS_BINS: NDArray[np.float64] = np.logspace(-6, 2, 41)
 """Edges of loss histograms; the first and the last bin also hold what lies outside."""
@@ -38,7 +39,7 @@ class Recording:
         """What to say of the epoch that has just ended: loss_histogram, easy_share and, with classes, hidden_by_class."""
         trained = _host(self._run.trained)
         times, self._before = trained - self._before, trained
-        losses = _host(self._run.records["loss"]).astype(np.float32)
+        losses = self._last_losses()
         self._losses.append(losses)
         self._trained.append(np.minimum(times, 255).astype(np.uint8))
         found = distribution(losses)
@@ -46,6 +47,12 @@ class Recording:
             hidden = self._classes[times == 0]
             found["hidden_by_class"] = np.bincount(hidden, minlength=int(self._classes.max()) + 1).tolist()
         return found
+
+    def _last_losses(self) -> NDArray[np.float32]:
+        """Of every sample; none are known of where the method remembers something else."""
+        if "loss" not in self._run.records:
+            return np.full(len(self._before), np.nan, dtype=np.float32)
+        return _host(self._run.records["loss"]).astype(np.float32)
 
     def save(self, path: Path) -> None:
         """Write one row a sample: id, target, the final records, trained, hidden, and loss and times trained by epoch."""
@@ -57,10 +64,8 @@ class Recording:
         columns |= {"trained": self._before, "hidden": (trained == 0).sum(1).astype(np.int16)}
         columns["loss_by_epoch"] = _lists(np.stack(self._losses, axis=1))
         columns["trained_by_epoch"] = _lists(trained)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".tmp")
-        pq.write_table(pa.table(columns), unfinished)
-        unfinished.replace(path)
+        with whole(path) as file:
+            pq.write_table(pa.table(columns), file)
 
 
 def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:

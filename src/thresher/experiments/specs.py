@@ -1,16 +1,20 @@
 """Methods as written on the command line: `kakurenbo:max_fraction=0.4`, `selective_backprop:keep=0.33:forward_passes=twice`.
 
-Settings are the method's own and, for methods of the batch stage, those of `thresher.attach` in `BATCH_SETTINGS`.
+Settings are the method's own and, for methods of the batch stage, those of `thresher.attach` in `BATCH_SETTINGS`. Methods of
+several stages are joined by a plus: `prune:scores=el2n.parquet:keep=0.75+selective_backprop:keep=0.67`.
 """
 
 import ast
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
+from pathlib import Path
 from typing import Any
 
 from thresher import methods
 
+ENDING = ".parquet"
+"""Of files of scores."""
 WORDS = {"true": True, "false": False, "none": None}
 PASSES = ("auto", "once", "twice")
 DTYPES = ("bfloat16", "float16", "float32")
@@ -40,9 +44,18 @@ class MethodSpec:
 
     @property
     def label(self) -> str:
-        """How it is called in results: its name, the settings given, and how it scores: `selective_backprop:keep=0.3 once`."""
-        own = ":".join((self.name, *(f"{key}={value}" for key, value in self.given.items())))
+        """How it is called in results: its name, the settings given, and how it scores: `selective_backprop:keep=0.3 once`.
+
+        Files are called by their stems.
+        """
+        own = ":".join((self.name, *(f"{key}={_called(value)}" for key, value in self.given.items())))
         return " ".join((own, *(form.format(self.batch[key]) for key, form in BATCH_SETTINGS.items() if key in self.batch)))
+
+    @property
+    def files(self) -> list[Path]:
+        """Files among the settings that are there, such as scores."""
+        named = (Path(value) for value in self.given.values() if isinstance(value, str) and value.endswith(ENDING))
+        return [path for path in named if path.is_file()]
 
     def create(self) -> Any:
         """The method.
@@ -91,12 +104,68 @@ class MethodSpec:
         return {**found, "scoring": Scoring(**scoring)}
 
 
+@dataclass(frozen=True)
+class Composition:
+    """Methods of several stages at work together, such as pruning before training and selection in the batch.
+
+    Args:
+        parts: At most one a stage.
+    """
+
+    parts: tuple[MethodSpec, ...]
+
+    @property
+    def name(self) -> str:
+        """The names of the parts."""
+        return "+".join(part.name for part in self.parts)
+
+    @property
+    def label(self) -> str:
+        """How it is called in results: the labels of the parts."""
+        return "+".join(part.label for part in self.parts)
+
+    @property
+    def batch(self) -> Mapping[str, Any]:
+        """Settings of the attachment of the part that selects in the batch."""
+        return {key: value for part in self.parts for key, value in part.batch.items()}
+
+    @property
+    def files(self) -> list[Path]:
+        """Of all parts."""
+        return [path for part in self.parts for path in part.files]
+
+    def create(self) -> list[Any]:
+        """The methods.
+
+        Raises:
+            ValueError: See `MethodSpec.create`, or two methods of one stage.
+        """
+        methods = [part.create() for part in self.parts]
+        stages = [method.stage for method in methods]
+        for part, stage in zip(self.parts, stages, strict=True):
+            if stages.count(stage) > 1:
+                raise ValueError(f"{self.label}: {part.name} is not the only method of the stage {stage!r}; one a stage")
+        return methods
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of each part by its name."""
+        self.create()
+        return {part.name: part.settings for part in self.parts}
+
+    def attachment(self) -> dict[str, Any]:
+        """Arguments of `thresher.attach` that belong to the parts."""
+        return {key: value for part in self.parts for key, value in part.attachment().items()}
+
+
+Spec = MethodSpec | Composition
+
 SCORING = {"score_every": "every_epochs", "score_dtype": "dtype", "score_scale": "input_scale"}
 """Settings of a spec as arguments of `thresher.Scoring`."""
 
 
-def parse_methods(text: str) -> list[MethodSpec]:
-    """Read `a,b:setting=value`; every method is made once, so that a mistake shows before anything runs.
+def parse_methods(text: str) -> list[Spec]:
+    """Read `a,b:setting=value,c+d`; every method is made once, so that a mistake shows before anything runs.
 
     Raises:
         ValueError: Nothing given, a method given twice, or see `MethodSpec.create`.
@@ -107,6 +176,8 @@ def parse_methods(text: str) -> list[MethodSpec]:
         identity = (spec.name, spec.settings)
         if identity in seen:
             raise ValueError(f"--methods: {spec.label} is given twice, with the same settings")
+        if any(spec.label == other.label for other in specs[: len(seen)]):
+            raise ValueError(f"--methods: two methods would be called {spec.label} in the results; rename a file")
         seen.append(identity)
     if not specs:
         raise ValueError(f"--methods: nothing given; there are {', '.join(methods.names())}")
@@ -128,7 +199,12 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def _parse(text: str) -> MethodSpec:
+def _parse(text: str) -> Spec:
+    parts = list(_split(text, "+"))
+    return _part(text) if len(parts) == 1 else Composition(tuple(_part(part) for part in parts))
+
+
+def _part(text: str) -> MethodSpec:
     name, *settings = _split(text, ":")
     given: dict[str, Any] = {}
     for setting in settings:
@@ -140,6 +216,10 @@ def _parse(text: str) -> MethodSpec:
         given[key] = _value(value)
     batch = {key: given.pop(key) for key in BATCH_SETTINGS if key in given}
     return MethodSpec(name, given, batch)
+
+
+def _called(value: Any) -> Any:
+    return Path(value).stem if isinstance(value, str) and value.endswith(ENDING) else value
 
 
 def _split(text: str, separator: str) -> Iterator[str]:

@@ -2,26 +2,35 @@
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MANIFEST = "comparison.json"
 RESULTS = "results.json"
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write the file so that at no time it is there in part; strict JSON, and `repr` for what it has no form for."""
-    text = json.dumps(content, indent=1, allow_nan=False, default=repr) + "\n"
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of `path` at the end, all of it on the disk; where the block fails, none of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with unfinished.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with unfinished.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write the file so that at no time it is there in part; strict JSON, and `repr` for what it has no form for."""
+    text = json.dumps(content, indent=1, allow_nan=False, default=repr) + "\n"
+    with whole(path) as file:
+        file.write(text.encode())
 
 
 def read_json(path: Path) -> Any:

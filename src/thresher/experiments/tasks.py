@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from thresher.experiments import data as sources
 from thresher.experiments.base import Trainable, Training
 from thresher.experiments.data import Data
-from thresher.experiments.models import resnet8, small_cnn
+from thresher.experiments.models import perceptron, resnet8, small_cnn
 from thresher.experiments.script import Script
 
 EVALUATION_BATCH = 1000
@@ -116,6 +116,13 @@ TASKS = {
             partial(_without_folder, "mnist-5k", sources.find_mnist_5k),
             sources.mnist_5k,
             partial(small_cnn, 28, width=8),
+            lr=0.05,
+        ),
+        Task(
+            "mnist-5k-mlp",
+            partial(_without_folder, "mnist-5k-mlp", sources.find_mnist_5k),
+            sources.mnist_5k,
+            partial(perceptron, 28 * 28),
             lr=0.05,
         ),
         Task(

@@ -18,7 +18,7 @@ import thresher
 from thresher.cost import Cost
 from thresher.experiments.base import Trainable
 from thresher.experiments.recording import Recording
-from thresher.experiments.specs import MethodSpec
+from thresher.experiments.specs import Spec
 
 Progress = Callable[[int, float], None]
 """Called after each epoch with the number of epochs done and the test metric."""
@@ -78,7 +78,7 @@ class Length:
 def train(
     task: Trainable,
     data: Any,
-    spec: MethodSpec,
+    spec: Spec,
     *,
     seed: int,
     epochs: int,

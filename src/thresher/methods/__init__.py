@@ -18,7 +18,7 @@ class MethodInfo:
 
     Args:
         target: Where it is, as "package.module:Class".
-        stage: "epoch" or "batch".
+        stage: "before", "epoch" or "batch".
         summary: What it does.
         paper: Where it is described.
         rule: What makes it skip a sample; settings of the method in braces.
@@ -32,7 +32,133 @@ class MethodInfo:
 
 
 BUILT_IN = {
-    "full": MethodInfo("thresher.methods.full:FullData", "epoch", "every sample, every epoch"),
+    "ada_selection": MethodInfo(
+        "thresher.methods.ada_selection:AdaSelection",
+        "batch",
+        "mix base selectors by weights that adapt",
+        "arXiv:2306.10728",
+        rule="not chosen in its batch, by the mixed score of the selectors",
+    ),
+    "big_loss": MethodInfo(
+        "thresher.methods.big_loss:BigLoss",
+        "batch",
+        "train on the batch's largest losses",
+        "arXiv:2306.10728",
+        rule="its loss was not among the largest of its batch",
+    ),
+    "small_loss": MethodInfo(
+        "thresher.methods.small_loss:SmallLoss",
+        "batch",
+        "train on the batch's smallest losses",
+        "arXiv:2001.03316",
+        rule="its loss was not among the smallest of its batch",
+    ),
+    "gradient_norm": MethodInfo(
+        "thresher.methods.gradient_norm:GradientNorm",
+        "batch",
+        "train on the batch's largest last-layer gradients",
+        "arXiv:2306.10728",
+        rule="its gradient norm was not among the largest of its batch",
+    ),
+    "ada_boost": MethodInfo(
+        "thresher.methods.ada_boost:AdaBoost",
+        "batch",
+        "train on the batch's largest AdaBoost weights",
+        "arXiv:2306.10728",
+        rule="its AdaBoost weight was not among the largest of its batch",
+    ),
+    "coreset_extremes": MethodInfo(
+        "thresher.methods.coreset_extremes:CoresetExtremes",
+        "batch",
+        "train on the batch's largest and smallest losses",
+        "arXiv:2306.10728",
+        rule="its loss was in the middle of its batch",
+    ),
+    "coreset_center": MethodInfo(
+        "thresher.methods.coreset_center:CoresetCenter",
+        "batch",
+        "train on the losses closest to the batch's mean",
+        "arXiv:2306.10728",
+        rule="its loss was far from the mean of its batch",
+    ),
+    "rho_loss": MethodInfo(
+        "thresher.methods.rho_loss:RhoLoss",
+        "batch",
+        "train on what is learnable: loss above the irreducible loss",
+        "arXiv:2206.07137",
+        rule="its loss was little above its irreducible loss",
+    ),
+    "batch_importance": MethodInfo(
+        "thresher.methods.batch_importance:BatchImportance",
+        "batch",
+        "draw rows by gradient norm, weigh them without bias",
+        "arXiv:1803.00942",
+        rule="not drawn in its batch, by its gradient norm",
+    ),
+    "obftf": MethodInfo(
+        "thresher.methods.obftf:Obftf",
+        "batch",
+        "train on the part of a batch with the batch's mean loss",
+        "arXiv:2104.13114",
+        rule="not in the part of its batch whose mean loss is the batch's",
+    ),
+    "importance_sampling": MethodInfo(
+        "thresher.methods.importance_sampling:ImportanceSampling",
+        "epoch",
+        "draw samples by loss, with replacement",
+        "arXiv:2310.10102",
+        rule="not drawn, by its loss",
+    ),
+    "forgetting": MethodInfo(
+        "thresher.methods.forgetting:Forgetting",
+        "epoch",
+        "hide the samples that are forgotten least",
+        "arXiv:1812.05159",
+        rule="it was forgotten less often than others",
+    ),
+    "epoch_selective_backprop": MethodInfo(
+        "thresher.methods.epoch_selective_backprop:EpochSelectiveBackprop",
+        "epoch",
+        "Selective-Backprop once an epoch, by last losses",
+        "arXiv:2310.10102",
+        rule="hidden by chance of the percentile of its last loss",
+    ),
+    "grad_match": MethodInfo(
+        "thresher.methods.grad_match:GradMatch",
+        "epoch",
+        "a weighted subset whose gradient is that of all data",
+        "arXiv:2103.00123",
+        rule="not in the subset that matches the gradient",
+    ),
+    "minibatch_dropping": MethodInfo(
+        "thresher.methods.minibatch_dropping:MinibatchDropping",
+        "epoch",
+        "drop whole mini-batches at random",
+        "arXiv:1910.13349",
+        rule="its mini-batch was dropped",
+    ),
+    "rais": MethodInfo(
+        "thresher.methods.rais:Rais",
+        "epoch",
+        "draw samples by robust estimates of gradient norm, weigh them",
+        "Johnson & Guestrin, NeurIPS 2018",
+        rule="not drawn, by its last gradient norm and how old that is",
+    ),
+    "mercury": MethodInfo(
+        "thresher.methods.mercury:Mercury",
+        "epoch",
+        "draw samples by loss, refreshed a group at a time, weigh them",
+        "SenSys 2021",
+        rule="not drawn, by its last loss",
+    ),
+    "prune": MethodInfo(
+        "thresher.methods.prune:Prune",
+        "before",
+        "keep a part of the dataset by a score",
+        "arXiv:2107.07075",
+        rule="pruned before training, by its score",
+    ),
+    "full": MethodInfo("thresher.methods.full:FullData", "epoch", "every sample, every epoch", rule="nothing is left out"),
     "uniform": MethodInfo(
         "thresher.methods.uniform:UniformSubset", "epoch", "a fresh random subset each epoch", rule="not in the random subset"
     ),
@@ -67,8 +193,29 @@ BUILT_IN = {
 
 
 @runtime_checkable
+class BeforeMethod(Protocol):
+    """A method that decides before training which samples there are at all; a frozen dataclass.
+
+    Where a method of any stage rests on scores, `cost` says what they took: samples put through (forward, backward) passes.
+    """
+
+    stage: ClassVar[Literal["before"]]
+
+    def kept(self, n: int) -> Any:
+        """Ids of the samples kept of a dataset of n: shape (K,), int64, ascending."""
+        ...
+
+
+@runtime_checkable
 class EpochMethod(Protocol):
-    """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state."""
+    """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state.
+
+    It may also define `surveys`, a tuple of names, and `survey(epoch, epochs)` that returns some of them: what it must know of
+    all samples before this plan, out of "error" (the gradient of a sample's mean loss with respect to the model's outputs),
+    "feature" (what the last `nn.Linear` gets) and "label". The run then makes a forward-only pass, and `records` has them too:
+    (N, numbers of a sample), float32; labels (N,), int64. `draws = True` says that plans are drawn, which takes a loader with
+    `shuffle=True`.
+    """
 
     stage: ClassVar[Literal["epoch"]]
 
@@ -83,7 +230,12 @@ class EpochMethod(Protocol):
 
 @runtime_checkable
 class BatchMethod(Protocol):
-    """A method that decides inside each batch; a frozen dataclass that owns no tensors and no random state."""
+    """A method that decides inside each batch; a frozen dataclass that owns no tensors and no random state.
+
+    It may also define `active(progress, step) -> bool`, with `progress` the share of training that is done: where False, the
+    batch is trained whole and nobody is asked; `report(state) -> dict of numbers` for the history, once an epoch; and
+    `check(ids)`, which raises ValueError where it cannot choose among the samples with these ids.
+    """
 
     stage: ClassVar[Literal["batch"]]
     signals: ClassVar[tuple[str, ...]]

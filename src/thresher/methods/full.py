@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from thresher.methods.card import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 
@@ -16,6 +17,7 @@ class FullData:
     """Keep everything. Attached, the loop computes what it computes unattached, bit for bit on CPU."""
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    card: ClassVar[Card] = Card(biased="No: every sample, every epoch.", forwards="None.", bytes_per_sample=4)
 
     def columns(self) -> dict[str, Column]:
         """The last loss, to look at."""

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods.card import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, chosen, ids_of, on_host, quantile_cut, share
@@ -63,6 +64,18 @@ class InfoBatch:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    card: ClassVar[Card] = Card(
+        biased="No: the expected weighted sum of the losses over an epoch is that of all data.",
+        forwards="None.",
+        claim="40 % of the cost at no loss of accuracy on CIFAR-10, CIFAR-100, ImageNet-1K and ADE20K; 20 to 27 % on "
+        "pre-training, diffusion and instruction tuning.",
+        differences=(
+            'The weight is the number below the mean over the number kept of it; the code\'s is 1 / (1 - r) (rescale="ratio").',
+            "The annealing epochs have weights of 1; the code leaves the last weights where delta * epochs is not whole.",
+            "Samples without a loss yet are kept; the code gives them a loss of 3.",
+        ),
+        bytes_per_sample=4,
+    )
     prune_fraction: float = 0.5
     delta: float = 0.875
     threshold: float | Literal["mean"] = "mean"

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods.card import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.schedules import Milestones, check_milestones, step_value
@@ -82,6 +83,23 @@ class Kakurenbo:
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     refreshes: ClassVar[bool] = True
+    card: ClassVar[Card] = Card(
+        biased="Yes, towards hard samples, by design: nothing is re-weighted.",
+        forwards="Every hidden sample once an epoch.",
+        claim="Up to 22 % less training time at 0.4 points of accuracy; ResNet-50 on ImageNet, 100 epochs: 19.4 % less time, "
+        "73.52 instead of 73.68 % right.",
+        differences=(
+            'Confidence is the softmax over the classes; the code takes it over the batch (confidence="batch").',
+            "The learning rate follows the samples really hidden; the code's follows the scheduled fraction "
+            '(lr_fraction="scheduled").',
+            'Hidden samples are forwarded in eval mode; the code does so in train mode (refresh="train").',
+            'A sample met twice in an epoch has its statistics replaced; the code adds them up (merge="sum").',
+            'Ties at the cut go by id, up to the count; one of the scripts takes them all (candidates="threshold").',
+            "Epoch 0 hides nothing; the code hides by its initial losses where samples are not moved back "
+            "(first_epoch_hides=True).",
+        ),
+        bytes_per_sample=9,
+    )
     max_fraction: float = 0.3
     tau: float = 0.7
     schedule: Milestones = SCHEDULE

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thresher.methods import State
+from thresher.methods.card import Card
 from thresher.plans import BatchPlan
 from thresher.selection import chosen, ids_of, share
 
@@ -29,6 +30,11 @@ class RandomBackprop:
 
     stage: ClassVar[Literal["batch"]] = "batch"
     signals: ClassVar[tuple[str, ...]] = ()
+    card: ClassVar[Card] = Card(
+        biased="no: every row is kept equally often",
+        forwards="none: the rows left out are not even forwarded",
+        caveat="it is random selection: what the others are compared with",
+    )
     keep: float = 0.5
 
     def __post_init__(self) -> None:

@@ -11,8 +11,12 @@ the history is never chosen. Where the code goes beyond the paper or against it:
 - Its beta is 3 on the command line and 1 in the research scripts.
 - Its least probability is a setting, 0 by default: `min_probability`.
 - A loss that is NaN or infinite has a percentile there; here it is kept and never counted.
-KAKURENBO's comparison with it (once an epoch, histogram of all last losses) and Composer's (a fixed number drawn by rank)
-are other algorithms of the same name.
+KAKURENBO's comparison with it (once an epoch, histogram of all last losses) is another algorithm of the same name.
+
+So is Composer's (github.com/mosaicml/composer), which draws a fixed number of rows by the rank of their losses, in a part
+of the training, and leaves every so-manieth batch whole: SelectiveBackprop(keep=0.5, draw=True, start=0.5, end=0.9,
+interrupt=2). Where that goes another way: it counts batches from the start of each epoch, here `interrupt` counts those of
+the whole training; it draws no row of a batch of one, here one at least.
 """
 
 import math
@@ -24,22 +28,10 @@ import torch
 from torch import Tensor
 
 from thresher.methods import State
+from thresher.methods.card import Card
+from thresher.methods.ranked import largest
 from thresher.plans import BatchPlan
 from thresher.selection import share
-
-
-def largest_losses(loss: Tensor, k: int) -> Tensor:
-    """Positions of the `k` largest losses; those that are not finite come first of all, ties go to the later position.
-
-    Args:
-        loss: Shape (n,).
-        k: How many, 1 or more; all where there are fewer.
-
-    Returns:
-        Positions, shape (min(k, n),), int64, the largest last.
-    """
-    ascending = torch.where(loss.isfinite(), loss, math.inf).argsort(stable=True)
-    return ascending[max(0, len(loss) - k) :]
 
 
 def remembered(history: Tensor, loss: Tensor, size: int) -> Tensor:
@@ -75,6 +67,26 @@ def percentile(loss: Tensor, history: Tensor) -> Tensor:
     return torch.where(loss.isfinite() & finite.any(), below / finite.sum(), 1.0)
 
 
+def precedence(n: int, keep: float, generator: torch.Generator) -> Tensor:
+    """A draw without replacement by rank: its first k are the k largest of these numbers.
+
+    One row after another is drawn among those that are left, with probability proportional to c_j ** (1 / keep - 1), where
+    c_j = (j + 0.5) / n is the percentile of the j-th smallest loss.
+
+    Args:
+        n: Number of rows.
+        keep: Within (0, 1]; 1 draws uniformly.
+        generator: On the CPU.
+
+    Returns:
+        0 to n - 1, by ascending rank of the loss, shape (n,), float32, on the CPU.
+    """
+    c = (torch.arange(n, dtype=torch.float64) + 0.5) / n
+    waits = torch.empty(n, dtype=torch.float64).exponential_(generator=generator)
+    # Exponential clocks of these rates ring in the order of such a draw.
+    return ((1 / keep - 1) * c.log() - waits.log()).argsort().argsort().float()
+
+
 @dataclass(frozen=True)
 class SelectiveBackprop:
     """Train on the samples of each batch with large losses: a fixed share of it, or by chance of the loss's percentile.
@@ -84,6 +96,9 @@ class SelectiveBackprop:
     for 0.25, 50 % for 1, 33 % for 2, 25 % for 3; with a history of h a little less, the mean of (j / h) ** beta over
     j < h. A sample without a finite loss is always chosen with `beta`, and before all others with `keep`.
 
+    Outside [start, end) of the training, and in batches that `interrupt` leaves alone, everything is trained on, nothing is
+    scored and nothing is remembered.
+
     Args:
         keep: Share kept of each batch, (0, 1]: the floor(keep * n) largest losses, at least one. None: by `beta`.
         beta: Selectivity, 0 or more; 0 keeps everything. Default 1 where `keep` is not given. Original code: 3 on
@@ -91,18 +106,41 @@ class SelectiveBackprop:
         history: R, how many of the last losses make the percentiles, 1 or more; with `beta` only. Published: 1024.
         min_probability: Least chance of any sample, [0, 1]; with `beta` only. Published: 0.
         warmup_steps: Steps that train on everything and remember nothing. Published: those of the first epoch.
+        start: Share of the training from which to choose, [0, 1). Composer: 0.5.
+        end: Share of the training up to which to choose, (start, 1]. Composer: 0.9.
+        interrupt: Leave every so-manieth batch whole, 0 or more; 0 leaves none, 1 leaves all. Composer: 2.
+        draw: With `keep` only: draw the floor(keep * n) rows by the rank of their losses, as Composer does, instead of
+            taking the largest.
 
     Raises:
-        ValueError: A setting out of range, or both `keep` and `beta`.
+        ValueError: A setting out of range, both `keep` and `beta`, or `draw` without `keep`.
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
     signals: ClassVar[tuple[str, ...]] = ("loss",)
+    card: ClassVar[Card] = Card(
+        biased="yes, by design: towards samples of large loss, the more the larger `beta` or the smaller `keep`",
+        forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
+        claim="up to 3.5 times faster to a target error than plain training, 1.02 to 1.8 times faster than importance sampling "
+        "(CIFAR-10, CIFAR-100, SVHN); Composer's: 6 % less time on ImageNet, 8 % on CIFAR-10, at the same accuracy",
+        differences=(
+            "The code trains on everything in epoch 0; here that is `warmup_steps`, 0 by default.",
+            "The code's beta is 3 on its command line and 1 in its research scripts; here it is 1.",
+            "A loss that is not finite is kept and never counted; in the code it has a percentile.",
+            "Composer counts batches from the start of each epoch; here `interrupt` counts those of the whole training.",
+        ),
+        caveat="wrong labels have large losses and stay so: it trains on them most",
+        missing=("The calculators `vanilla` and `spline`, and the predictors of losses.",),
+    )
     keep: float | None = None
     beta: float | None = None
     history: int = 1024
     min_probability: float = 0.0
     warmup_steps: int = 0
+    start: float = 0.0
+    end: float = 1.0
+    interrupt: int = 0
+    draw: bool = False
 
     def __post_init__(self) -> None:
         if self.keep is None and self.beta is None:
@@ -124,10 +162,21 @@ class SelectiveBackprop:
             )
         if self.warmup_steps < 0:
             raise ValueError(f"SelectiveBackprop: `warmup_steps` must be 0 or more, got {self.warmup_steps}")
+        if not 0 <= self.start < 1:
+            raise ValueError(f"SelectiveBackprop: `start` is a share of the training, within [0, 1), got {self.start}")
+        if not self.start < self.end <= 1:
+            raise ValueError(
+                f"SelectiveBackprop: `end` is a share of the training, above `start` and up to 1, got start={self.start} and "
+                f"end={self.end}"
+            )
+        if not (isinstance(self.interrupt, int) and self.interrupt >= 0):
+            raise ValueError(f"SelectiveBackprop: `interrupt` must be a whole number of 0 or more, got {self.interrupt!r}")
+        if self.draw and self.keep is None:
+            raise ValueError("SelectiveBackprop: `draw` needs `keep`, the share to draw, got keep=None")
 
     @property
     def expected_keep(self) -> float:
-        """Share of the samples that is kept in the long run: `keep`, or 1 / (1 + beta), more with a `min_probability`."""
+        """Share kept of the batches it chooses from: `keep`, or in the long run 1 / (1 + beta), more by `min_probability`."""
         if self.keep is not None:
             return float(self.keep)
         if not self.beta:
@@ -136,13 +185,20 @@ class SelectiveBackprop:
         lifted = self.min_probability ** (1 + 1 / self.beta)
         return (1 + self.beta * lifted) / (1 + self.beta)
 
+    def active(self, progress: float, step: int) -> bool:
+        """Whether it chooses from a batch, given the share of the training that is done and the number of the batch."""
+        progress += 1e-9
+        begun, ended = progress >= self.start, progress >= self.end and self.end < 1
+        return begun and not ended and (self.interrupt == 0 or (step + 1) % self.interrupt != 0)
+
     def init_state(self) -> State:
         """With `beta` the history, still empty: its length is how far it is filled."""
         return {} if self.keep is not None else {"history": torch.empty(0, dtype=torch.float32)}
 
     def count(self, n: int) -> int | None:
-        """A fixed share of each batch with `keep`; chance with `beta`."""
-        return None if self.keep is None or self.warmup_steps else max(1, share(self.keep, n))
+        """A fixed share of each batch with `keep`; chance with `beta`, and unknown where some batches stay whole."""
+        whole = self.warmup_steps or self.start > 0 or self.end < 1 or self.interrupt
+        return None if self.keep is None or whole else max(1, share(self.keep, n))
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
@@ -154,11 +210,21 @@ class SelectiveBackprop:
         by_id = ids.argsort(stable=True)
         loss = signals["loss"].detach()[by_id]
         if self.keep is not None:
-            picked, state = largest_losses(loss, max(1, share(self.keep, len(ids)))), dict(state)
+            picked, state = self._fixed(loss, self.keep, generator), dict(state)
         else:
             history = remembered(state["history"], loss.float(), self.history)
             picked, state = self._drawn(loss.float(), history, generator), {**state, "history": history}
         return self._plan(by_id[picked].sort().values, len(ids), 1 - self.expected_keep), state
+
+    def _fixed(self, loss: Tensor, keep: float, generator: torch.Generator) -> Tensor:
+        """Positions of the largest losses, or of those drawn by rank; losses that are not finite before all others."""
+        n = len(loss)
+        k = max(1, share(keep, n))
+        if not self.draw:
+            return largest(loss, k)
+        ascending = largest(loss, n)
+        places = precedence(n, keep, generator).to(loss.device, non_blocking=True)
+        return ascending[largest(torch.where(loss[ascending].isfinite(), places, math.inf), k)]
 
     def _drawn(self, loss: Tensor, history: Tensor, generator: torch.Generator) -> Tensor:
         """Positions drawn by the percentiles; how many is known to the device alone, so that this waits for it."""

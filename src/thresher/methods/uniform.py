@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from thresher.methods.card import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import chosen, ids_of, share
@@ -33,6 +34,12 @@ class UniformSubset:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    card: ClassVar[Card] = Card(
+        biased="No: every sample is kept with the same chance.",
+        forwards="None.",
+        bytes_per_sample=4,
+        caveat="It is the random selection that the other methods are held against.",
+    )
     keep: float = 0.7
 
     def __post_init__(self) -> None:

@@ -6,8 +6,9 @@ import numpy as np
 import plotly.graph_objects as go
 from scipy.stats import rankdata
 
+from thresher.experiments.summary import is_share, kind_of
 from thresher.experiments.time_to_target import measure
-from thresher.report.loading import Results, Samples, by_epoch, controls, is_share, kind_of, methods
+from thresher.report.loading import Results, Samples, by_epoch, controls, methods
 from thresher.report.style import (
     INK,
     KINDS,
@@ -46,14 +47,11 @@ def metric_against_cost(results: Results, _: Samples, by: str = "cost") -> go.Fi
         return None
     figure = blank(OF_FULL[by], _metric_title(results))
     _margin_below_full(figure, results)
-    of_kind: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        if row["control_of"] is not None:
-            of_kind.setdefault(kind_of(row), []).append(row)
-    for kind, group in of_kind.items():
+    for kind in dict.fromkeys(filter(None, map(kind_of, rows))):
+        group = [row for row in rows if kind_of(row) == kind]
         _points(figure, results, KINDS.get(kind, kind), control_look(kind), group, f"{by}_ratio", "lines+markers")
     for row in rows:
-        if row["control_of"] is None:
+        if kind_of(row) is None:
             _points(figure, results, row["method"], looks(results)[row["method"]], [row], f"{by}_ratio", "markers")
     return figure
 
@@ -116,7 +114,7 @@ def _curve(results: Results, runs: list[dict[str, Any]], by: str, name: str, of:
 
 def time_to_target(results: Results, _: Samples, by: str = "cost") -> go.Figure | None:
     """What methods took to errors of 1.4, 1.2 and 1.1 times that which full training ends with, of what full training took."""
-    if not is_share(results) or not _has_curves(results, by):
+    if not is_share(results["runs"]) or not _has_curves(results, by):
         return None
     measured = measure(results)
     figure = blank("error of full training, times", OF_FULL["cpu" if by == "cpu_s" else by], barmode="group")
@@ -273,8 +271,8 @@ def _lists(results: Results, method: str, name: str) -> tuple[Any, Any] | None:
 
 
 def _scale(results: Results) -> float:
-    return 100.0 if is_share(results) else 1.0
+    return 100.0 if is_share(results["runs"]) else 1.0
 
 
 def _metric_title(results: Results) -> str:
-    return plain(results["runs"][0]["metric"]["name"]) + (", %" if is_share(results) else "")
+    return plain(results["runs"][0]["metric"]["name"]) + (", %" if is_share(results["runs"]) else "")

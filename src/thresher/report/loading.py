@@ -1,7 +1,7 @@
 """The folder of a comparison, read: its results, and the history of every sample where there is one."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from thresher.experiments import summary
 from thresher.experiments.store import RESULTS, read_json
+from thresher.experiments.summary import kind_of
 
 Results = dict[str, Any]
 Run = dict[str, Any]
@@ -26,22 +26,31 @@ class History:
         targets: Classes, shape (N,); None where there are none.
         losses: As last seen by the end of each epoch, shape (N, epochs); NaN where a sample was not seen by then.
         trained: How often a sample was trained on in each epoch, shape (N, epochs).
+        given: Which samples were there to train on in each epoch, shape (N, epochs); None: all.
     """
 
     ids: NDArray[np.int64]
     targets: NDArray[np.int64] | None
     losses: NDArray[np.float32]
     trained: NDArray[np.uint8]
+    given: NDArray[np.bool_] | None = None
 
     @property
     def dropped(self) -> NDArray[np.bool_]:
-        """Which samples were not trained on in an epoch, shape (N, epochs)."""
-        return self.trained == 0
+        """Which samples an epoch was not trained on although they were there, shape (N, epochs)."""
+        untrained = self.trained == 0
+        return untrained if self.given is None else untrained & self.given
 
     @property
     def hidden(self) -> NDArray[np.int64]:
-        """In how many epochs a sample was not trained on, shape (N,)."""
+        """In how many epochs a sample was left out, shape (N,)."""
         return self.dropped.sum(axis=1)
+
+    def beside(self, full: "History | None") -> "History":
+        """The same run, given what full training with its seed trained on; as it is where that is unknown or of other data."""
+        if full is None or full.trained.shape != self.trained.shape or not np.array_equal(full.ids, self.ids):
+            return self
+        return replace(self, given=full.trained > 0)
 
     @property
     def mean_loss(self) -> NDArray[np.float64]:
@@ -99,7 +108,7 @@ def methods(results: Results) -> dict[str, list[Run]]:
     """The runs of each method, a run a seed; controls left out."""
     found: dict[str, list[Run]] = {}
     for run in results["runs"]:
-        if run.get("control_of") is None:
+        if kind_of(run) is None:
             found.setdefault(run["method"], []).append(run)
     return found
 
@@ -108,23 +117,27 @@ def controls(results: Results) -> dict[str, dict[str, list[Run]]]:
     """The runs of controls, by kind and by the method that they are controls of."""
     found: dict[str, dict[str, list[Run]]] = {}
     for run in results["runs"]:
-        if run.get("control_of") is not None:
-            found.setdefault(kind_of(run), {}).setdefault(run["control_of"], []).append(run)
+        if (kind := kind_of(run)) is not None:
+            found.setdefault(kind, {}).setdefault(run["control_of"], []).append(run)
     return found
 
 
-def kind_of(row: Mapping[str, Any]) -> str:
-    """Which control a run or a row of the summary is, such as `uniform`."""
-    return row["method"].partition("@")[0]
-
-
 def histories(results: Results, samples: Samples) -> dict[str, dict[int, History]]:
-    """What there is of each method's samples, by seed; methods with nothing left out."""
+    """What there is of each method's samples, by seed; methods with nothing left out.
+
+    What the loader did not yield, by its sampler or `drop_last`, full training did not see either, and no method left it out.
+    With `drop_last` that is exact for methods that see the same batches, and up to a batch an epoch off for others.
+    """
     found = {
         method: {run["seed"]: samples[run["samples"]] for run in runs if run.get("samples") in samples}
         for method, runs in methods(results).items()
     }
-    return {method: of_seeds for method, of_seeds in found.items() if of_seeds}
+    full = found.get("full", {})
+    return {
+        method: {seed: history.beside(full.get(seed)) for seed, history in of_seeds.items()}
+        for method, of_seeds in found.items()
+        if of_seeds
+    }
 
 
 def by_epoch(runs: list[Run], name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
@@ -138,8 +151,3 @@ def by_epoch(runs: list[Run], name: str) -> tuple[NDArray[np.int64], NDArray[np.
     values = np.array([[entry.get(name) for entry in run.get("history", ())[:lengths]] for run in runs], dtype=np.float64)
     known = np.isfinite(values).all(axis=0)
     return (np.flatnonzero(known) + 1, values[:, known]) if known.any() else None
-
-
-def is_share(results: Results) -> bool:
-    """Whether the metric is shown in percent."""
-    return summary.is_share(results["runs"])

@@ -89,13 +89,25 @@ const verdict = document.getElementById("verdict");
 for (const heading of verdict.tHead.rows[0].cells) {
   heading.querySelector("button").addEventListener("click", () => sort(verdict, heading));
 }
-document.querySelectorAll(".chart").forEach((chart) => chart.addEventListener("change", () => draw(chart)));
 document.getElementById("sheets")?.addEventListener("change", (event) => {
   document.querySelectorAll(".sheets").forEach((sheet, number) => { sheet.hidden = number !== Number(event.target.value); });
 });
-toggle.addEventListener("click", () => {
-  root.dataset.theme = isDark() ? "light" : "dark";
+
+async function inflated(id) {
+  const bytes = Uint8Array.from(atob(document.getElementById(id).textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+  return new Response(stream).text();
+}
+
+inflated("plotly").then((source) => {
+  const script = document.createElement("script");
+  script.textContent = source;
+  document.head.append(script);
+  document.querySelectorAll(".chart").forEach((chart) => chart.addEventListener("change", () => draw(chart)));
+  toggle.addEventListener("click", () => {
+    root.dataset.theme = isDark() ? "light" : "dark";
+    drawAll();
+  });
+  system.addEventListener("change", drawAll);
   drawAll();
 });
-system.addEventListener("change", drawAll);
-drawAll();

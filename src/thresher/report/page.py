@@ -1,7 +1,8 @@
 """The page: the table, the sentences, every chart that there is data for, sheets of samples and settings, in one file."""
 
+import base64
 import json
-import os
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +13,10 @@ import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
+from thresher.experiments.store import whole
+from thresher.experiments.summary import is_share
 from thresher.report import charts, sample_charts
-from thresher.report.loading import Results, Samples, is_share, load, methods
+from thresher.report.loading import Results, Samples, load, methods
 from thresher.report.sheets import Pictures, pictures_of, sheets
 from thresher.report.style import INK
 
@@ -124,14 +127,16 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "hidden",
             "Left out, by class",
-            "Samples of each class that an epoch was not trained on, mean of the seeds; below, the rank of the classes by it.",
+            "Samples of each class that an epoch was not trained on, mean of the seeds; below, the rank of the classes by it. "
+            "What the loader did not yield, by its sampler or drop_last, is among them.",
             each_method(charts.hidden_by_class),
         ),
         Chart(
             "overlap",
             "Do methods leave out the same samples?",
             "Those that both left out of an epoch, as a share of those that either did; line and marker have the colours of "
-            "the two. Two halves drawn at random have a third in common, two thirds of the samples a half.",
+            "the two. Two halves drawn at random have a third in common, two thirds of the samples a half. Not counted is what "
+            "full training with the same seed did not get from its loader; counted is what drop_last takes of smaller epochs.",
             one(sample_charts.overlap_by_epoch),
         ),
         Chart(
@@ -187,14 +192,9 @@ def write_report(folder: Path, data: Path | None = None) -> Path:
         ValueError: A file of the comparison is damaged.
     """
     results, samples = load(folder)
-    path = folder / REPORT
-    unfinished = path.with_name(f".{REPORT}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(page(results, samples, _pictures(results, samples, data)), encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return path
+    with whole(folder / REPORT) as file:
+        file.write(page(results, samples, _pictures(results, samples, data)).encode())
+    return folder / REPORT
 
 
 def _pictures(results: Results, samples: Samples, data: Path | None) -> Pictures | None:
@@ -222,7 +222,7 @@ def page(results: Results, samples: Samples, pictures: Pictures | None = None) -
         sheets=sheets(results, samples, pictures),
         settings=_settings(results),
         counted=COUNTED,
-        plotly=get_plotlyjs(),
+        plotly=base64.b64encode(zlib.compress(get_plotlyjs().encode())).decode(),
         ink=INK,
     )
 
@@ -239,7 +239,7 @@ COLUMNS = ("method", "difference to full", "cost as counted", "CPU time", "wall 
 
 def _row(row: Mapping[str, Any], results: Results) -> dict[str, Any]:
     """Texts of the cells and what they are sorted by; None sorts last."""
-    scale, digits = (100, 2) if is_share(results) else (1, 4)
+    scale, digits = (100, 2) if is_share(results["runs"]) else (1, 4)
     spread = "" if row.get("std") is None else f" ± {scale * row['std']:.{digits}f}"
     shares = [row.get(f"{name}_ratio") for name in SHARES]
     cells = [
@@ -258,7 +258,7 @@ def _row(row: Mapping[str, Any], results: Results) -> dict[str, Any]:
 
 def amount(results: Results, margin: float | None) -> str:
     """The margin with its unit, as results.json holds it: points where the metric is a share."""
-    return "" if margin is None else f"{margin:g}{' points' if is_share(results) else ''}"
+    return "" if margin is None else f"{margin:g}{' points' if is_share(results['runs']) else ''}"
 
 
 def _difference(row: Mapping[str, Any], scale: int, digits: int) -> str:

@@ -15,7 +15,9 @@ from thresher.experiments.tasks import TASKS, built_in
 from thresher.report.loading import History, Results, Samples, histories
 
 CARDS = 12
-"""Samples a sheet."""
+"""Samples a sheet, at most."""
+PICTURES = 600
+"""On a page, at most: what keeps that of twenty methods below 4 MB."""
 
 Pictures = NDArray[np.uint8]
 Order = NDArray[np.int64]
@@ -46,13 +48,19 @@ def sheets(results: Results, samples: Samples, pictures: Pictures | None) -> dic
     """The sheets of each method's first seed; full training, which leaves nothing out, is the last."""
     held = sorted(histories(results, samples).items(), key=lambda item: item[0] == "full")
     of_methods = {method: next(iter(of_seeds.values())) for method, of_seeds in held}
-    return {method: _sheets_of(history, pictures) for method, history in of_methods.items() if len(history.ids)}
+    cards = CARDS if pictures is None else cards_a_sheet(len(of_methods))
+    return {method: _sheets_of(history, pictures, cards) for method, history in of_methods.items() if len(history.ids)}
 
 
-def _sheets_of(history: History, pictures: Pictures | None) -> list[Sheet]:
+def cards_a_sheet(of_methods: int) -> int:
+    """How many samples a sheet shows as pictures, where there are so many methods: fewer, the more there are."""
+    return min(CARDS, max(1, PICTURES // (len(ORDERS) * max(1, of_methods))))
+
+
+def _sheets_of(history: History, pictures: Pictures | None, cards: int) -> list[Sheet]:
     if pictures is not None and history.ids[-1] >= len(pictures):
         pictures = None
-    chosen = {title: choose(history)[:CARDS] for title, choose in ORDERS.items()}
+    chosen = {title: choose(history)[:cards] for title, choose in ORDERS.items()}
     return [Sheet(title, [_card(history, at, pictures) for at in order]) for title, order in chosen.items() if len(order)]
 
 

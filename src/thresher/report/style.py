@@ -73,7 +73,13 @@ def short(values: ArrayLike) -> list[Any]:
     array = np.asarray(values, dtype=np.float64)
     if array.ndim > 1:
         return [short(row) for row in array]
-    return [float(f"{value:.5g}") if np.isfinite(value) else None for value in array]
+    return [_five_digits(value) if np.isfinite(value) else None for value in array.tolist()]
+
+
+def _five_digits(value: float) -> float:
+    """Whole numbers as such: "0" for "0.0" takes a tenth off the charts of a page."""
+    number = float(f"{value:.5g}")
+    return int(number) if number.is_integer() and abs(number) < 1e6 else number
 
 
 def blank(x: str, y: str, **layout: Any) -> go.Figure:

@@ -116,19 +116,20 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
     return graphs.backward(arguments)
 
 
-def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None) -> Tensor:
+def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False) -> Tensor:
     """Rows of what a `subset_backward` model returned; its backward then knows them without looking, or waiting, for them.
 
     Args:
         outputs: A tensor with the batch first, shape (n * per, ...); any other tensor is indexed and no more.
         rows: Which samples, ascending, shape (k,), int64.
         n: Samples in the batch, where each has several consecutive entries. Default: one entry each.
+        drawn: Whether a row may be there several times.
 
     Returns:
         Shape (k * per, ...).
     """
     n = len(outputs) if n is None else n
-    if len(rows) == n:
+    if len(rows) == n and not drawn:
         return outputs
     layout = Layout(0, len(outputs) // n)
     node: Any = outputs.grad_fn

@@ -39,11 +39,11 @@ class Layout:
         return taken if self.per == 1 else taken.flatten(self.axis, self.axis + 1)
 
     def put(self, value: Tensor, rows: Tensor, n: int) -> Tensor:
-        """The inverse of `take`: zeros for the samples that were not taken."""
+        """The inverse of `take`: zeros for the samples that were not taken, sums for those taken several times."""
         parts, axis = self.split(value, len(rows))
         shape = list(parts.shape)
         shape[axis] = n
-        whole = parts.new_zeros(shape).index_copy_(axis, rows, parts)
+        whole = parts.new_zeros(shape).index_add_(axis, rows, parts)
         return whole if self.per == 1 else whole.flatten(self.axis, self.axis + 1)
 
     def carries(self, value: Tensor, n: int) -> Tensor:

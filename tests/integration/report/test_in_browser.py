@@ -4,6 +4,9 @@ import shutil
 import numpy as np
 import pytest
 
+from thresher.experiments.comparison import compare
+from thresher.experiments.specs import parse_methods
+from thresher.report.loading import load, methods
 from thresher.report.page import SECTIONS, write_report
 from thresher.report.pictures import write_pictures
 from unit.report.cases import HOSTILE, comparison, save
@@ -12,6 +15,7 @@ selenium = pytest.importorskip("selenium", reason="needs selenium")
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs Debian's chromium and chromium-driver"
@@ -31,19 +35,37 @@ FLAGS = (
 WIDE, PHONE = (1280, 900), (390, 844)
 
 
-@pytest.fixture(scope="module")
-def made():
+def made_up(folder):
+    """Names that would be HTML, and charts for everything that a run may tell."""
     results, samples = comparison({"full": 0.0, "kakurenbo": 0.3, HOSTILE: 0.4}, task="digits@50")
     for run in results["runs"]:
         for entry in run["history"]:
             entry["weight_loss"] = 0.5
     results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}
-    return results, samples
+    save(folder, results, samples)
+
+
+def trained(folder):
+    """What two methods, full training and their controls leave behind."""
+    specs = parse_methods("kakurenbo:tau=0.0,infobatch:delta=1.0")
+    compare("digits@256", specs, seeds=[0, 1], epochs=2, out=folder, jobs=1)
+
+
+@pytest.fixture(scope="module", params=[made_up, trained], ids=lambda make: make.__name__)
+def folder(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("compared")
+    request.param(path)
+    return path
 
 
 @pytest.fixture(scope="module")
-def address(made, tmp_path_factory):
-    return write_report(save(tmp_path_factory.mktemp("compared"), *made)).as_uri()
+def made(folder):
+    return load(folder)
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    return write_report(folder).as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +90,7 @@ def opened(browser, address):
         for log in ("browser", "performance"):
             browser.get_log(log)
         browser.get(address)
+        WebDriverWait(browser, 30).until(lambda page: page.execute_script("return typeof Plotly === 'object'"))
         return browser
 
     return open_page
@@ -96,13 +119,13 @@ def expected(figure):
     }
 
 
-def test_nothing_is_requested_and_nothing_complained_of(opened):
+def test_nothing_is_requested_and_nothing_complained_of(opened, made):
     browser = opened()
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [message["params"]["request"]["url"] for message in sent if message["method"] == "Network.requestWillBeSent"]
     assert [url for url in urls if not url.startswith("data:")] == [browser.current_url]
     assert browser.get_log("browser") == []
-    assert browser.title.startswith("digits@50")
+    assert browser.title.startswith(made[0]["task"])
 
 
 def test_every_chart_is_drawn_with_every_point_in_every_view(opened, made):
@@ -116,6 +139,21 @@ def test_every_chart_is_drawn_with_every_point_in_every_view(opened, made):
                 inputs[number].click()
             assert browser.execute_script(DRAWN, chart.key) == expected(figure)
     assert browser.get_log("browser") == []
+
+
+def test_charts_have_as_many_points_as_results_json_has_values(opened, folder):
+    results = json.loads((folder / "results.json").read_text())
+    epochs, seeds = results["epochs"], len({run["seed"] for run in results["runs"]})
+    compared = list(dict.fromkeys(run["method"] for run in results["runs"] if run["control_of"] is None))
+    browser = opened()
+    sizes = {chart: browser.execute_script(DRAWN, chart)["traces"] for chart in ("cost", "curves", "easy", "histogram")}
+    assert sum(size for _, _, size in sizes["cost"]) == len(results["summary"])
+    band = [2 * epochs] * (seeds > 1)
+    for chart in ("curves", "easy"):
+        by_method = {method: [size for name, _, size in sizes[chart] if name == method] for method in compared}
+        assert by_method == {method: [*band, epochs] for method in compared}
+    [[_, kind, size]] = sizes["histogram"]
+    assert (kind, size) == ("heatmap", (len(results["loss_bins"]) - 1) * epochs)
 
 
 def cells(browser, column):
@@ -169,15 +207,16 @@ def test_charts_follow_the_theme(opened):
     assert light == ["rgb(28, 29, 33)", "rgb(28, 29, 33)", "#1c1d21"]
 
 
-def test_a_method_is_switched_off_on_the_whole_page(opened):
+def test_a_method_is_switched_off_on_the_whole_page(opened, made):
     browser = opened()
+    name = [*methods(made[0])][1]
     shown = "return ['cost', 'curves', 'easy'].map(key => document.getElementById(key).querySelector('.plot')._fullData"
-    shown += ".some(trace => trace.legendgroup === 'kakurenbo' && trace.visible))"
+    shown += f".some(trace => trace.legendgroup === '{name}' && trace.visible))"
     assert browser.execute_script(shown) == [True] * 3
-    button = next(b for b in browser.find_elements(By.CSS_SELECTOR, "#cost .legend button") if b.text == "kakurenbo")
+    button = next(b for b in browser.find_elements(By.CSS_SELECTOR, "#cost .legend button") if b.text == name)
     button.send_keys(Keys.ENTER)
     assert browser.execute_script(shown) == [False] * 3
-    assert browser.switch_to.active_element.text == "kakurenbo"
+    assert browser.switch_to.active_element.text == name
     browser.switch_to.active_element.send_keys(Keys.ENTER)
     assert browser.execute_script(shown) == [True] * 3
 

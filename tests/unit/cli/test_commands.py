@@ -60,7 +60,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--methods": "kakurembo"}, "no method 'kakurembo'; there are full, infobatch, kakurenbo, random_backprop"),
+        ({"--methods": "kakurembo"}, "no method 'kakurembo'; there are ada_boost, ada_selection, batch_importance"),
         ({"--methods": "kakurenbo:hide=1"}, "kakurenbo has no setting 'hide'; it has max_fraction"),
         ({"--task": "cifar"}, "no task 'cifar'; there are digits"),
         ({"--seeds": "a"}, "--seeds: whole numbers"),
@@ -99,6 +99,7 @@ def test_what_the_makefile_trains_is_known():
     variables = dict(line.split(" := ", 1) for line in lines if " := " in line)
     specs = parse_methods(variables["FASHION"].replace("$(SELECTIVE)", variables["SELECTIVE"]))
     assert [spec.label for spec in specs] == [
+        "kakurenbo", "infobatch",
         "selective_backprop:keep=0.33 once", "selective_backprop:keep=0.33 twice", "random_backprop:keep=0.33",
     ]  # fmt: skip
     tasks = [word for line in lines for flag, word in pairwise(line.split()) if flag == "--task"]

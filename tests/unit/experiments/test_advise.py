@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from thresher import methods
 from thresher.cli.advise import METHODS
 from thresher.experiments import advise as module
 from thresher.experiments.advise import (
@@ -371,3 +372,23 @@ def test_a_script_without_classes_whose_model_cannot_be_traced(quick, tmp_path):
     assert found["losses"]["trusted"] is None
     assert found["trace"]["fallback"] in " ".join(found["sentences"])
     assert any("One forward pass saves nothing of the backward pass here" in one for one in found["sentences"])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "foreseen"),
+    [
+        ("kakurenbo", {}, True),
+        ("importance_sampling", {}, True),
+        ("ada_selection", {}, True),
+        ("forgetting", {}, False),
+        ("rais", {}, False),
+        ("grad_match", {}, False),
+        ("prune", {"scores": "scores.parquet"}, False),
+    ],
+)
+def test_which_plans_can_be_foreseen(name, settings, foreseen):
+    assert module.foreseeable(methods.create(name, **settings)) is foreseen
+
+
+def test_methods_of_several_stages_cannot():
+    assert not module.foreseeable([methods.create("uniform"), methods.create("random_backprop")])

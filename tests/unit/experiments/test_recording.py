@@ -4,9 +4,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from thresher.experiments.recording import LOSS_BINS, class_labels, distribution
+import thresher
+from thresher.experiments.recording import LOSS_BINS, Recording, class_labels, distribution
 from thresher.experiments.specs import parse_methods
 from thresher.experiments.tasks import task_of
 from thresher.experiments.training import train
@@ -56,6 +57,28 @@ def test_distributions_are_those_of_the_losses(recorded):
         assert entry["easy_share"] == pytest.approx((finite < finite.max() / 20).sum() / len(finite))
         assert entry["step_s"] > 0
     assert json.dumps(run, allow_nan=False)
+
+
+def test_a_history_is_on_the_disk_whole_or_not_at_all(tmp_path, monkeypatch):
+    recording, path = Recording(attached(), TensorDataset(torch.zeros(3, 1))), tmp_path / "runs" / "run.parquet"
+    recording.epoch()
+    recording.save(path)
+    before = path.read_bytes()
+    assert [file.name for file in path.parent.iterdir()] == ["run.parquet"]
+
+    def full(_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    recording.epoch()
+    with pytest.raises(OSError, match="no space"):
+        recording.save(path)
+    assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == ["run.parquet"]
+
+
+def attached():
+    data = TensorDataset(torch.zeros(3, 1), torch.zeros(3))
+    return thresher.attach(thresher.FullData(), loader=DataLoader(data), criterion=torch.nn.MSELoss(), epochs=1)
 
 
 def test_histograms_hold_everything_that_is_finite():

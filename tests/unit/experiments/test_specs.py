@@ -2,7 +2,8 @@ import pytest
 import torch
 
 import thresher
-from thresher.experiments.specs import MethodSpec, parse_methods, parse_seeds
+from thresher.experiments.job import Job
+from thresher.experiments.specs import Composition, MethodSpec, parse_methods, parse_seeds
 
 
 def test_names_and_settings():
@@ -34,8 +35,8 @@ def test_values(text, name, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "--methods: nothing given; there are full, infobatch, kakurenbo, random_backprop"),
-        ("kakurembo", "no method 'kakurembo'; there are full, infobatch, kakurenbo, random_backprop"),
+        ("", "--methods: nothing given; there are ada_boost, ada_selection, batch_importance"),
+        ("kakurembo", "no method 'kakurembo'; there are ada_boost, ada_selection, batch_importance"),
         ("full,kakurenbo:hide=1", "kakurenbo has no setting 'hide'; it has max_fraction, tau, schedule"),
         ("full:x=1", "full has no setting 'x'; it has none"),
         ("kakurenbo:tau", "write settings as name:setting=value, got 'tau'"),
@@ -107,7 +108,7 @@ def test_how_a_batch_is_scored_tells_methods_apart():
         ("selective_backprop:forward_passes=thrice", "`forward_passes` is one of auto, once, twice, got 'thrice'"),
         ("selective_backprop:forward_passes=2", "`forward_passes` is one of auto, once, twice, got 2"),
         ("selective_backprop:passes=once", "selective_backprop has no setting 'passes'; it has keep, beta, history, "
-         "min_probability, warmup_steps, forward_passes, score_every, score_dtype, score_scale"),
+         "min_probability, warmup_steps, start, end, interrupt, draw, forward_passes, score_every, score_dtype, score_scale"),
         ("selective_backprop:forward_passes=twice:score_every=0", "a whole number of 1 or more, got 0"),
         ("selective_backprop:forward_passes=twice:score_every=1.5", "a whole number of 1 or more, got 1.5"),
         ("selective_backprop:forward_passes=twice:score_every=true", "a whole number of 1 or more, got True"),
@@ -143,3 +144,49 @@ def test_seeds_mistaken(text):
 
 def test_a_spec_without_settings_is_the_default():
     assert MethodSpec("kakurenbo").create().max_fraction == 0.3
+
+
+# Methods of several stages
+
+
+def test_a_composition():
+    (spec,) = parse_methods("uniform:keep=0.5+selective_backprop:keep=0.25:forward_passes=twice:score_every=2")
+    assert isinstance(spec, Composition)
+    assert spec.name == "uniform+selective_backprop"
+    assert spec.label == "uniform:keep=0.5+selective_backprop:keep=0.25 twice every=2"
+    assert [type(method).__name__ for method in spec.create()] == ["UniformSubset", "SelectiveBackprop"]
+    assert spec.settings["uniform"] == {"keep": 0.5}
+    assert spec.settings["selective_backprop"]["score_every"] == 2
+    arguments = spec.attachment()
+    assert arguments["forward_passes"] == "twice" and arguments["scoring"].every_epochs == 2
+    assert spec.batch == {"forward_passes": "twice", "score_every": 2}
+
+
+def test_two_methods_of_one_stage():
+    with pytest.raises(ValueError, match="uniform is not the only method of the stage 'epoch'; one a stage"):
+        parse_methods("uniform:keep=0.5+full")
+
+
+def test_a_composition_given_twice():
+    with pytest.raises(ValueError, match=r"uniform\+random_backprop is given twice"):
+        parse_methods("uniform+random_backprop,uniform+random_backprop")
+
+
+def test_files_of_the_same_name():
+    with pytest.raises(
+        ValueError, match="two methods would be called prune:scores=el2n:keep=0.5 in the results; rename a file"
+    ):
+        parse_methods("prune:scores=a/el2n.parquet:keep=0.5,prune:scores=b/el2n.parquet:keep=0.5")
+
+
+def test_a_run_is_another_one_with_other_scores(tmp_path):
+    path = tmp_path / "el2n.parquet"
+    (spec,) = parse_methods(f"prune:scores={path}:keep=0.5+uniform:keep=0.5")
+    assert spec.files == []
+    path.write_bytes(b"some scores")
+    assert spec.files == [path]
+    before = Job.of(spec, 0).key
+    assert Job.of(spec, 0).key == before
+    path.write_bytes(b"other scores")
+    assert Job.of(spec, 0).key != before
+    assert Job.of(MethodSpec("full"), 0).spec.files == []

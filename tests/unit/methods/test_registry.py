@@ -63,8 +63,8 @@ def test_another_package_cannot_take_a_built_in_name(entry_point: None) -> None:
 
 @pytest.mark.usefixtures("entry_point")
 def test_an_unknown_name_is_told_the_known_ones() -> None:
-    known = "foreign, full, infobatch, kakurenbo, random_backprop, selective_backprop, uniform"
-    with pytest.raises(ValueError, match=f"^no method 'kakurembo'; there are {known}$"):
+    known = sorted([*methods.BUILT_IN, "foreign"])
+    with pytest.raises(ValueError, match=f"^no method 'kakurembo'; there are {', '.join(known)}$"):
         methods.create("kakurembo")
 
 
@@ -78,6 +78,8 @@ def test_the_protocols() -> None:
     assert isinstance(thresher.RandomBackprop(), methods.BatchMethod)
     assert not isinstance(Foreign(), methods.BatchMethod)
     assert not isinstance(thresher.RandomBackprop(), methods.EpochMethod)
+    assert isinstance(thresher.Prune("scores.parquet"), methods.BeforeMethod)
+    assert not isinstance(Foreign(), methods.BeforeMethod)
 
 
 def test_listing_methods_imports_neither_torch_nor_numpy() -> None:

@@ -9,7 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import BatchPlan, SelectiveBackprop
-from thresher.methods.selective_backprop import largest_losses, percentile, remembered
+from thresher.methods.ranked import largest
+from thresher.methods.selective_backprop import percentile, precedence, remembered
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
@@ -76,7 +77,7 @@ def test_expected_keep(settings: dict[str, float], share: float) -> None:
 )
 def test_largest_losses(loss: list[float], k: int, positions: list[int]) -> None:
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        assert largest_losses(torch.tensor(loss, dtype=dtype), k).tolist() == positions
+        assert largest(torch.tensor(loss, dtype=dtype), k).tolist() == positions
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,13 @@ class Reads(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(
-    ("settings", "waits"), [({"keep": 0.5}, {}), ({"beta": 1.5}, {"nonzero": 1}), ({"beta": 1.5, "warmup_steps": 9}, {})]
+    ("settings", "waits"),
+    [
+        ({"keep": 0.5}, {}),
+        ({"keep": 0.5, "draw": True}, {}),
+        ({"beta": 1.5}, {"nonzero": 1}),
+        ({"beta": 1.5, "warmup_steps": 9}, {}),
+    ],
 )
 def test_only_a_random_number_of_rows_waits_for_the_device(settings: dict[str, Any], waits: dict[str, int]) -> None:
     method = SelectiveBackprop(**settings)
@@ -245,8 +252,82 @@ def test_only_a_random_number_of_rows_waits_for_the_device(settings: dict[str, A
     assert reads.found == waits
 
 
-def test_a_fixed_share_reads_no_value() -> None:
+@pytest.mark.parametrize("draw", [False, True])
+def test_a_fixed_share_reads_no_value(draw: bool) -> None:
     """On the meta device there is nothing to read."""
     signals = {"id": torch.empty(8, dtype=torch.int64, device="meta"), "loss": torch.empty(8, device="meta")}
-    plan, _ = SelectiveBackprop(0.5).plan_batch(signals, {}, step=0, generator=seeded(0))
+    plan, _ = SelectiveBackprop(0.5, draw=draw).plan_batch(signals, {}, step=0, generator=seeded(0))
     assert plan.rows.is_meta and plan.rows.shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start": -0.1}, r"`start` is a share of the training, within \[0, 1\), got -0.1"),
+        ({"start": 1.0}, "`start` .* got 1.0"),
+        ({"start": NAN}, "`start` .* got nan"),
+        ({"end": 1.1}, "`end` is a share of the training, above `start` and up to 1, got start=0.0 and end=1.1"),
+        ({"start": 0.5, "end": 0.5}, "`end` .* got start=0.5 and end=0.5"),
+        ({"end": NAN}, "`end` .* got start=0.0 and end=nan"),
+        ({"interrupt": -1}, "`interrupt` must be a whole number of 0 or more, got -1"),
+        ({"interrupt": 2.0}, "`interrupt` .* got 2.0"),
+        ({"draw": True}, "`draw` needs `keep`, the share to draw, got keep=None"),
+        ({"draw": True, "beta": 1.0}, "`draw` needs `keep`, the share to draw, got keep=None"),
+    ],
+)
+def test_settings_of_composers_rule_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^SelectiveBackprop: {message}"):
+        SelectiveBackprop(**settings)
+
+
+def test_always_active_by_default() -> None:
+    for method in (SelectiveBackprop(), SelectiveBackprop(0.5)):
+        assert all(method.active(progress, step) for progress in (0.0, 0.5, 1.0) for step in range(4))
+
+
+@pytest.mark.parametrize(
+    ("progress", "active"),
+    [(0.0, False), (0.25, True), (0.25 - 1e-12, True), (0.5, True), (0.75 - 1e-12, False), (0.75, False)],
+)
+def test_active_from_start_to_before_end(progress: float, active: bool) -> None:
+    assert SelectiveBackprop(start=0.25, end=0.75).active(progress, 0) == active
+
+
+def test_how_many_is_unknown_where_some_batches_stay_whole() -> None:
+    assert SelectiveBackprop(0.5, draw=True).count(9) == 4
+    for settings in ({"start": 0.1}, {"end": 0.9}, {"interrupt": 3}, {"warmup_steps": 1}):
+        assert SelectiveBackprop(0.5, **settings).count(9) is None
+
+
+def test_a_draw_by_rank() -> None:
+    """A fixed number, another draw each time, by loss and not by row."""
+    loss = torch.rand(40, generator=seeded(1))
+    order = torch.randperm(40, generator=seeded(2))
+    method, found = SelectiveBackprop(0.25, draw=True), set()
+    for seed in range(10):
+        rows = planned(method, loss, seed=seed).rows
+        permuted = planned(method, loss[order], ids=order, seed=seed).rows
+        assert sorted(order[permuted].tolist()) == rows.tolist() and len(rows) == 10
+        found.add(tuple(rows.tolist()))
+    assert len(found) == 10
+    assert planned(SelectiveBackprop(1.0, draw=True), loss).rows.tolist() == list(range(40))
+    assert len(planned(SelectiveBackprop(0.5, draw=True), [1.0]).rows) == 1
+
+
+def test_a_very_small_share_draws_the_largest() -> None:
+    """Weights far below the smallest number: only their logarithms can be compared."""
+    assert [planned(SelectiveBackprop(1e-5, draw=True), torch.arange(64.0), seed=seed).rows.tolist() for seed in range(5)] == [
+        [63]
+    ] * 5
+
+
+def test_a_draw_takes_losses_that_are_not_finite_before_all_others() -> None:
+    for seed in range(20):
+        rows = planned(SelectiveBackprop(0.5, draw=True), [9.0, NAN, 1.0, INF, 8.0, 2.0, -INF, 7.0], seed=seed).rows.tolist()
+        assert {1, 3, 6} < set(rows) and len(rows) == 4
+    assert planned(SelectiveBackprop(0.25, draw=True), [9.0, NAN, 1.0, INF, 8.0, 2.0, -INF, 7.0]).rows.tolist() == [3, 6]
+
+
+def test_precedence_is_a_permutation_from_the_generator_alone() -> None:
+    first, again, other = (precedence(9, 0.5, seeded(seed)).tolist() for seed in (1, 1, 2))
+    assert first == again != other and sorted(first) == list(range(9))

@@ -1,9 +1,10 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from thresher.report.loading import History, by_epoch, controls, histories, is_share, kind_of, load, methods
+from thresher.report.loading import History, by_epoch, controls, histories, load, methods
 from unit.report.cases import EPOCHS, SAMPLES, comparison, history, save
 
 
@@ -54,7 +55,6 @@ def test_methods_and_controls_are_told_apart():
     assert {kind: [*held] for kind, held in controls(results).items()} == {
         kind: ["kakurenbo", "infobatch"] for kind in ("uniform", "shorter")
     }
-    assert kind_of({"method": "uniform@0.700"}) == "uniform" and kind_of({"method": "full"}) == "full"
 
 
 def test_facts_by_epoch_are_those_that_all_runs_have():
@@ -72,11 +72,23 @@ def test_what_a_history_tells_of_its_samples():
     assert of.dropped.tolist() == [[False, True], [True, False], [True, True]]
 
 
-def test_a_share_is_from_0_to_1():
-    results, _ = comparison()
-    assert is_share(results)
-    results["runs"][0]["metric"]["value"] = 1.5
-    assert not is_share(results)
+def test_what_full_training_did_not_get_is_not_left_out():
+    results, samples = comparison({"full": 0.0, "kakurenbo": 0.3}, seeds=(0, 1))
+    name, full = next(iter(samples.items()))
+    before = histories(results, samples)
+    full.trained[:10, 3] = 0
+    after = histories(results, samples)
+    assert not after["full"][0].dropped.any()
+    hidden = before["kakurenbo"][0].dropped
+    assert hidden[:10, 3].any() and not after["kakurenbo"][0].dropped[:10, 3].any()
+    hidden[:10, 3] = False
+    np.testing.assert_array_equal(after["kakurenbo"][0].dropped, hidden)
+    np.testing.assert_array_equal(after["kakurenbo"][0].hidden, hidden.sum(axis=1))
+    np.testing.assert_array_equal(after["kakurenbo"][1].dropped, before["kakurenbo"][1].dropped)
+    samples[name] = replace(full, ids=full.ids + 1)
+    np.testing.assert_array_equal(histories(results, samples)["kakurenbo"][0].dropped, before["kakurenbo"][0].dropped)
+    samples[name] = replace(full, trained=full.trained[:, 1:])
+    np.testing.assert_array_equal(histories(results, samples)["kakurenbo"][0].dropped, before["kakurenbo"][0].dropped)
 
 
 def test_cases_are_the_same_every_time():

@@ -1,9 +1,11 @@
 import json
 import re
+import zlib
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from plotly.offline import get_plotlyjs
 
 from thresher.cli.report import report
 from thresher.experiments.summary import summarise
@@ -97,6 +99,15 @@ def test_samples_are_pictures_or_rows():
     assert sum(tag == "tr" for tag, _ in rows) - sum(tag == "tr" for tag, _ in shown) == sheets * (CARDS + 1) - _missing(
         samples
     )
+
+
+def test_twenty_methods_are_a_page_below_4_mb():
+    names = {f"method_{number}:keep=0.3 once": 0.2 for number in range(20)}
+    results, samples = comparison({"full": 0.0, **names}, seeds=(0, 1), epochs=20, samples=200, classes=10)
+    pictures = np.random.default_rng(0).integers(256, size=(200, 28, 28), dtype=np.uint8)
+    html = page(results, samples, pictures)
+    assert html.count("data:image/png;base64,") > 400
+    assert len(html.encode()) + 4 / 3 * len(zlib.compress(get_plotlyjs().encode())) < 4_000_000
 
 
 def _missing(samples):

@@ -50,6 +50,19 @@ def test_sheets_are_of_the_first_seed_of_each_method():
     assert card.loss == pytest.approx(first.mean_loss.min()) and card.hidden == first.hidden[at] and card.picture is None
 
 
+@pytest.mark.parametrize(("of_methods", "cards"), [(0, 12), (1, 12), (10, 12), (11, 10), (21, 5), (200, 1)])
+def test_sheets_are_smaller_where_there_are_many(of_methods, cards):
+    assert sheets.cards_a_sheet(of_methods) == cards
+
+
+def test_rows_are_as_many_whatever_there_is():
+    results, samples = comparison({"full": 0.0} | {f"m{number}": 0.2 for number in range(10)}, seeds=(0,), controls=False)
+    pictures = np.zeros((50, 8, 8), np.uint8)
+    for held, cards in ((None, sheets.CARDS), (pictures, 10)):
+        found = sheets.sheets(results, samples, held)
+        assert {len(of_method[0].cards) for of_method in found.values()} == {cards}
+
+
 def test_pictures_are_those_of_the_samples():
     results, samples = comparison()
     pictures = np.arange(50, dtype=np.uint8).reshape(-1, 1, 1).repeat(8, 1).repeat(8, 2)

@@ -1,0 +1,42 @@
+"""`thresher prune`: the ids of the samples that pruning by a score keeps."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def prune(
+    *,
+    scores: Annotated[
+        Path | None, typer.Argument(metavar="[SCORES]", help="A file of `thresher score`; or --from-run.")
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(help="Samples of a run of a comparison, DIR/runs/NAME.parquet: by how often it trained on them."),
+    ] = None,
+    keep: Annotated[float, typer.Option(help="Share kept.")] = 0.75,
+    which: Annotated[str, typer.Option(help="hard, easy, or window: the hard ones after the --offset hardest.")] = "hard",
+    offset: Annotated[float, typer.Option(help="Share that is too hard, with --which window.")] = 0.0,
+    per_class_floor: Annotated[float, typer.Option(help="Least share kept of each class.")] = 0.0,
+    out: Annotated[Path, typer.Option(help="Where the ids go: .parquet, or .txt with one a line.")] = Path("kept.parquet"),
+) -> None:
+    """Write the ids of a static subset, to train on with any tool."""
+    from thresher import scores as static
+    from thresher.experiments.scoring import check_export, export, kept_of_classes
+    from thresher.methods.prune import Prune
+
+    check_export(out)
+    if from_run is not None and scores is None:
+        table = static.from_run(from_run)
+    elif scores is not None and from_run is None:
+        table = static.Scores.load(scores)
+    else:
+        raise typer.BadParameter("give either a file of scores or --from-run")
+    method = Prune(table, keep=keep, which=which, offset=offset, per_class_floor=per_class_floor)  # pyright: ignore[reportArgumentType]
+    kept = method.kept(table.samples)
+    export(kept, out)
+    typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept, {which} by {table.name}")
+    if shares := kept_of_classes(table, kept):
+        least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+        typer.echo(f"of each class {shares[least]:.0%} (class {least}) to {shares[most]:.0%} (class {most})")

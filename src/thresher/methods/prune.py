@@ -1,0 +1,200 @@
+"""Pruning: before training, keep a part of the dataset by a score of each sample, and train on that alone.
+
+Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075, which keeps the hardest samples by EL2N or GraNd;
+Sorscher et al., arXiv:2206.14486, which keeps the easiest where data is scarce. Scores: `thresher.scores`. Original code:
+github.com/mansheej/data_diet. Biased by design; nothing is re-weighted.
+
+With a batch method after it this is Diet Selective-Backprop: `attach([Prune(scores), SelectiveBackprop(keep=2 / 3)], ...)`
+trains on half of the data at a time, see `keep_in_batch`. Where the code differs:
+- It sorts without a rule for ties; here order is by (score, id), as everywhere.
+- It trains for the same number of steps whatever is kept, so that no time is saved; here the epochs stay, with fewer steps.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.methods.card import Card
+from thresher.scores.table import Scores
+from thresher.selection import Values, ids_of, on_host, share
+
+Which = Literal["hard", "easy", "window"]
+Ids = NDArray[np.int64]
+
+
+def ranked(values: Values, which: Which, *, drop: int = 0) -> Ids:
+    """Samples by how soon they are kept; those without a finite score come first, ties go by (value, id).
+
+    Args:
+        values: Scores, shape (n,), larger for harder samples.
+        which: "hard": the largest first; "easy": the smallest first; "window": the largest first, but for the `drop` largest,
+            which come last, the smallest of them first.
+        drop: How many of the largest finite ones are not wanted; of "window" only.
+
+    Returns:
+        Ids, shape (n,).
+    """
+    known = np.isfinite(values)
+    unknown, ids = np.flatnonzero(~known), np.flatnonzero(known)
+    ascending = ids[np.argsort(values[known], kind="stable")]
+    if which == "easy":
+        return np.concatenate([unknown, ascending])
+    hardest = ascending[::-1]
+    drop = drop if which == "window" else 0
+    return np.concatenate([unknown, hardest[drop:], hardest[:drop][::-1]])
+
+
+def floors(order: Ids, labels: NDArray[np.int64], floor: float) -> Ids:
+    """The samples of each class that have to be kept, so that it loses no more than a share 1 - `floor` of them.
+
+    Args:
+        order: Ids by how soon they are kept, shape (n,).
+        labels: Class of each id, shape (n,); below 0 for none.
+        floor: Least share of each class, [0, 1]; of n samples all but floor((1 - floor) * n).
+
+    Returns:
+        Ids in the same order.
+    """
+    of_classes = order[labels[order] >= 0]
+    by_class = of_classes[np.argsort(labels[of_classes], kind="stable")]
+    _, starts, counts = np.unique(labels[by_class], return_index=True, return_counts=True)
+    needed = [begin + np.arange(n - share(1 - floor, n)) for begin, n in zip(starts, counts.tolist(), strict=True)]
+    wanted = np.zeros(len(order), dtype=np.bool_)
+    wanted[by_class[np.concatenate([np.empty(0, dtype=np.int64), *needed])]] = True
+    return order[wanted[order]]
+
+
+def keep_in_batch(before_fraction: float = 0.25, total_fraction: float = 0.5) -> float:
+    """What a batch method after pruning has to keep, so that a share of the full data is left out in total.
+
+    Args:
+        before_fraction: Share of the data that is pruned before training, [0, 1).
+        total_fraction: Share of the full data that is to be left out of each epoch, [before_fraction, 1).
+
+    Returns:
+        (1 - total_fraction) / (1 - before_fraction), within (0, 1]: 2/3 for a quarter and half of the data.
+
+    Raises:
+        ValueError: Out of range.
+    """
+    if not 0 <= before_fraction < 1:
+        raise ValueError(f"keep_in_batch: `before_fraction` is a share removed, within [0, 1), got {before_fraction}")
+    if not before_fraction <= total_fraction < 1:
+        raise ValueError(
+            f"keep_in_batch: `total_fraction` has what is pruned before in it, within [{before_fraction}, 1), "
+            f"got {total_fraction}"
+        )
+    return (1 - total_fraction) / (1 - before_fraction)
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Keep floor(keep * n) of the n samples, at least one, for the whole training; a sample without a finite score first.
+
+    Args:
+        scores: A score of each sample, larger for harder ones: a `thresher.scores.Scores`, or the path of its Parquet file.
+        keep: Share kept, (0, 1]. Published: 0.5 on CIFAR-10, 0.75 on CIFAR-100 (recalled, not checked); 0.75
+            before Selective-Backprop.
+        which: "hard": the largest scores (published); "easy": the smallest; "window": the largest after the `offset` largest,
+            which may be mislabelled.
+        offset: Share of the samples that are too hard, [0, 1 - keep]; with "window" only.
+        per_class_floor: Least share of each class that is kept, [0, 1]; the best of the class by the same order. Where classes
+            have to keep more than `keep` in all, more is kept. Takes scores with labels.
+
+    Raises:
+        ValueError: A setting out of range.
+    """
+
+    card: ClassVar[Card] = Card(
+        biased="yes, by design: towards hard samples (or easy ones, as asked); nothing is re-weighted",
+        forwards="none in training; before it those of the scores, with the training of the models that give them: "
+        "models * (epochs + 1) times N for EL2N",
+        claim="CIFAR-10 with half of the data pruned by EL2N at no loss of accuracy, at the same number of steps "
+        "(recalled from arXiv:2107.07075)",
+        differences=(
+            "The code sorts without a rule for ties; here order is by (score, id).",
+            "The code trains for a fixed number of steps whatever is kept; here for the same epochs.",
+        ),
+        caveat="scores of K models of e epochs cost more than a training of E epochs saves unless K * e < (1 - keep) * E, or "
+        "they serve several trainings. Equal scores go by id, as forgetting events mostly are: where samples lie sorted by "
+        "class use `per_class_floor`, or classes are lost whole",
+    )
+    stage: ClassVar[Literal["before"]] = "before"
+    scores: Scores | str
+    keep: float = 0.75
+    which: Which = "hard"
+    offset: float = 0.0
+    per_class_floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.scores, os.PathLike):
+            object.__setattr__(self, "scores", os.fspath(self.scores))
+        if not isinstance(self.scores, Scores | str):
+            raise ValueError(
+                f"Prune: `scores` must be a thresher.scores.Scores or the path of its Parquet file, got {self.scores!r}"
+            )
+        if not (_is_number(self.keep) and 0 < self.keep <= 1):
+            raise ValueError(f"Prune: `keep` is the share kept, within (0, 1], got {self.keep!r}")
+        if self.which not in get_args(Which):
+            raise ValueError(f"Prune: `which` must be one of {get_args(Which)}, got {self.which!r}")
+        if not (_is_number(self.offset) and 0 <= self.offset <= 1 - self.keep + 1e-9):
+            raise ValueError(
+                f"Prune: `offset` is a share removed, within [0, 1 - keep], got {self.offset!r} with keep={self.keep}"
+            )
+        if self.offset and self.which != "window":
+            raise ValueError(f"Prune: `offset` is for which='window' only, got {self.offset} with which={self.which!r}")
+        if not (_is_number(self.per_class_floor) and 0 <= self.per_class_floor <= 1):
+            raise ValueError(f"Prune: `per_class_floor` is a share kept, within [0, 1], got {self.per_class_floor!r}")
+        if isinstance(self.scores, Scores):
+            self._check_labels(self.scores)
+
+    @property
+    def table(self) -> Scores:
+        """The scores; reads the file where a path was given."""
+        return Scores.load(self.scores) if isinstance(self.scores, str) else self.scores
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Samples that the scores put through forward and backward passes."""
+        table = self.table
+        return table.forward, table.backward
+
+    def kept(self, n: int) -> Tensor:
+        """The samples of a dataset of `n` that are trained on.
+
+        Returns:
+            Ids, ascending, shape (max(1, floor(keep * n)),), int64; more where `per_class_floor` asks for it.
+
+        Raises:
+            ValueError: The scores are of another number of samples, or have no labels that `per_class_floor` needs.
+        """
+        table = self.table
+        self._check_labels(table)
+        count = max(1, share(self.keep, n))
+        values = on_host(table.dense(n))
+        too_hard = min(share(self.offset, n), int(np.count_nonzero(np.isfinite(values))), n - count)
+        order = ranked(values, self.which, drop=too_hard)
+        if self.per_class_floor and table.labels is not None:
+            labels = np.full(n, -1, dtype=np.int64)
+            _, labels[table.ids.numpy()] = np.unique(table.labels.numpy(), return_inverse=True)
+            first = floors(order, labels, self.per_class_floor)
+            order = np.concatenate([first, order[~np.isin(order, first)]])
+            count = max(count, len(first))
+        mask = np.zeros(n, dtype=np.bool_)
+        mask[order[:count]] = True
+        return ids_of(mask)
+
+    def _check_labels(self, table: Scores) -> None:
+        if self.per_class_floor and table.labels is None:
+            raise ValueError(
+                "Prune: `per_class_floor` needs the classes of the samples, and the scores have no labels: score a dataset "
+                "whose targets are classes, or give Scores(labels=...)"
+            )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,216 @@
+"""Scores of the samples of a dataset: one number each, where they come from, and what they cost."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+METADATA = b"thresher"
+"""Key of the Parquet file's metadata that holds all but the columns, as JSON."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Scores:
+    """One number a sample, larger for harder samples. Equal where the content is.
+
+    Args:
+        ids: Of the samples that have a score, shape (K,), int64, ascending.
+        values: Their scores, shape (K,), kept as float32; NaN or infinite for samples that none could be found of.
+        name: What is scored, such as "el2n".
+        labels: Their classes, shape (K,), int64; None where there are none.
+        forward: Samples that were put through a forward pass for the scores, 0 or more.
+        backward: Samples that were put through a backward pass, 0 or more.
+        provenance: Where the scores come from (models, epochs, seeds, versions): what JSON can hold.
+
+    Raises:
+        TypeError: Ids or labels that are not int64, or a provenance that JSON cannot hold.
+        ValueError: Shapes that do not fit, ids that are not ascending from 0 on, or a negative cost.
+    """
+
+    ids: Tensor
+    values: Tensor
+    name: str = "score"
+    labels: Tensor | None = None
+    forward: int = 0
+    backward: int = 0
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ids, values = _on_host(self.ids), _on_host(self.values).float()
+        # One zero and one NaN, so that equal content is equal to the bit.
+        values = torch.where(values.isnan(), torch.nan, values + 0.0)
+        labels = None if self.labels is None else _on_host(self.labels)
+        for name, column in (("ids", ids), ("labels", labels)):
+            if column is not None and column.dtype != torch.int64:
+                raise TypeError(f"Scores: `{name}` must be int64, got {column.dtype}")
+        shapes = [tuple(column.shape) for column in (ids, values, labels) if column is not None]
+        if ids.dim() != 1 or len(set(shapes)) != 1:
+            raise ValueError(f"Scores: `ids`, `values` and `labels` must have the same shape (K,), got {shapes}")
+        if len(ids) and (int(ids[0]) < 0 or not bool((ids[1:] > ids[:-1]).all())):
+            raise ValueError("Scores: `ids` must be ascending from 0 on, without repeats")
+        if self.forward < 0 or self.backward < 0:
+            raise ValueError(f"Scores: `forward` and `backward` must be 0 or more, got {self.forward} and {self.backward}")
+        try:
+            provenance = json.loads(json.dumps(dict(self.provenance)))
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"Scores: `provenance` must be what JSON can hold: {error}") from error
+        found = {"ids": ids, "values": values, "labels": labels, "provenance": provenance}
+        for name, value in (found | {"forward": int(self.forward), "backward": int(self.backward)}).items():
+            object.__setattr__(self, name, value)
+
+    def dense(self, n: int) -> Tensor:
+        """The scores of all `n` samples of a dataset, shape (n,), float32; NaN where there is none.
+
+        Raises:
+            ValueError: They are of another dataset: an id outside [0, n), or all of another number of samples.
+        """
+        samples = self.samples
+        complete = samples == len(self.ids)
+        if samples > n or (complete and samples != n):
+            raise ValueError(
+                f"Scores: `{self.name}` is of {samples}{'' if complete else ' or more'} samples, the dataset has {n}. Score "
+                "this dataset; samples without a score of their own can be given NaN."
+            )
+        return torch.full((n,), torch.nan).index_copy_(0, self.ids, self.values)
+
+    @property
+    def samples(self) -> int:
+        """The last id and one: samples of the dataset, where its last one has a score."""
+        return int(self.ids[-1]) + 1 if len(self.ids) else 0
+
+    def without_cost(self) -> "Scores":
+        """The same scores for nothing: they were made for another reason, or have been paid for."""
+        return replace(self, forward=0, backward=0)
+
+    @staticmethod
+    def mean(several: "Sequence[Scores]") -> "Scores":
+        """The mean score of each sample, such as of several runs; costs add up. Not finite where one is not.
+
+        Raises:
+            ValueError: None given, or of different samples or classes.
+        """
+        if not several:
+            raise ValueError("Scores.mean: needs one or more scores, got none")
+        first = several[0]
+        for other in several[1:]:
+            same = torch.equal(first.ids, other.ids) and (first.labels is None) == (other.labels is None)
+            if not same or (first.labels is not None and other.labels is not None and not first.labels.equal(other.labels)):
+                raise ValueError(f"Scores.mean: {other!r} is of other samples or classes than {first!r}")
+        names = list(dict.fromkeys(scores.name for scores in several))
+        return Scores(
+            first.ids,
+            torch.stack([scores.values for scores in several]).double().mean(0),
+            names[0] if len(names) == 1 else f"mean of {', '.join(names)}",
+            labels=first.labels,
+            forward=sum(scores.forward for scores in several),
+            backward=sum(scores.backward for scores in several),
+            provenance={"mean_of": [dict(scores.provenance) for scores in several]},
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a Parquet file with the columns id, score and, where there are classes, label; all else is in its metadata.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+        """
+        pa, pq = pyarrow()
+        columns = {"id": self.ids, "score": self.values} | ({} if self.labels is None else {"label": self.labels})
+        table = pa.table({name: column.numpy() for name, column in columns.items()})
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            pq.write_table(table.replace_schema_metadata({METADATA: self._facts()}), unfinished, write_page_checksum=True)
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> "Scores":
+        """Read what `save` wrote, or any Parquet file with the columns id and score; rows may be in any order.
+
+        Raises:
+            ImportError: pyarrow is not installed.
+            FileNotFoundError: No such file.
+            ValueError: The file is damaged or has other columns; the message names it.
+        """
+        pa, pq = pyarrow()
+        with Path(path).open("rb") as file:
+            try:
+                table = pq.read_table(file, page_checksum_verification=True)
+                facts = json.loads((table.schema.metadata or {}).get(METADATA, b"{}"))
+            except (pa.ArrowException, OSError, ValueError, NotImplementedError) as error:
+                raise ValueError(f"{path}: damaged, or no Parquet file: {error}") from error
+        if not {"id", "score"} <= set(table.column_names):
+            have = ", ".join(table.column_names) or "none"
+            raise ValueError(f"{path}: scores have the columns id, score and, where there are classes, label; this has {have}")
+        try:
+            return _read(table, facts)
+        except (pa.ArrowException, ValueError, TypeError, AttributeError, KeyError) as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def _facts(self) -> str:
+        facts = {"name": self.name, "forward": self.forward, "backward": self.backward, "provenance": self.provenance}
+        return json.dumps(facts, sort_keys=True)
+
+    @cached_property
+    def _digest(self) -> str:
+        columns = [column.numpy().tobytes() for column in (self.ids, self.values, self.labels) if column is not None]
+        return hashlib.sha256(b"".join([self._facts().encode(), *columns])).hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        return self._digest == other._digest if isinstance(other, Scores) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._digest)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<Scores {self.name} of {len(self)} samples, {self._digest[:12]}>"
+
+
+def _on_host(column: Any) -> Tensor:
+    return torch.as_tensor(column).detach().cpu().clone()
+
+
+def pyarrow() -> tuple[Any, Any]:
+    """The modules `pyarrow` and `pyarrow.parquet`.
+
+    Raises:
+        ImportError: They are not installed.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError as error:
+        raise ImportError("scores are kept as Parquet, which takes pyarrow: pip install 'thresher[experiments]'") from error
+    return pa, pq
+
+
+def _read(table: Any, facts: Any) -> Scores:
+    """The scores in a table, sorted by id."""
+    if not isinstance(facts, dict):
+        raise ValueError(f"metadata of another kind: {facts!r}")
+    kinds = {"id": "int64", "score": "float32", "label": "int64"}
+    names = [name for name in kinds if name in table.column_names]
+    for name in names:
+        if name != "score" and table.column(name).null_count:
+            raise ValueError(f"the column {name} has empty rows")
+    columns = {
+        name: torch.from_numpy(table.column(name).cast(kinds[name], safe=name != "score").to_numpy().copy()) for name in names
+    }
+    order = columns["id"].argsort(stable=True)
+    ids, values, labels = (columns[name][order] if name in columns else None for name in kinds)
+    assert ids is not None
+    assert values is not None
+    known = {name: facts[name] for name in ("name", "forward", "backward", "provenance") if name in facts}
+    return Scores(ids, values, labels=labels, **known)

@@ -1,0 +1,111 @@
+"""Every registered method keeps the promises of `thresher.testing.check_method`. A new method needs a line here."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import thresher
+from thresher import methods
+from thresher.scores import Scores
+from thresher.testing import check_method
+from thresher.testing.subjects import SAMPLES
+
+
+def some_scores(unknown: list[int]) -> Scores:
+    """With ties, and samples without a score."""
+    values = torch.from_numpy(np.random.default_rng(0).gamma(1.0, 1.0, SAMPLES).round(1))
+    values[unknown] = torch.nan
+    return Scores(torch.arange(SAMPLES), values, labels=torch.arange(SAMPLES) % 3)
+
+
+COMPLETE, SCORES = some_scores([]), some_scores([3, 17])
+CASES: dict[str, list[dict[str, Any]]] = {
+    "full": [{}],
+    "uniform": [{}, {"keep": 0.01}, {"keep": 1.0}],
+    "kakurenbo": [
+        {},
+        {"max_fraction": 0.0},
+        {"move_back": False},
+        {"drop_top": 0.1, "first_epoch_hides": True},
+        {"schedule": ((0, 1), (3, 0.5)), "warmup_epochs": 2, "adjust_lr": True, "reduce_fraction": True, "tau": 0.1},
+        # Not candidates="threshold": of one sample it may hide the one, and says so.
+        {"confidence": "batch", "lr_fraction": "scheduled", "refresh": "train", "merge": "sum", "tau": 0.9},
+    ],
+    "infobatch": [{}, {"prune_fraction": 0.9, "threshold": 0.8, "delta": 1.0, "rescale": "ratio"}, {"prune_fraction": 0.0}],
+    "importance_sampling": [
+        {},
+        {"weights": "unbiased", "losses": "last", "keep": 0.3},
+        {"first_epoch": "uniform", "keep": 0.5},
+    ],
+    "mercury": [{}, {"groups": 1, "keep": 0.3}, {"groups": 100}],
+    "minibatch_dropping": [{"batch_size": 8}, {}, {"drop_fraction": 0.9, "batch_size": 1}],
+    "grad_match": [
+        {"every": 2, "batch_size": 4, "keep": 0.3},
+        {},
+        {"every": 1, "per": "class", "gradient": "bias", "penalty": 0.5},
+        {"every": 3, "per": "class_gradient", "penalty": 0.5, "first": 0, "fill": False},
+        {"every": 2, "batch_size": 4, "runs": "consecutive", "warm_start": 0.5},
+    ],
+    "forgetting": [
+        {"start": 1, "fraction": 0.3},
+        {},
+        {"start": 0.1, "hide": "once", "never_learned": "cut", "fraction": 0.5},
+    ],
+    "epoch_selective_backprop": [{}, {"beta": 3.0, "bins": 7, "min_probability": 0.1}, {"percentile": "rank", "beta": 1.0}],
+    "rais": [{}, {"robustness": 0.0, "uniform": 0.0, "keep": 0.3}, {"uniform": 1.0}],
+    "prune": [
+        {"scores": SCORES},
+        {"scores": SCORES, "keep": 0.3, "which": "easy"},
+        {"scores": SCORES, "keep": 0.5, "which": "window", "offset": 0.2, "per_class_floor": 0.4},
+    ],
+    "selective_backprop": [
+        {},
+        {"keep": 0.3},
+        {"keep": 1.0},
+        {"beta": 0.0},
+        {"beta": 3.0, "history": 7, "min_probability": 0.1, "warmup_steps": 2},
+    ],
+    "random_backprop": [{}, {"keep": 0.01}, {"keep": 1.0}],
+    "big_loss": [{}, {"keep": 0.1}, {"keep": 1.0}],
+    "small_loss": [{}, {"keep": 0.1}],
+    "gradient_norm": [{}, {"keep": 0.1}],
+    "ada_boost": [{}, {"keep": 0.1}],
+    "ada_selection": [
+        {},
+        {"keep": 0.2, "pool": ("gradient_norm", "ada_boost", "coreset_extremes", "coreset_center"), "average": "weighted"},
+        {"uniform": "random", "beta": -0.5, "curriculum": False, "stop_after": 2, "adaboost": "paper_abs"},
+    ],
+    "coreset_extremes": [{}, {"keep": 0.2}],
+    "coreset_center": [{}, {"keep": 0.2}],
+    "rho_loss": [{"irreducible": COMPLETE, "keep": 0.3}, {"irreducible": COMPLETE}],
+    "batch_importance": [{}, {"threshold": 0.0, "exponent": 0.5}, {"keep": 0.1, "threshold": 1.0, "smoothing": 0.0}],
+    "obftf": [{}, {"keep": 0.5, "swaps": 0}],
+}
+
+
+def test_every_registered_method_has_a_line() -> None:
+    built_in = {name for name, info in methods.infos().items() if info.target.startswith("thresher.")}
+    assert set(CASES) == built_in, "a registered method has no line in the roster, or the other way round"
+
+
+ROSTER = [
+    pytest.param(name, settings, id="-".join([name, *(f"{key}={value}" for key, value in settings.items())]))
+    for name, cases in CASES.items()
+    for settings in cases
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), ROSTER)
+def test_it_keeps_every_promise(name: str, settings: dict[str, Any]) -> None:
+    check_method(methods.create(name, **settings))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_registry_tells_the_truth(name: str) -> None:
+    method, info = methods.create(name, **CASES[name][0]), methods.infos()[name]
+    assert method.stage == info.stage
+    assert methods.name_of(method) == name
+    assert info.summary
+    assert getattr(thresher, type(method).__name__) is type(method)

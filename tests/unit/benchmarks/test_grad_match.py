@@ -1,0 +1,51 @@
+"""The benchmark of GRAD-MATCH: that it measures what it says, runs, judges and writes."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from benchmarks import grad_match
+
+from thresher import EpochPlan
+
+TINY = ["--quick", "--n", "300", "--classes", "5", "--width", "8"]
+
+
+def test_similarity_by_hand() -> None:
+    told = {"error": torch.tensor([[1.0, 0], [3, 0], [2, 3]]), "feature": torch.tensor([[0.0], [1.0], [1.0]])}
+    one = EpochPlan(torch.tensor([1]))
+    # Bias: (2, 1) of all, (3, 0) of one. With the weights of the layer: (2, 5 / 3, 1, 1) and (3, 3, 0, 0).
+    assert grad_match.similarity(told, one, full=False) == pytest.approx((1 / 5**0.5, 6 / 5))
+    energy = 4 + 25 / 9 + 2
+    assert grad_match.similarity(told, one, full=True) == pytest.approx(((1 - 121 / (18 * energy)) ** 0.5, 11 / energy))
+    weighed = EpochPlan(torch.tensor([0, 2]), torch.tensor([4.0, 2.0]))  # (4, 3)
+    assert grad_match.similarity(told, weighed, full=False) == pytest.approx((2 / (5 * 5**0.5), 11 / 5))
+
+
+def test_what_it_measures_on_is_a_classifier_s() -> None:
+    told = grad_match.survey(400, 100, 512)
+    assert torch.allclose(told["error"].sum(1), torch.zeros(400), atol=1e-5)
+    assert (told["feature"] >= 0).all()
+    right = 1 + told["error"].amin(1)
+    assert 0.3 < right.mean() < 0.8
+
+
+@pytest.mark.parametrize(("limit", "code"), [(1e9, 0), (0.0, 1)])
+def test_it_runs_judges_and_writes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: float, code: int
+) -> None:
+    monkeypatch.setattr(grad_match, "LIMIT", limit)
+    out = tmp_path / "results" / "grad_match.json"
+    assert grad_match.main([*TINY, "--out", str(out)]) == code
+    results, printed = json.loads(out.read_text()), capsys.readouterr().out
+    assert results["n"] == 300 and results["device"]["type"] == "cpu" and results["versions"]["torch"] == torch.__version__
+    assert [row["name"] for row in results["rows"]] == list(grad_match.CASES)
+    judged = [name for name, settings in grad_match.CASES.items() if "per" not in settings]
+    assert results["missed"] == (judged if code else [])
+    assert f"{len(results['missed'])} limits missed" in printed
+    for row in results["rows"]:
+        assert row["name"] in printed
+        assert 0 < row["matched"] <= row["kept"]
+        assert row["cpu_s"] > 0
+        assert 0 <= row["sine"] < row["sine_at_random"] < 1

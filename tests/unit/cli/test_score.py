@@ -1,0 +1,163 @@
+"""`thresher score` and `thresher prune` on a small part of the digits."""
+
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from thresher.cli.prune import prune
+from thresher.cli.score import score
+from thresher.experiments import scoring
+from thresher.experiments.scoring import SCORES, export, in_epochs, make_scores, part_of
+from thresher.experiments.specs import parse_methods
+from thresher.experiments.tasks import task_of
+from thresher.experiments.training import train
+from thresher.scores import Scores
+
+TASK = "digits@128"
+N = 128
+
+app = typer.Typer()
+for command in (score, prune):
+    app.command()(command)
+
+
+def called(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_score_then_prune(tmp_path):
+    out, kept = tmp_path / "s.parquet", tmp_path / "kept.txt"
+    done = called("score", "--task", TASK, "--models", 1, "--epochs", 1, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert f"{out}: el2n of 128 samples; took what 1.33 epochs of full training do (256 forward, 128 backward)" in done.output
+    table = Scores.load(out)
+    assert table == make_scores(TASK, "el2n", models=1, epochs=1)
+    assert table.provenance["task"] == TASK and table.provenance["seeds"] == [0] and table.provenance["epochs"] == 1
+    assert set(table.provenance["versions"]) >= {"thresher", "torch", "python"}
+    done = called("prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", kept)
+    assert done.exit_code == 0, done.output
+    assert f"{kept}: 64 of 128 samples kept, hard by el2n" in done.output
+    shares = re.search(r"of each class (\d+)% \(class \d\) to (\d+)% \(class \d\)", done.output)
+    assert shares and 30 <= int(shares[1]) <= 50 <= int(shares[2])
+    ids = [int(line) for line in kept.read_text().splitlines()]
+    assert len(ids) == 64 and ids == sorted(ids)
+    done = called("prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", tmp_path / "kept.parquet")
+    assert pq.read_table(tmp_path / "kept.parquet").to_pydict() == {"id": ids}
+    done = called("prune", out, "--keep", 0.25, "--which", "window", "--offset", 0.5, "--out", kept)
+    middle = set(map(int, kept.read_text().split()))
+    assert middle == set(table.values.argsort(stable=True)[32:64].tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "models", "passes"),
+    [
+        ("el2n", 2, (2 * 128 * 2, 2 * 128)),
+        ("grand", 1, (128 * 2, 128)),
+        ("grand_all", 1, (128 * 2, 128 * 2)),
+        ("forgetting", 2, (2 * 128 * 2, 2 * 128 * 2)),
+        ("prototypes", 1, (128 * 2, 128)),
+        ("memorisation", 2, (2 * 89 + 2 * 128, 2 * 89)),
+        ("entropy", 1, (128 * 2, 128)),
+        ("mutual_information", 2, (2 * 128 * 2, 2 * 128)),
+        ("variation_ratio", 2, (2 * 128 * 2, 2 * 128)),
+        ("irreducible", 1, (128 + 2 * 128, 128)),
+    ],
+)
+def test_every_score(name, models, passes):
+    state, said = torch.get_rng_state(), []
+    epochs = 2 if name == "forgetting" else 1
+    table = make_scores(TASK, name, models=models, epochs=epochs, seed=4, progress=lambda done, of: said.append((done, of)))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert len(table) == N and len(table.labels.unique()) == 10 and (table.forward, table.backward) == passes
+    trained = 2 if name == "irreducible" else models
+    assert said == [(done + 1, trained) for done in range(trained)]
+    assert name == "memorisation" or table.values.isfinite().all()
+    assert table == make_scores(TASK, name, models=models, epochs=epochs, seed=4)
+
+
+def test_every_score_is_tried():
+    [mark] = [mark for mark in test_every_score.pytestmark if mark.name == "parametrize"]
+    assert sorted(name for name, *_ in mark.args[1]) == sorted(SCORES)
+
+
+def test_halves_score_each_other(monkeypatch):
+    seen = {}
+
+    def keep(models, loader, criterion, *, trained_on, **given):
+        seen["ids"] = trained_on
+        return Scores(torch.arange(N), torch.zeros(N))
+
+    monkeypatch.setattr(scoring.scores, "irreducible", keep)
+    make_scores(TASK, "irreducible", models=2, epochs=1)
+    first, second, third, fourth = (set(ids.tolist()) for ids in seen["ids"])
+    assert first | second == third | fourth == set(range(N)) and not first & second and len(first) == 64 and first != third
+
+
+def test_ones_own_training(tmp_path):
+    path, template = tmp_path / "my_digits.py", Path(scoring.__file__).with_name("template.py")
+    path.write_text(template.read_text().replace("x[:1400], y[:1400]", "x[:100], y[:100]"))
+    out = tmp_path / "s.parquet"
+    done = called("score", f"{path}:build", "--score", "forgetting", "--models", 1, "--epochs", 2, "--out", out)
+    assert done.exit_code == 0, done.output
+    assert f"{out}: forgetting of 100 samples; took what 2.00 epochs" in done.output
+    assert set(Scores.load(out).values.tolist()) <= {0.0, 1.0, 2.0}
+
+
+def test_a_finished_run_is_exported(tmp_path):
+    task = task_of("digits@128")
+    [spec] = parse_methods("kakurenbo:max_fraction=0.4:tau=0.0")
+    run = tmp_path / "run.parquet"
+    train(task, task.load(task.find(None)), spec, seed=0, epochs=4, samples_to=run)
+    done = called("prune", "--from-run", run, "--keep", 0.5, "--out", tmp_path / "kept.txt")
+    assert done.exit_code == 0, done.output
+    assert "64 of 128 samples kept, hard by trained" in done.output
+    trained = pq.read_table(run).column("trained").to_pylist()
+    kept = {int(line) for line in (tmp_path / "kept.txt").read_text().split()}
+    order = sorted(range(N), key=lambda i: (trained[i], i))
+    assert kept == set(order[64:]) and len(set(trained)) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["score"], "give either --task or your own training"),
+        (["score", "x.py:build", "--task", TASK], "give either --task or your own training"),
+        (["score", "x"], "write your own training as FILE.py:FUNCTION"),
+        (["score", "--task", TASK, "--score", "loss"], "--score: no score 'loss'; there are el2n"),
+        (["score", "--task", TASK, "--score", "memorisation", "--models", "1"], "`models` must be 2 or more, got 1"),
+        (["score", "--task", "nothing"], "no task 'nothing'"),
+        (["prune"], "give either a file of scores or --from-run"),
+        (["prune", "a.parquet", "--from-run", "b.parquet"], "give either a file of scores or --from-run"),
+        (["prune", "not-there.parquet"], "not-there.parquet"),
+        (["prune", "not-there.parquet", "--out", "kept.csv"], "--out kept.csv: ids go to a file that ends in .parquet or .txt"),
+    ],
+)
+def test_mistakes(tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    done = called(*arguments)
+    assert done.exit_code and message in " ".join(f"{done.output} {done.exception}".replace("│", " ").split())
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_trained():
+    with pytest.raises(ValueError, match="score: `models` and `epochs` must be 1 or more, got 0 and 1"):
+        make_scores(TASK, "el2n", models=0, epochs=1)
+    loader = torch.utils.data.DataLoader(torch.arange(4), batch_sampler=[[0, 1], [2, 3]])
+    with pytest.raises(ValueError, match="take a loader with a batch_size"):
+        part_of(loader, torch.arange(2), 0)
+
+
+def test_costs_in_epochs():
+    assert in_epochs(Scores(torch.arange(10), torch.zeros(10), forward=60, backward=60)) == pytest.approx(6)
+    assert in_epochs(Scores(torch.arange(10), torch.zeros(10), forward=60, backward=60), 1.0) == pytest.approx(6)
+    assert in_epochs(Scores(torch.arange(10), torch.zeros(10), forward=30)) == pytest.approx(1)
+
+
+def test_export_refuses_other_endings(tmp_path):
+    with pytest.raises(ValueError, match=r"ids\.csv: ids go to a file that ends in \.parquet or \.txt"):
+        export(torch.arange(3), tmp_path / "ids.csv")

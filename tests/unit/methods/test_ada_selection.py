@@ -1,0 +1,389 @@
+"""Parts of AdaSelection by hand; the whole of it is in tests/reference."""
+
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from thresher import AdaBoost, AdaSelection, BatchPlan, BigLoss, CoresetCenter, CoresetExtremes, GradientNorm, SmallLoss
+from thresher.methods.ada_selection import HUGE, SELECTORS, known, log_importance, log_scores, mean_of_kept, reweighted
+from thresher.rng import seeded
+
+NAN, INF = math.nan, math.inf
+EVERYTHING = tuple(SELECTORS)
+LOSS = [0.3, 2.0, 0.1, 0.9, 1.4, 0.2]
+
+
+def planned(method: AdaSelection, loss: Any, state: Any = None, step: int = 0, **more: Any) -> tuple[BatchPlan, Any]:
+    loss = torch.as_tensor(loss)
+    signals = {"id": torch.arange(len(loss)), "loss": loss, "grad_norm": loss, **more}
+    state = method.init_state() if state is None else state
+    return method.plan_batch(signals, state, step=step, generator=seeded(step))
+
+
+def rows(method: AdaSelection, loss: Any, state: Any = None, step: int = 0, **more: Any) -> list[int]:
+    return planned(method, loss, state, step, **more)[0].rows.tolist()
+
+
+def trained(method: AdaSelection, *losses: Any) -> Any:
+    """The state after a step with each of these losses."""
+    state = method.init_state()
+    for step, loss in enumerate(losses):
+        _, state = planned(method, loss, state, step)
+    return state
+
+
+def weights(method: AdaSelection, state: Any) -> list[float]:
+    return [value for name, value in method.report(state).items() if name.startswith("weight_")]
+
+
+def test_defaults() -> None:
+    method = AdaSelection()
+    assert method.pool == ("big_loss", "small_loss", "uniform")
+    assert (method.keep, method.beta, method.gamma, method.average, method.curriculum) == (0.5, 0.5, 0.5, "picked", True)
+    assert (method.adaboost, method.uniform, method.stop_after) == ("scaled", "flat", None)
+    assert AdaSelection(pool=["big_loss"]) == AdaSelection(pool=("big_loss",))
+
+
+def test_signals_depend_on_the_pool() -> None:
+    assert AdaSelection().signals == ("loss",)
+    assert AdaSelection(pool=("uniform", "gradient_norm")).signals == ("loss", "grad_norm")
+    planned(AdaSelection(), LOSS, grad_norm="never looked at")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep": 0}, r"`keep` is the share kept, within \(0, 1\], got 0"),
+        ({"pool": ()}, r"`pool` must be some of big_loss, small_loss, uniform, .*, coreset_center, got \(\)"),
+        ({"pool": ("big_loss", "rho_loss")}, r"`pool` must be some of .*, got \('big_loss', 'rho_loss'\)"),
+        ({"pool": "big_loss"}, r"`pool` must be some of .*, got 'big_loss'"),
+        ({"pool": ("uniform", "uniform")}, r"`pool` must have each selector once, got \('uniform', 'uniform'\)"),
+        *(({"beta": value}, rf"`beta` must be within \[-1, 1\], got {value}") for value in (1.1, -2, NAN)),
+        *(({"gamma": value}, f"`gamma` must be a finite number above 0, got {value}") for value in (0, -1, INF, NAN)),
+        ({"stop_below": 0}, "`stop_below` must be a finite number above 0, got 0"),
+        ({"average": "mean"}, r"`average` must be one of \('picked', 'weighted'\), got 'mean'"),
+        ({"uniform": "even"}, r"`uniform` must be one of \('flat', 'random'\), got 'even'"),
+        ({"adaboost": "abs"}, r"`adaboost` must be one of \('scaled', 'paper_abs'\), got 'abs'"),
+        *(
+            ({"stop_after": value}, f"`stop_after` must be a whole number of 1 or more, or None, got {value}")
+            for value in (0, 2.0)
+        ),
+    ],
+)
+def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^AdaSelection: {message}$"):
+        AdaSelection(**settings)
+
+
+@pytest.mark.parametrize(
+    ("n", "keep", "count"), [(100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9), (9, 1, 9)]
+)
+def test_counts(n: int, keep: float, count: int) -> None:
+    plan, _ = planned(AdaSelection(keep, pool=EVERYTHING), torch.rand(n, generator=seeded(n)))
+    assert len(plan.rows) == AdaSelection(keep).count(n) == count
+    assert plan.facts == pytest.approx({"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n})
+    assert plan.weights is None
+
+
+def test_known_signals() -> None:
+    loss, norm = torch.tensor([1, NAN, 3e38, -3e38, 2, INF]), torch.tensor([5, 1, 1, 1, -INF, 0])
+    usable, values = known({"loss": loss, "grad_norm": norm})
+    assert usable.tolist() == [True, False, True, True, False, False]
+    assert values["loss"][usable].tolist() == pytest.approx([1, HUGE, -HUGE])
+    assert not bool(values["loss"][~usable].isfinite().any()) and not bool(values["grad_norm"][~usable].isfinite().any())
+    for dtype, far in ((torch.float64, 1e300), (torch.float16, 6e4)):
+        usable, values = known({"loss": torch.tensor([1.5, INF, far], dtype=dtype)})
+        assert usable.tolist() == [True, False, True] and values["loss"].dtype == torch.float32
+        assert values["loss"][[0, 2]].tolist() == pytest.approx([1.5, min(far, HUGE)], rel=1e-3)
+
+
+def test_importance_is_of_the_usable_samples_alone() -> None:
+    scores = torch.tensor([[0.0, 5], [1, NAN], [math.log(3), 5], [9, 9]])
+    found = log_importance(scores, torch.tensor([True, False, True, False])).exp()
+    assert found[[0, 2]].tolist() == [pytest.approx([0.25, 0.5]), pytest.approx([0.75, 0.5])]
+    assert found[[1, 3]].nan_to_num(0).tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("usable", "k", "expected"),
+    [
+        ([True] * 4, 2, [6, 1.5]),
+        ([True] * 4, 4, [3.75, 3.75]),
+        ([True, True, True, False], 2, [4, 1]),  # one of the two is the sample that cannot be scored
+        ([True, False, False, False], 2, [None, None]),
+        ([True, False, False, False], 3, [None, None]),
+        ([True, False, False, False], 4, [1, 1]),
+        ([False] * 4, 4, [None, None]),
+    ],
+)
+def test_mean_of_kept(usable: list[bool], k: int, expected: list[Any]) -> None:
+    mask, loss = torch.tensor(usable), torch.tensor([1.0, 2, 4, 8])
+    loss = torch.where(mask, loss, 0)
+    found = mean_of_kept(torch.stack((loss, -loss), 1), loss, mask, k)
+    assert [None if math.isnan(value) else value for value in found.tolist()] == expected
+
+
+def test_weights_follow_the_relative_change() -> None:
+    start, before = torch.log(torch.tensor([0.5, 0.25, 0.25])), torch.tensor([1.0, 2.0, 4.0])
+    found = reweighted(start, before, torch.tensor([2.0, 2.0, 2.0]), 0.5).exp()
+    parts = [0.5 * math.exp(0.5), 0.25, 0.25 * math.exp(-0.25)]
+    assert found.tolist() == pytest.approx([part / sum(parts) for part in parts])
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [(NAN, 1), (1, NAN), (0, 1), (0, 0), (-0.0, 2), (INF, 1), (1, INF), (1e-38, 1e38), (NAN, NAN)]
+)
+def test_weights_stay_where_the_change_is_not_known(before: float, now: float) -> None:
+    start = torch.log(torch.tensor([0.75, 0.25]))
+    found = reweighted(start, torch.tensor([before, 2.0]), torch.tensor([now, 2.0]), 1.0)
+    assert found.exp().tolist() == pytest.approx([0.75, 0.25])
+
+
+def test_a_weight_that_vanishes_comes_back() -> None:
+    down = reweighted(torch.log(torch.tensor([0.5, 0.5])), torch.tensor([1.0, 1]), torch.tensor([1.0, 501]), 1.0)
+    assert down.exp().tolist() == [0, 1]
+    back = reweighted(down, torch.tensor([1.0, 501]), torch.tensor([501.0, 501]), 1.0)
+    assert back.exp().tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_scores_do_not_underflow() -> None:
+    """As products all but the largest would be 0."""
+    loss = torch.tensor([100.0, 300, 200, 1000])
+    importance = log_importance(loss[:, None], torch.ones(4, dtype=torch.bool))
+    found = log_scores(importance, torch.zeros(1), loss, 0.5)
+    assert found.tolist() == pytest.approx([-950, -850, -900, -500])
+    assert rows(AdaSelection(0.75, pool=("big_loss",), curriculum=False), loss) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("big_loss", BigLoss),
+        ("small_loss", SmallLoss),
+        ("gradient_norm", GradientNorm),
+        ("ada_boost", AdaBoost),
+        ("coreset_extremes", CoresetExtremes),
+        ("coreset_center", CoresetCenter),
+    ],
+)
+def test_a_pool_of_one_chooses_as_the_selector(name: str, kind: Any) -> None:
+    for seed in range(20):
+        loss = torch.rand(17, generator=seeded(seed))
+        loss[:2] = torch.tensor([NAN, INF])
+        signals = {"id": torch.arange(17), "loss": loss, "grad_norm": loss.flip(0)}
+        method = AdaSelection(0.6, pool=(name,), curriculum=False)
+        plan, _ = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
+        alone = {"id": signals["id"], **{one: signals[one] for one in kind.signals}}
+        if name == "gradient_norm":  # in a pool the loss must be finite as well
+            alone["grad_norm"] = torch.where(loss.isfinite(), loss.flip(0), NAN)
+        assert torch.equal(plan.rows, kind(0.6).plan_batch(alone, {}, step=0, generator=seeded(0))[0].rows)
+
+
+def test_the_curriculum_favours_small_losses_and_ends() -> None:
+    method = AdaSelection(2 / 6, pool=("big_loss", "uniform"), gamma=0.5)
+    assert rows(method, LOSS, step=0) == [2, 5]
+    assert rows(method, LOSS, step=10_000) == [1, 4]
+    assert rows(AdaSelection(2 / 6, pool=("big_loss", "uniform"), curriculum=False), LOSS) == [1, 4]
+    assert rows(AdaSelection(2 / 6, pool=("big_loss", "uniform"), gamma=1000.0), LOSS, step=10_000) == [1, 4]
+
+
+def test_the_first_step_leaves_the_weights_alone() -> None:
+    for average in ("picked", "weighted"):
+        method = AdaSelection(pool=EVERYTHING, average=average)
+        assert weights(method, method.init_state()) == pytest.approx([1 / 7] * 7)
+        assert weights(method, trained(method, LOSS)) == pytest.approx([1 / 7] * 7)
+
+
+@pytest.mark.parametrize(("beta", "grows"), [(0.5, True), (-0.5, False), (0.0, None)])
+def test_beta_says_who_gains(beta: float, grows: bool | None) -> None:
+    """The largest losses double, the smallest stay."""
+    method = AdaSelection(pool=("big_loss", "small_loss"), beta=beta)
+    big, small = weights(method, trained(method, [1.0, 1, 4, 4], [1.0, 1, 8, 8]))
+    expected = math.exp(beta) / (1 + math.exp(beta))
+    assert (big, small) == pytest.approx((expected, 1 - expected))
+    assert grows is None or (big > small) == grows
+
+
+def test_the_averages() -> None:
+    pool = ("big_loss", "small_loss", "uniform")
+    picked = trained(AdaSelection(pool=pool), [1.0, 2, 3, 6])["average"]
+    assert picked.tolist() == pytest.approx([4.5, 1.5, 3])
+    spoilt = trained(AdaSelection(4 / 6, pool=pool), [1.0, 2, 3, 6, NAN, INF])["average"]
+    assert spoilt.tolist() == pytest.approx([4.5, 1.5, 3])
+    e = [math.exp(x) for x in (1, 2, 3, 6)]
+    weighted = trained(AdaSelection(pool=pool, average="weighted"), [1.0, 2, 3, 6, NAN])["average"]
+    assert weighted[[0, 2]].tolist() == pytest.approx([(e[0] + 2 * e[1] + 3 * e[2] + 6 * e[3]) / sum(e), 3])
+
+
+@pytest.mark.parametrize("average", ["picked", "weighted"])
+def test_a_batch_without_a_finite_loss_keeps_the_weights(average: Any) -> None:
+    method = AdaSelection(average=average)
+    state = trained(method, [1.0, 1, 4, 4], [1.0, 1, 8, 8])
+    plan, after = planned(method, [NAN, INF, -INF, NAN], state, 2)
+    assert plan.rows.tolist() == [2, 3]
+    assert weights(method, after) == pytest.approx(weights(method, state))
+    _, later = planned(method, [1.0, 1, 1, 1], after, 3)
+    assert weights(method, later) == pytest.approx(weights(method, state)), "there is no average to compare with"
+    assert bool(later["average"].isfinite().all())
+
+
+def test_losses_of_zero_keep_the_weights() -> None:
+    method = AdaSelection(pool=EVERYTHING)
+    state = trained(method, [0.0] * 4, LOSS)
+    assert weights(method, state) == pytest.approx([1 / 7] * 7)
+
+
+@pytest.mark.parametrize("pool", [("big_loss", "small_loss", "uniform"), EVERYTHING, ("small_loss",)])
+@pytest.mark.parametrize("average", ["picked", "weighted"])
+def test_what_is_not_finite_comes_first(pool: tuple[str, ...], average: Any) -> None:
+    method = AdaSelection(3 / 8, pool=pool, average=average)
+    loss = torch.tensor([5, NAN, 3e38, -INF, INF, -3e38, 1, 6.5])
+    for step in (0, 7):
+        plan, state = planned(method, loss, step=step)
+        assert plan.rows.tolist() == [1, 3, 4]
+    assert not bool(state["log_weights"].isnan().any())
+
+
+def test_a_gradient_that_is_not_finite_comes_first() -> None:
+    norm = torch.tensor([1, 2, NAN, 4.0])
+    assert rows(AdaSelection(0.25, pool=("gradient_norm",)), [1.0, 2, 3, 4], grad_norm=norm) == [2]
+
+
+def test_the_higher_id_wins_a_tie() -> None:
+    signals = {"id": torch.tensor([7, 9, 2**40, 8]), "loss": torch.full((4,), 2.0)}
+    method = AdaSelection()
+    assert method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))[0].rows.tolist() == [1, 2]
+
+
+def test_equal_losses_have_equal_scores_wherever_they_are() -> None:
+    """So that the id alone decides: 37 samples fill no vector register evenly."""
+    for seed in range(50):
+        levels = torch.rand(3, generator=seeded(seed)) * 5
+        loss = levels[torch.randint(3, (37,), generator=seeded(seed, 1))]
+        names = tuple(name for name in EVERYTHING if name != "coreset_extremes")
+        picked = rows(AdaSelection(0.5, pool=names), loss, step=seed)
+        for level in levels:
+            same = [row for row in range(37) if loss[row] == level]
+            kept = [row for row in same if row in picked]
+            assert kept == same[len(same) - len(kept) :]
+
+
+def test_uniform_at_random() -> None:
+    method = AdaSelection(pool=("uniform",), uniform="random", curriculum=False)
+    draws = torch.rand(20, generator=seeded(3))
+    picked = rows(method, torch.ones(20), step=3)
+    assert picked == sorted(draws.argsort()[10:].tolist()) != rows(method, torch.ones(20), step=4)
+    mean = trained(method, torch.arange(20.0))["average"].item()
+    order = torch.rand(20, generator=seeded(0)).argsort()
+    assert mean == pytest.approx(order[10:].float().mean().item()) != pytest.approx(9.5)
+
+
+def test_uniform_draws_only_where_told_to() -> None:
+    for settings, draws in (({}, False), ({"uniform": "random"}, True), ({"uniform": "random", "pool": ("big_loss",)}, False)):
+        g, method = seeded(0), AdaSelection(**settings)
+        before = g.get_state()
+        method.plan_batch({"id": torch.arange(4), "loss": torch.rand(4)}, method.init_state(), step=0, generator=g)
+        assert torch.equal(g.get_state(), before) != draws
+
+
+def test_adaboost_as_published() -> None:
+    """Above 1 its weight falls: 1.1 is chosen and 50 is not."""
+    loss = [0.2, 50.0, 1.1, 0.1]
+    for adaboost, kept in (("scaled", [1]), ("paper_abs", [2])):
+        assert rows(AdaSelection(0.25, pool=("ada_boost",), adaboost=adaboost, curriculum=False), loss) == kept
+
+
+def test_an_empty_batch() -> None:
+    for average in ("picked", "weighted"):
+        method = AdaSelection(pool=EVERYTHING, average=average)
+        plan, state = planned(method, torch.empty(0), trained(method, LOSS))
+        assert len(plan.rows) == 0 and not bool(state["log_weights"].isnan().any())
+
+
+def test_losses_with_a_gradient_and_a_stride() -> None:
+    loss = torch.rand(8, 2, requires_grad=True)[:, 1]
+    plan, state = planned(AdaSelection(pool=EVERYTHING), loss)
+    same, _ = planned(AdaSelection(pool=EVERYTHING), loss.detach().clone())
+    assert torch.equal(plan.rows, same.rows)
+    assert not any(value.requires_grad for value in state.values())
+
+
+def test_report() -> None:
+    method = AdaSelection()
+    state = trained(method, [1.0, 1, 4, 4], [1.0, 1, 8, 8])
+    said = method.report(state)
+    assert list(said) == ["weight_big_loss", "weight_small_loss", "weight_uniform"]
+    assert sum(said.values()) == pytest.approx(1) and all(type(value) is float for value in said.values())
+    change = [math.exp(0.5), 1, math.exp(0.4)]
+    assert list(said.values()) == pytest.approx([each / sum(change) for each in change])
+
+
+def test_weights_that_keep_still_are_fixed() -> None:
+    method = AdaSelection(pool=("big_loss", "small_loss"), stop_after=3, stop_below=0.01)
+    state, still, fixed = method.init_state(), [], []
+    calm, wild = [1.0, 1, 4, 4], [1.0, 1, 8, 8]
+    for step, loss in enumerate([calm, calm, wild, wild, wild, [NAN] * 4, wild, wild, wild, wild, calm, wild]):
+        _, state = planned(method, loss, state, step)
+        still.append(int(state["still"]))
+        fixed.append(method.report(state)["weights_fixed"])
+        if step == 9:
+            last = weights(method, state)
+    assert still == [0, 1, 0, 1, 2, 0, 0, 1, 2, 3, 3, 3]
+    assert fixed == [0.0] * 9 + [1.0] * 3
+    assert weights(method, state) == last, "they moved after they were fixed"
+    free = AdaSelection(pool=("big_loss", "small_loss"))
+    assert "still" not in free.init_state() and "weights_fixed" not in free.report(free.init_state())
+
+
+def test_state_survives_saving() -> None:
+    method = AdaSelection(pool=EVERYTHING, stop_after=2)
+    state = trained(method, LOSS, LOSS[::-1])
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    buffer.seek(0)
+    (plan, after), (again, other) = (
+        planned(method, LOSS, start, 2) for start in (state, torch.load(buffer, weights_only=True))
+    )
+    assert torch.equal(plan.rows, again.rows) and all(torch.equal(after[name], other[name]) for name in after)
+
+
+class Reads(TorchDispatchMode):
+    """Counts operations; those that read values on the host, or have shapes that depend on values, wait for the device."""
+
+    WAITING = {"_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "unique_dim", "_unique2"}
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+SETTINGS = [{}, {"pool": EVERYTHING, "uniform": "random", "adaboost": "paper_abs", "stop_after": 1}, {"average": "weighted"}]
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_nothing_waits_for_the_device(settings: dict[str, Any]) -> None:
+    method, state = AdaSelection(**settings), AdaSelection(**settings).init_state()
+    with Reads() as reads:
+        for step in range(2):
+            _, state = planned(method, LOSS, state, step)
+    assert "_log_softmax" in reads.found and not reads.WAITING & set(reads.found)
+    signals = {"id": torch.empty(8, dtype=torch.int64, device="meta")}
+    signals |= {name: torch.empty(8, device="meta") for name in method.signals}
+    plan, state = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
+    assert plan.rows.shape == (4,) and all(tensor.is_meta for tensor in (plan.rows, *state.values()))
+
+
+def test_it_takes_few_operations() -> None:
+    """It is asked in every step: 54 operations, 17 for Big Loss."""
+    signals = {"id": torch.arange(8), "loss": torch.rand(8)}
+    with Reads() as reads:
+        AdaSelection().plan_batch(signals, AdaSelection().init_state(), step=1, generator=seeded(0))
+    assert len(reads.found) <= 60

@@ -1,0 +1,193 @@
+"""The pass over the data: order, modes, random numbers, and what it refuses."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
+
+from thresher import subset_backward
+from thresher.scores import Scores, disagreement, el2n, grand, irreducible, memorisation, prototypes
+from thresher.scores.passes import scan
+
+N = 11
+X = torch.arange(float(N)).unsqueeze(1)
+Y = torch.arange(N) % 3
+
+
+class Echo(nn.Module):
+    """The first column of its input, as logits of three classes; keeps what it was shown and how."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.drop = nn.BatchNorm1d(1), nn.Dropout(0.5)
+        self.head = nn.Linear(1, 3)
+        self.seen, self.modes = [], []
+
+    def forward(self, x):
+        self.seen += x[:, 0].tolist()
+        self.modes.append((self.training, self.drop.training, torch.is_grad_enabled()))
+        return self.head(self.drop(self.norm(x)))
+
+
+def loader(dataset=None, **settings):
+    return DataLoader(TensorDataset(X, Y) if dataset is None else dataset, **({"batch_size": 4, "shuffle": True} | settings))
+
+
+def collate_with_noise(samples):
+    x, y = default_collate(samples)
+    return x * 1.0, y
+
+
+CALLS = {
+    "el2n": lambda model, data: el2n(model, data),
+    "grand last": lambda model, data: grand(model, data, nn.CrossEntropyLoss()),
+    "grand all": lambda model, data: grand(model, data, nn.CrossEntropyLoss(), layer="all"),
+    "irreducible": lambda model, data: irreducible(model, data, nn.CrossEntropyLoss()),
+    "memorisation": lambda model, data: memorisation(model, [torch.arange(5)], data),
+    "disagreement": lambda model, data: disagreement(model, data),
+    "prototypes": lambda model, data: prototypes(model, data, 2),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_no_trace_is_left(call):
+    model = Echo()
+    model.drop.eval()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    generator = torch.Generator().manual_seed(5)
+    states = torch.get_rng_state(), generator.get_state(), random.getstate(), np.random.get_state()[1].copy()
+    found = call(model, loader(generator=generator, drop_last=True))
+    assert torch.equal(torch.get_rng_state(), states[0]) and torch.equal(generator.get_state(), states[1])
+    assert random.getstate() == states[2] and (np.random.get_state()[1] == states[3]).all()
+    assert model.training and not model.drop.training and model.norm.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not model._forward_pre_hooks and not model.head._forward_pre_hooks
+    assert model.seen == list(map(float, range(N)))
+    assert {mode[:2] for mode in model.modes} == {(False, False)}
+    assert found.ids.tolist() == list(range(N)) and torch.equal(found.labels, Y) and found.forward == N
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_the_loader_does_not_matter(call):
+    model = Echo()
+    once = call(model, loader(batch_size=1))
+    sampler = BatchSampler(RandomSampler(range(N)), 4, drop_last=False)
+    for other in (loader(), loader(batch_size=N), DataLoader(TensorDataset(X, Y), batch_sampler=sampler)):
+        assert call(model, other).values.tolist() == pytest.approx(once.values.tolist(), abs=1e-6, nan_ok=True)
+
+
+def test_workers_and_collate_are_kept():
+    model = Echo()
+    kept = loader(num_workers=1, collate_fn=collate_with_noise, persistent_workers=True)
+    assert el2n(model, kept).values.tolist() == pytest.approx(el2n(model, loader()).values.tolist())
+    assert kept._iterator is None
+
+
+def test_modes_come_back_after_an_error():
+    model = Echo()
+    state = torch.get_rng_state()
+
+    def fail(answers):
+        torch.rand(1)
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        scan(model, loader(), fail, features=True)
+    assert model.training and model.drop.training and not model.head._forward_pre_hooks
+    assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
+
+
+def test_a_model_with_another_backward_pass():
+    model = Echo()
+    wrapped = subset_backward(model)
+    assert el2n(wrapped, loader()).values.tolist() == el2n(model, loader()).values.tolist()
+    assert wrapped.training and model.training and model.drop.training
+
+
+def test_batches_of_ones_own():
+    class Rows(Dataset):
+        def __len__(self):
+            return N
+
+        def __getitem__(self, i):
+            return {"x": X[i], "y": Y[i], "name": str(i)}
+
+    model = Echo()
+    rows = loader(Rows())
+    own = {"forward": lambda model, batch: (model(batch["x"]), batch["y"])}
+    plain = loader()
+    assert el2n(model, rows, **own).values.tolist() == el2n(model, plain).values.tolist()
+    whole = grand(model, rows, nn.CrossEntropyLoss(), layer="all", **own)
+    assert whole.values.tolist() == pytest.approx(grand(model, plain, nn.CrossEntropyLoss(), layer="all").values.tolist())
+    with pytest.raises(ValueError, match="batches must be pairs of inputs and targets, got dict: pass forward="):
+        el2n(model, rows)
+
+
+def test_targets_that_are_no_classes_are_no_labels():
+    soft = nn.functional.one_hot(Y, 3).float()
+    model = Echo()
+    found = el2n(model, loader(TensorDataset(X, soft)))
+    assert found.labels is None and found.values.tolist() == pytest.approx(el2n(model, loader()).values.tolist(), abs=1e-6)
+
+
+def test_ignored_targets_have_no_score():
+    ignored = Y.clone()
+    ignored[3] = -100
+    for name in ("el2n", "grand last", "grand all", "irreducible"):
+        found = CALLS[name](Echo(), loader(TensorDataset(X, ignored))).values
+        assert found.isnan().nonzero().flatten().tolist() == [3], name
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("models", "data", "error", "message"),
+    [
+        ([], loader(), TypeError, "`models` must be one torch.nn.Module or more, got none"),
+        ([Echo(), "model"], loader(), TypeError, "got Echo, str"),
+        (Echo(), [(X, Y)], TypeError, "`loader` must be a torch.utils.data.DataLoader, got list"),
+        (Echo(), DataLoader(Stream()), TypeError, "`loader` iterates over Stream: its samples have no ids"),
+        (Echo(), loader(batch_size=None, shuffle=False), ValueError, "`loader` has batch_size=None"),
+        (Echo(), loader(TensorDataset(X[:0], Y[:0]), shuffle=False), ValueError, "the dataset is empty"),
+        (
+            Echo(),
+            loader(collate_fn=lambda samples: default_collate(sorted(samples, key=lambda s: -s[0].item()))),
+            ValueError,
+            "sorts or mixes the samples of a batch.*could not be told apart",
+        ),
+    ],
+)
+def test_what_it_refuses(models, data, error, message):
+    with pytest.raises(error, match=message):
+        el2n(models, data)
+
+
+def test_a_collate_that_leaves_samples_out_is_refused():
+    def first(samples):
+        return default_collate(samples[:3])
+
+    with pytest.raises(ValueError, match="`loader` made 3 targets of 4 samples: they could not be told apart"):
+        el2n(Echo(), loader(collate_fn=first))
+
+
+def test_values_of_another_number_are_refused():
+    with pytest.raises(ValueError, match=r"4 samples gave values of shape \(1,\); expected one row a sample"):
+        scan(Echo(), loader(), lambda answers: torch.zeros(1))
+
+
+def test_what_it_cost_and_where_it_comes_from():
+    found = el2n([Echo(), Echo()], loader(), trained=(100, 90), provenance={"epochs": 2})
+    assert isinstance(found, Scores) and (found.forward, found.backward) == (100 + 2 * N, 90)
+    assert found.provenance["models"] == 2 and found.provenance["model"] == "Echo" and found.provenance["epochs"] == 2
+    assert set(found.provenance["versions"]) == {"thresher", "torch"}
+    for wrong in ((1,), (1, -1), (1.5, 2)):
+        with pytest.raises(ValueError, match=r"el2n: `trained` must be two whole numbers of 0 or more \(forward, backward\)"):
+            el2n(Echo(), loader(), trained=wrong)
