@@ -97,7 +97,7 @@ def test_methods_by_name():
     assert {"full", "infobatch", "kakurenbo", "uniform"} <= set(methods.names())
     assert methods.create("kakurenbo", max_fraction=0.4).max_fraction == 0.4
     assert methods.name_of(methods.create("uniform", keep=0.5)) == "uniform"
-    with pytest.raises(ValueError, match="no method 'nothing'; there are full, infobatch"):
+    with pytest.raises(ValueError, match="no method 'nothing'; there are ada_boost, ada_selection"):
         methods.create("nothing")
 
 
