@@ -6,7 +6,7 @@
 # make subset-backward
 #              steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
 # make fashion, make time-to-target, make diet-sb
-#              experiments of up to an hour each, into benchmarks/results/ and docs/figures/; they go on
+#              experiments of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped
 
 PYTHON ?= python3
