@@ -37,7 +37,7 @@ Signals = Callable[[Any, Any], Mapping[str, Tensor]]
 
 Method = BeforeMethod | EpochMethod | BatchMethod
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 BATCHES_AHEAD = 2
 """Batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
 
