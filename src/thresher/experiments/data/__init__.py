@@ -1,0 +1,1 @@
+"""Where the samples of the tasks come from, one source a file."""

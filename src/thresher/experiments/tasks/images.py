@@ -1,0 +1,41 @@
+"""Classes of pictures."""
+
+from functools import partial
+
+from thresher.experiments.data import images
+from thresher.experiments.models import perceptron, resnet8, small_cnn
+from thresher.experiments.tasks.base import Task, without_folder
+
+TASKS = (
+    Task("digits", partial(without_folder, "digits", lambda: None), images.digits, partial(small_cnn, 8), lr=0.05),
+    Task(
+        "mnist-5k",
+        partial(without_folder, "mnist-5k", images.find_mnist_5k),
+        images.mnist_5k,
+        partial(small_cnn, 28, width=8),
+        lr=0.05,
+    ),
+    Task(
+        "mnist-5k-mlp",
+        partial(without_folder, "mnist-5k-mlp", images.find_mnist_5k),
+        images.mnist_5k,
+        partial(perceptron, 28 * 28),
+        lr=0.05,
+    ),
+    Task(
+        "fashion-mnist",
+        images.find_fashion_mnist,
+        images.fashion_mnist,
+        partial(small_cnn, 28, width=32),
+        lr=0.1,
+        batch_size=128,
+    ),
+    Task(
+        "fashion-mnist-resnet8",
+        images.find_fashion_mnist,
+        images.fashion_mnist,
+        resnet8,
+        lr=0.2,
+        batch_size=128,
+    ),
+)
