@@ -114,8 +114,9 @@ def _card(history: History, at: int, pictures: Pictures | None) -> Card:
 
 
 def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
-    """The training pictures of a task of this package, shape (N, H, W); None of a user's own training, which is not run,
-    and of tasks without pictures.
+    """The training pictures of a task of this package, shape (N, H, W).
+
+    None of a task without pictures, and of a user's own training, which is not run.
 
     Args:
         task: As results.json names it.
