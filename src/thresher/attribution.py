@@ -95,6 +95,11 @@ class Credit(NamedTuple):
     positions: range | None = None
     holds: tuple[Tensor, ...] = ()
 
+    @property
+    def all_count(self) -> bool:
+        """Whether these are all rows of a batch of which it is known that no label is an ignored one."""
+        return self.batch is not None and self is self.batch.whole and self.batch.all_count
+
 
 class Rows(NamedTuple):
     """Rows start, start + step, ... of a batch, each standing for `repeat` consecutive entries of the tensor seen."""

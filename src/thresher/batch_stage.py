@@ -14,6 +14,8 @@ from thresher.trees import leaves, map_where
 
 OF_BATCHES = 1
 """Sets the random numbers of steps apart from those of epochs."""
+SEEDS = 256
+"""Steps whose seeds are made together: one by one they take longer than many a choice."""
 
 
 class BatchStage:
@@ -32,6 +34,7 @@ class BatchStage:
         self.candidates = self.kept = 0
         self._facts: dict[str, float] = {}
         self._batches = 0
+        self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
 
     def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
         """Ask the method about one batch.
@@ -43,13 +46,20 @@ class BatchStage:
         Raises:
             TypeError: It answered something other than a BatchPlan.
         """
-        generator = rng.seeded(self.seed, self.step, OF_BATCHES)
-        plan, state = self.method.plan_batch({"id": ids, **signals}, self.state, step=self.step, generator=generator)
+        signals = {"id": ids, **signals}
+        plan, state = self.method.plan_batch(signals, self.state, step=self.step, generator=self._generator())
         if not isinstance(plan, BatchPlan):
             name = type(self.method).__name__
             raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
         self.state = state
         return self._counted(plan, len(ids))
+
+    def _generator(self) -> torch.Generator:
+        """That of this step, whatever was drawn before."""
+        block, place = divmod(self.step, SEEDS)
+        if self._seeds[0] != (self.seed, block):
+            self._seeds = (self.seed, block), rng.seeds(SEEDS, self.seed, block, OF_BATCHES)
+        return torch.Generator().manual_seed(self._seeds[1][place])
 
     def rests(self, progress: float) -> bool:
         """Whether the next batch is trained whole, the method having no say; `progress`: share of training done."""

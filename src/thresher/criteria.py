@@ -119,7 +119,14 @@ class Criterion:
 
     @torch.no_grad()
     def signals(
-        self, outputs: Any, targets: Any, group: Group, wanted: set[str], *, rows: Tensor | None = None
+        self,
+        outputs: Any,
+        targets: Any,
+        group: Group,
+        wanted: set[str],
+        *,
+        rows: Tensor | None = None,
+        all_count: bool = False,
     ) -> dict[str, Tensor]:
         """The signals of each sample, shape (n,), `loss` among them.
 
@@ -129,10 +136,12 @@ class Criterion:
             group: How rows are samples.
             wanted: Names of the signals besides the loss.
             rows: Losses by position without class weights, (n, positions), where they are known already.
+            all_count: Whether it is known that no target is an ignored one.
         """
         if rows is None:
             rows = group.rows(self.plain_positions(outputs, targets))
-        return {"loss": self.means(rows, targets), **self.read(outputs, targets, wanted, group.n)}
+        loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
+        return {"loss": loss, **self.read(outputs, targets, wanted, group.n)}
 
     def _weighted(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
         total = torch.dot(weights, self.sums(rows))
@@ -419,8 +428,7 @@ class CrossEntropy(ClassCriterion):
         """The commonest case, one label a sample, spelled out: it runs in every step, and small operations cost."""
         if not self._plain or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
             return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
-        batch = credit.batch
-        if not wanted and batch is not None and credit is batch.whole and batch.all_count:
+        if not wanted and credit.all_count:
             log_probs = torch.log_softmax(outputs, 1)
             if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
                 losses = F.nll_loss(log_probs, targets, reduction="none")

@@ -53,7 +53,12 @@ def undisturbed(device: torch.device, generators: Iterable[torch.Generator] = ()
         restore(state, device, generators)
 
 
+def seeds(count: int, *key: int) -> list[int]:
+    """Seeds for generators that depend on `key` alone, such as (seed, epoch)."""
+    words = np.random.SeedSequence([k % 2**64 for k in key]).generate_state(count, np.uint64)
+    return (words & np.uint64(2**63 - 1)).tolist()
+
+
 def seeded(*key: int) -> torch.Generator:
-    """A CPU generator that depends on `key` alone, such as (seed, epoch)."""
-    words = np.random.SeedSequence([k % 2**64 for k in key]).generate_state(1, np.uint64)
-    return torch.Generator().manual_seed(int(words[0]) % 2**63)
+    """A CPU generator that depends on `key` alone."""
+    return torch.Generator().manual_seed(seeds(1, *key)[0])

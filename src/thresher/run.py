@@ -638,8 +638,9 @@ class Run:
         assert self._adapter is not None
         group = credit.group
         own = {} if self._user_signals is None else self._ask_user(outputs, targets, group.n)
-        found = {**self._adapter.signals(outputs, targets, group, self._to_choose - own.keys()), **own}
-        plan = self._chosen(credit, _without_ignored(found))
+        wanted = self._to_choose - own.keys()
+        found = {**self._adapter.signals(outputs, targets, group, wanted, all_count=credit.all_count), **own}
+        plan = self._chosen(credit, found if credit.all_count else _without_ignored(found))
         rows, weights = plan.rows, _product(plan, weights)
         k = len(rows)
         outputs, targets = (_take_rows(tree, plan, group) for tree in (outputs, targets))

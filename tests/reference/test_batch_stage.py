@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from helpers import assert_same
 from thresher import BatchPlan, EpochPlan, Scoring, SelectiveBackprop
-from thresher.rng import seeded
+from thresher.rng import seeds
 
 C = 4
 pytestmark = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")  # toys are below break-even
@@ -62,7 +62,8 @@ class Chooser:
                 if len(self.fifo) > self.size:
                     self.fifo.popleft()
             known = [loss for loss in self.fifo if math.isfinite(loss)]
-            draws = torch.rand(len(ids), generator=seeded(self.seed, self.step, 1)).tolist()
+            seed = seeds(256, self.seed, self.step // 256, 1)[self.step % 256]
+            draws = torch.rand(len(ids), generator=torch.Generator().manual_seed(seed)).tolist()
             chosen = []
             for row, draw in zip(order, draws, strict=True):
                 below = sum(other < losses[row] for other in known)

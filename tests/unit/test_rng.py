@@ -68,3 +68,10 @@ def test_seeded_tells_keys_apart() -> None:
     numbers = {torch.rand((), generator=rng.seeded(*key), dtype=torch.float64).item() for key in keys}
     assert len(numbers) == len(keys)
     assert rng.seeded(1, 2).initial_seed() != rng.seeded(2, 1).initial_seed()
+
+
+def test_seeds_depend_on_the_key_alone_and_the_first_is_that_of_seeded():
+    many = rng.seeds(5, 3, -1)
+    assert many == rng.seeds(5, 3, -1) and len(set(many)) == 5 and all(0 <= seed < 2**63 for seed in many)
+    assert rng.seeds(1, 3, -1) == many[:1] and rng.seeded(3, -1).initial_seed() == many[0]
+    assert rng.seeds(5, 3, 0) != many
