@@ -8,6 +8,9 @@
 # make fashion, make time-to-target, make diet-sb
 #              experiments of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped
+# make reproduce
+#              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to
+#              three hours, goes on where it was stopped
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -15,7 +18,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test check bench cards diet-sb subset-backward fashion fashion-cnn fashion-resnet8 time-to-target clean
+.PHONY: demo test check bench cards diet-sb subset-backward fashion fashion-cnn fashion-resnet8 time-to-target reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -82,6 +85,9 @@ time-to-target: .venv/installed
 
 diet-sb: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.diet_sb
+
+reproduce: .venv/installed
+	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md
 
 clean:
 	rm -rf .venv dist runs .pytest_cache .ruff_cache .hypothesis

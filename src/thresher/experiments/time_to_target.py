@@ -33,7 +33,7 @@ def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> Meas
     """
     groups: dict[str, dict[int, list[dict[str, float]]]] = {}
     for run in (run for run in results["runs"] if run["control_of"] is None):
-        groups.setdefault(run["method"], {})[run["seed"]] = _points(run)
+        groups.setdefault(run["method"], {})[run["seed"]] = points_of(run)
     full = groups["full"]
     error = statistics.median(points[-1]["error"] for points in full.values())
     targets = [{"factor": factor, "error": factor * error} for factor in factors]
@@ -74,7 +74,8 @@ def _line(arm: dict[str, Any], axis: str) -> Line:
     return Line(arm["method"], points)
 
 
-def _points(run: dict[str, Any]) -> list[dict[str, float]]:
+def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
+    """Cost, CPU seconds and test error after each epoch of a run."""
     name = run["metric"]["name"]
     return [{"cost": entry["cost"], "cpu_s": entry["cpu_s"], "error": 1 - entry[name]} for entry in run["history"]]
 
@@ -91,8 +92,8 @@ def _curve(seeds: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:
 def _reached(
     seeds: dict[int, list[dict[str, float]]], full: dict[int, list[dict[str, float]]], target: float
 ) -> dict[str, float | int | None]:
-    times = {seed: _first(points, target) for seed, points in seeds.items()}
-    of_full = {seed: _first(full[seed], target) for seed in seeds}
+    times = {seed: first_at(points, target) for seed, points in seeds.items()}
+    of_full = {seed: first_at(full[seed], target) for seed in seeds}
     found: dict[str, float | int | None] = {"seeds": sum(time is not None for time in times.values()), "of": len(seeds)}
     for name, short in (("cost", "cost"), ("cpu_s", "cpu")):
         found[name] = _median([None if time is None else time[name] for time in times.values()])
@@ -103,7 +104,8 @@ def _reached(
     return found
 
 
-def _first(points: Sequence[dict[str, float]], target: float) -> dict[str, float] | None:
+def first_at(points: Sequence[dict[str, float]], target: float) -> dict[str, float] | None:
+    """The first point whose error is no larger than the target; None where there is none."""
     return next((point for point in points if point["error"] <= target + 1e-12), None)
 
 

@@ -1,0 +1,29 @@
+"""Fashion-MNIST with a network that one core trains in half a minute, and batches of several sizes.
+
+`fashion-mnist-small-x4` has batches four times as large and, by the linear scaling rule, four times the learning rate.
+"""
+
+from functools import partial
+
+from thresher.experiments.data import images
+from thresher.experiments.models import small_cnn
+from thresher.experiments.tasks.base import Task
+
+SMALLEST = Task(
+    "fashion-mnist-small", images.find_fashion_mnist, images.fashion_mnist, partial(small_cnn, 28, width=8), lr=0.02
+)
+
+
+def scaled(factor: int) -> Task:
+    """Batch size and largest learning rate so many times larger."""
+    return Task(
+        f"{SMALLEST.name}-x{factor}",
+        SMALLEST.find,
+        SMALLEST.load,
+        SMALLEST.network,
+        lr=factor * SMALLEST.lr,
+        batch_size=factor * SMALLEST.batch_size,
+    )
+
+
+TASKS = (SMALLEST, scaled(2), scaled(4), scaled(8))
