@@ -9,7 +9,7 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a comparison: the --out of `thresher compare`.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with the four files of fashion-mnist, for pictures of the samples.")
+        Path | None, typer.Option(help="Folder with the files of fashion-mnist, CIFAR or SVHN, for pictures of the samples.")
     ] = None,
     png: Annotated[
         Path | None, typer.Option(help="Write every chart into this folder as a PNG, too; needs Chromium or Chrome.")

@@ -1,6 +1,7 @@
-"""Small networks that one core trains in minutes."""
+"""Networks that one core trains in minutes, and larger ones of the papers."""
 
 from collections import OrderedDict
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -41,15 +42,29 @@ def perceptron(inputs: int, *, width: int = 128, classes: int = 10) -> nn.Sequen
 
 def resnet8(*, channels: int = 1, width: int = 16, classes: int = 10) -> nn.Sequential:
     """ResNet-8 in the CIFAR form: a convolution and three residual blocks of `width`, 2 and 4 times `width` channels."""
+    return _resnet(channels, width, classes, stages=3, blocks=1)
+
+
+def resnet18(*, channels: int = 3, width: int = 64, classes: int = 10) -> nn.Sequential:
+    """ResNet-18 in the CIFAR form: a 3x3 convolution without pooling and four stages of two blocks; `width` doubles a stage."""
+    return _resnet(channels, width, classes, stages=4, blocks=2)
+
+
+def resnet20(*, channels: int = 3, width: int = 16, classes: int = 10) -> nn.Sequential:
+    """ResNet-20 of CIFAR: three stages of three blocks; shortcuts are 1x1 convolutions where the shape changes."""
+    return _resnet(channels, width, classes, stages=3, blocks=3)
+
+
+def _resnet(channels: int, width: int, classes: int, *, stages: int, blocks: int) -> nn.Sequential:
+    """Every stage but the first halves height and width, and doubles the channels."""
+    widths = [width * 2**stage for stage in range(stages) for _ in range(blocks)]
     return nn.Sequential(
         *_conv(channels, width),
         nn.ReLU(inplace=True),
-        ResidualBlock(width, width),
-        ResidualBlock(width, 2 * width, stride=2),
-        ResidualBlock(2 * width, 4 * width, stride=2),
+        *(ResidualBlock(inputs, outputs, outputs // inputs) for inputs, outputs in pairwise([width, *widths])),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
-        nn.Linear(4 * width, classes),
+        nn.Linear(widths[-1], classes),
     )
 
 

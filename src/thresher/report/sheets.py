@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 from scipy.stats import rankdata
@@ -114,7 +115,7 @@ def _card(history: History, at: int, pictures: Pictures | None) -> Card:
 
 
 def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
-    """The training pictures of a task of this package, shape (N, H, W).
+    """The training pictures of a task of this package, shape (N, H, W), or (N, H, W, 3) of those in colour.
 
     None of a task without pictures, and of a user's own training, which is not run.
 
@@ -129,13 +130,14 @@ def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
     if name not in TASKS or not TASKS[name].pictures:
         return None
     found = built_in(task)
-    pixels = found.load(found.find(folder)).train.tensors[0][:, 0].numpy()
-    low, high = pixels.min(), pixels.max()
-    return np.round(255 * (pixels - low) / (high - low)).astype(np.uint8)
+    inputs = found.load(found.find(folder)).train.tensors[0]
+    low, high = inputs.amin((0, 2, 3), keepdim=True), inputs.amax((0, 2, 3), keepdim=True)
+    pixels = (255 * (inputs - low) / (high - low)).round().to(torch.uint8).numpy()
+    return pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:
-    """A grey picture as a PNG that a page holds itself."""
+    """A grey picture, shape (H, W), or one in colour, shape (H, W, 3), as a PNG that a page holds itself."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

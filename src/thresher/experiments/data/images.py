@@ -7,7 +7,7 @@ file, is a test sample: 1,438 and 359, and 4,000 and 1,000 with 100 test samples
 import gzip
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -76,7 +76,7 @@ def find_fashion_mnist(folder: Path | None = None) -> Path:
     Raises:
         FileNotFoundError: A given folder lacks files, or there is none; the message names the three sources.
     """
-    given = folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+    given = given_folder(folder)
     if given is not None:
         missing = [f"{name}[.gz]" for name in _names() if name not in _files(given)]
         if missing:
@@ -95,7 +95,49 @@ def fashion_mnist(folder: Path | None = None) -> Data:
         ValueError: A file is damaged, or the files do not belong together.
     """
     found = _files(find_fashion_mnist(folder))
-    return _normalised({part: _images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()})
+    return normalised({part: _images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()})
+
+
+def given_folder(folder: Path | None) -> Path | None:
+    """The folder itself, else that of the environment variable THRESHER_DATA, where it is set."""
+    return folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+
+
+def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]) -> Path:
+    """The folder with all the files of one of several sets: the one given, or the one in it that bears the set's name.
+
+    Args:
+        task: Whose files they are, for the message.
+        folder: Default: the environment variable THRESHER_DATA, where it is set.
+        sets: Names of files, by the name of the folder that they come in.
+
+    Raises:
+        FileNotFoundError: No folder is given, or no set is whole; the message names the sets and what is missing.
+    """
+    given = given_folder(folder)
+    problem = "no folder was given" if given is None else f"none of its files is in {given}"
+    for place, names in [(place, names) for name, names in sets.items() if given for place in (given, given / name)]:
+        missing = [name for name in names if not (place / name).is_file()]
+        if not missing:
+            return place
+        if len(missing) < len(names):
+            problem = f"no {', '.join(missing)} in {place}"
+    wanted = "; or from ".join(f"{', '.join(names)}, in DIR or DIR/{name}" for name, names in sets.items())
+    raise FileNotFoundError(f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}")
+
+
+def normalised(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
+    """Pictures as float32, each channel with mean 0 and standard deviation 1 over the training pixels.
+
+    Args:
+        parts: Of "train" and "test" the pictures, shape (N, H, W) or (N, channels, H, W), and the labels, shape (N,).
+    """
+    pixels = {part: torch.from_numpy(images.astype(np.float32, order="C")) for part, (images, _) in parts.items()}
+    targets = {part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()}
+    pixels = {part: images.unsqueeze(1) if images.dim() == 3 else images for part, images in pixels.items()}
+    std, mean = torch.std_mean(pixels["train"], dim=(0, 2, 3), keepdim=True)
+    inputs = {part: images.sub_(mean).div_(std) for part, images in pixels.items()}
+    return Data(TensorDataset(inputs["train"], targets["train"]), inputs["test"], targets["test"])
 
 
 def _images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -141,12 +183,4 @@ def _downloaded() -> Path:
 
 def _every_fifth(images: NDArray[np.generic], labels: NDArray[np.generic]) -> Data:
     test = np.arange(len(images)) % 5 == 4
-    return _normalised({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})
-
-
-def _normalised(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
-    pixels = {part: torch.from_numpy(images.astype(np.float32)).unsqueeze(1) for part, (images, _) in parts.items()}
-    targets = {part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()}
-    std, mean = torch.std_mean(pixels["train"])
-    inputs = {part: (images - mean) / std for part, images in pixels.items()}
-    return Data(TensorDataset(inputs["train"], targets["train"]), inputs["test"], targets["test"])
+    return normalised({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})

@@ -3,7 +3,9 @@
 from functools import partial
 
 from thresher.experiments.data import images
-from thresher.experiments.models import perceptron, resnet8, small_cnn
+from thresher.experiments.data.cifar import CIFAR10, CIFAR100
+from thresher.experiments.data.svhn import find_svhn, svhn
+from thresher.experiments.models import perceptron, resnet8, resnet18, small_cnn
 from thresher.experiments.tasks.base import Task, without_folder
 
 TASKS = (
@@ -38,4 +40,7 @@ TASKS = (
         lr=0.2,
         batch_size=128,
     ),
+    Task("cifar10", CIFAR10.find, CIFAR10.load, resnet18, lr=0.01, batch_size=128),
+    Task("cifar100", CIFAR100.find, CIFAR100.load, partial(resnet18, classes=100), lr=0.01, batch_size=128),
+    Task("svhn", find_svhn, svhn, resnet18, lr=0.01, batch_size=128),
 )

@@ -83,6 +83,12 @@ def test_mnist_5k_absent(monkeypatch):
         (gzip.compress(b"1,2\n3,4\n", mtime=0), "damaged"),
         (gzip.compress(b"1,2\n", mtime=0)[:-9], "truncated"),
         (gzip.compress(b"a,b\n", mtime=0), "damaged"),
+        (gzip.compress(b"1,2\n3\n", mtime=0), "damaged"),
+        (gzip.compress(b"1,2\n", mtime=0)[:-8] + bytes(8), "damaged: CRC check failed"),
+        (b"1,2\n3,4\n", "damaged: Not a gzipped file"),
+        pytest.param(
+            b"", r"damaged: \(0,\) values", marks=pytest.mark.filterwarnings("ignore:loadtxt. input contained no data")
+        ),
     ],
 )
 def test_mnist_5k_damaged(tmp_path, content, message):
@@ -166,10 +172,25 @@ def test_torchvision_that_fails_is_an_absent_source(nowhere, monkeypatch, code, 
         ("train-labels-idx1-ubyte.gz", np.full(20, 10), "a label of 10, there are 10 classes"),
         ("t10k-images-idx3-ubyte.gz", np.zeros((10, 8, 8)), r"images of \(8, 8\) pixels instead of \(28, 28\)"),
         ("t10k-images-idx3-ubyte.gz", np.zeros(10), "not an IDX file of 3-D bytes"),
+        ("train-labels-idx1-ubyte.gz", np.zeros((20, 1)), "not an IDX file of 1-D bytes"),
     ],
 )
 def test_fashion_mnist_files_that_do_not_fit(nowhere, name, array, message):
     folder = write_fashion(nowhere / "mine")
     write_idx(folder / name, array)
     with pytest.raises(ValueError, match=rf"{name}: .*{message}"):
+        data.fashion_mnist(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_truncated_fashion_mnist_is_not_half_loaded(nowhere, name):
+    path = write_fashion(nowhere / "mine", suffix="") / name
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=rf"{name}: truncated: \d+ bytes of data for \d+"):
+        data.fashion_mnist(nowhere / "mine")
+
+
+def test_fashion_mnist_without_samples(nowhere):
+    folder = write_fashion(nowhere / "mine", test=0)
+    with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte.gz: 0 images of"):
         data.fashion_mnist(folder)

@@ -3,6 +3,8 @@ import torch
 
 from thresher.experiments.tasks import images, task_of
 
+COLOURED = ("cifar10", "cifar100", "svhn")
+
 
 @pytest.mark.parametrize("name", [task.name for task in images.TASKS])
 def test_networks_fit_their_images_and_seeds_fix_them(name):
@@ -10,8 +12,8 @@ def test_networks_fit_their_images_and_seeds_fix_them(name):
     state = torch.get_rng_state()
     model, same, other = task.build(3), task.build(3), task.build(4)
     assert torch.equal(torch.get_rng_state(), state)
-    side = 8 if name == "digits" else 28
-    assert model(torch.zeros(2, 1, side, side)).shape == (2, 10)
+    shape = {"digits": (1, 8, 8), **dict.fromkeys(COLOURED, (3, 32, 32))}.get(name, (1, 28, 28))
+    assert model(torch.zeros(2, *shape)).shape == (2, 100 if name == "cifar100" else 10)
     weights, others = model.state_dict(), other.state_dict()
     assert all(
         torch.equal(value, weights[key]) or "running" in key or "num_" in key for key, value in same.state_dict().items()
@@ -24,3 +26,15 @@ def test_resnet8_has_eight_layers_of_weights():
     kinds = [type(part).__name__ for part in task_of("fashion-mnist-resnet8").build(0).modules()]
     shortcuts = 2
     assert kinds.count("Conv2d") - shortcuts + kinds.count("Linear") == 8
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_coloured_pictures_are_trained_as_in_the_paper_of_ada_selection_with_our_weight_decay(name):
+    recipe = {"optimise": "sgd", "lr": 0.01, "batch_size": 128, "momentum": 0.9, "weight_decay": 5e-4}
+    assert task_of(name).recipe == recipe
+
+
+@pytest.mark.parametrize("name", COLOURED)
+def test_coloured_pictures_come_from_a_folder_of_the_user(name, tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"{name}: none of its files is in {tmp_path}"):
+        task_of(name).find(tmp_path)
