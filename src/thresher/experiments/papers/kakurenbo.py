@@ -1,4 +1,4 @@
-"""KAKURENBO: tables 3, 4 and 5 and figures 1, 2, 3, 5 and 6 of its appendix."""
+"""KAKURENBO: tables 2 (in part), 3, 4 and 5 and figures 1, 2, 3, 5 and 6 of its appendix."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import rankdata
 
 from thresher.experiments.papers.artefact import (
     FULL,
@@ -43,6 +43,37 @@ def hiding(fraction: float, bits: str = "v1111", drop_top: float = 0.0) -> str:
     return ":".join(["kakurenbo", f"max_fraction={fraction}", *off, *dropped])
 
 
+# Table 2, its last columns: pretraining that selects, then fine-tuning that does not
+
+PRETRAINED = "contours-digits"
+TABLE_2 = Artefact(
+    name="kakurenbo-table-2",
+    paper=f"{PAPER}, appendix, table 2, the columns of DeiT",
+    shows="pretraining with selection, then plain fine-tuning: accuracy downstream and what pretraining costs",
+    here="A vision transformer of four layers pretrained on generated contours, 10 epochs, and fine-tuned on digits, for "
+    "DeiT-Tiny on Fractal-3K, CIFAR-10 and CIFAR-100",
+    parts=[
+        Part(
+            "pretraining",
+            PRETRAINED,
+            10,
+            {"KAKURENBO-0.3": hiding(0.3)},
+            {FULL: "95.03 (CIFAR-10), 79.69 (CIFAR-100)", "KAKURENBO-0.3": "95.28 (CIFAR-10), 79.35 (CIFAR-100)"},
+            controls=("uniform",),
+        )
+    ],
+    claims=[
+        Claim(
+            "accuracy downstream is within half a point of what full pretraining gives",
+            minus(metric("pretraining", "KAKURENBO-0.3"), metric("pretraining", FULL)),
+            above=-MARGIN,
+        ),
+        Claim("pretraining costs less", minus(cost("pretraining", FULL), cost("pretraining", "KAKURENBO-0.3"))),
+    ],
+    seeds=(0, 1, 2, 3, 4),
+)
+
+
 # Table 3: the maximum fraction
 
 FRACTIONS = (0.2, 0.3, 0.4)
@@ -75,10 +106,7 @@ TABLE_3 = Artefact(
             )
             for fraction in FRACTIONS
         ),
-        Claim(
-            "at 0.3 it costs less than full training",
-            lambda measured, seed: 1 - cost("fractions", "KAKURENBO-0.3")(measured, seed),
-        ),
+        Claim("at 0.3 it costs less", minus(cost("fractions", FULL), cost("fractions", "KAKURENBO-0.3"))),
     ],
     seeds=(0, 1, 2, 3, 4),
 )
@@ -208,7 +236,7 @@ def rank_change(measured: Measured, seed: int) -> float:
     """1 less the rank correlation of hidden samples by class, between a third of training and its end."""
     history = measured[INSIDE.name][ROW][seed]["history"]
     early, late = (history[at]["hidden_by_class"] for at in (len(history) // 3, -1))
-    return 1 - float(spearmanr(early, late).statistic)
+    return 1 - float(np.corrcoef(rankdata(early), rankdata(late))[0, 1])
 
 
 def _figure_2(measured: Measured, _: Mapping[str, Any]) -> list[Table]:
@@ -401,4 +429,4 @@ FIGURE_6 = Artefact(
     tables=_figure_6,
 )
 
-ARTEFACTS = (TABLE_3, TABLE_4, TABLE_5, FIGURE_1, FIGURE_2, FIGURE_3, FIGURE_5, FIGURE_6)
+ARTEFACTS = (TABLE_2, TABLE_3, TABLE_4, TABLE_5, FIGURE_1, FIGURE_2, FIGURE_3, FIGURE_5, FIGURE_6)
