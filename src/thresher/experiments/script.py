@@ -73,7 +73,7 @@ class Script:
             ValueError: A folder was given.
         """
         if folder is not None:
-            raise ValueError(f"--data {folder}: {self.name} reads its data itself; only fashion-mnist takes a folder")
+            raise ValueError(f"--data {folder}: {self.name} reads its data itself; leave --data out")
 
     def load(self, _: Path | None) -> Callable[[int], Any]:
         """Run the file and return its function; modules beside it can be imported."""

@@ -8,10 +8,10 @@ from pathlib import Path
 from thresher.experiments.base import Trainable
 from thresher.experiments.data.base import Data, part
 from thresher.experiments.script import Script
-from thresher.experiments.tasks import images
+from thresher.experiments.tasks import contours, images, regression, relief, small, text
 from thresher.experiments.tasks.base import Task
 
-TASKS = {task.name: task for kind in (images,) for task in kind.TASKS}
+TASKS = {task.name: task for kind in (images, small, regression, text, relief, contours) for task in kind.TASKS}
 
 
 def task_of(name: str) -> Trainable:

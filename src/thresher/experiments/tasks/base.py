@@ -118,11 +118,11 @@ class Task:
 
 
 def without_folder(name: str, find: Callable[[], Path | None], folder: Path | None) -> Path | None:
-    """Where a task lies whose data comes from a package.
+    """Where the data of a task lies that takes no folder.
 
     Raises:
         ValueError: A folder was given.
     """
     if folder is not None:
-        raise ValueError(f"--data {folder}: the task {name} has its data from a package; it takes no folder")
+        raise ValueError(f"--data {folder}: the task {name} brings its data or has it from a package; leave --data out")
     return find()

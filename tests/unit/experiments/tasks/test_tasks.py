@@ -6,7 +6,7 @@ from thresher.experiments.tasks import TASKS, task_of
 
 @pytest.mark.parametrize("name", ["digits", "mnist-5k"])
 def test_data_of_packages_takes_no_folder(tmp_path, name):
-    with pytest.raises(ValueError, match=f"--data .*the task {name} has its data from a package"):
+    with pytest.raises(ValueError, match=f"--data .*the task {name} brings its data or has it from a package"):
         task_of(name).find(tmp_path)
 
 
