@@ -27,6 +27,8 @@ class Training:
         evaluate: Called with the model after each epoch; larger is better.
         schedule: Factor on the learning rate where a share of training, 0 to 1, is done. Default: none, always 1.
         metric: What `evaluate` measures, for people.
+        downstream: Called once, with the trained model, after the last epoch: what it returns is the run's metric, called
+            "downstream" and `metric`, and `evaluate` still measures each epoch. Default: the last epoch's is the run's.
     """
 
     model: nn.Module
@@ -36,6 +38,7 @@ class Training:
     evaluate: Callable[[nn.Module], float]
     schedule: Callable[[float], float] = constant
     metric: str = "metric"
+    downstream: Callable[[nn.Module], float] | None = None
 
 
 class Trainable(Protocol):

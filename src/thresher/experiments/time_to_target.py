@@ -75,8 +75,14 @@ def _line(arm: dict[str, Any], axis: str) -> Line:
 
 
 def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
-    """Cost, CPU seconds and test error after each epoch of a run."""
+    """Cost, CPU seconds and test error after each epoch of a run.
+
+    Raises:
+        ValueError: The metric was not measured after each.
+    """
     name = run["metric"]["name"]
+    if any(name not in entry for entry in run["history"]):
+        raise ValueError(f"time to target needs the metric after each epoch; {name!r} is measured once, after the last")
     return [{"cost": entry["cost"], "cpu_s": entry["cpu_s"], "error": 1 - entry[name]} for entry in run["history"]]
 
 

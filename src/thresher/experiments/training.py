@@ -111,7 +111,7 @@ def train(
         The run in plain values: method, settings, seed, control_of, metric, cost, wall_s, cpu_s, history, device. An entry of
         the history has what its epoch counted, the test metric after it, what it took until then (cost, wall_s, cpu_s), seconds
         a step, and the distribution of losses, see `Recording`.
-        Times are those of training; evaluation does not count.
+        Times are those of training; evaluation does not count, nor does what comes downstream.
     """
     torch.manual_seed(seed)
     accelerator = Accelerator(log_with=trackers, project_dir=track_to)
@@ -153,6 +153,10 @@ def train(
     if samples_to is not None:
         recording.save(samples_to)
     run.detach()
+    measured = {"name": training.metric, "value": entries[-1][training.metric]}
+    if training.downstream is not None:
+        value = finite(float(training.downstream(model)), len(entries) - 1, of="downstream")
+        measured = {"name": f"downstream {training.metric}", "value": value}
     accelerator.end_training()
     accelerator.free_memory()
     outcome = {
@@ -160,7 +164,7 @@ def train(
         "settings": spec.settings if share == 1 else {"epochs": share * epochs},
         "seed": seed,
         "control_of": None,
-        "metric": {"name": training.metric, "value": entries[-1][training.metric]},
+        "metric": measured,
         "cost": cost,
         "wall_s": clock.wall_s,
         "cpu_s": clock.cpu_s,
@@ -215,14 +219,14 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
     raise ValueError(f"batches must be pairs of inputs and targets, got {got}; give the loader a collate_fn that makes them")
 
 
-def finite(metric: float, epoch: int) -> float:
+def finite(metric: float, epoch: int, of: str = "evaluate") -> float:
     """The metric after an epoch.
 
     Raises:
         ValueError: It is not finite, so that no results could be told.
     """
     if not math.isfinite(metric):
-        raise ValueError(f"evaluate returned {metric} after epoch {epoch}; a comparison needs finite values")
+        raise ValueError(f"{of} returned {metric} after epoch {epoch}; a comparison needs finite values")
     return metric
 
 

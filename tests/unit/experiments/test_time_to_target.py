@@ -1,6 +1,6 @@
 import pytest
 
-from thresher.experiments.time_to_target import measure, panels
+from thresher.experiments.time_to_target import measure, panels, points_of
 
 
 def run(method, seed, accuracies, *, cost=1.0, cpu=10.0, control_of=None):
@@ -77,3 +77,9 @@ def test_two_panels_by_cost_and_by_time(measured):
     assert by_time.lines[1].points[0][0] == 6
     assert by_cost.marks == [("1.4x", pytest.approx(14)), ("0.5x", pytest.approx(5))]
     assert "CPU" in by_time.x_label
+
+
+def test_a_metric_that_comes_after_the_last_epoch_only_is_refused():
+    run = {"metric": {"name": "downstream accuracy", "value": 0.5}, "history": [{"accuracy": 0.5, "cost": 1.0, "cpu_s": 1.0}]}
+    with pytest.raises(ValueError, match="'downstream accuracy' is measured once, after the last"):
+        points_of(run)

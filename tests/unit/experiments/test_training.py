@@ -308,3 +308,34 @@ def test_batches_are_pairs(batch, got):
 
 def test_names_that_every_tracker_takes():
     assert tracked_as("infobatch:prune_fraction=0.3 once, seed 1") == "infobatch-prune_fraction=0.3-once-seed-1"
+
+
+class Judged(Part):
+    """Digits, judged by something that comes after them."""
+
+    told, value = [], 0.25
+
+    def training(self, data, seed):
+        made = super().training(data, seed)
+
+        def downstream(model):
+            self.told.append(made.evaluate(model))
+            return self.value
+
+        return replace(made, downstream=downstream)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_what_comes_downstream_is_the_metric_of_the_run(digits, monkeypatch, share):
+    monkeypatch.setattr(Judged, "told", [])
+    run = train(Judged(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=1, epochs=3, share=share)
+    assert run["metric"] == {"name": "downstream accuracy", "value": 0.25}
+    accuracies = [entry["accuracy"] for entry in run["history"]]
+    assert Judged.told == accuracies[-1:], "called once, with the model after its last epoch"
+    assert (run["history"][-1]["cpu_s"], run["history"][-1]["wall_s"]) == (run["cpu_s"], run["wall_s"])
+
+
+def test_what_comes_downstream_must_be_finite(digits, monkeypatch):
+    monkeypatch.setattr(Judged, "value", float("inf"))
+    with pytest.raises(ValueError, match="downstream returned inf after epoch 1"):
+        train(Judged(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=1, epochs=2)

@@ -12,7 +12,7 @@ class Data:
     """Training samples as a dataset of pairs of inputs and targets, and the test samples.
 
     Inputs are as the network takes them: pictures of shape (N, channels, H, W), rows of shape (N, features), tokens of shape
-    (N, length). Targets are class labels (N,) or (N, positions), int64, or values (N, outputs), float32.
+    (N, length). Targets are class labels (N,), (N, positions) or (N, H, W), int64, or values (N, outputs), float32.
     """
 
     train: TensorDataset

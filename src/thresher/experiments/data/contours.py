@@ -25,8 +25,8 @@ SIDE, POINTS = 32, 200
 """Pixels of a picture's side, and points of an orbit."""
 FREQUENCIES, ORBITS, AMPLITUDES = range(1, 13), range(1, 7), (0.1, 0.4)
 """Waves around the circle, concentric copies, and bounds of the amplitudes in radii."""
-SHAKE, SHIFT, SQUEEZE = 0.02, 1.5, 0.7
-"""Standard deviation of a point's radius, in radii; largest shift, in pixels; least ratio of the axes."""
+SHAKE, TURN, SHIFT, SQUEEZE = 0.02, np.pi / 6, 1.5, 0.7
+"""Standard deviation of a point's radius, in radii; largest turn; largest shift, in pixels; least ratio of the axes."""
 WHITE = 3
 """Points in a pixel from which it is white."""
 FASHION = 2000
@@ -53,7 +53,7 @@ class Contour:
         wave = 1 + sum(a * np.sin(f * angle) for f, a in zip(self.frequencies, self.amplitudes, strict=True))
         orbit = np.arange(1, self.orbits + 1)[:, None] / self.orbits / (1 + sum(self.amplitudes))
         radius = orbit * (wave + rng.normal(0, SHAKE, (number, self.orbits, POINTS)))
-        squeeze, turn, right, down = rng.uniform((SQUEEZE, 0, -SHIFT, -SHIFT), (1, 2 * np.pi, SHIFT, SHIFT), (number, 4)).T
+        squeeze, turn, right, down = rng.uniform((SQUEEZE, -TURN, -SHIFT, -SHIFT), (1, TURN, SHIFT, SHIFT), (number, 4)).T
         oval = squeeze[:, None] * np.cos(angle) + 1j * np.sin(angle)
         turned = radius * (oval * np.exp(1j * turn)[:, None])[:, None]
         at = (SIDE / 2 - SHIFT) * turned + (SIDE / 2 + right + 1j * (SIDE / 2 + down))[:, None, None]
