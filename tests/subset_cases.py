@@ -10,24 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from thresher.experiments import vision
 from thresher.subset import SubsetBackward, subset_backward
 from thresher.trees import leaves
 
-_kept_alive: list[Any] = []
+VISION = ("torchvision", "timm")
 
 
 def optional(name: str) -> Any:
     """A package that is not needed to run the library; the test is skipped where it is missing or does not load."""
-    if not _kept_alive:
-        library = torch.library.Library("torchvision", "DEF")  # its wheel from PyPI has no operators for another build of torch
-        for operator in ("nms", "qnms"):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        _kept_alive.append(library)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return importlib.import_module(name)
-    except (ImportError, RuntimeError) as error:
+        with warnings.catch_warnings(action="ignore"):
+            return vision.optional(name) if name.partition(".")[0] in VISION else importlib.import_module(name)
+    except (ImportError, RuntimeError, ValueError) as error:
         return pytest.skip(f"{name} does not load: {error}")
 
 

@@ -64,7 +64,7 @@ def run_outside(installed, tmp_path, *arguments):
 
 def test_contents(installed):
     names = zipfile.ZipFile(installed[0]).namelist()
-    assert "thresher/py.typed" in names
+    assert {"thresher/py.typed", "thresher/recipes/resnet50.yaml"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]
 

@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-EXTRA = ("accelerate", "jinja2", "PIL", "plotly", "pyarrow", "rich", "scipy", "sklearn", "typer")
+EXTRA = ("accelerate", "jinja2", "PIL", "plotly", "pyarrow", "pydantic", "rich", "scipy", "sklearn", "typer", "yaml")
 """What the extra `experiments` brings, by import name."""
 
 

@@ -11,9 +11,12 @@ from thresher.cli.demo import demo
 from thresher.cli.init import init
 from thresher.cli.methods import methods
 from thresher.cli.prune import prune
+from thresher.cli.recipes import recipes
 from thresher.cli.report import report
+from thresher.cli.reproduce import reproduce
 from thresher.cli.score import score
 from thresher.cli.time_to_target import time_to_target
+from thresher.cli.train import train
 from thresher.cli.why import why
 
 app = typer.Typer(
@@ -22,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (demo, advise, init, compare, report, why, score, prune, time_to_target, methods):
+for command in (demo, advise, init, compare, report, why, score, prune, time_to_target, reproduce, train, recipes, methods):
     app.command()(command)
 
 

@@ -64,7 +64,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
         ({"--methods": "kakurenbo:hide=1"}, "kakurenbo has no setting 'hide'; it has max_fraction"),
         ({"--task": "cifar"}, "no task 'cifar'; there are digits"),
         ({"--seeds": "a"}, "--seeds: whole numbers"),
-        ({"--data": "."}, "it takes no folder"),
+        ({"--data": "."}, "leave --data out"),
         ({"--task": "fashion-mnist", "--data": "."}, "torchvision"),
         ({"--epochs": "0"}, "--epochs"),
     ],

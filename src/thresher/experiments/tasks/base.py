@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -82,8 +81,11 @@ class Task:
         """What one run trains, and how it is tested."""
         model = self.build(seed)
         test = list(zip(data.test_inputs.split(EVALUATION_BATCH), data.test_targets.split(EVALUATION_BATCH), strict=True))
-        evaluate = partial(self.evaluate, batches=test)
         loader, optimizer = self.loader(data, seed), self.optimizer(model)
+
+        def evaluate(model: nn.Module) -> float:
+            return self.evaluate(model, test)
+
         return Training(model, loader, self.criterion(), optimizer, evaluate, self.schedule, self.metric)
 
     def build(self, seed: int) -> nn.Module:

@@ -43,3 +43,9 @@ def test_parts_that_cannot_be(samples):
 def test_parts_without_a_number(name):
     with pytest.raises(ValueError, match=f"task '{name}': write digits@SAMPLES, a number of training samples such as"):
         task_of(name)
+
+
+def test_a_recipe_is_a_task():
+    assert task_of("recipe:resnet50-a").name == "recipe:resnet50-a"
+    with pytest.raises(ValueError, match="no recipe 'resnet5'; there are adaselection-bike"):
+        task_of("recipe:resnet5")

@@ -1,0 +1,43 @@
+"""The exponential moving average of a network's weights, which is tested in its place."""
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from thresher.experiments.recipes.schema import Ema
+
+
+def decay_of(ema: Ema, batch: int, epochs: int) -> float:
+    """What is kept of the average at each update: 1 - (1 - decay) * batch * steps / epochs, as torchvision's script has it."""
+    return 1 - min(1.0, (1 - ema.decay) * batch * ema.steps / epochs)
+
+
+class Average:
+    """The average of weights and buffers, made after steps of the optimizer.
+
+    Args:
+        model: Whose they are; left as it is.
+        optimizer: Its.
+        decay: See `decay_of`.
+        every: Steps between updates.
+        copied: Steps in which it is the network as it is: those of the warm-up.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, decay: float, every: int, copied: int) -> None:
+        self._own, self._every, self._copied, self._steps = model, every, copied, 0
+        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        optimizer.register_step_post_hook(lambda *_: self._stepped())
+
+    @property
+    def model(self) -> nn.Module:
+        """The network with averaged weights; before the first update the network itself."""
+        return self._averaged.module if self._averaged.n_averaged else self._own
+
+    def _stepped(self) -> None:
+        self._steps += 1
+        if self._steps % self._every:
+            return
+        self._averaged.to(next(self._own.parameters()).device)
+        if self._steps <= self._copied:
+            self._averaged.n_averaged.zero_()
+        self._averaged.update_parameters(self._own)

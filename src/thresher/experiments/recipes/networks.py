@@ -1,0 +1,87 @@
+"""Networks that timm does not have in the form that the papers train on small pictures."""
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from thresher.experiments.models import resnet18, resnet20
+from thresher.experiments.unet import UNet
+from thresher.experiments.vision import optional
+
+
+def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, classes: int = 10) -> nn.Sequential:
+    """Wide ResNet, three stages of blocks that normalise before they convolve (arXiv:1605.07146).
+
+    Args:
+        depth: Convolutions on the longest way, 6n + 4.
+        width: Factor on the channels of each stage, which are 16, 32 and 64.
+        dropout: Between the two convolutions of a block.
+        classes: Outputs.
+
+    Raises:
+        ValueError: A depth that does not give whole blocks.
+    """
+    if depth < 10 or (depth - 4) % 6:
+        raise ValueError(f"wide_resnet: `depth` is 6n + 4, such as 28, got {depth}")
+    channels = 16
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
+    for stage in range(3):
+        for block in range((depth - 4) // 6):
+            outputs = 16 * 2**stage * width
+            layers.append(WideBlock(channels, outputs, stride=2 if stage and not block else 1, dropout=dropout))
+            channels = outputs
+    end = (nn.BatchNorm2d(channels), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+    return nn.Sequential(*layers, *end)
+
+
+class WideBlock(nn.Module):
+    """Two convolutions, each after normalisation, beside a shortcut: a 1x1 convolution where the shape changes."""
+
+    def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.BatchNorm2d(inputs), nn.BatchNorm2d(outputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.dropout, self.relu = nn.Dropout(dropout), nn.ReLU(inplace=True)
+        self.shortcut = None if inputs == outputs and stride == 1 else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        active = self.relu(self.norm1(x))
+        residual = self.conv2(self.dropout(self.relu(self.norm2(self.conv1(active)))))
+        return residual + (x if self.shortcut is None else self.shortcut(active))
+
+
+def googlenet(*, classes: int = 10) -> nn.Module:
+    """The GoogLeNet of torchvision, for pictures of 32 x 32: it begins with a 3x3 convolution and does not pool after it."""
+    made = optional("torchvision.models").googlenet(num_classes=classes, aux_logits=False, init_weights=True)
+    made.conv1 = optional("torchvision.models.googlenet").BasicConv2d(3, 64, kernel_size=3, padding=1)
+    made.maxpool1 = nn.Identity()
+    return made
+
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "wide_resnet": wide_resnet,
+    "googlenet": googlenet,
+    "unet": UNet,
+}
+"""By their names in recipes; each takes `classes`."""
+
+
+def network(source: str, name: str, classes: int | None, arguments: dict[str, Any]) -> nn.Module:
+    """A new network of timm, or of `NETWORKS`.
+
+    Raises:
+        ValueError: There is no such network.
+    """
+    if source == "timm":
+        timm = optional("timm")
+        if not timm.is_model(name):
+            raise ValueError(f"model.name: timm {timm.__version__} has no network {name!r}")
+        return timm.create_model(name, num_classes=classes, **arguments)
+    if name not in NETWORKS:
+        raise ValueError(f"model.name: no network {name!r}; there are {', '.join(NETWORKS)}")
+    return NETWORKS[name](classes=classes, **arguments)

@@ -1,0 +1,83 @@
+"""Every recipe with --smoke, through what the command calls."""
+
+import json
+
+import pytest
+import torch
+
+from subset_cases import optional
+from thresher.cli.train import trained
+from thresher.experiments.recipes import loading
+from thresher.experiments.recipes.task import RecipeTask
+
+# Selective-Backprop keeps all of its first epoch, as its code does; how that compares with a backward pass is measured.
+pytestmark = pytest.mark.filterwarnings("ignore:SelectiveBackprop kept .* but with two forward passes it saves time")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vision():
+    optional("timm")
+
+
+@pytest.mark.parametrize("name", loading.names())
+def test_smoke(name, tmp_path):
+    results = trained(name, tmp_path, smoke=True)
+    assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
+    weights = torch.load(tmp_path / "model.pt", weights_only=True)
+    assert all(value.isfinite().all() for value in weights.values())
+    [run] = results["runs"]
+    history = run["history"]
+    assert len(history) == results["epochs"] and all(entry["complete"] for entry in history)
+    kind = RecipeTask.of(name).settings.method.partition(":")[0]
+    if kind == "kakurenbo":
+        crosses(history)
+    elif kind != "full":
+        assert run["cost"]["backward"] < 0.8 * run["cost"]["full_backward"]
+    else:
+        assert run["cost"]["backward"] == run["cost"]["full_backward"]
+
+
+def crosses(history):
+    """Samples are hidden, refreshed and moved back, the fraction decays, and the learning rate follows what is hidden."""
+    assert history[0]["kept"] == len_of(history) and not history[0]["refreshed"]
+    assert any(entry["moved_back"] for entry in history)
+    hiding = [entry for entry in history if entry["refreshed"]]
+    assert hiding and all(entry["kept"] + entry["refreshed"] == len_of(history) for entry in hiding)
+    assert all(entry["refresh"] == entry["refreshed"] for entry in history)
+    assert max(entry["actual_fraction"] for entry in hiding) > 0.05
+    assert history[1]["scheduled_fraction"] == 0.3 > history[-1]["scheduled_fraction"]
+    assert all(entry["lr_scale"] == pytest.approx(len_of(history) / entry["kept"]) for entry in history)
+
+
+def len_of(history):
+    return history[0]["forward"]
+
+
+def test_another_method_in_fewer_epochs(tmp_path):
+    results = trained("wrn-28-10", tmp_path, smoke=True, method="uniform:keep=0.5", epochs=2, seed=3)
+    [run] = results["runs"]
+    assert (run["method"], run["seed"], len(run["history"])) == ("uniform:keep=0.5", 3, 2)
+    assert [entry["kept"] for entry in run["history"]] == [64, 64]
+
+
+def test_the_same_seed_is_the_same_training(tmp_path):
+    """Augmentation, hiding, refreshing and averaging included."""
+    first, again, other = (trained("resnet50", tmp_path / out, smoke=True, epochs=3, seed=seed) for out, seed in RUNS)
+    assert told(first) == told(again) != told(other)
+
+
+RUNS = (("first", 1), ("again", 1), ("other", 2))
+
+
+def told(results):
+    return [(entry["accuracy"], entry["kept"], entry["loss_histogram"]) for entry in results["runs"][0]["history"]]
+
+
+def test_fine_tuning_from_the_weights_of_a_pretraining(tmp_path):
+    trained("deit-tiny-fractal3k", tmp_path / "before", smoke=True, epochs=1)
+    given = trained("deit-tiny-cifar100", tmp_path, smoke=True, epochs=1, weights=tmp_path / "before" / "model.pt")
+    begun = trained("deit-tiny-cifar100", tmp_path, smoke=True, epochs=1)
+    assert told(given) != told(begun), "those that it is given, and not those that pretraining begins with"
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="deit-tiny-cifar100.yaml: --weights .*other.pt: of another network: "):
+        trained("deit-tiny-cifar100", tmp_path, smoke=True, weights=tmp_path / "other.pt")

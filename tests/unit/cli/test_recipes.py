@@ -1,0 +1,89 @@
+import subprocess
+import sys
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from thresher import cli
+from thresher.cli.app import app
+from thresher.cli.recipes import flat
+from thresher.experiments.recipes import loading
+
+
+def said(*words):
+    done = CliRunner().invoke(app, words, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def refused(monkeypatch, capsys, *words):
+    """The message of a mistake, which ends the command with 2."""
+    monkeypatch.setattr(sys, "argv", ["thresher", *map(str, words)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    captured = capsys.readouterr()
+    assert not captured.out
+    return captured.err
+
+
+def test_all_are_listed_with_a_published_number():
+    lines = said("recipes").splitlines()
+    assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == loading.names()
+    [line] = [line for line in lines if line.startswith("wrn-28-10")]
+    assert "2310.10102" in line and "77.49" in " ".join(lines)
+
+
+@pytest.mark.parametrize("name", loading.names())
+def test_one_is_shown_whole(name):
+    shown, recipe = " ".join(said("recipes", name).split()), loading.read(loading.file_of(name))
+    assert recipe.method.split(":")[0] in shown and f"thresher train {name}" in shown
+    assert all(str(one.value) in shown and one.where.split()[0] in shown for one in recipe.published)
+    words = {word for text in (*recipe.notes, *recipe.not_given.values()) for word in text.split()}
+    assert words <= set(shown.split())
+
+
+def test_settings_that_are_not_used_are_left_out():
+    assert dict(flat({"a": {"b": 0, "c": None, "d": []}, "e": "x"})) == {"a.b": "0", "e": "x"}
+
+
+def test_listed_without_torch():
+    code = """
+import sys
+sys.argv = ["thresher", "recipes", "resnet50-a"]
+from thresher.cli import main
+try:
+    main()
+finally:
+    heavy = {"torch", "numpy", "scipy", "accelerate", "sklearn"} & set(sys.modules)
+    assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "12984" in done.stdout
+
+
+def test_mistakes_are_one_message(monkeypatch, capsys, tmp_path):
+    assert "no recipe 'resnet51'; there are adaselection-bike" in refused(monkeypatch, capsys, "recipes", "resnet51")
+    assert "no recipe 'resnet51'" in refused(monkeypatch, capsys, "train", "resnet51", "--smoke")
+    wanted = "recipes/resnet50.yaml: data: ImageNet-1K is not there by itself: --data DIR with train/ with a folder"
+    out = tmp_path / "out"
+    assert wanted in refused(monkeypatch, capsys, "train", "resnet50", "--out", out)
+    message = refused(monkeypatch, capsys, "train", "resnet50", "--data", tmp_path / "nothing", "--out", out)
+    assert f"recipes/resnet50.yaml: data: no folder {tmp_path / 'nothing' / 'train'}" in message
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(yaml.safe_load(loading.file_of("resnet50").read_text()) | {"speed": 3}))
+    assert f"{file}: speed: no such field; there are paper" in refused(monkeypatch, capsys, "train", file, "--out", out)
+    assert "--method: no method 'best'" in refused(monkeypatch, capsys, "train", "resnet50", "--smoke", "--method", "best")
+    assert not out.exists()
+
+
+def test_a_recipe_is_trained_and_says_what_came_of_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["train", "adaselection-line", "--epochs", "1", "--loaders", "0"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert "A small MLP on a straight line: ada_selection:keep=0.3 twice, 1 epochs" in done.stderr
+    assert "published: AdaSelection, mean loss (rank) 8.42 (1.8) (tables 4 and 3)" in done.stdout
+    assert "runs/adaselection-line/results.json" in done.stdout
+    assert (tmp_path / "runs" / "adaselection-line" / "model.pt").is_file()
