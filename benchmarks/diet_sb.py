@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 import thresher
 from benchmarks.measure import lines
 from thresher.experiments.comparison import compare
+from thresher.experiments.papers.diet_sb import overlap
 from thresher.experiments.scoring import make_scores
 from thresher.experiments.specs import Spec, parse_methods
 from thresher.experiments.store import write_json
@@ -30,7 +30,6 @@ BEFORE = {0.25: 0.125, 0.5: 0.25, 0.625: 0.25}
 """What Diet Selective-Backprop prunes of them before training; the poster has a quarter, which at a quarter in all is all."""
 TASKS = {"cnn": "mnist-5k", "mlp": "mnist-5k-mlp"}
 MODELS, SCORE_EPOCHS = 3, 2
-Mask = NDArray[np.bool_]
 
 
 def specs(scores: Path) -> list[Spec]:
@@ -49,24 +48,15 @@ def specs(scores: Path) -> list[Spec]:
     return parse_methods(",".join(found))
 
 
-def least(values: Sequence[float], share: float) -> Mask:
-    """The share of the samples with the smallest values; ties go to the lower id."""
-    order = np.argsort(np.asarray(values), kind="stable")
-    marked = np.zeros(len(order), dtype=np.bool_)
-    marked[order[: round(share * len(order))]] = True
-    return marked
-
-
 def overlaps(dropped: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """For each two and each total: the share of what one drops that the other drops too; by chance it is the total itself."""
     names = list(dropped)
     return [
-        {"share": share, "of": a, "and": b, "overlap": float((least(dropped[a], share) & least(dropped[b], share)).sum())
-         / least(dropped[a], share).sum()}
+        {"share": share, "of": a, "and": b, "overlap": overlap(np.array(dropped[a]), np.array(dropped[b]), share)}
         for share in TOTALS
         for i, a in enumerate(names)
         for b in names[i + 1 :]
-    ]  # fmt: skip
+    ]
 
 
 def trained(results: Mapping[str, Any], work: Path, method: str) -> list[float]:
