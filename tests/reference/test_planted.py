@@ -78,11 +78,11 @@ def test_it_beats_random_samples_of_equal_cost(name: str) -> None:
     assert contest.gain > 3 * contest.standard_error
 
 
-def test_large_losses_lose_where_labels_are_wrong() -> None:
+def test_large_losses_lose_where_some_samples_are_far_off() -> None:
     """The problems tell methods apart: what wins on one loses on another."""
-    for toy in ("noisy", "outliers"):
-        contest = beats_uniform(thresher.BigLoss(keep=0.5), toy, SEEDS)
-        assert contest.gain < -0.05
+    contest = beats_uniform(thresher.BigLoss(keep=0.25), "outliers", SEEDS)
+    assert contest.gain < -0.1
+    assert contest.gain < -2 * contest.standard_error
 
 
 def test_random_samples_do_not_beat_themselves() -> None:

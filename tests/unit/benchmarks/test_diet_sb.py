@@ -2,7 +2,6 @@
 
 import json
 
-import numpy as np
 import pytest
 from benchmarks import diet_sb
 
@@ -12,11 +11,6 @@ def test_what_is_compared(tmp_path):
     assert len(labels) == 5 * len(diet_sb.TOTALS)
     assert "prune:scores=el2n-cnn:keep=0.75+selective_backprop:keep=0.6667 once" in labels
     assert "prune:scores=el2n-cnn:keep=0.75+selective_backprop:keep=0.5 once" in labels
-
-
-def test_the_least_with_ties_by_id():
-    assert np.flatnonzero(diet_sb.least([3, 1, 2, 1, 1], 0.4)).tolist() == [1, 3]
-    assert not diet_sb.least([1.0, 2.0], 0.2).any()
 
 
 def test_overlaps_by_hand(monkeypatch):

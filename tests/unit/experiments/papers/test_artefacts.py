@@ -220,3 +220,8 @@ def test_diet_drops_in_the_batch_what_makes_the_total():
 def test_where_the_scores_are_is_part_of_a_method(tmp_path):
     found = specs_of(Part("p", "digits", 1, {"a": "prune:scores={scores}:keep=0.5"}), tmp_path / "s.parquet")
     assert found["a"].given["scores"] == str(tmp_path / "s.parquet")
+
+
+def test_the_least_with_ties_by_id():
+    assert np.flatnonzero(diet_sb.least(np.array([3, 1, 2, 1, 1]), 0.4)).tolist() == [1, 3]
+    assert not diet_sb.least(np.array([1.0, 2.0]), 0.2).any()
