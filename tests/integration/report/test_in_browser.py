@@ -17,9 +17,12 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs Debian's chromium and chromium-driver"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs Debian's chromium and chromium-driver"
+    ),
+    pytest.mark.xdist_group("browser"),
+]
 
 FLAGS = (
     "--headless=new",
