@@ -44,7 +44,7 @@ demo: .venv/installed
 	$(BIN)/thresher demo --out runs/demo
 
 test: .venv/for-tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 check: .venv/for-checks
 	$(BIN)/ruff check .

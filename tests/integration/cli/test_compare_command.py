@@ -10,8 +10,6 @@ from collections import Counter
 import psutil
 import pytest
 
-pytestmark = pytest.mark.xdist_group("compare")  # what they share takes long to make
-
 COMMAND = [sys.executable, "-W", "error", "-m", "thresher.cli", "compare", "--task", "digits"]
 
 

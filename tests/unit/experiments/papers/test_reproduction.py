@@ -14,8 +14,6 @@ from thresher.experiments.papers.page import page
 from thresher.experiments.papers.reproduction import reproduce
 from thresher.experiments.workers import RunError
 
-pytestmark = pytest.mark.xdist_group("reproduction")
-
 SMALL = Artefact(
     name="small",
     paper="A paper, table 1",
