@@ -208,6 +208,10 @@ class Criterion:
         error = probs - targets if positive is None else probs * (1 + (positive - 1) * targets) - positive * targets
         return error if weight is None else error * weight
 
+    def ignores_negatives_of(self, targets: Any) -> bool:
+        """Whether targets are one label a sample, of which only negative ones are ignored."""
+        return self.ignore_index is not None and self.ignore_index < 0 and isinstance(targets, Tensor) and targets.dim() == 1
+
     def valid(self, targets: Tensor) -> Tensor | None:
         """Positions that count, None where all do."""
         return None if self.ignore_index is None or targets.is_floating_point() else targets != self.ignore_index

@@ -639,8 +639,9 @@ class Run:
         group = credit.group
         own = {} if self._user_signals is None else self._ask_user(outputs, targets, group.n)
         wanted = self._to_choose - own.keys()
-        found = {**self._adapter.signals(outputs, targets, group, wanted, all_count=credit.all_count), **own}
-        plan = self._chosen(credit, found if credit.all_count else _without_ignored(found))
+        all_count = credit.all_count and self._adapter.ignores_negatives_of(targets)
+        found = {**self._adapter.signals(outputs, targets, group, wanted, all_count=all_count), **own}
+        plan = self._chosen(credit, found if all_count else _without_ignored(found))
         rows, weights = plan.rows, _product(plan, weights)
         k = len(rows)
         outputs, targets = (_take_rows(tree, plan, group) for tree in (outputs, targets))

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 import thresher
 from thresher import BatchPlan, EpochPlan, RandomBackprop, Scoring, SelectiveBackprop, subset_backward
+from thresher.records import NEVER_SEEN
 
 N, B, C = 50, 8, 4
 SB = SelectiveBackprop
@@ -854,3 +855,19 @@ def test_a_run_can_be_copied_state_by_state():
     assert found[0][:2] == found[1][:2]
     assert torch.equal(found[0][2], found[1][2])
     assert torch.equal(found[0][3], found[1][3])
+
+
+def test_an_ignored_class_that_is_not_negative_is_recorded_as_never_seen():
+    x, y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 4
+    model = nn.Linear(4, 4)
+    run = thresher.attach(
+        thresher.SelectiveBackprop(keep=0.5),
+        loader=DataLoader(TensorDataset(x, y), batch_size=8),
+        criterion=nn.CrossEntropyLoss(ignore_index=0),
+        model=model,
+        epochs=1,
+        forward_passes="once",
+    )
+    for inputs, targets in run.loader:
+        run.criterion(run.model(inputs), targets).backward()
+    assert (run.records["loss"] == NEVER_SEEN).tolist() == (y == 0).tolist()

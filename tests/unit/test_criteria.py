@@ -744,3 +744,16 @@ def test_outputs_of_a_callable_that_are_not_classes_along_dimension_one(outputs:
 def test_other_criteria_that_broadcast_are_refused() -> None:
     with pytest.raises(ValueError, match=r"broadcast its arguments to losses of shape \(6, 6\).*mixes samples"):
         adapt(nn.PoissonNLLLoss()).signals(torch.rand(6, 1), torch.rand(6), Group(6), set())
+
+
+@pytest.mark.parametrize(
+    ("criterion", "targets", "negatives"),
+    [
+        (nn.CrossEntropyLoss(), torch.tensor([1, 2]), True),
+        (nn.CrossEntropyLoss(ignore_index=0), torch.tensor([0, 2]), False),
+        (nn.CrossEntropyLoss(), torch.tensor([[1], [-100]]), False),
+        (nn.MSELoss(), torch.tensor([1.0, 2.0]), False),
+    ],
+)
+def test_where_labels_that_are_not_negative_all_count(criterion, targets, negatives):
+    assert adapt(criterion).ignores_negatives_of(targets) is negatives

@@ -16,7 +16,7 @@ PLAIN_WIDTH = 120
 """Columns of the table where there is no terminal to ask."""
 
 TASK = typer.Option(
-    help="One of the README, such as digits, fashion-mnist, cifar10, bike, text, relief; fashion-mnist@20000 for a part."
+    help="Listed in the README: digits, fashion-mnist, cifar10, bike, text, relief, ...; fashion-mnist@20000 for a part."
 )
 TaskOption = Annotated[str, TASK]
 EpochsOption = Annotated[int, typer.Option(min=1, help="Epochs of every run.")]
