@@ -24,7 +24,7 @@ from thresher.experiments.papers.artefact import (
 
 PAPER = "AdaSelection (arXiv 2306.10728)"
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
-TASKS = {"image": ("mnist-5k", 10), "line": ("line", 10), "bike": ("bike", 10), "text": ("text@2000", 5)}
+TASKS = {"image": ("mnist-5k", 20), "line": ("line", 10), "bike": ("bike", 10), "text": ("text@2000", 8)}
 """Task and epochs."""
 CANDIDATES = {
     "Big Loss": "big_loss",

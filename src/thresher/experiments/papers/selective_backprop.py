@@ -9,7 +9,7 @@ from thresher.experiments.papers.artefact import FULL, Artefact, Claim, Measured
 from thresher.experiments.time_to_target import first_at, points_of
 
 PAPER = "Selective-Backprop (arXiv 1910.00762)"
-PART, TASK, EPOCHS = "arms", "fashion-mnist-small@10000", 20
+PART, TASK, EPOCHS = "arms", "fashion-mnist-small@10000", 15
 ROWS = {
     "Selective-Backprop": "selective_backprop:beta=1:forward_passes=twice",
     "Selective-Backprop, stale losses": "selective_backprop:beta=1:forward_passes=twice:score_every=3",
