@@ -48,8 +48,8 @@ class Lines(Watcher):
         self._runs, self._done = 0, 0
 
     def planned(self, runs: int, epochs: int) -> None:
-        """Remember how many there are."""
-        self._runs = runs
+        """Count anew: several comparisons may follow each other."""
+        self._runs, self._done = runs, 0
         self._say(f"up to {runs} runs of {epochs} epochs")
 
     def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
@@ -82,7 +82,7 @@ class Bars(Lines):
         """Know the length of the whole."""
         super().planned(runs, epochs)
         self._epochs = epochs
-        self._progress.update(self._all, total=runs * epochs)
+        self._progress.reset(self._all, total=runs * epochs)
 
     def started(self, job: Job) -> None:
         """Show its bar; a run that is shorter takes less of the whole."""

@@ -1,7 +1,7 @@
 """What a trace takes for constant in a module: described once, and looked at in every call to see whether it still holds."""
 
 from collections.abc import Iterable, Mapping
-from operator import is_
+from operator import eq, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -104,12 +104,12 @@ def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[st
     attributes = part.__dict__
     if type(part) is not kind or has_hooks(part) != hooked:
         return False
-    for table, (names, members) in zip((attributes, *(attributes[name] for name in TABLES)), tables, strict=True):
-        if list(table) != names or not all(map(is_, table.values(), members)):
+    for table, (names, members) in zip((attributes, *map(attributes.__getitem__, TABLES)), tables, strict=True):
+        if (table or names) and not (list(table) == names and all(map(is_, table.values(), members))):
             return False
-    if any(_constant(attributes[name], set()) != value for name, value in inside.items()):
+    if inside and any(_constant(attributes[name], set()) != value for name, value in inside.items()):
         return False
-    return all(_facts(tensor) == fact for tensor, fact in zip(_tensors(part), facts, strict=True))
+    return not facts or all(map(eq, map(_facts, _tensors(part)), facts))
 
 
 def _tensors(part: nn.Module) -> list[Tensor | None]:

@@ -151,6 +151,25 @@ def test_progress_with_controls_that_are_shorter_or_shared(terminal):
     assert "[1/2] shorter@0.520, seed 0: accuracy 90.00 %, 1.0 s" in text
 
 
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
+def test_progress_of_several_comparisons_is_that_of_each(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    first, second = Job.of(MethodSpec("full"), 0), Job.of(MethodSpec("full"), 1)
+    with progress_on(console) as watcher:
+        for runs, jobs in ((1, [first]), (2, [first, second])):
+            watcher.planned(runs, 1)
+            for job in jobs:
+                watcher.started(job)
+                watcher.advanced(job, 1, 0.5)
+                watcher.finished(job, RUN, reused=False)
+        if terminal:
+            whole = watcher._progress.tasks[0]
+            assert (whole.completed, whole.total) == (2, 2)
+    lines = [line for line in console.file.getvalue().splitlines() if "accuracy" in line]
+    assert ["[1/1]" in line for line in lines] == [True, False, False]
+    assert ["/2]" in line for line in lines] == [False, True, True]
+
+
 def test_table():
     row = {"method": "full", "control_of": None, "mean": 0.9, "std": None, "difference": None, "ci95": None}
     row |= {"cost_ratio": 1.0, "wall_ratio": 1.0, "cpu_ratio": 1.0, "verdict": "the baseline"}

@@ -2,6 +2,7 @@
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from thresher.experiments.papers.artefact import (
     metric,
     minus,
 )
+from thresher.experiments.tasks import task_of
+from thresher.experiments.tasks.contours import Transfer
 
 PAPER = "KAKURENBO (arXiv 2310.10102)"
 IMAGES = "fashion-mnist-small"
@@ -46,6 +49,21 @@ def hiding(fraction: float, bits: str = "v1111", drop_top: float = 0.0) -> str:
 # Table 2, its last columns: pretraining that selects, then fine-tuning that does not
 
 PRETRAINED = "contours-digits"
+
+
+@cache
+def from_scratch(seed: int) -> float:
+    """Accuracy downstream of a network that nothing was pretrained on, trained as the others are fine-tuned."""
+    task = task_of(PRETRAINED)
+    assert isinstance(task, Transfer)
+    return task.downstream(task.build(seed), task.load(task.find(None)).downstream, seed)
+
+
+def worth(measured: Measured, seed: int) -> float:
+    """What full pretraining gains over none."""
+    return metric("pretraining", FULL)(measured, seed) - from_scratch(seed)
+
+
 TABLE_2 = Artefact(
     name="kakurenbo-table-2",
     paper=f"{PAPER}, appendix, table 2, the columns of DeiT",
@@ -68,9 +86,11 @@ TABLE_2 = Artefact(
             minus(metric("pretraining", "KAKURENBO-0.3"), metric("pretraining", FULL)),
             above=-MARGIN,
         ),
+        Claim(
+            "full pretraining is worth something: accuracy downstream is above that of a network trained from scratch", worth
+        ),
         Claim("pretraining costs less", minus(cost("pretraining", FULL), cost("pretraining", "KAKURENBO-0.3"))),
     ],
-    seeds=(0, 1, 2, 3, 4),
 )
 
 

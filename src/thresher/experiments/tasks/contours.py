@@ -22,7 +22,7 @@ class Transfer(Task):
         tuning: How the pretrained network is fine-tuned.
     """
 
-    tuning: FineTuning = field(default_factory=FineTuning)
+    tuning: FineTuning = field(default_factory=partial(FineTuning, lr=3e-3))
 
     def training(self, data: Any, seed: int) -> Training:
         """What one run pretrains, and the accuracy of its network on the other test set once it is fine-tuned."""
