@@ -13,6 +13,10 @@ the distance of a loss's rank from the middle, as a share):
 - score of i: exp(-l_i / t ** gamma) * sum over m of w * a_i (4, 5), the first factor a curriculum: early on small losses
   are favoured, later it is 1 for all; the k largest scores are kept (6).
 
+Taken literally (3) drifts: a relative change that goes up and down by chance is above 0 on average, so that with `beta` above
+0 the selector whose average is noisiest for its size takes all the weight, however it selects. That is small loss, soon after
+its losses come near 0, and with `beta` below 0 it is left out. `beta=0` does not drift.
+
 Scores are computed as logarithms, which have the same order and do not underflow. The selectors are the methods of the same
 names, and "uniform" is `RandomBackprop`: in the pool it scores all samples alike, or at random (`uniform="random"`).
 """
@@ -148,7 +152,8 @@ class AdaSelection(Ranked):
             "coreset_extremes", "coreset_center". Published: big and small loss; with uniform; with one of gradient norm and
             coreset extremes as well.
         beta: How a selector's weight answers the relative change of its average loss, [-1, 1]: above 0 it grows with the
-            loss, below 0 as the loss falls, at 0 all weights stay equal. Not published.
+            loss, and all weight drifts to the noisiest average; below 0 it grows as the loss falls; at 0 all weights stay
+            equal. Not published.
         gamma: Speed at which the curriculum ends, above 0: losses count as l / t ** gamma in it. Not published.
         average: L of a selector: "picked": mean loss of the samples that it would keep; "weighted": of all by its importance.
         curriculum: Favour small losses early on.
@@ -168,8 +173,9 @@ class AdaSelection(Ranked):
         claim="CIFAR-10 89.39 % where full training has 92.57 % and random selection 90.74 %; CIFAR-100 71.38 %, 70.47 %, "
         "71.05 %; SVHN 93.38 %, 95.71 %, 93.32 %; means over keep = 0.1 to 0.5; at least 20 % less time (CIFAR-10)",
         caveat="by the paper's own numbers random selection is within 0.35 points on CIFAR-100, SVHN, Bike and Wikitext-2 and "
-        "better on CIFAR-10; only a toy regression shows a clear gain. To decide takes some 50 small tensor operations a "
-        "step, about five times the time of Big Loss",
+        "better on CIFAR-10; only a toy regression shows a clear gain. Here, with `beta` at 0.5, the weights drift to Small "
+        "Loss, whose average is noisiest, and the network learns next to nothing; with 0 they stay (docs/reproduce.md). To "
+        "decide takes some 50 small tensor operations a step, about five times the time of Big Loss",
         missing=(
             "The formulas are a reconstruction from the prose; beta, gamma and what the average loss is of are not published.",
             "The weights of several processes are not averaged: each adapts to its own batches.",

@@ -387,3 +387,13 @@ def test_it_takes_few_operations() -> None:
     with Reads() as reads:
         AdaSelection().plan_batch(signals, AdaSelection().init_state(), step=1, generator=seeded(0))
     assert len(reads.found) <= 60
+
+
+@pytest.mark.parametrize(("beta", "least", "most"), [(0.5, 0.99, 1.0), (0.0, 1 / 3, 1 / 3), (-0.5, 0.0, 0.01)])
+def test_weights_drift_to_the_noisiest_average(beta: float, least: float, most: float) -> None:
+    """Averages that go nowhere, one of which is noisy for its size: what the module says of equation (3)."""
+    noise = torch.rand(500, 3, generator=seeded(0)) * torch.tensor([0.01, 0.9, 0.01])
+    log_weights = torch.full((3,), -math.log(3))
+    for before, after in zip(1 + noise, 1 + noise[1:], strict=False):
+        log_weights = reweighted(log_weights, before, after, beta)
+    assert least - 1e-6 <= log_weights[1].exp() <= most + 1e-6
