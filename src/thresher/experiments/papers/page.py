@@ -21,7 +21,18 @@ def page(results: Sequence[Mapping[str, Any]]) -> str:
     ordered = sorted(results, key=lambda found: VERDICTS.index(found["verdict"]))
     rows = [[f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _counts(found)] for found in ordered]
     overview = table(["", "what it shows", "verdict", "claims"], rows)
-    return HEAD + overview + "".join(f"\n{section(found)}" for found in ordered)
+    return HEAD + _failed(ordered) + overview + "".join(f"\n{section(found)}" for found in ordered)
+
+
+def _failed(results: Sequence[Mapping[str, Any]]) -> str:
+    """The claims that did not reproduce, with what was seen instead."""
+    rows = [
+        [f"[{found['paper']}](#{found['name']})", *_claim(claim)[:-1]]
+        for found in results
+        for claim in found["claims"]
+        if claim["verdict"] == "not reproduced"
+    ]
+    return f"Not reproduced:\n\n{table(['', 'claim', 'seen [95 % interval]', 'limit'], rows)}\nAll:\n\n" if rows else ""
 
 
 def section(found: Mapping[str, Any]) -> str:

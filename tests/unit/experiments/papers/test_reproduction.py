@@ -77,6 +77,9 @@ def test_the_page_tells_first_what_did_not_reproduce(made):
     assert told.index('## <a id="small"></a>A paper, table 1: not reproduced') < told.index("Another: reproduced")
     assert "| [Another](#good) | what half of the samples do | reproduced | 1 reproduced |" in told
     assert "1 reproduced, 1 not reproduced" in told
+    said, rest = told.split("All:\n")
+    assert "| [A paper, table 1](#small) | they cost less than nothing | -" in said and "cost less than nothing" in rest
+    assert "half of the samples cost less" not in said and "Not reproduced:" not in page([good])
     for line in told.splitlines():
         assert not line.startswith("|") or line.endswith("|")
 
