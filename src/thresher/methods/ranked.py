@@ -23,7 +23,7 @@ def largest(scores: Tensor, k: int) -> Tensor:
     Returns:
         Positions, shape (min(k, n),), int64, the largest last.
     """
-    ascending = torch.where(scores.isfinite(), scores, math.inf).argsort(stable=True)
+    ascending = scores.nan_to_num(math.inf, math.inf, math.inf).argsort(stable=True)
     return ascending[max(0, len(scores) - k) :]
 
 
@@ -87,4 +87,4 @@ class Ranked:
         """The rows with the largest scores."""
         by_id, ordered = in_id_order(signals)
         picked = largest(self.scores(ordered), max(1, share(self.keep, len(by_id))))
-        return plan_of(by_id[picked].sort().values, len(by_id), self.keep), dict(state)
+        return plan_of(by_id.index_select(0, picked).sort().values, len(by_id), self.keep), dict(state)

@@ -208,13 +208,13 @@ class SelectiveBackprop:
         if step < self.warmup_steps:
             return self._plan(torch.arange(len(ids), device=ids.device), len(ids), 0.0), dict(state)
         by_id = ids.argsort(stable=True)
-        loss = signals["loss"].detach()[by_id]
+        loss = signals["loss"].detach().index_select(0, by_id)
         if self.keep is not None:
             picked, state = self._fixed(loss, self.keep, generator), dict(state)
         else:
             history = remembered(state["history"], loss.float(), self.history)
             picked, state = self._drawn(loss.float(), history, generator), {**state, "history": history}
-        return self._plan(by_id[picked].sort().values, len(ids), 1 - self.expected_keep), state
+        return self._plan(by_id.index_select(0, picked).sort().values, len(ids), 1 - self.expected_keep), state
 
     def _fixed(self, loss: Tensor, keep: float, generator: torch.Generator) -> Tensor:
         """Positions of the largest losses, or of those drawn by rank; losses that are not finite before all others."""

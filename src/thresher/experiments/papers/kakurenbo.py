@@ -377,7 +377,14 @@ FIGURE_5 = Artefact(
             10,
             _segmentation_rows(),
             {"KAKURENBO, F = 0.3": "77.16", "KAKURENBO + DropTop, F = 0.3": "77.37"},
-        )
+        ),
+        Part(
+            "beside random samples",
+            SEGMENTATION,
+            10,
+            {name: method for name, method in _segmentation_rows().items() if name.startswith("KAKURENBO, ")},
+            controls=("uniform",),
+        ),
     ],
     claims=[
         Claim("adjusting the learning rate gains (v1001 over v1000)", _over_fractions("v1001", "v1000")),
