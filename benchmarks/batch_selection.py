@@ -166,10 +166,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_selection", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few batches, rounds and processes")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
-    parser.add_argument("--only", nargs="+", choices=TASKS, default=TASKS, help="tasks to measure")
+    parser.add_argument(
+        "--only", nargs="+", choices=TASKS, default=TASKS, help="tasks to measure; of others what is in the file stays"
+    )
     given = parser.parse_args(arguments)
     size = (640, 2, 2) if given.quick else (1920, 3, 20)
-    measured = [measure(name, *size) for name in given.only]
+    before = json.loads(given.out.read_text()) if given.out.exists() else {"measured": [], "quick": given.quick}
+    if before["quick"] != given.quick and set(given.only) != set(TASKS):
+        parser.error(f"{given.out} was measured {'with' if before['quick'] else 'without'} --quick: give another --out")
+    found = {row["task"].partition("@")[0]: row for row in before["measured"]}
+    found |= {name: measure(name, *size) for name in given.only}
+    measured = [found[name] for name in TASKS if name in found]
     print(table(measured))
     missed = [row["task"] for row in measured if row["seen_once"]["median"] < LEAST_SEEN]
     results = {"benchmark": "batch_selection", "quick": given.quick, **about(torch.device("cpu")), "missed": missed}

@@ -8,6 +8,8 @@ from benchmarks import batch_selection
 
 from thresher.experiments.tasks import task_of
 
+FIGURES = ("backward_to_forward", "again", "once", "twice", "seen_once", "seen_twice")
+
 
 def test_what_is_counted_is_seen_where_nothing_but_backward_passes_changes():
     forward, backward, keep, rest = 2.0, 3.0, 0.25, 1.0
@@ -40,13 +42,28 @@ def test_both_full_sides_are_what_is_compared_with():
 @pytest.mark.parametrize(("seen", "code"), [(0.96, 0), (0.94, 1)])
 def test_it_judges_writes_and_prints(monkeypatch, tmp_path, capsys, seen, code):
     interval = {"median": seen, "low": seen, "high": seen, "coverage": 1.0}
-    names = ("backward_to_forward", "again", "once", "twice", "seen_once", "seen_twice")
-    monkeypatch.setattr(batch_selection, "measure", lambda name, *_: {"task": name, **dict.fromkeys(names, interval)})
+    monkeypatch.setattr(batch_selection, "measure", lambda name, *_: {"task": name, **dict.fromkeys(FIGURES, interval)})
     assert batch_selection.main(["--only", "fashion-mnist", "--out", str(tmp_path / "found.json")]) == code
     written = json.loads((tmp_path / "found.json").read_text())
     assert written["missed"] == ["fashion-mnist"] * code
     assert written["measured"][0]["seen_once"]["median"] == seen
     assert f"{code} limits missed" in capsys.readouterr().out
+
+
+def test_tasks_that_are_not_measured_keep_their_figures(monkeypatch, tmp_path, capsys):
+    interval = {"median": 1.0, "low": 1.0, "high": 1.0, "coverage": 1.0}
+    monkeypatch.setattr(batch_selection, "measure", lambda name, *_: {"task": f"{name}@5"} | dict.fromkeys(FIGURES, interval))
+    out = tmp_path / "found.json"
+    old = {"task": "fashion-mnist-resnet8@7"} | dict.fromkeys(FIGURES, {**interval, "median": 0.9})
+    out.write_text(json.dumps({"measured": [old, {"task": "fashion-mnist@1"}], "quick": False}))
+    assert batch_selection.main(["--only", "fashion-mnist", "--out", str(out)]) == 1
+    written = json.loads(out.read_text())
+    assert [row["task"] for row in written["measured"]] == ["fashion-mnist@5", "fashion-mnist-resnet8@7"]
+    assert written["missed"] == ["fashion-mnist-resnet8@7"]
+    with pytest.raises(SystemExit):
+        batch_selection.main(["--quick", "--only", "fashion-mnist", "--out", str(out)])
+    assert "was measured without --quick: give another --out" in " ".join(capsys.readouterr().err.split())
+    assert json.loads(out.read_text()) == written
 
 
 def test_epochs_of_a_real_task(monkeypatch):
