@@ -54,7 +54,7 @@ def test_tasks_that_are_not_measured_keep_their_figures(monkeypatch, tmp_path, c
     interval = {"median": 1.0, "low": 1.0, "high": 1.0, "coverage": 1.0}
     monkeypatch.setattr(batch_selection, "measure", lambda name, *_: {"task": f"{name}@5"} | dict.fromkeys(FIGURES, interval))
     out = tmp_path / "found.json"
-    old = {"task": "fashion-mnist-resnet8@7"} | dict.fromkeys(FIGURES, {**interval, "median": 0.9})
+    old = {"task": "fashion-mnist-resnet8@7"} | {name: interval | {"median": 0.9} for name in FIGURES}
     out.write_text(json.dumps({"measured": [old, {"task": "fashion-mnist@1"}], "quick": False}))
     assert batch_selection.main(["--only", "fashion-mnist", "--out", str(out)]) == 1
     written = json.loads(out.read_text())
