@@ -1,6 +1,8 @@
 """A table from its runs to its page, on a small part of the digits."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 import typer
@@ -82,6 +84,12 @@ def test_the_page_tells_first_what_did_not_reproduce(made):
     assert "half of the samples cost less" not in said and "Not reproduced:" not in page([good])
     for line in told.splitlines():
         assert not line.startswith("|") or line.endswith("|")
+
+
+def test_the_page_of_this_repository_is_that_of_its_results():
+    root = Path(__file__).parents[4]
+    files = [root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS]
+    assert (root / "docs" / "reproduce.md").read_text() == page([json.loads(file.read_text()) for file in files])
 
 
 def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):
