@@ -135,9 +135,9 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, how):
     else:
         process.send_signal(how)
     begun = time.monotonic()
-    _, stderr = process.communicate(timeout=10)
+    _, stderr = process.communicate(timeout=15)
     until(lambda: not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers))
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 15
     if how is signal.SIGINT:
         assert process.returncode == 130
         assert "Stopped. Finished runs are kept" in stderr and "the same command goes on from there" in stderr

@@ -52,7 +52,7 @@ def test_pretraining_is_selected_from_and_judged_by_what_comes_after():
 
 def test_recipes_tell_how_the_network_is_tuned():
     task = task_of("contours-digits")
-    other = replace(task, tuning=FineTuning(epochs=3))
+    other = replace(task, tuning=replace(task.tuning, epochs=3))
     assert {**other.recipe, "tuning_epochs": task.tuning.epochs} == task.recipe
     assert other.recipe["tuning_epochs"] == 3 and other.recipe["lr"] == task.lr
     assert not any(name.startswith("tuning") for name in task_of("contours").recipe)
