@@ -174,8 +174,8 @@ class AdaSelection(Ranked):
         "71.05 %; SVHN 93.38 %, 95.71 %, 93.32 %; means over keep = 0.1 to 0.5; at least 20 % less time (CIFAR-10)",
         caveat="by the paper's own numbers random selection is within 0.35 points on CIFAR-100, SVHN, Bike and Wikitext-2 and "
         "better on CIFAR-10; only a toy regression shows a clear gain. Here, with `beta` at 0.5, the weights drift to Small "
-        "Loss, whose average is noisiest, and at low rates a network learns next to nothing; with 0 they stay (docs/reproduce.md). To "
-        "decide takes some 50 small tensor operations a step, about five times the time of Big Loss",
+        "Loss, whose average is noisiest, and at low rates a network learns next to nothing; with 0 they stay "
+        "(docs/reproduce.md). To decide takes some 50 small tensor operations a step, about five times the time of Big Loss",
         missing=(
             "The formulas are a reconstruction from the prose; beta, gamma and what the average loss is of are not published.",
             "The weights of several processes are not averaged: each adapts to its own batches.",
