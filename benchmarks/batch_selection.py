@@ -7,10 +7,9 @@ where less than 95 % of what is counted is seen with one forward pass.
 
 import argparse
 import json
-import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle, repeat
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thresher
-from benchmarks.measure import Side, lines, resampled_interval, take_turns
+from benchmarks.measure import Side, lines, median_interval, take_turns
 from benchmarks.overhead import about
 from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import Task
@@ -30,10 +29,15 @@ TASKS = ("fashion-mnist", "fashion-mnist-resnet8")
 KEEP = 0.33
 LEAST_SEEN = 0.95
 SEED = 0
+WARM_UP = 3
+"""Steps of each side."""
 
 
-def epochs_of(task: Task, data: Any, method: Any, passes: str, rounds: int) -> Callable[[object], None]:
-    """A run of its own, one epoch a call."""
+def steps_of(task: Task, data: Any, method: Any, passes: str, epochs: int, *, batches: int = 1) -> Iterator[None]:
+    """A run of its own, one step of training at a time: loading the batch, and what ends an epoch, included.
+
+    A step that takes its rows from several `batches` of the data is followed by turns in which nothing is done.
+    """
     model = task.build(SEED)
     optimizer = task.optimizer(model)
     loader, criterion = task.loader(data, SEED), task.criterion()
@@ -43,74 +47,73 @@ def epochs_of(task: Task, data: Any, method: Any, passes: str, rounds: int) -> C
         criterion=criterion,
         model=model,
         optimizer=optimizer,
-        epochs=2 * rounds + 2,
+        epochs=epochs,
         forward_passes=passes,  # pyright: ignore[reportArgumentType]
     )
-
-    def epoch(_: object) -> None:
+    for _ in range(epochs):
         for x, y in run.loader:
             run.criterion(run.model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
+            yield from repeat(None, batches)
 
-    return epoch
 
-
-def passes_over(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], *, backward: bool) -> Callable[[object], None]:
+def passes_over(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], *, backward: bool) -> Iterator[None]:
     """Forward passes with gradients, and backward passes after them, with nothing around them."""
-
-    def go(_: object) -> None:
-        for x, y in batches:
-            loss = F.cross_entropy(model(x), y)
-            if backward:
-                loss.backward()
-                model.zero_grad()
-
-    return go
+    for x, y in cycle(batches):
+        loss = F.cross_entropy(model(x), y)
+        if backward:
+            loss.backward()
+            model.zero_grad()
+        yield
 
 
 def seconds_of(name: str, samples: int, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of an epoch of each side, in each round."""
+    """CPU seconds of an epoch of each side, in each round: a step of each in turns."""
     task = built_in(f"{name}@{samples}")
     data = task.load(task.find(None))
     batches, model = list(task.loader(data, SEED)), task.build(SEED)
-    chosen = thresher.SelectiveBackprop(keep=KEEP)
-    acts = {
-        "full": epochs_of(task, data, thresher.FullData(), "auto", rounds),
-        "again": epochs_of(task, data, thresher.FullData(), "auto", rounds),
-        "once": epochs_of(task, data, chosen, "once", rounds),
-        "twice": epochs_of(task, data, chosen, "twice", rounds),
+    chosen, epochs = thresher.SelectiveBackprop(keep=KEEP), rounds + 1
+    steps = {
+        "full": steps_of(task, data, thresher.FullData(), "auto", epochs),
+        "again": steps_of(task, data, thresher.FullData(), "auto", epochs),
+        "once": steps_of(task, data, chosen, "once", epochs),
+        "twice": steps_of(task, data, chosen, "twice", epochs, batches=round(1 / KEEP)),
         "forward": passes_over(model, batches, backward=False),
         "both": passes_over(model, batches, backward=True),
     }
-    cpu, _ = take_turns([Side(side, act) for side, act in acts.items()], pairs=rounds)
-    return dict(zip(acts, cpu, strict=True))
+    sides = [Side(side, lambda _, of=of: next(of)) for side, of in steps.items()]
+    cpu, _ = take_turns(sides, pairs=rounds, calls=len(batches), warm_up=WARM_UP)
+    return dict(zip(steps, cpu, strict=True))
 
 
 def measure(name: str, samples: int, rounds: int, processes: int) -> dict[str, Any]:
-    """Epochs of one task: what was seen and counted, of the sides' median seconds over all rounds.
+    """Epochs of one task: the median over the processes of what each saw and counted.
 
-    Each figure of what was seen holds three differences of seconds: taken within a round, as ratios are elsewhere, the noise of
-    one round is a multiple of what is asked. And where memory happens to lie in a process makes one side some percent slower
-    or faster for as long as it lives, which no number of rounds takes away: several processes do.
+    Where memory happens to lie in a process makes one side some percent slower or faster for as long as it lives, which no
+    number of rounds takes away: several processes do.
 
     Args:
         name: Of the task.
         samples: Of an epoch.
-        rounds: Epochs of each side in a process, taken in turns.
+        rounds: Epochs of each side in a process.
         processes: One after the other.
     """
     seconds: dict[str, list[float]] = {}
     for _ in range(processes):
         with get_context("spawn").Pool(1) as pool:
             for side, values in pool.apply(seconds_of, (name, samples, rounds)).items():
-                seconds.setdefault(side, []).extend(values)
+                seconds.setdefault(side, []).append(sum(values) / rounds)
     keep = kept_share(samples, built_in(name).batch_size)
-    found: dict[str, Any] = {"task": f"{name}@{samples}", "keep": keep, "rounds": rounds, "processes": processes}
-    found["seconds"] = {side: statistics.median(values) for side, values in seconds.items()}
-    found["seconds_of_rounds"] = {side: [round(value, 4) for value in values] for side, values in seconds.items()}
-    figures = {name: partial(figure, keep=keep) for name, figure in FIGURES.items()}
-    return found | {name: vars(resampled_interval(seconds, figures[name], together=rounds)) for name in figures}
+    each = [dict(zip(seconds, values, strict=True)) for values in zip(*seconds.values(), strict=True)]
+    return {
+        "task": f"{name}@{samples}",
+        "keep": keep,
+        "rounds": rounds,
+        "processes": processes,
+        "seconds": {side: [round(value, 4) for value in values] for side, values in seconds.items()},
+        **{name: vars(median_interval([figure(one, keep) for one in each])) for name, figure in FIGURES.items()},
+    }
 
 
 def kept_share(samples: int, batch_size: int) -> float:
@@ -140,7 +143,7 @@ def seen_twice(s: Mapping[str, float], keep: float) -> float:
     return (_full(s) - s["twice"]) / ((1 - keep) * _backward(s) - keep * s["forward"])
 
 
-FIGURES: dict[str, Callable[..., float]] = {
+FIGURES: dict[str, Callable[[Mapping[str, float], float], float]] = {
     "backward_to_forward": lambda s, keep: _backward(s) / s["forward"],
     "again": lambda s, keep: s["again"] / s["full"],
     "once": lambda s, keep: s["once"] / _full(s),
@@ -170,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--only", nargs="+", choices=TASKS, default=TASKS, help="tasks to measure; of others what is in the file stays"
     )
     given = parser.parse_args(arguments)
-    size = (640, 2, 2) if given.quick else (1920, 3, 20)
+    size = (768, 2, 2) if given.quick else (1920, 4, 20)
     before = json.loads(given.out.read_text()) if given.out.exists() else {"measured": [], "quick": given.quick}
     if before["quick"] != given.quick and set(given.only) != set(TASKS):
         parser.error(f"{given.out} was measured {'with' if before['quick'] else 'without'} --quick: give another --out")

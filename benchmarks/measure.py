@@ -11,13 +11,12 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 AGAIN = "{} again (A/A)"
@@ -25,7 +24,7 @@ AGAIN = "{} again (A/A)"
 
 @dataclass(frozen=True)
 class Interval:
-    """A median, or a figure of medians, and where it lies.
+    """A median and where it lies.
 
     Attributes:
         median: Of the values.
@@ -68,36 +67,6 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
             break
         rank, coverage = r, wider
     return Interval(statistics.median(ordered), ordered[rank - 1], ordered[n - rank], coverage)
-
-
-def resampled_interval(
-    seconds: Mapping[str, Sequence[float]],
-    figure: Callable[[Mapping[str, float]], float],
-    *,
-    together: int = 1,
-    level: float = 0.95,
-    times: int = 2000,
-    seed: int = 0,
-) -> Interval:
-    """A figure of the sides' medians, with the percentile interval over rounds drawn with replacement.
-
-    Args:
-        seconds: For each side, the seconds of every round; the sides of one round are drawn together.
-        figure: Of one number a side.
-        together: Rounds that follow each other and have something in common, such as a process: drawn all or none.
-        level: Probability wanted, in (0, 1).
-        times: Draws.
-        seed: Of the draws; a generator of its own.
-    """
-    values = np.array(list(seconds.values()))
-    blocks = values.shape[1] // together
-    first = together * np.random.default_rng(seed).integers(blocks, size=(times, blocks, 1))
-    rounds = (first + np.arange(together)).reshape(times, -1)
-    drawn = np.median(values[:, rounds], axis=-1)
-    figures = [figure(dict(zip(seconds, column, strict=True))) for column in drawn.T.tolist()]
-    low, high = np.quantile(figures, [(1 - level) / 2, (1 + level) / 2]).tolist()
-    medians = np.median(values, axis=-1).tolist()
-    return Interval(figure(dict(zip(seconds, medians, strict=True))), low, high, level)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def test_what_is_counted_is_seen_where_nothing_but_backward_passes_changes():
         "forward": forward,
         "both": forward + backward,
     }
-    found = {name: figure(seconds, keep=keep) for name, figure in batch_selection.FIGURES.items()}
+    found = {name: figure(seconds, keep) for name, figure in batch_selection.FIGURES.items()}
     assert found == pytest.approx(
         {"backward_to_forward": 1.5, "again": 1, "once": 3.75 / 6, "twice": 4.25 / 6, "seen_once": 1, "seen_twice": 1}
     )
@@ -36,7 +36,7 @@ def test_work_beside_the_passes_shows():
 def test_both_full_sides_are_what_is_compared_with():
     seconds = {"full": 9, "again": 11, "once": 8, "twice": 9, "forward": 4, "both": 9}
     assert batch_selection.seen_once(seconds, 0.5) == 2 / 2.5
-    assert batch_selection.FIGURES["once"](seconds, keep=0.5) == 0.8
+    assert batch_selection.FIGURES["once"](seconds, 0.5) == 0.8
 
 
 @pytest.mark.parametrize(("seen", "code"), [(0.96, 0), (0.94, 1)])
@@ -67,22 +67,26 @@ def test_tasks_that_are_not_measured_keep_their_figures(monkeypatch, tmp_path, c
 
 
 def test_epochs_of_a_real_task(monkeypatch):
-    monkeypatch.setattr(batch_selection, "built_in", lambda _: task_of("digits@128"))
-    seconds = batch_selection.seconds_of("digits", 128, 2)
+    monkeypatch.setattr(batch_selection, "built_in", lambda _: task_of("digits@192"))
+    seconds = batch_selection.seconds_of("digits", 192, 2)
     assert set(seconds) == {"full", "again", "once", "twice", "forward", "both"}
     assert all(len(values) == 2 and min(values) > 0 for values in seconds.values())
 
 
-def test_several_processes_make_one_figure(monkeypatch):
+def test_the_figure_of_each_process_makes_one_value(monkeypatch):
     monkeypatch.setattr(batch_selection, "get_context", lambda _: SimpleNamespace(Pool=Here))
-    answers = iter([{"full": [4.0, 5.0], "once": [2.0, 3.0]}, {"full": [6.0, 7.0], "once": [4.0, 5.0]}])
+    answers = iter(
+        [{"full": [9.0, 11.0], "once": [4.0, 6.0]}, {"full": [4.0, 4.0], "once": [2.0, 4.0]}, {"full": [8], "once": [6]}]
+    )
     monkeypatch.setattr(batch_selection, "seconds_of", lambda *_: next(answers))
-    monkeypatch.setattr(batch_selection, "FIGURES", {"saved": lambda s, keep: keep * (s["full"] - s["once"])})
-    found = batch_selection.measure("fashion-mnist", 256, 2, 2)
-    assert found["keep"] == pytest.approx(84 / 256)
-    assert found["seconds"] == {"full": 5.5, "once": 3.5}
-    assert found["saved"]["median"] == found["saved"]["low"] == found["saved"]["high"] == pytest.approx(2 * 84 / 256)
-    assert found["processes"] == 2
+    monkeypatch.setattr(batch_selection, "FIGURES", {"saved": lambda s, keep: keep * s["once"] / s["full"]})
+    found = batch_selection.measure("fashion-mnist", 256, 2, 3)
+    keep = 84 / 256
+    assert found["keep"] == pytest.approx(keep)
+    assert found["seconds"] == {"full": [10, 4, 4], "once": [5, 3, 3]}
+    assert [found["saved"][name] / keep for name in ("low", "median", "high")] == pytest.approx([0.5, 0.75, 0.75])
+    assert found["saved"]["coverage"] == 1 - 2 / 8
+    assert found["processes"] == 3
 
 
 class Here:

@@ -2,11 +2,10 @@ import json
 import random
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from benchmarks import overhead
-from benchmarks.measure import Row, Side, compare, lines, median_interval, resampled_interval
+from benchmarks.measure import Row, Side, compare, lines, median_interval
 
 
 def test_interval_of_21_values_by_hand() -> None:
@@ -113,26 +112,3 @@ def test_unknown_table_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         overhead.main(["--only", "nothing"])
     assert "invalid choice" in capsys.readouterr().err
-
-
-def test_a_figure_of_medians_with_rounds_drawn_together():
-    noise = np.random.default_rng(1).normal(size=201)
-    seconds = {"one": (10 + noise).tolist(), "other": (20 + 2 * noise).tolist()}
-    found = resampled_interval(seconds, lambda s: s["other"] / s["one"])
-    assert found.median == pytest.approx(2)
-    assert (found.low, found.high) == pytest.approx((2, 2))
-    apart = resampled_interval(seconds, lambda s: s["other"] - s["one"])
-    median = np.median(10 + noise)
-    assert apart.median == pytest.approx(median)
-    assert median - 0.4 < apart.low < median < apart.high < median + 0.4
-    assert apart == resampled_interval(seconds, lambda s: s["other"] - s["one"])
-
-
-def test_rounds_of_one_process_are_drawn_together():
-    """Between processes the difference is -1 or 1, within them there is noise that cancels out."""
-    rounds = [[level + noise for noise in (-5.0, 0.0, 5.0)] for level in (-1.0, 1.0) for _ in range(4)]
-    seconds = {"one": [value for block in rounds for value in block]}
-    apart = resampled_interval(seconds, lambda s: s["one"])
-    together = resampled_interval(seconds, lambda s: s["one"], together=3)
-    assert (together.low, together.high) == (-1, 1)
-    assert apart.low < -1 and apart.high > 1
