@@ -168,10 +168,11 @@ class Transcribed:
     curriculum: bool
     adaboost: str
     uniform: str
+    change: str
     weights: list[Decimal] = field(default_factory=list)
     before: list[Decimal | None] = field(default_factory=list)
     decided: bool = True
-    change: Decimal = Decimal(0)
+    largest_change: Decimal = Decimal(0)
 
     def __post_init__(self) -> None:
         self.weights = [1 / Decimal(len(self.pool)) for _ in self.pool]
@@ -189,7 +190,7 @@ class Transcribed:
         averages = [self.mean(name, columns[name], alphas[name], losses, lost, k) for name in self.pool]
         self.update(averages, losses, usable)
         total: list[Any] = [None] * n
-        sizes = [self.change, *(abs(value) for column in columns.values() for value in column.values())]
+        sizes = [self.largest_change, *(abs(value) for column in columns.values() for value in column.values())]
         for i in usable:
             reward = (-losses[i] / Decimal(t) ** Decimal(self.gamma)).exp() if self.curriculum else Decimal(1)
             mixed = sum(w * alphas[name][i] for w, name in zip(self.weights, self.pool, strict=True))
@@ -251,14 +252,17 @@ class Transcribed:
 
     def update(self, averages: list[Any], losses: list[Any], usable: list[int]) -> None:
         size = max((abs(losses[i]) for i in usable if min(losses[j] for j in usable) < 0), default=Decimal("1e-20"))
-        self.change = Decimal(0)
+        self.largest_change = Decimal(0)
         for m, (now, before) in enumerate(zip(averages, self.before, strict=True)):
             if now is not None and 0 < abs(now) < size / 1000:
                 self.decided = False  # what is left of larger losses that cancel, or of importances that underflow
             if now is None or not before:
                 continue
-            change = Decimal(self.beta) * (now - before) / before
-            self.change = max(self.change, abs(change))
+            if self.change == "log":
+                change = Decimal(self.beta) * (now / before).ln() if now / before > 0 else Decimal(0)
+            else:
+                change = Decimal(self.beta) * (now - before) / before
+            self.largest_change = max(self.largest_change, abs(change))
             self.weights[m] *= change.exp()
         total = sum(self.weights)
         self.weights = [weight / total for weight in self.weights]
@@ -285,6 +289,7 @@ def hard_settings(r: np.random.Generator) -> dict[str, Any]:
         "curriculum": bool(r.random() < 0.7),
         "adaboost": str(r.choice(["scaled", "paper_abs"])),
         "uniform": str(r.choice(["flat", "random"])),
+        "change": str(r.choice(["relative", "log"])),
     }
 
 
@@ -317,7 +322,7 @@ def steps_of_both(seed: int) -> list[tuple[dict[str, Any], bool, list[float]]]:
         expected = other.step(step + 1, decimals(losses[order]), decimals(grads[order]), draws)
         if other.decided:
             assert plan.rows.tolist() == sorted(order[list(expected)].tolist())
-            logs, error = [float(w.ln()) for w in other.weights], 1e-4 + 1e-6 * float(other.change)
+            logs, error = [float(w.ln()) for w in other.weights], 1e-4 + 1e-6 * float(other.largest_change)
             assert state["log_weights"].tolist() == pytest.approx(logs, rel=1e-4, abs=error)
             averages = [math.nan if value is None else float(value) for value in other.before]
             error = 4e-6 * max(map(abs, filter(math.isfinite, losses.tolist())), default=0)
@@ -339,13 +344,13 @@ def test_most_instances_are_decided_and_they_are_hard() -> None:
         met["decided"] += decided
         if decided:
             met.update(settings["pool"])
-            met.update(f"{name} {settings[name]}" for name in ("average", "curriculum", "adaboost", "uniform"))
+            met.update(f"{name} {settings[name]}" for name in ("average", "curriculum", "adaboost", "uniform", "change"))
             met["one"] += len(losses) == 1
             met["tied"] += len(set(losses)) < len(losses)
             met["lost"] += not any(map(math.isfinite, losses))
             met["spoilt"] += any(map(math.isfinite, losses)) and not all(map(math.isfinite, losses))
     assert met.pop("decided") > 0.8 * met.pop("steps")
-    assert len(met) == 7 + 8 + 4 and min(met.values()) >= 20, met
+    assert len(met) == 7 + 10 + 4 and min(met.values()) >= 20, met
 
 
 # Worked vectors

@@ -67,6 +67,7 @@ def test_signals_depend_on_the_pool() -> None:
         ({"stop_below": 0}, "`stop_below` must be a finite number above 0, got 0"),
         ({"average": "mean"}, r"`average` must be one of \('picked', 'weighted'\), got 'mean'"),
         ({"uniform": "even"}, r"`uniform` must be one of \('flat', 'random'\), got 'even'"),
+        ({"change": "absolute"}, r"`change` must be one of \('relative', 'log'\), got 'absolute'"),
         ({"adaboost": "abs"}, r"`adaboost` must be one of \('scaled', 'paper_abs'\), got 'abs'"),
         *(
             ({"stop_after": value}, f"`stop_after` must be a whole number of 1 or more, or None, got {value}")
@@ -387,6 +388,31 @@ def test_it_takes_few_operations() -> None:
     with Reads() as reads:
         AdaSelection().plan_batch(signals, AdaSelection().init_state(), step=1, generator=seeded(0))
     assert len(reads.found) <= 60
+
+
+def test_a_change_of_the_logarithm() -> None:
+    start, before = torch.log(torch.tensor([0.5, 0.25, 0.25])), torch.tensor([1.0, 2.0, -4.0])
+    found = reweighted(start, before, torch.tensor([4.0, 2.0, -1.0]), 0.5, "log").exp()
+    assert found.tolist() == pytest.approx([1 / 1.375, 0.25 / 1.375, 0.125 / 1.375])
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [(NAN, 1), (1, NAN), (0, 1), (0, 0), (1, 0), (-1, 2), (INF, 1), (1, INF), (1e-38, 1e38), (NAN, NAN)]
+)
+def test_weights_stay_where_a_logarithm_is_not_known(before: float, now: float) -> None:
+    start = torch.log(torch.tensor([0.75, 0.25]))
+    found = reweighted(start, torch.tensor([before, 2.0]), torch.tensor([now, 2.0]), 1.0, "log")
+    assert found.exp().tolist() == pytest.approx([0.75, 0.25])
+
+
+@pytest.mark.parametrize("beta", [0.5, -0.5])
+def test_weights_by_logarithms_are_those_of_the_last_average_over_the_first(beta: float) -> None:
+    """However noisy the way there was: small losses come near 0 and back, 200 times."""
+    method = AdaSelection(pool=("big_loss", "small_loss"), beta=beta, change="log")
+    way = [[1e-3, 1e-3, 4.0, 4.0] if step % 2 else [2.0, 2.0, 4.0, 4.0] for step in range(200)]
+    state = trained(method, [1.0, 1.0, 4.0, 4.0], *way, [0.25, 0.25, 2.0, 2.0])
+    big, small = 0.5**beta, 0.25**beta
+    assert weights(method, state) == pytest.approx([big / (big + small), small / (big + small)], rel=1e-4)
 
 
 @pytest.mark.parametrize(("beta", "least", "most"), [(0.5, 0.99, 1.0), (0.0, 1 / 3, 1 / 3), (-0.5, 0.0, 0.01)])
