@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,7 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, *self._arguments))
-        with _interrupts_ignored():
+        with _interrupts_later():
             process.start()
             self._processes[ours] = process
         theirs.close()
@@ -152,16 +153,20 @@ class _RemoteError(Exception):
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """Ctrl-C reaches every process of the terminal; processes started in here leave it to this one, from birth on."""
-    if threading.current_thread() is not threading.main_thread():
+def _interrupts_later() -> Iterator[None]:
+    """Ctrl-C reaches every process of the terminal; processes started in here leave it to this one, which hears it afterwards.
+
+    They inherit that it is blocked. Ignored, as they have it later, it would be lost to this one as well.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # starting it, as the first process does, would unblock
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _leave_with_parent() -> None:
@@ -181,6 +186,8 @@ def _work(
 ) -> None:
     """Train job after job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _leave_with_parent()
     import torch
 

@@ -1,11 +1,12 @@
 import os
 import signal
+from multiprocessing.context import SpawnProcess
 
 import pytest
 
 from thresher.experiments.job import Job
 from thresher.experiments.specs import MethodSpec
-from thresher.experiments.workers import Advanced, RunError, RunValueError, Workers
+from thresher.experiments.workers import Advanced, Finished, RunError, RunValueError, Workers
 
 
 def test_a_process_that_dies_is_reported_with_its_run():
@@ -29,9 +30,24 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path):
     assert "Traceback" in str(caught.value.__cause__)
 
 
-def test_interrupts_are_as_before_after_a_start():
-    before = signal.getsignal(signal.SIGINT)
+def test_an_interrupt_during_a_start_is_heard_afterwards_and_by_this_process_alone(monkeypatch):
+    start = SpawnProcess.start
+
+    def interrupted(process):
+        start(process)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(process.pid, signal.SIGINT)
+
+    monkeypatch.setattr(SpawnProcess, "start", interrupted)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with Workers(1, task="digits", epochs=1, folder=None) as workers:
+        with pytest.raises(KeyboardInterrupt):
+            workers.start(Job.of(MethodSpec("full"), 0))
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+        [process] = workers._processes.values()
+        process.join(1)
+        assert process.is_alive()
+        monkeypatch.undo()
         workers.start(Job.of(MethodSpec("full"), 0))
-        assert signal.getsignal(signal.SIGINT) is before
+        assert any(isinstance(workers.next_event(), Finished) for _ in range(2))
     assert not workers._processes
