@@ -7,7 +7,7 @@ import torch
 
 from subset_cases import optional
 from thresher.cli.train import trained
-from thresher.experiments.recipes import loading
+from thresher.experiments.recipes import loading, running
 from thresher.experiments.recipes.task import RecipeTask
 
 # Selective-Backprop keeps all of its first epoch, as its code does; how that compares with a backward pass is measured.
@@ -71,6 +71,44 @@ RUNS = (("first", 1), ("again", 1), ("other", 2))
 
 def told(results):
     return [(entry["accuracy"], entry["kept"], entry["loss_histogram"]) for entry in results["runs"][0]["history"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [("resnet50", None), ("wrn-28-10", "selective_backprop:beta=1:forward_passes=once"), ("deepcam", None)]
+)
+def test_an_interrupted_training_goes_on_to_the_same_numbers(name, method, tmp_path, monkeypatch):
+    """Weights, their average, optimizer, what is hidden, augmentation and order."""
+    whole = trained(name, tmp_path / "whole", smoke=True, method=method, epochs=4)
+    out, real = tmp_path / "interrupted", running.train
+
+    def interrupted(*args, progress, **kwargs):
+        def stop(done, metric):
+            progress(done, metric)
+            raise KeyboardInterrupt
+
+        return real(*args, progress=stop, **kwargs)
+
+    monkeypatch.setattr(running, "train", interrupted)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            trained(name, out, smoke=True, method=method, epochs=4)
+    assert {path.name for path in out.iterdir()} >= {"checkpoint.pt"} and not (out / "results.json").exists()
+    with pytest.raises(ValueError, match=r"checkpoint.pt is of another training: its seed is 0, here it is 1; give another"):
+        trained(name, out, smoke=True, method=method, epochs=4, seed=1)
+    monkeypatch.setattr(running, "train", real)
+    resumed = trained(name, out, smoke=True, method=method, epochs=4)
+    assert untimed(resumed) == untimed(whole)
+    assert not (out / "checkpoint.pt").exists()
+    models = [torch.load(tmp_path / folder / "model.pt", weights_only=True) for folder in ("whole", "interrupted")]
+    assert all(torch.equal(value, models[1][key]) for key, value in models[0].items())
+
+
+def untimed(results):
+    """Without times and what is made of them."""
+    [run] = results["runs"]
+    timed = {"wall_s", "cpu_s", "step_s", "cost", "backward_to_forward"}
+    entries = [{name: value for name, value in entry.items() if name not in timed} for entry in run["history"]]
+    return run["metric"], entries, {name: run["cost"][name] for name in ("forward", "backward", "refresh", "scoring", "steps")}
 
 
 def test_fine_tuning_from_the_weights_of_a_pretraining(tmp_path):

@@ -25,7 +25,10 @@ def train(
         int | None, typer.Option(min=0, help="Processes that load data. Default: one a core; none with --smoke.")
     ] = None,
 ) -> None:
-    """Train one of the papers' experiments; ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision."""
+    """Train one of the papers' experiments; ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision.
+
+    After an interruption the same command goes on after the last whole epoch.
+    """
     out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
     many = 0 if smoke else (os.cpu_count() or 1)
     results = trained(
@@ -52,7 +55,7 @@ def trained(
     loaders: int = 0,
 ) -> dict[str, Any]:
     """What the command does; see `experiments.recipes.running.run`."""
-    from thresher.experiments.recipes.running import run
+    from thresher.experiments.recipes.running import CHECKPOINT, run
     from thresher.experiments.recipes.smoke import SmokeTask
     from thresher.experiments.recipes.task import RecipeTask
 
@@ -60,6 +63,8 @@ def trained(
     task = SmokeTask.at(recipe, out / "made-up", **options) if smoke else RecipeTask.of(recipe, **options)
     spec = task.spec(method)
     typer.echo(f"{task.settings.title}: {spec.label}, {task.epochs} epochs", err=True)
+    if (out / CHECKPOINT).is_file():
+        typer.echo(f"goes on from {out / CHECKPOINT}", err=True)
 
     def say(done: int, metric: float) -> None:
         typer.echo(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}", err=True)

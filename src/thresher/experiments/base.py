@@ -1,13 +1,15 @@
 """What a comparison asks of a task, be it one of this package or a user's own training."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
+
+from thresher.experiments.checkpoint import Stateful
 
 
 def constant(_: float) -> float:
@@ -29,6 +31,7 @@ class Training:
         metric: What `evaluate` measures, for people.
         downstream: Called once, with the trained model, after the last epoch: what it returns is the run's metric, called
             "downstream" and `metric`, and `evaluate` still measures each epoch. Default: the last epoch's is the run's.
+        also: What else changes during training and goes into checkpoints, by name.
     """
 
     model: nn.Module
@@ -39,6 +42,7 @@ class Training:
     schedule: Callable[[float], float] = constant
     metric: str = "metric"
     downstream: Callable[[nn.Module], float] | None = None
+    also: Mapping[str, Stateful] = field(default_factory=dict)
 
 
 class Trainable(Protocol):

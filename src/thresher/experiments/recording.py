@@ -26,10 +26,12 @@ class Recording:
     Args:
         run: Attached, before its first epoch.
         dataset: What it trains on; class labels are read off `tensors[-1]` or `targets`, where they are whole numbers.
+        keep: Whether to keep the history of every sample, 5 bytes an epoch, for `save`.
     """
 
-    def __init__(self, run: thresher.Run, dataset: Any) -> None:
+    def __init__(self, run: thresher.Run, dataset: Any, *, keep: bool = True) -> None:
         self._run = run
+        self._keep = keep
         self._classes = class_labels(dataset)
         self._losses: list[NDArray[np.float32]] = []
         self._trained: list[NDArray[np.uint8]] = []
@@ -40,13 +42,25 @@ class Recording:
         trained = _host(self._run.trained)
         times, self._before = trained - self._before, trained
         losses = self._last_losses()
-        self._losses.append(losses)
-        self._trained.append(np.minimum(times, 255).astype(np.uint8))
+        if self._keep:
+            self._losses.append(losses)
+            self._trained.append(np.minimum(times, 255).astype(np.uint8))
         found = distribution(losses)
         if self._classes is not None:
             hidden = self._classes[times == 0]
             found["hidden_by_class"] = np.bincount(hidden, minlength=int(self._classes.max()) + 1).tolist()
         return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was seen so far."""
+        lists = {"losses": self._losses, "trained": self._trained, "before": [self._before]}
+        return {name: [torch.from_numpy(one) for one in arrays] for name, arrays in lists.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from another's."""
+        self._losses = [one.numpy() for one in state_dict["losses"]]
+        self._trained = [one.numpy() for one in state_dict["trained"]]
+        self._before = state_dict["before"][0].numpy()
 
     def _last_losses(self) -> NDArray[np.float32]:
         """Of every sample; none are known of where the method remembers something else."""

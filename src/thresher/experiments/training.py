@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 import thresher
 from thresher.cost import Cost
 from thresher.experiments.base import Trainable
+from thresher.experiments.checkpoint import Checkpoint, Stateful
 from thresher.experiments.recording import Recording
 from thresher.experiments.specs import Spec
 
@@ -35,6 +36,14 @@ class Clock:
     def __init__(self) -> None:
         self.wall_s = 0.0
         self.cpu_s = 0.0
+
+    def state_dict(self) -> dict[str, float]:
+        """The sums."""
+        return {"wall_s": self.wall_s, "cpu_s": self.cpu_s}
+
+    def load_state_dict(self, state_dict: dict[str, float]) -> None:
+        """Add to others."""
+        self.wall_s, self.cpu_s = state_dict["wall_s"], state_dict["cpu_s"]
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -88,6 +97,7 @@ def train(
     samples_to: Path | None = None,
     trackers: Any = None,
     track_to: Path | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> dict[str, Any]:
     """Train once and measure on the test set after each epoch.
 
@@ -106,6 +116,8 @@ def train(
         trackers: What accelerate takes as `log_with`, such as "tensorboard"; told the numbers of each epoch by their names in
             the history. Default: none.
         track_to: Folder for trackers that write files.
+        checkpoint: Written after each epoch; where its file is there, training goes on from it, to the same numbers as if it
+            had never been interrupted. Times are then of the epochs that count.
 
     Returns:
         The run in plain values: method, settings, seed, control_of, metric, cost, wall_s, cpu_s, history, device. An entry of
@@ -131,8 +143,13 @@ def train(
         **spec.attachment(),
     )
     scheduler = thresher.ProgressLR(optimizer, run, lambda done: training.schedule(length.progress(done)))
-    clock, recording, entries = Clock(), Recording(run, training.loader.dataset), []
-    for epoch, steps in enumerate(length.steps):
+    clock, recording = Clock(), Recording(run, training.loader.dataset, keep=samples_to is not None)
+    parts: dict[str, Stateful] = {"model": accelerator.unwrap_model(model), "optimizer": optimizer, "scheduler": scheduler}
+    parts |= {"run": run, "clock": clock, "recording": recording, **training.also}
+    parts |= {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
+    before = {} if checkpoint is None else checkpoint.load(parts)
+    entries: list[dict[str, Any]] = before.get("entries", [])
+    for epoch, steps in islice(enumerate(length.steps), len(entries), None):
         with clock.running():
             for batch in islice(run.loader, steps):
                 x, y = pair_of(batch)
@@ -145,6 +162,8 @@ def train(
         entries.append({training.metric: metric, "wall_s": clock.wall_s, "cpu_s": clock.cpu_s} | recording.epoch())
         counted = run.history[epoch] if len(run.history) > epoch else {}
         accelerator.log(plain(counted | entries[-1]), step=epoch)
+        if checkpoint is not None:
+            checkpoint.save(parts, entries=entries)
         if progress is not None:
             progress(epoch + 1, metric)
     full = epochs * samples

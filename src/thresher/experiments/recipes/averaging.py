@@ -1,5 +1,7 @@
 """The exponential moving average of a network's weights, which is tested in its place."""
 
+from typing import Any
+
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -32,6 +34,16 @@ class Average:
     def model(self) -> nn.Module:
         """The network with averaged weights; before the first update the network itself."""
         return self._averaged.module if self._averaged.n_averaged else self._own
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average and the number of steps."""
+        return {"steps": self._steps, "averaged": self._averaged.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from another's."""
+        self._steps = state_dict["steps"]
+        self._averaged.load_state_dict(state_dict["averaged"])
+        self._averaged.to(next(self._own.parameters()).device)
 
     def _stepped(self) -> None:
         self._steps += 1

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from thresher.experiments.base import Training
+from thresher.experiments.checkpoint import Checkpoint
 from thresher.experiments.comparison import versions
 from thresher.experiments.recipes.measuring import Measure
 from thresher.experiments.recipes.sets import Sets
@@ -18,6 +19,7 @@ from thresher.experiments.store import RESULTS, whole, write_json
 from thresher.experiments.training import Progress, train
 
 WEIGHTS = "model.pt"
+CHECKPOINT = "checkpoint.pt"
 
 
 @dataclass
@@ -75,10 +77,12 @@ def run(
 ) -> dict[str, Any]:
     """Train a recipe, and write its results and the weights that were tested last.
 
+    A checkpoint is written after each epoch and goes at the end: after an interruption the same call goes on from there.
+
     Args:
         task: The recipe.
         spec: The method, of `task.spec`.
-        out: Folder for results.json and model.pt.
+        out: Folder for results.json and model.pt, and for checkpoint.pt meanwhile.
         data: Where the data lies.
         seed: Of weights, order and draws.
         progress: Told after each epoch.
@@ -87,13 +91,15 @@ def run(
         The content of results.json: task, epochs, versions, recipe, published, and in `runs` the run, as `train` returns it.
 
     Raises:
-        ValueError: The data is not as the recipe has it, or the method does not go with it.
+        ValueError: The data is not as the recipe has it, the method does not go with it, or the folder holds the checkpoint of
+            another training.
         FileNotFoundError: The data is not there.
     """
     kept = Kept(task)
     loaded = task.load(task.find(data))
     out.mkdir(parents=True, exist_ok=True)
-    found = train(kept, loaded, spec, seed=seed, epochs=task.epochs, progress=progress)
+    checkpoint = Checkpoint(out / CHECKPOINT, identity(task, spec, seed))
+    found = train(kept, loaded, spec, seed=seed, epochs=task.epochs, progress=progress, checkpoint=checkpoint)
     results = {
         "task": task.name,
         "epochs": task.epochs,
@@ -106,4 +112,11 @@ def run(
     write_json(out / RESULTS, results)
     with whole(out / WEIGHTS) as file:
         torch.save(kept.model.state_dict(), file)
+    checkpoint.delete()
     return results
+
+
+def identity(task: RecipeTask, spec: Spec, seed: int) -> dict[str, Any]:
+    """What tells a training from others that might have been begun in the same folder."""
+    named = {"recipe": task.name, "epochs": task.epochs, "method": spec.label, "seed": seed, "weights": str(task.weights)}
+    return named | {"settings of the recipe": task.recipe, "settings of the method": spec.settings}

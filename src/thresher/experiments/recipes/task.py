@@ -149,7 +149,8 @@ class RecipeTask:
             average = Average(model, optimizer, decay=decay, every=recipe.ema.steps, copied=copied)
         test = Measure(self._loader(data.test, shuffle=None), recipe.metric, criterion, average)
         schedule = Factor(recipe.schedule, recipe.epochs)
-        return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric)
+        also = {} if average is None else {"average": average}
+        return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric, also=also)
 
     def build(self, seed: int) -> nn.Module:
         """The network with initial weights that depend on `seed` alone; the global random state is left as it was.
