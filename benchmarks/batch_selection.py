@@ -7,6 +7,7 @@ where less than 95 % of what is counted is seen with one forward pass.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, repeat
@@ -74,11 +75,14 @@ def seconds_of(name: str, samples: int, rounds: int) -> dict[str, list[float]]:
     data = task.load(task.find(None))
     batches, model = list(task.loader(data, SEED)), task.build(SEED)
     chosen, epochs = thresher.SelectiveBackprop(keep=KEEP), rounds + 1
+    steps_of_twice = math.ceil(samples * kept_share(samples, task.batch_size) / task.batch_size)
+    if len(batches) % steps_of_twice:
+        raise ValueError(f"{name}@{samples}: the {steps_of_twice} steps of two passes do not divide its {len(batches)} batches")
     steps = {
         "full": steps_of(task, data, thresher.FullData(), "auto", epochs),
         "again": steps_of(task, data, thresher.FullData(), "auto", epochs),
         "once": steps_of(task, data, chosen, "once", epochs),
-        "twice": steps_of(task, data, chosen, "twice", epochs, batches=round(1 / KEEP)),
+        "twice": steps_of(task, data, chosen, "twice", epochs, batches=len(batches) // steps_of_twice),
         "forward": passes_over(model, batches, backward=False),
         "both": passes_over(model, batches, backward=True),
     }
@@ -139,7 +143,7 @@ def seen_once(s: Mapping[str, float], keep: float) -> float:
 
 
 def seen_twice(s: Mapping[str, float], keep: float) -> float:
-    """The same where the kept samples are forwarded again."""
+    """The same where the kept samples are forwarded again; above 1 since the first pass, without gradients, is cheaper."""
     return (_full(s) - s["twice"]) / ((1 - keep) * _backward(s) - keep * s["forward"])
 
 

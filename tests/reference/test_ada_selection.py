@@ -266,7 +266,8 @@ class Transcribed:
             self.weights[m] *= change.exp()
         total = sum(self.weights)
         self.weights = [weight / total for weight in self.weights]
-        self.before = averages
+        pairs = zip(averages, self.before, strict=True)
+        self.before = [now or before if self.change == "log" else now for now, before in pairs]
 
     def take_over(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from where the library is, so that rounding does not add up."""

@@ -71,6 +71,9 @@ def test_epochs_of_a_real_task(monkeypatch):
     seconds = batch_selection.seconds_of("digits", 192, 2)
     assert set(seconds) == {"full", "again", "once", "twice", "forward", "both"}
     assert all(len(values) == 2 and min(values) > 0 for values in seconds.values())
+    with pytest.raises(ValueError, match="digits@320: the 2 steps of two passes do not divide its 5 batches"):
+        monkeypatch.setattr(batch_selection, "built_in", lambda _: task_of("digits@320"))
+        batch_selection.seconds_of("digits", 320, 2)
 
 
 def test_the_figure_of_each_process_makes_one_value(monkeypatch):

@@ -415,6 +415,16 @@ def test_weights_by_logarithms_are_those_of_the_last_average_over_the_first(beta
     assert weights(method, state) == pytest.approx([big / (big + small), small / (big + small)], rel=1e-4)
 
 
+@pytest.mark.parametrize("gap", [[0.0, 0.0, 4.0, 4.0], [NAN] * 4, [0.0] * 4])
+def test_a_step_without_an_average_leaves_no_gap_between_logarithms(gap: list[float]) -> None:
+    """Else each step into it would count and none out of it, or none into it and each out of it."""
+    method = AdaSelection(pool=("big_loss", "small_loss"), change="log")
+    way = [[1.0, 1.0, 4.0, 4.0], [0.1, 0.1, 4.0, 4.0], gap] * 50
+    assert weights(method, trained(method, *way, [1.0, 1.0, 4.0, 4.0])) == pytest.approx([0.5, 0.5], rel=1e-4)
+    literally = AdaSelection(pool=("big_loss", "small_loss"))
+    assert weights(literally, trained(literally, *way, [1.0, 1.0, 4.0, 4.0])) != pytest.approx([0.5, 0.5], rel=0.1)
+
+
 @pytest.mark.parametrize(("beta", "least", "most"), [(0.5, 0.99, 1.0), (0.0, 1 / 3, 1 / 3), (-0.5, 0.0, 0.01)])
 def test_weights_drift_to_the_noisiest_average(beta: float, least: float, most: float) -> None:
     """Averages that go nowhere, one of which is noisy for its size: what the module says of equation (3)."""

@@ -214,7 +214,7 @@ BETA = Artefact(
     name="adaselection-beta",
     paper=f"{PAPER}, figure 7",
     shows=f"what beta changes, at a rate of {RATE}",
-    here=HERE,
+    here=f'{HERE}. Rows with "log" are not the paper\'s: AdaSelection(change="log"), which takes changes of the logarithm',
     parts=[Part(name, task, epochs, _betas()) for name, (task, epochs) in TASKS.items()],
     claims=[
         Claim(
