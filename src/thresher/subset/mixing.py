@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from thresher import rng
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, Unsupported, aten, is_getitem, place_rows
+from thresher.subset.graphs import Graphs, Unsupported
 from thresher.subset.rows import Layout
+from thresher.subset.tracing import aten, is_getitem, place_rows
 
 CHANGED = 1
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
@@ -25,15 +25,6 @@ BATCH_NORM = (
     "miopen_batch_norm",
 )
 TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 1e-1}
-
-
-def batch_norms(module: nn.Module) -> tuple[str, ...]:
-    """Names of normalisations that use the statistics of the batch at hand."""
-    return tuple(
-        f"{type(part).__name__} {name!r}"
-        for name, part in module.named_modules()
-        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
-    )
 
 
 def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[Tensor], batched: list[bool]) -> None:

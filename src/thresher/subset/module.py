@@ -5,16 +5,17 @@ import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from thresher.subset.function import Call, SubsetFunction
-from thresher.subset.graphs import CONSTANT, Graphs, Unsupported, take_apart, trace
+from thresher.subset.graphs import CONSTANT, Graphs, Unsupported, take_apart
 from thresher.subset.memory import reuse_memory
-from thresher.subset.mixing import batch_norms, examine
 from thresher.subset.settings import Settings, has_hooks
 
 MAX_TRACES = 16
@@ -65,6 +66,7 @@ class SubsetBackward(nn.Module):
 
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         super().__init__()
+        import_module("thresher.subset.mixing")  # loads torch's compiler: a second or two that no step should wait
         self.__dict__["wrapped"] = model
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
@@ -132,6 +134,8 @@ class SubsetBackward(nn.Module):
 
     def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
         """Trace, with the likeliest reading of which inputs carry the batch first."""
+        from thresher.subset.mixing import examine
+
         self._check_traceable()
         state, first_reason = _state(self.wrapped), None
         for batched in itertools.islice(_readings(tensors, sizes), ATTEMPTS):
@@ -151,6 +155,8 @@ class SubsetBackward(nn.Module):
 
     def _trace_free(self, tensors: list[Tensor], rebuild: Any, batched: list[bool]) -> Graphs:
         """Trace with the batch size at hand, then with others where it collided with another size."""
+        from thresher.subset.tracing import trace
+
         n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
         reason = Unsupported("its forward depends on the batch size")
         for rows in (n, n + 1, n + 7, 2 * n + 1):
@@ -231,12 +237,21 @@ def mixes_samples(model: nn.Module) -> tuple[str, ...]:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}")
-    names = list(batch_norms(model.wrapped if isinstance(model, SubsetBackward) else model))
+    names = list(_batch_norms(model.wrapped if isinstance(model, SubsetBackward) else model))
     for part in model.modules():
         if isinstance(part, SubsetBackward):
             for known in part._traces.values():
                 names.extend(name for graphs in known for name in graphs.mixing)
     return tuple(dict.fromkeys(names))
+
+
+def _batch_norms(module: nn.Module) -> tuple[str, ...]:
+    """Names of normalisations that use the statistics of the batch at hand."""
+    return tuple(
+        f"{type(part).__name__} {name!r}"
+        for name, part in module.named_modules()
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
+    )
 
 
 def _readings(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:

@@ -1,5 +1,7 @@
 import copy
 import io
+import subprocess
+import sys
 import types
 from unittest import mock
 
@@ -10,7 +12,7 @@ from torch import nn
 
 import thresher
 from subset_cases import Calls, numbers, same_as_plain, tokens, traced, wrap
-from thresher.subset import SubsetBackward, module, subset_backward
+from thresher.subset import SubsetBackward, module, subset_backward, tracing
 
 X = numbers(7, 6)
 ROWS = torch.tensor([1, 4])
@@ -57,7 +59,7 @@ def test_modes_and_devices_go_through() -> None:
 
 def test_without_gradients_it_is_the_plain_model() -> None:
     sub = wrap(perceptron())
-    with mock.patch.object(module, "trace", side_effect=AssertionError):
+    with mock.patch.object(tracing, "trace", side_effect=AssertionError):
         with torch.no_grad():
             assert torch.equal(sub(X), sub.wrapped(X))
         with torch.inference_mode():
@@ -260,3 +262,18 @@ def test_a_number_that_becomes_a_tensor_is_seen():
     with pytest.warns(UserWarning, match="using the plain Scaled"):
         sub(torch.randn(4, 3)).sum().backward()
     assert model.scale.grad is not None
+
+
+def test_the_compiler_is_loaded_where_it_is_needed() -> None:
+    """It takes longer than everything else that is imported."""
+    code = """
+import sys
+import torch
+import thresher
+
+thresher.attach
+assert "torch._dynamo" not in sys.modules and "sympy" not in sys.modules
+thresher.subset_backward(torch.nn.Linear(2, 2))
+assert "torch._dynamo" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
