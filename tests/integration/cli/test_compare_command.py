@@ -19,7 +19,7 @@ def arguments(out, methods="kakurenbo,infobatch:prune_fraction=0.3", seeds="0,1"
 
 
 def compare(out, **settings):
-    return subprocess.run(arguments(out, **settings), capture_output=True, text=True, check=False)
+    return subprocess.run([*arguments(out, **settings), "--jobs", "1"], capture_output=True, text=True, check=False)
 
 
 def written(out):
@@ -121,7 +121,7 @@ def test_a_folder_takes_more_methods_but_no_other_comparison(finished):
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-def test_a_comparison_that_was_stopped_goes_on(tmp_path, how):
+def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, how):
     settings = {"methods": "uniform:keep=0.3", "seeds": "0,1,2", "epochs": 10}
     out = tmp_path / "out"
     process = subprocess.Popen(

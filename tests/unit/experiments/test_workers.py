@@ -30,7 +30,7 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path):
     assert "Traceback" in str(caught.value.__cause__)
 
 
-def test_an_interrupt_during_a_start_is_heard_afterwards_and_by_this_process_alone(monkeypatch):
+def test_an_interrupt_during_a_start_is_heard_afterwards_and_by_this_process_alone(interruptible, monkeypatch):
     start = SpawnProcess.start
 
     def interrupted(process):
