@@ -42,7 +42,7 @@ class Clock:
         return {"wall_s": self.wall_s, "cpu_s": self.cpu_s}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Add to others."""
+        """Add to sums that were saved."""
         self.wall_s, self.cpu_s = state_dict["wall_s"], state_dict["cpu_s"]
 
     @contextmanager
