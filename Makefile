@@ -59,7 +59,7 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grad_match
 
 cards: .venv/installed
-	$(BIN)/python -m thresher.methods.cards docs/methods
+	$(BIN)/python -m thresher.report.cards docs/methods
 
 subset-backward: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown

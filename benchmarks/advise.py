@@ -27,11 +27,11 @@ import thresher
 from benchmarks.measure import Side, lines, take_turns
 from benchmarks.overhead import about
 from thresher.cli.advise import METHODS
-from thresher.experiments.advise import Advice, advise
-from thresher.experiments.base import Training
-from thresher.experiments.specs import Spec, parse_methods
-from thresher.experiments.store import write_json
-from thresher.experiments.tasks import task_of
+from thresher.experiments.advise.advise import Advice, advise
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.training.base import Training
+from thresher.experiments.training.specs import Spec, parse_methods
+from thresher.experiments.training.store import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results" / "advise.json"
 TASKS = {"mnist-5k": "mnist-5k", "resnet8": "fashion-mnist-resnet8@1280", "input": "benchmarks/advise.py:build"}

@@ -16,11 +16,11 @@ import torch
 
 import thresher
 from benchmarks.measure import lines
-from thresher.experiments.comparison import compare
-from thresher.experiments.papers.diet_sb import overlap
-from thresher.experiments.scoring import make_scores
-from thresher.experiments.specs import Spec, parse_methods
-from thresher.experiments.store import write_json
+from thresher.experiments.comparison.compare import compare
+from thresher.experiments.comparison.scoring import make_scores
+from thresher.experiments.reproduction.diet_sb import overlap
+from thresher.experiments.training.specs import Spec, parse_methods
+from thresher.experiments.training.store import write_json
 from thresher.scores import Scores
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "diet-sb.json"

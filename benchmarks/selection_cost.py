@@ -19,8 +19,9 @@ import thresher
 from benchmarks.measure import Side, compare, ratios_table
 from benchmarks.overhead import about
 from thresher import methods, rng
-from thresher.criteria import Group, adapt
-from thresher.methods import BatchMethod
+from thresher.attribution.rows import RowLayout
+from thresher.losses.adapt import adapt
+from thresher.methods.contract import BatchMethod
 from thresher.scores import Scores
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "selection_cost.json"
@@ -44,7 +45,7 @@ def candidates() -> dict[str, BatchMethod]:
 def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) -> Callable[[object], None]:
     """A step's choice, its state going from call to call."""
     adapter, ids = adapt(nn.CrossEntropyLoss()), torch.randperm(ROWS).to(outputs.device)
-    wanted, group = {*method.signals} - {"loss"}, Group(ROWS)
+    wanted, group = {*method.requires.signals} - {"loss"}, RowLayout(ROWS)
     state, step = method.init_state(), 0
 
     def choose(_: object) -> None:

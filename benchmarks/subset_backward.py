@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import thresher
 from benchmarks.measure import Interval, Side, judgement, lines, median_interval, one_thread, take_turns
 from benchmarks.overhead import ROOT, about
-from thresher.experiments.figure import Line, Panel, draw
+from thresher.experiments.comparison.figure import Line, Panel, draw
 from thresher.subset import kept_rows
 
 RESULTS = ROOT / "benchmarks" / "results" / "subset_backward.json"

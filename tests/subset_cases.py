@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thresher.experiments import vision
+from thresher.experiments.tasks import vision
+from thresher.loading.trees import leaves
 from thresher.subset import SubsetBackward, subset_backward
-from thresher.trees import leaves
 
 VISION = ("torchvision", "timm")
 

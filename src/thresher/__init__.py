@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thresher.attribution import AttributionError as AttributionError
+    from thresher.attribution.rows import AttributionError as AttributionError
     from thresher.cost import break_even as break_even
-    from thresher.learning_rate import ProgressLR as ProgressLR
     from thresher.methods.ada_boost import AdaBoost as AdaBoost
     from thresher.methods.ada_selection import AdaSelection as AdaSelection
     from thresher.methods.batch_importance import BatchImportance as BatchImportance
     from thresher.methods.big_loss import BigLoss as BigLoss
+    from thresher.methods.contract import Requirements as Requirements
     from thresher.methods.coreset_center import CoresetCenter as CoresetCenter
     from thresher.methods.coreset_extremes import CoresetExtremes as CoresetExtremes
     from thresher.methods.epoch_selective_backprop import EpochSelectiveBackprop as EpochSelectiveBackprop
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
     from thresher.methods.uniform import UniformSubset as UniformSubset
     from thresher.plans import BatchPlan as BatchPlan
     from thresher.plans import EpochPlan as EpochPlan
+    from thresher.progress_lr import ProgressLR as ProgressLR
     from thresher.records import Column as Column
-    from thresher.run import Run as Run
-    from thresher.run import attach as attach
-    from thresher.scoring import Scoring as Scoring
+    from thresher.run.run import Run as Run
+    from thresher.run.run import attach as attach
+    from thresher.run.scoring import Scoring as Scoring
     from thresher.subset import mixes_samples as mixes_samples
     from thresher.subset import subset_backward as subset_backward
 
@@ -66,13 +67,14 @@ _HOME = {
     "Mercury": "methods.mercury",
     "MinibatchDropping": "methods.minibatch_dropping",
     "Obftf": "methods.obftf",
-    "ProgressLR": "learning_rate",
+    "ProgressLR": "progress_lr",
     "Prune": "methods.prune",
     "Rais": "methods.rais",
     "RandomBackprop": "methods.random_backprop",
+    "Requirements": "methods.contract",
     "RhoLoss": "methods.rho_loss",
     "Run": "run",
-    "Scoring": "scoring",
+    "Scoring": "run.scoring",
     "SelectiveBackprop": "methods.selective_backprop",
     "SmallLoss": "methods.small_loss",
     "UniformSubset": "methods.uniform",
@@ -109,6 +111,7 @@ __all__ = [
     "Prune",
     "Rais",
     "RandomBackprop",
+    "Requirements",
     "RhoLoss",
     "Run",
     "Scoring",

@@ -1,13 +1,7 @@
 """What a run computed, what full training would have computed, and the ratio of the two."""
 
 import math
-import statistics
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 
 @dataclass
@@ -91,66 +85,3 @@ def break_even(forward_s: float, backward_s: float) -> float:
                 f"break_even: `{name}` must be a positive finite number of seconds, got {seconds}; measure it again"
             )
     return 1 / (1 + forward_s / backward_s)
-
-
-class Stopwatch:
-    """Measures the backward/forward time ratio of the first steps, without touching results or waiting for the device.
-
-    CPU: process time. CUDA: events, read when the measurement is asked for.
-    """
-
-    WARM_UP = 2
-    STEPS = 12
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._pairs: list[list[Any]] = []
-        self._shares: dict[int, float] = {}
-        self.running = True
-        """Whether more steps are wanted."""
-
-    def _now(self) -> Any:
-        if self._device.type != "cuda":
-            return time.process_time()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def forward(self, call: Callable[[], Any]) -> Any:
-        """Run a training forward pass and note when it began and ended."""
-        begin = self._now()
-        result = call()
-        self._pairs.append([begin, self._now()])
-        self.running = len(self._pairs) < self.WARM_UP + self.STEPS
-        return result
-
-    def watch(self, loss: torch.Tensor, share: float = 1.0) -> None:
-        """Note when the backward pass of `loss` begins and ends; it runs on a `share` of the rows."""
-        if not self._pairs or len(self._pairs[-1]) != 2 or not loss.requires_grad:
-            return
-        pair = self._pairs[-1]
-        self._shares[id(pair)] = share
-
-        def started(_: torch.Tensor) -> None:
-            if len(pair) == 2:
-                pair.append(self._now())
-                torch.autograd.Variable._execution_engine.queue_callback(lambda: pair.append(self._now()))
-
-        loss.register_hook(started)
-
-    def ratio(self) -> float | None:
-        """Median of backward over forward time; None before three steps were measured."""
-        ratios = []
-        for pair in self._pairs[self.WARM_UP :]:
-            if len(pair) != 4:
-                continue
-            if self._device.type == "cuda":
-                if not pair[3].query():
-                    continue
-                forward, backward = pair[0].elapsed_time(pair[1]), pair[2].elapsed_time(pair[3])
-            else:
-                forward, backward = pair[1] - pair[0], pair[3] - pair[2]
-            share = self._shares.get(id(pair), 1.0)
-            if forward > 0 and share > 0:
-                ratios.append(backward / forward / share)
-        return statistics.median(ratios) if len(ratios) >= 3 else None

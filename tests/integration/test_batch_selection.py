@@ -694,7 +694,7 @@ class Unsure:
     """Keeps what the model is least sure of."""
 
     stage = "batch"
-    signals = ("loss", "confidence")
+    requires = thresher.Requirements(signals=("loss", "confidence"))
     seen: list = field(default_factory=list, repr=False)
 
     def init_state(self):

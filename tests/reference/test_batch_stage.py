@@ -220,8 +220,13 @@ class Flags:
 
     flags: tuple = field(repr=False)
     signals: tuple = ("loss",)
+
     weights: bool = False
     stage = "batch"
+
+    @property
+    def requires(self):
+        return thresher.Requirements(signals=self.signals)
 
     def init_state(self):
         return {}

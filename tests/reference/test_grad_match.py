@@ -10,7 +10,7 @@ import torch
 from scipy.optimize import nnls
 
 from thresher import EpochPlan, GradMatch
-from thresher.methods.matching_pursuit import Atoms, Match, match
+from thresher.methods._matching_pursuit import Atoms, Match, match
 from thresher.records import Records
 from thresher.rng import seeded
 

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from thresher import EpochPlan, InfoBatch
-from thresher.criteria import Group, adapt
+from thresher.attribution.rows import RowLayout
+from thresher.losses.adapt import adapt
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -255,7 +256,7 @@ class Problem:
     def under(self, plan: EpochPlan) -> tuple[float, float]:
         ids = plan.ids
         value, _ = adapt(self.own).measure(
-            self.x[ids] @ self.w, self.y[ids], Group(len(ids)), weights=plan.weights, wanted=set()
+            self.x[ids] @ self.w, self.y[ids], RowLayout(len(ids)), weights=plan.weights, wanted=set()
         )
         # An epoch of K samples takes K / N as many steps; class weights are divided by what they weigh in the batch.
         share = 1.0 if self.class_weights is not None else len(ids) / len(self.y)

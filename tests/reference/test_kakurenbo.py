@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import Kakurenbo
+from thresher.losses.signals import batch_confidence, classes
 from thresher.methods.kakurenbo import easiest
 from thresher.records import Records
-from thresher.signals import batch_confidence, classes
 
 CPU = torch.device("cpu")
 PUBLISHED = (("0", "1"), ("0.3", "0.8"), ("0.6", "0.6"), ("0.8", "0.4"))

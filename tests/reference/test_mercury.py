@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import Mercury
-from thresher.methods.drawing import probabilities, unbiased_weights
+from thresher.methods._drawing import probabilities, unbiased_weights
 from thresher.records import Records
 from thresher.rng import seeded
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import EpochPlan, Rais
-from thresher.methods.drawing import probabilities, unbiased_weights
+from thresher.methods._drawing import probabilities, unbiased_weights
 from thresher.methods.rais import gain
 from thresher.records import NEVER_SEEN, Records
 from thresher.rng import seeded

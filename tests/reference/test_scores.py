@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from thresher import Prune, SelectiveBackprop
-from thresher.attribution import Group
+from thresher.attribution.rows import RowLayout
 from thresher.methods.prune import keep_in_batch
 from thresher.rng import seeded
 from thresher.scores import Scores, disagreement, el2n, forgetting, grand, irreducible, memorisation, prototypes
@@ -224,7 +224,7 @@ def test_worked_vector_of_forgetting():
 
 
 def answer_of(probs, label):
-    return Answer(torch.tensor([probs]).log(), torch.tensor([label]), None, Group(1, None))
+    return Answer(torch.tensor([probs]).log(), torch.tensor([label]), None, RowLayout(1, None))
 
 
 class Fixed(nn.Module):

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from thresher import break_even
-from thresher.cost import Cost, Stopwatch
+from thresher.cost import Cost
+from thresher.run.stopwatch import Stopwatch
 
 
 def test_ratio() -> None:

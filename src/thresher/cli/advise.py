@@ -31,9 +31,9 @@ def advise(
     data: DataOption = None,
 ) -> None:
     """Try a training out for a short while, and say what share of its time each method could save."""
-    from thresher.experiments.advise import advise
-    from thresher.experiments.specs import parse_methods
-    from thresher.experiments.store import write_json
+    from thresher.experiments.advise.advise import advise
+    from thresher.experiments.training.specs import parse_methods
+    from thresher.experiments.training.store import write_json
 
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads)

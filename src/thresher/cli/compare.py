@@ -74,7 +74,7 @@ def run_comparison(task: str, methods: str, seeds: str, epochs: int, out: Path, 
         FileNotFoundError: The data is not there.
     """
     from thresher.cli.display import CAPTION, summary_table
-    from thresher.experiments.store import RESULTS
+    from thresher.experiments.training.store import RESULTS
     from thresher.report.page import write_report
 
     console = console_of(PLAIN_WIDTH)
@@ -105,8 +105,8 @@ def trained(console: "Console", task: str, methods: str, seeds: str, epochs: int
         FileNotFoundError: The data is not there.
     """
     from thresher.cli.display import progress_on
-    from thresher.experiments.comparison import compare
-    from thresher.experiments.specs import parse_methods, parse_seeds
+    from thresher.experiments.comparison.compare import compare
+    from thresher.experiments.training.specs import parse_methods, parse_seeds
 
     with runs_kept_in(out / "runs"):
         specs, numbers = parse_methods(methods), parse_seeds(seeds)
@@ -121,7 +121,7 @@ def runs_kept_in(folder: Path) -> Iterator[None]:
     Raises:
         typer.Exit: 130 after Ctrl-C, 1 where a run failed.
     """
-    from thresher.experiments.workers import RunError
+    from thresher.experiments.comparison.workers import RunError
 
     try:
         yield

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from thresher.experiments.comparison import Watcher
-from thresher.experiments.job import Job
+from thresher.experiments.comparison.compare import Watcher
+from thresher.experiments.comparison.job import Job
 
 REFRESH_PER_SECOND = 2
 """Seldom: drawing takes time from the training beside it."""

@@ -11,7 +11,7 @@ def init(
     path: Annotated[Path, typer.Argument(help="The file to write; one that is there is left alone.")] = Path("my_training.py"),
 ) -> None:
     """Write a commented file to compare methods on your own training."""
-    template = files("thresher.experiments").joinpath("template.py").read_text(encoding="utf-8")
+    template = files("thresher.experiments.tasks").joinpath("template.py").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(template.replace("{path}", path.name))

@@ -32,6 +32,6 @@ def _list() -> "Table":
 def _card(name: str) -> "Markdown":
     from rich.markdown import Markdown
 
-    from thresher.methods import cards
+    from thresher.report import cards
 
     return Markdown(cards.text(name))

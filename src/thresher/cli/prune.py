@@ -23,7 +23,7 @@ def prune(
 ) -> None:
     """Write the ids of a static subset, to train on with any tool."""
     from thresher import scores as static
-    from thresher.experiments.scoring import check_export, export, kept_of_classes
+    from thresher.experiments.comparison.scoring import check_export, export, kept_of_classes
     from thresher.methods.prune import Prune
 
     check_export(out)

@@ -25,8 +25,8 @@ def reproduce(
     jobs: JobsOption = 2,
 ) -> None:
     """Train what a table or figure of the papers needs, judge its claims, and write the page of all of them."""
-    from thresher.experiments.papers import ARTEFACTS
-    from thresher.experiments.papers.page import section
+    from thresher.experiments.reproduction import ARTEFACTS
+    from thresher.experiments.reproduction.page import section
 
     if not names:
         _list()
@@ -44,9 +44,9 @@ def reproduce(
 
 def _made(name: str, work: Path, folder: Path, data: Path | None, jobs: int) -> dict[str, Any]:
     from thresher.cli.display import progress_on
-    from thresher.experiments.papers import ARTEFACTS
-    from thresher.experiments.papers.reproduction import reproduce
-    from thresher.experiments.store import write_json
+    from thresher.experiments.reproduction import ARTEFACTS
+    from thresher.experiments.reproduction.reproduction import reproduce
+    from thresher.experiments.training.store import write_json
 
     with runs_kept_in(work), progress_on(console_of(PLAIN_WIDTH)) as watcher:
         found = reproduce(ARTEFACTS[name], work, data=data, jobs=jobs, watcher=watcher)
@@ -55,9 +55,9 @@ def _made(name: str, work: Path, folder: Path, data: Path | None, jobs: int) -> 
 
 
 def _write(path: Path, folder: Path) -> None:
-    from thresher.experiments.papers import ARTEFACTS
-    from thresher.experiments.papers.page import page
-    from thresher.experiments.store import read_json, whole
+    from thresher.experiments.reproduction import ARTEFACTS
+    from thresher.experiments.reproduction.page import page
+    from thresher.experiments.training.store import read_json, whole
 
     files = [folder / f"{name}.json" for name in ARTEFACTS]
     with whole(path) as file:
@@ -67,7 +67,7 @@ def _write(path: Path, folder: Path) -> None:
 def _list() -> None:
     from rich.table import Table
 
-    from thresher.experiments.papers import ARTEFACTS
+    from thresher.experiments.reproduction import ARTEFACTS
 
     table = Table("name", "in the paper", "what it shows", box=None, pad_edge=False)
     for artefact in ARTEFACTS.values():

@@ -27,7 +27,7 @@ def score(
     clusters: Annotated[int | None, typer.Option(min=1, help="Of prototypes. Default: as many as classes.")] = None,
 ) -> None:
     """Train models and score every training sample by them, for `thresher prune` and the method prune."""
-    from thresher.experiments.scoring import in_epochs, make_scores
+    from thresher.experiments.comparison.scoring import in_epochs, make_scores
 
     trained_on = script or task
     if trained_on is None or (script and task):

@@ -47,9 +47,9 @@ def time_to_target(
 ) -> None:
     """Train every method and full training, and measure cost and CPU time until 1.4, 1.2 and 1.1 times the error of full."""
     from thresher.cli.display import targets_table
-    from thresher.experiments.figure import draw
-    from thresher.experiments.store import write_json
-    from thresher.experiments.time_to_target import measure, panels
+    from thresher.experiments.comparison.figure import draw
+    from thresher.experiments.comparison.time_to_target import measure, panels
+    from thresher.experiments.training.store import write_json
 
     console = console_of(PLAIN_WIDTH)
     compared = trained(console, task, methods, seeds, epochs, out, data=data, jobs=jobs, controls=())

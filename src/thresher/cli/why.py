@@ -14,7 +14,7 @@ def why(
     from rich.table import Table
 
     from thresher.cli.compare import PLAIN_WIDTH, console_of
-    from thresher.experiments.histories import history_of
+    from thresher.experiments.comparison.histories import history_of
 
     found = history_of(run, sample)
     table = Table("epoch", "loss after it", "trained", "why not", box=None, pad_edge=False)

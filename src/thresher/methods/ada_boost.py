@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from thresher.methods._ranked import Ranked
 from thresher.methods.card import Card
-from thresher.methods.ranked import Ranked
 
 MARGIN = 1e-4
 """How far above the largest loss the losses are scaled by: keeps the largest weight finite, at 4.95."""

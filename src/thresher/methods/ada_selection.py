@@ -33,14 +33,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods import State
+from thresher.methods._ranked import Ranked, in_id_order, largest, plan_of
 from thresher.methods.ada_boost import AdaBoost, Weights, check_weights
 from thresher.methods.big_loss import BigLoss
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements, State
 from thresher.methods.coreset_center import CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes
 from thresher.methods.gradient_norm import GradientNorm
-from thresher.methods.ranked import Ranked, in_id_order, largest, plan_of
 from thresher.methods.small_loss import SmallLoss
 from thresher.plans import BatchPlan
 from thresher.selection import share
@@ -225,9 +225,10 @@ class AdaSelection(Ranked):
             )
 
     @property
-    def signals(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def requires(self) -> Requirements:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The loss, and the gradient norm where a selector of the pool needs it."""
-        return ("loss", "grad_norm") if "gradient_norm" in self.pool else ("loss",)
+        norms = ("grad_norm",) if "gradient_norm" in self.pool else ()
+        return Requirements(signals=("loss", *norms), report=True)
 
     def init_state(self) -> State:
         """Equal weights (as logarithms), no average loss yet, and with `stop_after` how long the weights have been still."""
@@ -249,9 +250,9 @@ class AdaSelection(Ranked):
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
         """The rows that the weighted pool scores highest."""
-        by_id, ordered = in_id_order({name: signals[name] for name in ("id", *self.signals)})
+        by_id, ordered = in_id_order({name: signals[name] for name in ("id", *self.requires.signals)})
         k = max(1, share(self.keep, len(by_id)))
-        usable, values = known({name: ordered[name] for name in self.signals})
+        usable, values = known({name: ordered[name] for name in self.requires.signals})
         loss = values["loss"].nan_to_num(0.0)
         scores = self._scores(values, generator)
         importance = log_importance(scores, usable)

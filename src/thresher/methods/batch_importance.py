@@ -19,9 +19,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods import State
+from thresher.methods._ranked import check_keep, in_id_order, largest, plan_of
 from thresher.methods.card import Card
-from thresher.methods.ranked import check_keep, in_id_order, largest, plan_of
+from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
 
@@ -105,7 +105,7 @@ class BatchImportance:
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    signals: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",), report=True)
     card: ClassVar[Card] = Card(
         biased="no with exponent=1, where samples count alike: the expected weighted mean is the batch's mean; with class "
         "weights or ignored positions the divisor is that of the rows drawn. Below 1 by the tempered weights",

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thresher.methods._ranked import Ranked
 from thresher.methods.card import Card
-from thresher.methods.ranked import Ranked
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thresher.methods._ranked import Ranked
 from thresher.methods.card import Card
-from thresher.methods.ranked import Ranked
 
 
 def rank_distance(loss: Tensor) -> Tensor:

@@ -22,8 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._drawing import everything
 from thresher.methods.card import Card
-from thresher.methods.drawing import everything
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Values, ids_of, on_host
@@ -76,7 +77,7 @@ class EpochSelectiveBackprop:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    refreshes: ClassVar[bool] = True
+    requires: ClassVar[Requirements] = Requirements(refresh="eval")
     card: ClassVar[Card] = Card(
         biased="Yes, towards samples of large loss: nothing is re-weighted.",
         forwards="Every hidden sample once an epoch.",

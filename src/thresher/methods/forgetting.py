@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._drawing import everything
 from thresher.methods.card import Card
-from thresher.methods.drawing import everything
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Mask, Values, chosen, ids_of, on_host, share
@@ -138,9 +139,9 @@ class Forgetting:
                 raise ValueError(f"Forgetting: `{name}` must be one of {values}, got {getattr(self, name)!r}")
 
     @property
-    def refreshes(self) -> bool:
-        """Whether it makes forward-only passes, so that a model is needed."""
-        return self.hide == "each_epoch"
+    def requires(self) -> Requirements:
+        """The model, where hidden samples are refreshed."""
+        return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
 
     def columns(self) -> dict[str, Column]:
         """Turns between right and wrong: 2 bytes a sample; with hide="once" in 1, and 1 for what is hidden."""
@@ -166,9 +167,9 @@ class Forgetting:
         left_out = ids_of(hidden)
         return EpochPlan(
             ids_of(~hidden),
-            refresh=left_out if self.refreshes else None,
+            refresh=left_out if self.requires.refresh else None,
             facts={"scheduled_fraction": self.fraction, "actual_fraction": len(left_out) / n},
-            remember={} if self.refreshes else {"hidden": torch.from_numpy(hidden)},
+            remember={} if self.requires.refresh else {"hidden": torch.from_numpy(hidden)},
         )
 
     def _counts(self, column: Tensor) -> Values:

@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._matching_pursuit import match_classes, match_runs
+from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
-from thresher.methods.matching_pursuit import match_classes, match_runs
-from thresher.methods.ranked import check_keep
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Values, chosen, ids_of, on_host, share
@@ -148,22 +149,23 @@ class GradMatch:
         """Epochs on everything, before the first selection."""
         return max(self.first, math.ceil(self.warm_start * epochs * self.keep - 1e-9))
 
-    def survey(self, epoch: int, epochs: int) -> tuple[str, ...]:
+    def full_pass(self, epoch: int, epochs: int) -> tuple[str, ...]:
         """What must be known of all samples before this plan; nothing between selections."""
         since = epoch - self.full_epochs(epochs)
         if since < 0 or since % self.every or self.keep == 1:
             return ()
-        return self.surveys
+        return self.requires.full_pass
 
     @property
-    def surveys(self) -> tuple[str, ...]:
-        """What a selection needs."""
+    def requires(self) -> Requirements:
+        """A pass over all samples before each selection."""
         wanted = {"error": True, "feature": self.gradient == "full", "label": self.per != "batch"}
-        return tuple(name for name, needed in wanted.items() if needed)
+        names = tuple(name for name, needed in wanted.items() if needed)
+        return Requirements(full_pass=names, switches={"feature": 'gradient="bias"'})
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """The subset of a new selection, or of the last one; everything before the first."""
-        if not self.survey(epoch, epochs):
+        if not self.full_pass(epoch, epochs):
             return self._plan(on_host(records["weight"]), {})
         error = on_host(records["error"])
         feature = on_host(records["feature"]) if self.gradient == "full" else np.empty((len(error), 0), np.float32)

@@ -14,8 +14,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from thresher.methods._ranked import Ranked
 from thresher.methods.card import Card
-from thresher.methods.ranked import Ranked
+from thresher.methods.contract import Requirements
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class GradientNorm(Ranked):
         ValueError: `keep` outside (0, 1].
     """
 
-    signals: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",))
     card: ClassVar[Card] = Card(
         biased="towards samples of large gradient, wrong labels among them; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",

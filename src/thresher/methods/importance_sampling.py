@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._drawing import drawn_plan, everything, probabilities
+from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
-from thresher.methods.drawing import drawn_plan, everything, probabilities
-from thresher.methods.ranked import check_keep
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import on_host
@@ -47,7 +48,6 @@ class ImportanceSampling:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    draws: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         biased="Yes, towards samples of large loss: nothing is re-weighted. No with "
         'weights="unbiased": the expected mean loss is that of all data, as long as no loss is zero.',
@@ -77,9 +77,9 @@ class ImportanceSampling:
                 raise ValueError(f"ImportanceSampling: `{name}` must be one of {values}, got {getattr(self, name)!r}")
 
     @property
-    def refreshes(self) -> bool:
-        """Whether it makes forward-only passes, so that a model is needed."""
-        return self.losses == "fresh"
+    def requires(self) -> Requirements:
+        """An order of its own; the model, where all losses are refreshed."""
+        return Requirements(own_order=True, refresh="eval" if self.losses == "fresh" else None)
 
     def columns(self) -> dict[str, Column]:
         """The last loss: 4 bytes a sample."""

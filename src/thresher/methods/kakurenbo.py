@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.schedules import Milestones, check_milestones, step_value
@@ -54,6 +55,15 @@ def trusted(correct: Values, confidence: Values, tau: float) -> Mask:
     return (correct != 0) & (confidence >= np.asarray(tau, dtype=confidence.dtype))
 
 
+SWITCHES = {
+    "optimizer": "adjust_lr=False",
+    "correct": "move_back=False",
+    "confidence": "move_back=False",
+    "batch_confidence": "move_back=False",
+    "sum": 'merge="scatter"',
+}
+
+
 @dataclass(frozen=True)
 class Kakurenbo:
     """Hide easy samples, move doubtful ones back, shrink the hidden share, adjust the learning rate, refresh.
@@ -82,7 +92,6 @@ class Kakurenbo:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    refreshes: ClassVar[bool] = True
     card: ClassVar[Card] = Card(
         biased="Yes, towards hard samples, by design: nothing is re-weighted.",
         forwards="Every hidden sample once an epoch.",
@@ -154,9 +163,9 @@ class Kakurenbo:
         return cls(move_back=back, reduce_fraction=reduce, adjust_lr=lr, **settings)
 
     @property
-    def scales_lr(self) -> bool:
-        """Whether plans ask for another learning rate, so that an optimizer is needed."""
-        return self.adjust_lr
+    def requires(self) -> Requirements:
+        """The model, to refresh hidden samples; the optimizer, where the learning rate is adjusted."""
+        return Requirements(optimizer=self.adjust_lr, refresh=self.refresh, switches=SWITCHES)
 
     def columns(self) -> dict[str, Column]:
         """Loss, and where samples are moved back `correct` and `confidence`: 9 bytes a sample."""

@@ -15,9 +15,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from thresher.methods._drawing import drawn_plan, everything, probabilities
+from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
-from thresher.methods.drawing import drawn_plan, everything, probabilities
-from thresher.methods.ranked import check_keep
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import on_host
@@ -46,8 +47,7 @@ class Mercury:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    draws: ClassVar[bool] = True
-    refreshes: ClassVar[bool] = True
+    requires: ClassVar[Requirements] = Requirements(own_order=True, refresh="eval")
     card: ClassVar[Card] = Card(
         biased="No: the expected weighted mean loss is that of all data, as long as no loss is zero and samples count alike "
         "(no class weights or ignored positions, whose divisor is that of the samples drawn).",

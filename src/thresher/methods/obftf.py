@@ -16,9 +16,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods import State
+from thresher.methods._ranked import check_keep, in_id_order, plan_of
 from thresher.methods.card import Card
-from thresher.methods.ranked import check_keep, in_id_order, plan_of
+from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
 
@@ -77,7 +77,7 @@ class Obftf:
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    signals: ClassVar[tuple[str, ...]] = ("loss",)
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
     card: ClassVar[Card] = Card(
         biased="yes, but little: the mean loss is the batch's, the mean gradient need not be; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; the paper "

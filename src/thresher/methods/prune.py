@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
 from thresher.scores.table import Scores
 from thresher.selection import Values, ids_of, on_host, share
 
@@ -124,6 +125,7 @@ class Prune:
         "class use `per_class_floor`, or classes are lost whole",
     )
     stage: ClassVar[Literal["before"]] = "before"
+    requires: ClassVar[Requirements] = Requirements(cost=True)
     scores: Scores | str
     keep: float = 0.75
     which: Which = "hard"

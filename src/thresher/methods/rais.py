@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._drawing import drawn_plan, everything, probabilities
+from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
-from thresher.methods.drawing import drawn_plan, everything, probabilities
-from thresher.methods.ranked import check_keep
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import EPOCH, NEVER_SEEN, Column
 from thresher.selection import Mask, Values, on_host
@@ -118,7 +119,7 @@ class Rais:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    draws: ClassVar[bool] = True
+    requires: ClassVar[Requirements] = Requirements(own_order=True)
     card: ClassVar[Card] = Card(
         biased="No: the expected weighted mean loss is that of all data, where samples count alike (no class weights or "
         "ignored positions, whose divisor is that of the samples drawn).",

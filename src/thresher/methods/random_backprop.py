@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods import State
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import chosen, ids_of, share
 
@@ -29,7 +29,7 @@ class RandomBackprop:
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    signals: ClassVar[tuple[str, ...]] = ()
+    requires: ClassVar[Requirements] = Requirements()
     card: ClassVar[Card] = Card(
         biased="no: every row is kept equally often",
         forwards="none: the rows left out are not even forwarded",

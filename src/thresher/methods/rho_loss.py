@@ -18,9 +18,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods import State
+from thresher.methods._ranked import Ranked
 from thresher.methods.card import Card
-from thresher.methods.ranked import Ranked
+from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.scores import Scores
 
@@ -54,6 +54,7 @@ class RhoLoss(Ranked):
         ValueError: `irreducible` is neither scores nor a path, or `keep` outside (0, 1].
     """
 
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",), check=True, cost=True)
     card: ClassVar[Card] = Card(
         biased="yes, by design: towards samples that another model finds easy and this one does not; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; before "

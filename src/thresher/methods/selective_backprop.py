@@ -27,9 +27,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods import State
+from thresher.methods._ranked import largest
 from thresher.methods.card import Card
-from thresher.methods.ranked import largest
+from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
 
@@ -117,7 +117,7 @@ class SelectiveBackprop:
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    signals: ClassVar[tuple[str, ...]] = ("loss",)
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",), active=True)
     card: ClassVar[Card] = Card(
         biased="yes, by design: towards samples of large loss, the more the larger `beta` or the smaller `keep`",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",

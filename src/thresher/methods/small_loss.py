@@ -14,9 +14,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods import State
+from thresher.methods._ranked import Ranked
 from thresher.methods.card import Card
-from thresher.methods.ranked import Ranked
+from thresher.methods.contract import State
 from thresher.plans import BatchPlan
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 from scipy.stats import rankdata
 
-from thresher.experiments.summary import is_share, kind_of
-from thresher.experiments.time_to_target import measure
+from thresher.experiments.comparison.summary import is_share, kind_of
+from thresher.experiments.comparison.time_to_target import measure
 from thresher.report.loading import Results, Samples, by_epoch, controls, methods
 from thresher.report.style import (
     INK,

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from thresher.experiments.store import RESULTS, read_json
-from thresher.experiments.summary import kind_of
+from thresher.experiments.comparison.summary import kind_of
+from thresher.experiments.training.store import RESULTS, read_json
 
 Results = dict[str, Any]
 Run = dict[str, Any]

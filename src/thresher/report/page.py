@@ -13,8 +13,8 @@ import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from thresher.experiments.store import whole
-from thresher.experiments.summary import is_share
+from thresher.experiments.comparison.summary import is_share
+from thresher.experiments.training.store import whole
 from thresher.report import charts, sample_charts
 from thresher.report.loading import Results, Samples, load, methods
 from thresher.report.sheets import Pictures, pictures_of, sheets

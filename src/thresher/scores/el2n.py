@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from thresher.criteria import adapt
+from thresher.losses.adapt import adapt
 from thresher.records import NEVER_SEEN
 from thresher.scores.passes import Answer, Forward, Models, Taken, or_nan, scan, scores_of
 from thresher.scores.table import Scores

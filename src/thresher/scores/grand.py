@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from thresher.attribution import Group
-from thresher.batch_stage import rows_of
-from thresher.criteria import Criterion, adapt
+from thresher.attribution.rows import RowLayout
+from thresher.loading.row_buffer import rows_of
+from thresher.loading.trees import map_leaves
+from thresher.losses.adapt import adapt
+from thresher.losses.base import Criterion
 from thresher.scores.passes import Answer, Forward, Models, Taken, as_list, last_linear, or_nan, plain_forward, rows, scan
 from thresher.scores.passes import scores_of as table
 from thresher.scores.table import Scores
-from thresher.trees import map_leaves
 
 
 def last_layer(errors: Tensor, feature: Tensor, *, bias: bool = True) -> Tensor:
@@ -51,7 +52,7 @@ def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: For
         one = map_leaves(lambda leaf, i=row: leaf[i : i + 1] if leaf.dim() and len(leaf) == n else leaf, batch)
         with torch.enable_grad():
             outputs, target = forward(model, one)
-            loss = criterion.means(Group(1, None).rows(criterion.plain_positions(outputs, target)), target).sum()
+            loss = criterion.means(RowLayout(1, None).rows(criterion.plain_positions(outputs, target)), target).sum()
             gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         norms = torch.stack([gradient.float().norm() for gradient in gradients if gradient is not None])
         found.append(or_nan(norms.norm(), loss.isfinite()))

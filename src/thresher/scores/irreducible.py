@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.criteria import adapt
+from thresher.losses.adapt import adapt
 from thresher.scores.memorisation import membership
 from thresher.scores.passes import Answer, Forward, Models, Seen, Taken, as_list, or_nan, scan, scores_of
 from thresher.scores.table import Scores

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from thresher.criteria import adapt
+from thresher.losses.adapt import adapt
 from thresher.scores.passes import Answer, Forward, Models, Seen, Taken, as_list, scan, scores_of
 from thresher.scores.table import Scores
 

@@ -11,12 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 import thresher
 from thresher import rng
-from thresher.attribution import Group
-from thresher.feed import KEPT_SETTINGS
-from thresher.probe import collate_mixes
+from thresher.attribution.rows import RowLayout
+from thresher.loading.collate_check import collate_mixes
+from thresher.loading.loader import KEPT_SETTINGS
+from thresher.loading.trees import to_device
 from thresher.scores.table import Scores
 from thresher.subset.module import SubsetBackward
-from thresher.trees import to_device
 
 Models = nn.Module | Sequence[nn.Module]
 Forward = Callable[[Any, Any], tuple[Any, Any]]
@@ -33,7 +33,7 @@ class Answer(NamedTuple):
     outputs: Any
     targets: Any
     feature: Tensor | None
-    group: Group
+    group: RowLayout
 
 
 class Seen(NamedTuple):
@@ -92,7 +92,7 @@ def scan(
         stack.enter_context(evaluating(models))
         inputs = [stack.enter_context(last_input(model)) if features else [] for model in models]
         for batch in sequential:
-            group = Group(min(sequential.batch_size or n, n - done), None)
+            group = RowLayout(min(sequential.batch_size or n, n - done), None)
             answers = []
             for model, given in zip(models, inputs, strict=True):
                 outputs, targets = answer(model, to_device(batch, device_of(model)))

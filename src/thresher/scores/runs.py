@@ -12,7 +12,7 @@ from thresher.scores.forgetting import NeverLearned, unlearned
 from thresher.scores.table import Scores, pyarrow
 
 if TYPE_CHECKING:
-    from thresher.run import Run
+    from thresher.run.run import Run
 
 
 def forgotten_in(run: "Run", *, never_learned: NeverLearned = "presentations", labels: Tensor | None = None) -> Scores:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
+from thresher.loading.trees import leaves, map_leaves
 from thresher.subset.rows import Layout
-from thresher.trees import leaves, map_leaves
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv

@@ -31,9 +31,9 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.fx.graph import _BoxedCodeGen
 
 from thresher import rng
+from thresher.loading.trees import leaves, map_leaves
 from thresher.subset.graphs import CONSTANT, Graphs, Hole, Slot, Unsupported, own_attributes
 from thresher.subset.rows import Layout
-from thresher.trees import leaves, map_leaves
 
 aten: Any = torch.ops.aten
 CONTAINERS = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)

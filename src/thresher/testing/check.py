@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods import State
 from thresher.methods.card import Card
+from thresher.methods.contract import State, requirements_of
 from thresher.records import EPOCH
 from thresher.testing.subjects import (
     CPU,
@@ -148,13 +148,13 @@ def check_interface(subject: Subject) -> None:
         named == wanted, f"{function.__name__} takes {', '.join(named) or 'nothing'} by name, not {', '.join(wanted)}"
     )
     if method.stage == "batch":
-        names = method.signals
+        names = requirements_of(method).signals
         subject.expect(isinstance(names, tuple), f"`signals` is a {type(names).__name__}, it must be a tuple of names")
         _check_active(subject)
 
 
 def _check_active(subject: Subject) -> None:
-    if not hasattr(subject.method, "active"):
+    if not requirements_of(subject.method).active:
         return
     for step, progress in enumerate((0.0, 0.3, 0.5, 0.999, 1.0)):
         with subject.asked(f"active({progress}, {step})"):
@@ -287,7 +287,7 @@ def _check_epoch_not_finite(subject: EpochSubject) -> None:
 
 
 def _check_batch_not_finite(subject: BatchSubject) -> None:
-    if not subject.method.signals:
+    if not requirements_of(subject.method).signals:
         return
     bad = torch.tensor([2, 5, 9])
     signals = subject.batch(20, 3)
@@ -401,7 +401,7 @@ def _check_ties(subject: EpochSubject) -> None:
         table.write(torch.arange(n), graded(subject.draws, labels))
         tables.append(table)
     plain = "plan" not in {column.merge for column in tables[0].columns.values()}
-    for epoch in range(subject.epochs if plain and not hasattr(subject.method, "survey") else 0):
+    for epoch in range(subject.epochs if plain and not requirements_of(subject.method).full_pass else 0):
         here, there = (subject.ask(table, epoch, n=n) for table in tables)
         drawn = content(subject.ask(tables[0], epoch, n=n, seed=1)) != content(here)
         same = set(to[here.ids.numpy()].tolist()) == set(there.ids.tolist())
@@ -478,7 +478,7 @@ def check_device(subject: Subject) -> None:
 def check_training(subject: Subject) -> None:
     """It trains a model attached, and goes on from a state saved in the middle of an epoch as if nothing had been."""
     passes = [{}]
-    if isinstance(subject, BatchSubject) and subject.method.signals:
+    if isinstance(subject, BatchSubject) and requirements_of(subject.method).signals:
         passes = [{"forward_passes": "once"}, {"forward_passes": "twice"}]
     for settings in passes:
         with subject.asked("a training with it attached"):

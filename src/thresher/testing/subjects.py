@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods import BatchMethod, BeforeMethod, EpochMethod, State
+from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, State, check_declaration, requirements_of
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Records
 
@@ -211,8 +211,7 @@ class EpochSubject(Subject):
 
     def surveyed(self, epoch: int, n: int, kind: str = "tied", *, seed: int = 0) -> dict[str, Tensor]:
         """What it wants to know of all samples before this plan."""
-        survey = getattr(self.method, "survey", None)
-        names = () if survey is None else survey(epoch, self.epochs)
+        names = self.method.full_pass(epoch, self.epochs) if requirements_of(self.method).full_pass else ()
         self.expect(
             set(names) <= {"error", "feature", "label"}, f"survey asks for {names}; there are 'error', 'feature' and 'label'"
         )
@@ -264,7 +263,7 @@ class BatchSubject(Subject):
 
     def needs(self) -> set[str]:
         """The loss, and what it names."""
-        return {"loss", *self.method.signals}
+        return {"loss", *requirements_of(self.method).signals}
 
     def batch(self, n: int, seed: int, kind: str = "tied", samples: int | None = None) -> dict[str, Tensor]:
         """Signals of n samples with their ids, in no order."""
@@ -348,4 +347,8 @@ def examined(method: Any, signals: Mapping[str, Draw] | None, epochs: int, sampl
         members = sorted(name for name in {*dir(protocol), *protocol.__annotations__} if not name.startswith("_"))
         missing = [member for member in members if not hasattr(method, member)]
         raise ContractError(f"{name}: has stage = {stage!r} but lacks {', '.join(missing)}")
+    try:
+        check_declaration(method)
+    except TypeError as error:
+        raise ContractError(str(error)) from error
     return kind(method, signals, epochs, samples)

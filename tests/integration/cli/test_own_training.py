@@ -6,9 +6,9 @@ import pytest
 from typer.testing import CliRunner
 
 from thresher.cli.app import app
-from thresher.experiments.comparison import compare
-from thresher.experiments.specs import parse_methods
-from thresher.experiments.workers import RunError
+from thresher.experiments.comparison.compare import compare
+from thresher.experiments.comparison.workers import RunError
+from thresher.experiments.training.specs import parse_methods
 
 
 def thresher(folder, *arguments):

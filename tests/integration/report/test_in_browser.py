@@ -4,8 +4,8 @@ import shutil
 import numpy as np
 import pytest
 
-from thresher.experiments.comparison import compare
-from thresher.experiments.specs import parse_methods
+from thresher.experiments.comparison.compare import compare
+from thresher.experiments.training.specs import parse_methods
 from thresher.report.loading import load, methods
 from thresher.report.page import SECTIONS, write_report
 from thresher.report.pictures import write_pictures

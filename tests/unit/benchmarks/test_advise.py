@@ -7,7 +7,7 @@ import pytest
 import torch
 from benchmarks import advise as bench
 
-from thresher.experiments.specs import parse_methods
+from thresher.experiments.training.specs import parse_methods
 
 HELPS = ["Methods that select in the batch load every candidate: they cannot help.", "Of the others, uniform can help."]
 

@@ -11,9 +11,9 @@ import thresher
 from thresher import cli
 from thresher.cli import demo, time_to_target
 from thresher.cli.display import progress_on, summary_table, targets_table
-from thresher.experiments.job import Job
-from thresher.experiments.specs import MethodSpec, parse_methods
-from thresher.experiments.tasks import task_of
+from thresher.experiments.comparison.job import Job
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 
 def python(code):

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from thresher.cli.prune import prune
 from thresher.cli.score import score
-from thresher.experiments import scoring
-from thresher.experiments.scoring import SCORES, export, in_epochs, make_scores, part_of
-from thresher.experiments.specs import parse_methods
-from thresher.experiments.tasks import task_of
-from thresher.experiments.training import train
+from thresher.experiments import tasks
+from thresher.experiments.comparison import scoring
+from thresher.experiments.comparison.scoring import SCORES, export, in_epochs, make_scores, part_of
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.specs import parse_methods
 from thresher.scores import Scores
 
 TASK = "digits@128"
@@ -99,7 +100,7 @@ def test_halves_score_each_other(monkeypatch):
 
 
 def test_ones_own_training(tmp_path):
-    path, template = tmp_path / "my_digits.py", Path(scoring.__file__).with_name("template.py")
+    path, template = tmp_path / "my_digits.py", Path(tasks.__file__).with_name("template.py")
     path.write_text(template.read_text().replace("x[:1400], y[:1400]", "x[:100], y[:100]"))
     out = tmp_path / "s.parquet"
     done = called("score", f"{path}:build", "--score", "forgetting", "--models", 1, "--epochs", 2, "--out", out)

@@ -49,8 +49,8 @@ def test_defaults() -> None:
 
 
 def test_signals_depend_on_the_pool() -> None:
-    assert AdaSelection().signals == ("loss",)
-    assert AdaSelection(pool=("uniform", "gradient_norm")).signals == ("loss", "grad_norm")
+    assert AdaSelection().requires.signals == ("loss",)
+    assert AdaSelection(pool=("uniform", "gradient_norm")).requires.signals == ("loss", "grad_norm")
     planned(AdaSelection(), LOSS, grad_norm="never looked at")
 
 
@@ -178,7 +178,7 @@ def test_a_pool_of_one_chooses_as_the_selector(name: str, kind: Any) -> None:
         signals = {"id": torch.arange(17), "loss": loss, "grad_norm": loss.flip(0)}
         method = AdaSelection(0.6, pool=(name,), curriculum=False)
         plan, _ = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
-        alone = {"id": signals["id"], **{one: signals[one] for one in kind.signals}}
+        alone = {"id": signals["id"], **{one: signals[one] for one in kind.requires.signals}}
         if name == "gradient_norm":  # in a pool the loss must be finite as well
             alone["grad_norm"] = torch.where(loss.isfinite(), loss.flip(0), NAN)
         assert torch.equal(plan.rows, kind(0.6).plan_batch(alone, {}, step=0, generator=seeded(0))[0].rows)
@@ -377,7 +377,7 @@ def test_nothing_waits_for_the_device(settings: dict[str, Any]) -> None:
             _, state = planned(method, LOSS, state, step)
     assert "_log_softmax" in reads.found and not reads.WAITING & set(reads.found)
     signals = {"id": torch.empty(8, dtype=torch.int64, device="meta")}
-    signals |= {name: torch.empty(8, device="meta") for name in method.signals}
+    signals |= {name: torch.empty(8, device="meta") for name in method.requires.signals}
     plan, state = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
     assert plan.rows.shape == (4,) and all(tensor.is_meta for tensor in (plan.rows, *state.values()))
 

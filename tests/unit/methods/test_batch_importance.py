@@ -28,7 +28,7 @@ def weights(plan: BatchPlan) -> list[float]:
 
 def test_published_defaults() -> None:
     assert BatchImportance() == BatchImportance(keep=1 / 3, smoothing=0.9, threshold=None, exponent=1.0)
-    assert BatchImportance.signals == ("grad_norm",)
+    assert BatchImportance.requires.signals == ("grad_norm",)
     assert BatchImportance().card.bytes_per_sample == 0
     assert [BatchImportance().count(n) for n in (1, 3, 9, 100)] == [1, 1, 3, 33]
 

@@ -13,7 +13,7 @@ from thresher.methods.epoch_selective_backprop import share_up_to, share_up_to_b
 def test_published_defaults() -> None:
     method = EpochSelectiveBackprop()
     assert method == EpochSelectiveBackprop(beta=0.43, bins=1000, min_probability=0.0, percentile="histogram")
-    assert method.refreshes
+    assert method.requires.refresh == "eval"
 
 
 @pytest.mark.parametrize(

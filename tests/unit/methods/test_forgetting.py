@@ -16,7 +16,7 @@ from thresher.rng import seeded
 def test_published_defaults() -> None:
     method = Forgetting()
     assert method == Forgetting(fraction=0.1, start=20, hide="each_epoch", never_learned="keep")
-    assert method.refreshes and not Forgetting(hide="once").refreshes
+    assert method.requires.refresh == "eval" and Forgetting(hide="once").requires.refresh is None
 
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.int16])

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from thresher import EpochPlan, GradMatch
-from thresher.methods import matching_pursuit
-from thresher.methods.matching_pursuit import Atoms, match, match_classes, match_runs, run_atoms, sample_atoms
+from thresher.methods import _matching_pursuit as matching_pursuit
+from thresher.methods._matching_pursuit import Atoms, match, match_classes, match_runs, run_atoms, sample_atoms
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -40,7 +40,7 @@ def planned(
     method: GradMatch, survey: dict[str, torch.Tensor], *, epoch: int = 1, epochs: int = 100, records: Any = None, seed: int = 0
 ) -> EpochPlan:
     records = Records(method.columns(), len(survey["error"]), CPU) if records is None else records
-    told = {name: survey[name] for name in method.survey(epoch, epochs)}
+    told = {name: survey[name] for name in method.full_pass(epoch, epochs)}
     plan = method.plan_epoch({**records, **told}, epoch=epoch, epochs=epochs, generator=seeded(seed, epoch))
     plan.check(len(survey["error"]))
     return plan
@@ -177,7 +177,7 @@ def test_the_row_of_the_own_class() -> None:
 
 
 def surveys(method: GradMatch, epochs: int) -> list[int]:
-    return [epoch for epoch in range(epochs) if method.survey(epoch, epochs)]
+    return [epoch for epoch in range(epochs) if method.full_pass(epoch, epochs)]
 
 
 @pytest.mark.parametrize(
@@ -199,11 +199,11 @@ def test_epochs_of_selections(settings: dict[str, Any], epochs: int, expected: l
 
 
 def test_what_it_looks_at() -> None:
-    assert GradMatch().survey(1, 10) == ("error", "feature")
-    assert GradMatch(gradient="bias").survey(1, 10) == ("error",)
-    assert GradMatch(per="class_gradient").survey(1, 10) == ("error", "feature", "label")
-    assert GradMatch(per="class", gradient="bias").surveys == ("error", "label")
-    assert GradMatch().survey(2, 10) == ()
+    assert GradMatch().full_pass(1, 10) == ("error", "feature")
+    assert GradMatch(gradient="bias").full_pass(1, 10) == ("error",)
+    assert GradMatch(per="class_gradient").full_pass(1, 10) == ("error", "feature", "label")
+    assert GradMatch(per="class", gradient="bias").requires.full_pass == ("error", "label")
+    assert GradMatch().full_pass(2, 10) == ()
 
 
 @pytest.mark.parametrize("per", ["batch", "class", "class_gradient"])

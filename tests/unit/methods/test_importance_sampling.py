@@ -37,7 +37,7 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
 
 def test_fresh_losses_need_a_pass_over_all_samples_before_every_epoch_but_the_first() -> None:
     method = ImportanceSampling()
-    assert method.refreshes
+    assert method.requires.refresh == "eval"
     for epoch in range(4):
         refresh = planned(method, [1.0, 2.0, 3.0], epoch=epoch).refresh
         assert refresh is not None and refresh.tolist() == [0, 1, 2]
@@ -46,7 +46,7 @@ def test_fresh_losses_need_a_pass_over_all_samples_before_every_epoch_but_the_fi
 
 def test_last_losses_need_none() -> None:
     method = ImportanceSampling(losses="last")
-    assert not method.refreshes
+    assert method.requires.refresh is None
     assert all(planned(method, [1.0, 2.0], epoch=epoch).refresh is None for epoch in range(5))
 
 

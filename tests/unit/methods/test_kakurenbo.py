@@ -39,7 +39,7 @@ def test_variants(bits: str) -> None:
     assert method == Kakurenbo.variant(bits, max_fraction=0.4)
     assert (method.move_back, method.reduce_fraction, method.adjust_lr) == tuple(bit == "1" for bit in bits[1:])
     assert method.max_fraction == 0.4
-    assert method.scales_lr == method.adjust_lr
+    assert method.requires.optimizer == method.adjust_lr
 
 
 @pytest.mark.parametrize("bits", ["v0111", "v111", "v11111", "v1112", "", "v", "full", "vv1111"])

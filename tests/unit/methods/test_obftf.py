@@ -22,7 +22,7 @@ def planned(method: Obftf, loss: Any, ids: Any = None) -> list[int]:
 
 
 def test_defaults() -> None:
-    assert (Obftf().keep, Obftf.signals, Obftf().card.bytes_per_sample) == (0.1, ("loss",), 0)
+    assert (Obftf().keep, Obftf.requires.signals, Obftf().card.bytes_per_sample) == (0.1, ("loss",), 0)
     assert [Obftf().count(n) for n in (1, 10, 29, 640)] == [1, 1, 2, 64]
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.methods import create, name_of
 from thresher.methods.prune import Prune, floors, keep_in_batch, ranked
+from thresher.methods.registry import create, name_of
 from thresher.scores import Scores
 
 

@@ -31,7 +31,7 @@ def test_an_empty_batch() -> None:
 
 
 def test_it_needs_no_forward_pass() -> None:
-    assert RandomBackprop.signals == ()
+    assert RandomBackprop.requires.signals == ()
     ids = torch.arange(40)
     for loss in (torch.arange(40.0), torch.full((40,), math.nan)):
         plan, _ = RandomBackprop().plan_batch({"id": ids, "loss": loss}, {}, step=0, generator=seeded(0))

@@ -8,6 +8,7 @@ import pytest
 
 import thresher
 from thresher import methods
+from thresher.methods import registry
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
     def entry_points(*, group: str) -> list[EntryPoint]:
         return points if group == "thresher.methods" else []
 
-    monkeypatch.setattr(methods, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "entry_points", entry_points)
     module = type(sys)("foreign_package.methods")
     monkeypatch.setattr(Foreign, "__module__", "foreign_package.methods")
     module.Foreign = Foreign

@@ -31,7 +31,7 @@ def planned(method: RhoLoss, loss: Any, ids: Any = None, state: Any = None) -> t
 
 def test_published_defaults() -> None:
     method = RhoLoss(scores([1.0]))
-    assert (method.keep, method.signals, method.count(320)) == (0.1, ("loss",), 32)
+    assert (method.keep, method.requires.signals, method.count(320)) == (0.1, ("loss",), 32)
     assert method.card.bytes_per_sample == 4
 
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import BatchPlan, SelectiveBackprop
-from thresher.methods.ranked import largest
+from thresher.methods._ranked import largest
 from thresher.methods.selective_backprop import percentile, precedence, remembered
 from thresher.rng import seeded
 
@@ -32,7 +32,7 @@ def test_published_defaults() -> None:
     assert method == SelectiveBackprop(beta=1.0, history=1024, min_probability=0.0, warmup_steps=0)
     assert (method.keep, method.beta) == (None, 1.0)
     assert (SelectiveBackprop(keep=0.5).keep, SelectiveBackprop(0.5).beta) == (0.5, None)
-    assert SelectiveBackprop.signals == ("loss",)
+    assert SelectiveBackprop.requires.signals == ("loss",)
 
 
 def test_both_ways_at_once() -> None:

@@ -22,7 +22,7 @@ every = pytest.mark.parametrize("kind", KINDS)
 def planned(method: Any, values: Any, ids: Any = None) -> BatchPlan:
     values = torch.as_tensor(values)
     ids = torch.arange(len(values)) if ids is None else torch.as_tensor(ids)
-    plan, state = method.plan_batch({"id": ids, method.signals[0]: values}, {}, step=0, generator=seeded(0))
+    plan, state = method.plan_batch({"id": ids, method.requires.signals[0]: values}, {}, step=0, generator=seeded(0))
     assert state == {}
     return plan
 
@@ -31,7 +31,7 @@ def planned(method: Any, values: Any, ids: Any = None) -> BatchPlan:
 def test_defaults(kind: Any) -> None:
     method = kind()
     assert method.keep == 0.5 and method.stage == "batch" and method.init_state() == {}
-    assert method.signals == (("grad_norm",) if kind is GradientNorm else ("loss",))
+    assert method.requires.signals == (("grad_norm",) if kind is GradientNorm else ("loss",))
     assert method.card.bytes_per_sample == 0
 
 
@@ -140,7 +140,7 @@ def test_it_draws_nothing_and_the_order_of_rows_does_not_matter(kind: Any) -> No
     values, order, g = torch.rand(50, generator=seeded(1)).mul(8).round(), torch.randperm(50, generator=seeded(2)), seeded(3)
     before = g.get_state()
     rows = planned(kind(), values).rows
-    permuted = kind().plan_batch({"id": order, kind().signals[0]: values[order]}, {}, step=3, generator=g)[0].rows
+    permuted = kind().plan_batch({"id": order, kind().requires.signals[0]: values[order]}, {}, step=3, generator=g)[0].rows
     assert sorted(order[permuted].tolist()) == rows.tolist()
     assert torch.equal(g.get_state(), before)
 
@@ -231,6 +231,9 @@ def test_nothing_waits_for_the_device(kind: Any) -> None:
         planned(kind(), torch.rand(8))
     assert reads.found["argsort"] + reads.found["sort"] > 1, "nothing was watched"
     assert not reads.WAITING & set(reads.found)
-    signals = {"id": torch.empty(8, dtype=torch.int64, device="meta"), kind().signals[0]: torch.empty(8, device="meta")}
+    signals = {
+        "id": torch.empty(8, dtype=torch.int64, device="meta"),
+        kind().requires.signals[0]: torch.empty(8, device="meta"),
+    }
     plan, _ = kind().plan_batch(signals, {}, step=0, generator=seeded(0))
     assert plan.rows.is_meta and plan.rows.shape == (4,)

@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from thresher.experiments.recording import LOSS_BINS, distribution
-from thresher.experiments.store import write_json
-from thresher.experiments.summary import summarise
+from thresher.experiments.comparison.summary import summarise
+from thresher.experiments.training.recording import LOSS_BINS, distribution
+from thresher.experiments.training.store import write_json
 from thresher.report.loading import History
 
 EPOCHS = 12

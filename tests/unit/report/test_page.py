@@ -8,7 +8,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from thresher.cli.report import report
-from thresher.experiments.summary import summarise
+from thresher.experiments.comparison.summary import summarise
 from thresher.report import page as pages
 from thresher.report.page import SECTIONS, page, write_report
 from thresher.report.sheets import CARDS, ORDERS

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.data.base import Data
 from thresher.experiments.tasks import TASKS
+from thresher.experiments.tasks.data.base import Data
 from thresher.report import sheets
 from thresher.report.loading import History
 from unit.report.cases import comparison

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 import thresher
+from thresher.methods import Requirements
+from thresher.methods._ranked import Ranked
 from thresher.methods.card import Card
-from thresher.methods.ranked import Ranked
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import ids_of, on_host, share, smallest
@@ -227,7 +228,7 @@ class HidesTheOnly(Hides):
 class TrainsBackwards(Hides):
     """Weights are refused where negative; a learning-rate scale out of all measure is found by training."""
 
-    scales_lr: ClassVar[bool] = True
+    requires: ClassVar[Requirements] = Requirements(optimizer=True)
 
     def planned(self, ids: Tensor, n: int) -> EpochPlan:
         return replace(super().planned(ids, n), lr_scale=1e6)
@@ -344,6 +345,8 @@ class Descending(Keeps):
 
 @dataclass(frozen=True)
 class Undecided(Keeps):
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",), active=True)
+
     def active(self, progress: float, step: int) -> Any:
         return progress
 
@@ -447,7 +450,7 @@ def test_what_is_no_method() -> None:
         def count(self, n: int) -> int:
             return n
 
-    with pytest.raises(ContractError, match="^Half: has stage = 'batch' but lacks init_state, plan_batch, signals$"):
+    with pytest.raises(ContractError, match="^Half: has stage = 'batch' but lacks init_state, plan_batch$"):
         check_method(Half())
 
 
@@ -455,7 +458,7 @@ def test_what_is_no_method() -> None:
 class ByOwnSignal(Keeps):
     """Keeps the largest of a signal that `attach(signals=...)` gives."""
 
-    signals: ClassVar[tuple[str, ...]] = ("surprise",)
+    requires: ClassVar[Requirements] = Requirements(signals=("surprise",))
 
     def scores(self, signals: Any) -> Tensor:
         return signals["surprise"]

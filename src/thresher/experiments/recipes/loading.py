@@ -7,17 +7,14 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-import thresher
 from thresher.experiments.recipes.schema import Recipe
 
 ENDING = ".yaml"
 
 
 def folder() -> Path:
-    """Where the recipes lie: in the installed package, or at the root of the repository."""
-    package = Path(thresher.__file__).parent
-    installed = package / "recipes"
-    return installed if installed.is_dir() else package.parents[1] / "recipes"
+    """The folder of the recipes' files, which is that of this module."""
+    return Path(__file__).parent
 
 
 def names() -> list[str]:

@@ -5,9 +5,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thresher.experiments.models import resnet18, resnet20
-from thresher.experiments.unet import UNet
-from thresher.experiments.vision import optional
+from thresher.experiments.tasks.networks.convolutional import resnet18, resnet20
+from thresher.experiments.tasks.networks.unet import UNet
+from thresher.experiments.tasks.vision import optional
 
 
 def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, classes: int = 10) -> nn.Sequential:

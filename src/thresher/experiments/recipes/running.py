@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from thresher.experiments.base import Training
-from thresher.experiments.checkpoint import Checkpoint
-from thresher.experiments.comparison import versions
 from thresher.experiments.recipes.measuring import Measure
 from thresher.experiments.recipes.sets import Sets
 from thresher.experiments.recipes.task import RecipeTask
-from thresher.experiments.specs import Spec
-from thresher.experiments.store import RESULTS, whole, write_json
-from thresher.experiments.training import Progress, train
+from thresher.experiments.training.base import Training
+from thresher.experiments.training.checkpoint import Checkpoint
+from thresher.experiments.training.loop import Progress, train
+from thresher.experiments.training.specs import Spec
+from thresher.experiments.training.store import RESULTS, versions, whole, write_json
 
 WEIGHTS = "model.pt"
 CHECKPOINT = "checkpoint.pt"

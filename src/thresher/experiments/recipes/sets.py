@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
-from thresher.experiments.data.base import Data
 from thresher.experiments.recipes import transforms
 from thresher.experiments.recipes.schema import Recipe
+from thresher.experiments.tasks.data.base import Data
 
 ENDINGS = {".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".webp"}
 """Of pictures."""

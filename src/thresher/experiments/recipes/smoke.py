@@ -12,11 +12,11 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.data.base import Data
 from thresher.experiments.recipes import loading, sets
 from thresher.experiments.recipes.schema import Recipe
 from thresher.experiments.recipes.task import RecipeTask, changed, scaled
-from thresher.experiments.specs import Spec
+from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.training.specs import Spec
 from thresher.scores import Scores
 
 EPOCHS, BATCH, SAMPLES, TESTED, CLASSES = 8, 16, 128, 32, 3

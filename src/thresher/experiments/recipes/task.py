@@ -1,4 +1,4 @@
-"""A recipe as what a comparison trains, see `thresher.experiments.base.Trainable`."""
+"""A recipe as what a comparison trains, see `training.base.Trainable`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
-from thresher.experiments.base import Training
 from thresher.experiments.recipes import loading, sets
 from thresher.experiments.recipes.averaging import Average, decay_of
 from thresher.experiments.recipes.measuring import Measure
 from thresher.experiments.recipes.networks import network
 from thresher.experiments.recipes.scheduling import Factor
 from thresher.experiments.recipes.schema import Recipe
-from thresher.experiments.specs import Composition, Spec, parse_methods
 from thresher.experiments.tasks.base import Task
-from thresher.experiments.vision import optional
+from thresher.experiments.tasks.vision import optional
+from thresher.experiments.training.base import Training
+from thresher.experiments.training.specs import Composition, Spec, parse_methods
 
 PREFIX = "recipe:"
 """Of the names of recipes where other tasks are named, too."""

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor
 
 from thresher.experiments.recipes.schema import Pictures
-from thresher.experiments.vision import optional
+from thresher.experiments.tasks.vision import optional
 
 Transform = Callable[[Image.Image], Tensor]
 

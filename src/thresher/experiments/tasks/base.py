@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
-from thresher.experiments.base import Training
-from thresher.experiments.data.base import Data
+from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.training.base import Training
 
 EVALUATION_BATCH = 1000
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import nn
 
-from thresher.experiments.base import Training
-from thresher.experiments.data import contours, images
-from thresher.experiments.data.base import Data
 from thresher.experiments.tasks.base import EVALUATION_BATCH, Task, accuracy, without_folder
-from thresher.experiments.transfer import FineTuning
-from thresher.experiments.vision_transformer import VisionTransformer
+from thresher.experiments.tasks.data import contours, images
+from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.networks.vision_transformer import VisionTransformer
+from thresher.experiments.tasks.transfer import FineTuning
+from thresher.experiments.training.base import Training
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from thresher.experiments.data import images
-from thresher.experiments.data.cifar import CIFAR10, CIFAR100
-from thresher.experiments.data.svhn import find_svhn, svhn
-from thresher.experiments.models import perceptron, resnet8, resnet18, small_cnn
 from thresher.experiments.tasks.base import Task, without_folder
+from thresher.experiments.tasks.data import images
+from thresher.experiments.tasks.data.cifar import CIFAR10, CIFAR100
+from thresher.experiments.tasks.data.svhn import find_svhn, svhn
+from thresher.experiments.tasks.networks.convolutional import perceptron, resnet8, resnet18, small_cnn
 
 TASKS = (
     Task("digits", partial(without_folder, "digits", lambda: None), images.digits, partial(small_cnn, 8), lr=0.05),

@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from thresher.experiments.data import regression
-from thresher.experiments.models import perceptron
 from thresher.experiments.tasks.base import Batches, Task, outputs_of, without_folder
+from thresher.experiments.tasks.data import regression
+from thresher.experiments.tasks.networks.convolutional import perceptron
 
 
 def explained(model: nn.Module, batches: Batches) -> float:

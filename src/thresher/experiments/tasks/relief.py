@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from thresher.experiments.data import relief
 from thresher.experiments.tasks.base import Batches, Task, outputs_of, without_folder
-from thresher.experiments.unet import UNet
+from thresher.experiments.tasks.data import relief
+from thresher.experiments.tasks.networks.unet import UNet
 
 
 def mean_iou(model: nn.Module, batches: Batches) -> float:

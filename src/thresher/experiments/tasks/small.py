@@ -5,9 +5,9 @@
 
 from functools import partial
 
-from thresher.experiments.data import images
-from thresher.experiments.models import small_cnn
 from thresher.experiments.tasks.base import Task
+from thresher.experiments.tasks.data import images
+from thresher.experiments.tasks.networks.convolutional import small_cnn
 
 SMALLEST = Task(
     "fashion-mnist-small", images.find_fashion_mnist, images.fashion_mnist, partial(small_cnn, 28, width=8), lr=0.02

@@ -4,9 +4,9 @@ from functools import partial
 
 from torch import nn
 
-from thresher.experiments.data import text
 from thresher.experiments.tasks.base import Batches, Task, accuracy
-from thresher.experiments.transformer import CausalTransformer
+from thresher.experiments.tasks.data import text
+from thresher.experiments.tasks.networks.transformer import CausalTransformer
 
 AT_ONCE = 50
 """Sequences that are tested together: scores of 8,192 words for each of 64 positions take 2 MB a sequence."""

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-import thresher
 from thresher.experiments.recipes import loading
 from thresher.experiments.recipes.schema import Recipe
 from thresher.experiments.recipes.smoke import reduced
@@ -136,10 +135,6 @@ def test_no_such_recipe(tmp_path):
         loading.file_of(str(tmp_path / "other.yaml"))
 
 
-def test_an_installed_package_has_them_inside(tmp_path, monkeypatch):
-    package = tmp_path / "site" / "thresher"
-    (package / "recipes").mkdir(parents=True)
-    monkeypatch.setattr(thresher, "__file__", str(package / "__init__.py"))
-    assert loading.folder() == package / "recipes"
-    (package / "recipes").rmdir()
-    assert loading.folder() == Path(tmp_path / "recipes")
+def test_the_files_lie_beside_the_code():
+    assert loading.folder() == Path(loading.__file__).parent
+    assert len(list(loading.folder().glob("*.yaml"))) == len(loading.names()) == 21

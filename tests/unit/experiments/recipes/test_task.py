@@ -8,7 +8,6 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from subset_cases import optional
-from thresher.experiments.data.base import Data
 from thresher.experiments.recipes import loading
 from thresher.experiments.recipes.averaging import Average
 from thresher.experiments.recipes.scheduling import Factor
@@ -16,6 +15,7 @@ from thresher.experiments.recipes.schema import Recipe
 from thresher.experiments.recipes.sets import Sets
 from thresher.experiments.recipes.task import RecipeTask, criterion_of, one_method, optimizer_of, start_from
 from thresher.experiments.tasks.base import Task
+from thresher.experiments.tasks.data.base import Data
 
 CONTENT = """
 title: a recipe

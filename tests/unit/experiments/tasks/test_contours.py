@@ -5,11 +5,12 @@ import torch
 from torch.nn import functional as F
 
 import thresher
-from thresher.experiments.data.base import part
-from thresher.experiments.specs import MethodSpec
-from thresher.experiments.tasks import contours, task_of
-from thresher.experiments.training import train
-from thresher.experiments.transfer import FineTuning
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.tasks import contours
+from thresher.experiments.tasks.data.base import part
+from thresher.experiments.tasks.transfer import FineTuning
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.specs import MethodSpec
 from thresher.report.sheets import pictures_of
 
 

@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from thresher.experiments.tasks import images, task_of
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.tasks import images
 
 COLOURED = ("cifar10", "cifar100", "svhn")
 

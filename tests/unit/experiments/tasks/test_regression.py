@@ -3,11 +3,11 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.data.base import Data
-from thresher.experiments.specs import MethodSpec, parse_methods
 from thresher.experiments.tasks import built_in
+from thresher.experiments.tasks.data.base import Data
 from thresher.experiments.tasks.regression import explained
-from thresher.experiments.training import train
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 METHODS = (
     "full,uniform:keep=0.3,big_loss:keep=0.3,small_loss:keep=0.3,gradient_norm:keep=0.3,ada_boost:keep=0.3,"

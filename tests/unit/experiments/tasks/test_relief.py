@@ -5,10 +5,10 @@ import torch
 from torch.nn import functional as F
 
 import thresher
-from thresher.experiments.specs import MethodSpec
-from thresher.experiments.tasks import task_of
+from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks.relief import mean_iou
-from thresher.experiments.training import train
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.specs import MethodSpec
 
 
 @pytest.fixture(scope="module")

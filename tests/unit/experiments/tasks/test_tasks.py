@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from thresher.experiments.tasks import TASKS, task_of
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.tasks import TASKS
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist-5k"])

@@ -2,14 +2,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from thresher.attribution import Group
-from thresher.criteria import adapt
-from thresher.experiments.specs import MethodSpec, parse_methods
+from thresher.attribution.rows import RowLayout
 from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import accuracy
+from thresher.experiments.tasks.networks.transformer import CausalTransformer
 from thresher.experiments.tasks.text import next_right
-from thresher.experiments.training import train
-from thresher.experiments.transformer import CausalTransformer
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.specs import MethodSpec, parse_methods
+from thresher.losses.adapt import adapt
 
 METHODS = (
     "uniform:keep=0.3,big_loss:keep=0.3,infobatch,"
@@ -59,7 +59,7 @@ def test_positions_tell_equal_tokens_apart():
 def test_losses_and_gradient_norms_are_of_means_over_positions():
     task, x, y = built_in("text"), tokens(), tokens(seed=1)
     outputs = task.build(0)(x)
-    found = adapt(task.criterion()).signals(outputs, y, Group(3), {"grad_norm"})
+    found = adapt(task.criterion()).signals(outputs, y, RowLayout(3), {"grad_norm"})
     losses = F.cross_entropy(outputs, y, reduction="none").mean(1)
     assert torch.allclose(found["loss"], losses, atol=1e-6)
     (gradient,) = torch.autograd.grad(losses.sum(), outputs)

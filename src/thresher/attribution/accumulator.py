@@ -1,0 +1,291 @@
+"""The credits of the step in progress: added up where a criterion is called twice for the same rows, written once.
+
+Closed steps wait until there are enough of them to be read and written together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.rows import Attribution, Batch
+from thresher.cost import Cost
+from thresher.loading.trees import leaves
+from thresher.losses.base import DeferredSignals
+from thresher.records import EPOCH, Records
+
+Found = dict[str, Tensor] | DeferredSignals
+
+MOST_WAITING = 2**15
+"""Numbers held of steps that are closed and not yet written."""
+
+MOST_UNCOUNTED = 2**16
+"""Samples that wait to be counted as trained."""
+
+OF_A_STEP = 2**10
+"""What a step counts for whose signals are read already, so that no more than 32 wait."""
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """Signals of some rows, credited in this step."""
+
+    credit: Attribution
+    key: tuple[int, int, int, int] | None
+    found: Found
+    sources: set[int] | None
+    """Storages of the outputs, where only the targets named the rows."""
+    new: int | Tensor
+    rows: Tensor | None = None
+    """Row numbers of those that were trained on; None for all."""
+    fresh: Tensor | None = None
+    """Which of them no other call of this step had, shape (n,), bool; None for all."""
+    confirmed: bool = False
+    dirty: bool = True
+    counted: bool = False
+    """Whether its samples were counted as trained."""
+    written: dict[str, Tensor] | None = None
+
+    @property
+    def trained(self) -> Tensor:
+        """Ids of the rows that were trained on."""
+        return self.credit.ids if self.rows is None else self.credit.ids[self.rows]
+
+    @property
+    def size(self) -> int:
+        """What it counts for among those that wait."""
+        return self.found.log_probs.numel() if isinstance(self.found, DeferredSignals) else OF_A_STEP
+
+    def values(self) -> dict[str, Tensor]:
+        """The signals, read now if they were not yet."""
+        if isinstance(self.found, DeferredSignals):
+            self.found = self.found.now()
+        return self.found
+
+
+def _storages(outputs: Any) -> set[int]:
+    if isinstance(outputs, Tensor) and outputs.layout is torch.strided:
+        return {outputs.untyped_storage()._cdata}
+    return {leaf.untyped_storage()._cdata for leaf in leaves(outputs) if leaf.layout is torch.strided}
+
+
+class StepAccumulator:
+    """Collects what criterion calls say about samples and writes it to the records.
+
+    Args:
+        records: Where signals go.
+        cost: Where samples are counted, once a step however many calls there were.
+        trained: How often each sample was trained on, shape (N,), an integer dtype; empty where samples have no ids.
+        count_steps: Count a step for each credited batch, where no optimizer tells.
+    """
+
+    def __init__(self, records: Records, cost: Cost, trained: Tensor, *, count_steps: bool) -> None:
+        self._records, self._cost, self._count_steps = records, cost, count_steps
+        self.ids_repeat = True
+        """Whether samples can come twice in an epoch, so that the order of writing matters."""
+        self._open: list[Entry] = []
+        self._waiting: list[Entry] = []
+        self._size = 0
+        self._uncounted: list[tuple[Tensor, Tensor]] = []
+        self._table, self._uncounted_samples = trained, 0
+        self._trained: list[Tensor] = []
+        self.doubts: list[Tensor] = []
+        """Device flags of value comparisons, to be true when the epoch ends."""
+
+    def credit(self, credit: Attribution, found: Found, outputs: Any, rows: Tensor | None = None) -> None:
+        """Take the signals of some rows; a second call for the same rows in a step adds to their loss.
+
+        Args:
+            credit: Whose they are.
+            found: Signals by name, or outputs that they are read from later.
+            outputs: What they came from, so that they can be withdrawn; None where both witnesses named the rows.
+            rows: Numbers of the rows that are trained on, shape (k,); None for all.
+        """
+        for same in self._open:
+            if same.key is not None and same.key == credit.key:
+                more = found.now() if isinstance(found, DeferredSignals) else found
+                same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
+                same.dirty = True
+                return
+        entry = Entry(credit, credit.key, found, None if outputs is None else _storages(outputs), credit.group.n, rows)
+        if self._open:
+            others = [other for other in self._open if _may_overlap(other.credit, credit)]
+            if others:
+                self._add_to(others, entry)
+        self._open.append(entry)
+
+    def _add_to(self, others: list[Entry], entry: Entry) -> None:
+        """Rows that are partly known from other calls of this step: add where they are, set where they are not."""
+        self.flush()
+        ids, values = entry.credit.ids, dict(entry.values())
+        seen = torch.isin(ids, torch.cat([other.credit.ids for other in others]))
+        entry.written = {}
+        for name, signal in self._records.written.items():
+            if callable(self._records.columns[name].merge) or signal not in values:
+                continue
+            new = values[signal]
+            old = self._records[name].index_select(0, ids).to(new.dtype)
+            values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
+            entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
+        entry.fresh = ~seen
+        entry.found, entry.new, entry.key = values, entry.fresh.sum(), None
+        for other in others:
+            other.key = None
+
+    def withdraw(self, outputs: Any) -> None:
+        """Forget what was credited for these outputs in this step: a later call showed that rows were mixed."""
+        sources = _storages(outputs)
+        self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
+
+    def _confirm(self) -> None:
+        """Count what is open: it will not be withdrawn any more."""
+        for entry in self._open:
+            if not entry.confirmed:
+                self._count(entry)
+
+    def _count(self, entry: Entry) -> None:
+        entry.confirmed = True
+        new, batch, rows, fresh = entry.new, entry.credit.batch, entry.rows, entry.fresh
+        if isinstance(new, int):
+            self._cost.forward += new
+            self._cost.backward += new if rows is None else len(rows)
+        else:
+            assert fresh is not None
+            self._uncounted.append((new, new if rows is None else fresh[rows].sum()))
+        if batch is not None and not batch.credited:
+            batch.credited = True
+            self._cost.steps += self._count_steps
+
+    def end_step(self) -> None:
+        """The optimizer stepped: further losses of the same rows replace."""
+        for entry in self._open:
+            if not entry.confirmed:
+                self._count(entry)
+            if entry.dirty:
+                self._waiting.append(entry)
+                self._size += entry.size
+        self._open = []
+        if self._size > MOST_WAITING:
+            self._write_waiting()
+
+    def next_batch(self, alive: set[Batch]) -> None:
+        """A batch was yielded: rows of batches that are gone get no more losses in this step."""
+        if not self._open:
+            return
+        self._confirm()
+        for entry in self._open:
+            if entry.dirty and entry.credit.batch not in alive:
+                self._waiting.append(entry)
+                self._size += entry.size
+        self._open = [entry for entry in self._open if entry.credit.batch in alive]
+        if self._size > MOST_WAITING:
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        if waiting and not self.ids_repeat and _alike(waiting):
+            ids = torch.cat([entry.credit.ids for entry in waiting])
+            self._records.write(ids, _together([entry.found for entry in waiting]))
+            self._count_trained(*waiting)
+            return
+        for entry in waiting:
+            self._write(entry)
+
+    def _write(self, entry: Entry) -> None:
+        values, first = entry.values(), self._first(entry)
+        if entry.credit.holds:
+            values, first = self._where_certain(entry, first)
+        self._records.write(entry.credit.ids, values, entry.written, first=first)
+        entry.written, entry.dirty = values, False
+        if not entry.counted:
+            entry.counted = True
+            self._count_trained(entry)
+
+    @staticmethod
+    def _first(entry: Entry) -> bool | Tensor:
+        """Which of its rows have not been written in this step."""
+        if entry.counted:
+            return False
+        return True if entry.fresh is None else entry.fresh
+
+    def _count_trained(self, *entries: Entry) -> None:
+        """Samples trained on are counted many at a time: a table of all samples is far from the processor."""
+        for entry in entries:
+            ids, fresh, rows = entry.trained, entry.fresh, entry.rows
+            if fresh is None:
+                self._trained.append(ids)
+            elif len(self._table):
+                self._table.index_add_(0, ids, (fresh if rows is None else fresh[rows]).to(self._table.dtype))
+            self._uncounted_samples += len(ids)
+        if self._uncounted_samples > MOST_UNCOUNTED:
+            self.count_trained()
+
+    def count_trained(self) -> Tensor:
+        """How often each sample was trained on, up to what was written; shape (N,)."""
+        if self._trained and len(self._table):
+            ids = torch.cat(self._trained)
+            self._table.index_add_(0, ids, torch.ones_like(ids, dtype=self._table.dtype))
+        self._trained, self._uncounted_samples = [], 0
+        return self._table
+
+    def _where_certain(self, entry: Entry, first: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
+        """Values to write while the device still compares, and where for the first time: none where the comparison fails."""
+        ids = entry.credit.ids
+        certain = torch.stack([flag.to(ids.device) for flag in entry.credit.holds]).all()
+        self.doubts.append(certain)
+        values = dict(entry.values())
+        for name, signal in self._records.written.items():
+            if callable(self._records.columns[name].merge):
+                continue
+            old = self._records[name].index_select(0, ids)
+            if signal == EPOCH:
+                values[EPOCH] = torch.full_like(ids, self._records.epoch)
+            values[signal] = torch.where(certain, values[signal].to(old.dtype), old)
+        return values, first if first is False else certain.expand(len(ids)) & first
+
+    def flush(self) -> None:
+        """Write everything."""
+        self._confirm()
+        self._write_waiting()
+        for entry in self._open:
+            if entry.dirty:
+                self._write(entry)
+
+    def settle(self) -> None:
+        """Write everything, and count what the device counted."""
+        self.flush()
+        for forward, backward in self._uncounted:
+            self._cost.forward += int(forward)
+            self._cost.backward += int(backward)
+        self._uncounted.clear()
+
+
+def _alike(entries: Sequence[Entry]) -> bool:
+    """Whether entries can be written together: fresh, certain, of different batches and of one form."""
+    form, batches = _form(entries[0]), set()
+    for entry in entries:
+        if entry.written is not None or entry.key is None or entry.credit.holds or _form(entry) != form:
+            return False
+        batches.add(entry.credit.batch)
+    return len(batches) == len(entries)
+
+
+def _form(entry: Entry) -> int | tuple[str, ...]:
+    """Equal for entries whose tensors can be joined: the number of classes, or the names of signals."""
+    return entry.found.log_probs.shape[1] if isinstance(entry.found, DeferredSignals) else tuple(entry.found)
+
+
+def _together(found: Sequence[Found]) -> dict[str, Tensor]:
+    unread = [f for f in found if isinstance(f, DeferredSignals)]
+    if unread:
+        return DeferredSignals.together(unread)
+    known = [f for f in found if isinstance(f, dict)]
+    return {name: torch.cat([f[name] for f in known]) for name in known[0]}
+
+
+def _may_overlap(one: Attribution, other: Attribution) -> bool:
+    if one.positions is None or other.positions is None:
+        return True
+    return one.batch is other.batch and not set(one.positions).isdisjoint(other.positions)

@@ -1,0 +1,1 @@
+"""What can be saved on a training, before it is spent."""

@@ -1,0 +1,1 @@
+"""Methods held against full training and controls of equal cost."""

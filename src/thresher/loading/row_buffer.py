@@ -1,0 +1,202 @@
+"""Selection inside the batch: what a batch method remembers, and rows gathered over several batches until one is full."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thresher.loading.trees import leaves, map_where
+from thresher.plans import BatchPlan
+
+
+def rows_of(batch: Any) -> int:
+    """Number of samples in a batch: the first dimension of its first tensor, else the length of its first list.
+
+    Raises:
+        ValueError: There is neither.
+    """
+    for leaf in leaves(batch):
+        if leaf.dim():
+            return len(leaf)
+    if isinstance(batch, list | tuple) and batch and isinstance(batch[0], list):
+        return len(batch[0])
+    raise ValueError(f"a batch of {type(batch).__name__} has no tensor with a sample dimension: its rows cannot be told apart")
+
+
+def is_per_sample(tree: Any, n: int) -> bool:
+    """Whether part of a batch has one entry for each of its n samples: a tensor, an array, or a list such as of texts.
+
+    A list of n things is a list of samples unless all its tensors have n rows, as those of `[x, y]` have where n is 2.
+    """
+    if isinstance(tree, Tensor | np.ndarray):
+        return tree.ndim > 0 and len(tree) == n
+    if type(tree) not in (list, tuple) or len(tree) != n:
+        return False
+    whole = [leaf.dim() > 0 and len(leaf) == n for leaf in leaves(tree)]
+    alike = len({(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree}) == 1
+    return not any(whole) or (alike and not all(whole))
+
+
+HOLE = object()
+"""Stands in a batch where a part with one entry for each sample was taken out."""
+
+
+def select(batch: Any, rows: Tensor, n: int) -> Any:
+    """Some rows of every part of a batch that has one entry for each of n samples; the rest is passed through."""
+    columns, rebuild = take_apart(batch, n)
+    return rebuild(taken(columns, rows))
+
+
+def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """The parts of a batch that have one entry for each of n samples, and a function that puts others in their place."""
+    columns: list[Any] = []
+
+    def take_out(column: Any) -> Any:
+        columns.append(column)
+        return HOLE
+
+    rest = map_where(take_out, batch, lambda part: is_per_sample(part, n))
+
+    def rebuild(others: list[Any]) -> Any:
+        following = iter(others)
+        return map_where(lambda _: next(following), rest, lambda part: part is HOLE)
+
+    return columns, rebuild
+
+
+def taken(columns: list[Any], rows: Tensor) -> list[Any]:
+    """The same rows of several columns."""
+    numbers: list[int] | None = None
+    found = []
+    for column in columns:
+        if isinstance(column, Tensor):
+            found.append(column.index_select(0, rows.to(column.device, non_blocking=True)))
+            continue
+        numbers = rows.tolist() if numbers is None else numbers
+        found.append(column[numbers] if isinstance(column, np.ndarray) else type(column)(column[i] for i in numbers))
+    return found
+
+
+def joined(parts: Sequence[Any]) -> Any:
+    """One column of several, one after the other.
+
+    Raises:
+        ValueError: Tensors of different shapes.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if not isinstance(first, Tensor | np.ndarray):
+        return type(first)(item for part in parts for item in part)
+    if len({part.shape[1:] for part in parts}) > 1:
+        raise ValueError(
+            f"Selected rows of several batches cannot be joined: shapes {[tuple(part.shape) for part in parts]}. Collate "
+            "to one shape, or use forward_passes='once'."
+        )
+    return torch.cat(list(parts)) if isinstance(first, Tensor) else np.concatenate(parts)
+
+
+class Part(NamedTuple):
+    """Rows of one candidate batch: its columns, how to make a batch of such columns, ids and weights, on the host."""
+
+    columns: list[Any]
+    rebuild: Callable[[list[Any]], Any]
+    ids: Tensor
+    weights: Tensor | None
+
+    def rows(self, rows: Tensor) -> "Part":
+        """Some of them."""
+        weights = None if self.weights is None else self.weights[rows]
+        return Part(taken(self.columns, rows), self.rebuild, self.ids[rows], weights)
+
+    def weighed(self) -> Tensor:
+        """A weight for each row."""
+        return torch.ones(len(self.ids)) if self.weights is None else self.weights
+
+
+class RowBuffer:
+    """Selected rows of candidate batches, waiting until they make a batch.
+
+    Args:
+        size: Rows of a batch; None hands out the rows of each candidate batch as they are.
+    """
+
+    def __init__(self, size: int | None) -> None:
+        self.size = size
+        self._parts: list[Part] = []
+        self._kinds: list[type] | None = None
+        self.rows = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether a batch can be taken."""
+        return self.rows >= (self.size or 1)
+
+    @property
+    def waiting(self) -> tuple[Tensor, Tensor | None]:
+        """Ids of the rows that wait, shape (rows,), int64, and their weights; None where no plan gave any."""
+        ids = torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in self._parts)])
+        return ids, _weights(self._parts)
+
+    def add(self, batch: Any, ids: Tensor, plan: BatchPlan) -> None:
+        """Take the chosen rows of a candidate batch.
+
+        Args:
+            batch: On the device.
+            ids: Of its rows, shape (n,), on the host.
+            plan: What the method chose.
+        """
+        if len(plan.rows):
+            whole = self._part(batch, ids, None)
+            weights = None if plan.weights is None else plan.weights.to(ids.device)
+            chosen = whole if len(plan.rows) == len(ids) and not plan.drawn else whole.rows(plan.rows.to(ids.device))
+            self._put(chosen._replace(weights=weights))
+
+    def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
+        """Take all rows of a batch."""
+        self._put(self._part(batch, ids, weights))
+
+    def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
+        columns, rebuild = take_apart(batch, len(ids))
+        kinds = [type(column) for column in columns]
+        self._kinds = self._kinds or kinds
+        if not kinds or kinds != self._kinds:
+            raise ValueError(
+                f"a batch of {len(ids)} samples has {len(kinds)} parts with one entry for each sample"
+                + (f", others before it had {len(self._kinds)}" if kinds else "")
+                + ": its rows cannot be told apart. Collate to tensors, arrays or lists of the batch's length."
+            )
+        return Part(columns, rebuild, ids, weights)
+
+    def _put(self, part: Part) -> None:
+        self._parts.append(part)
+        self.rows += len(part.ids)
+
+    def take(self) -> tuple[Any, Tensor, Tensor | None]:
+        """The rows that came first, as many as a batch has or as there are: the batch, its ids and weights."""
+        size = self.rows if self.size is None else min(self.size, self.rows)
+        found: list[Part] = []
+        wanted = size
+        while wanted:
+            part = self._parts.pop(0)
+            n = len(part.ids)
+            if n > wanted:
+                self._parts.insert(0, part.rows(torch.arange(wanted, n)))
+                part = part.rows(torch.arange(wanted))
+            wanted -= len(part.ids)
+            found.append(part)
+        self.rows -= size
+        columns = [joined(column) for column in zip(*(part.columns for part in found), strict=True)]
+        return found[-1].rebuild(columns), torch.cat([part.ids for part in found]), _weights(found)
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        self._parts, self.rows = [], 0
+
+
+def _weights(parts: list[Part]) -> Tensor | None:
+    if all(part.weights is None for part in parts):
+        return None
+    return torch.cat([part.weighed() for part in parts])

@@ -1,0 +1,125 @@
+"""Any criterion as losses of single samples, and back to the scalar it would have returned.
+
+A sample's loss m is the mean over its valid positions; its share s is the sum of class weights over them, else their
+number. Without plan weights the scalar is the user's own, exactly. With plan weights v it is sum(v s m) / sum(s), and
+sum(v s m) / sum(v s) where the criterion has class weights.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thresher.attribution.rows import Attribution, RowLayout
+from thresher.losses import signals as reading
+from thresher.losses.base import DeferredSignals, Measured, ReducedCriterion
+from thresher.records import NEVER_SEEN
+
+
+class ClassCriterion(ReducedCriterion):
+    """Class weights and an ignored index: the base of cross-entropy and negative log-likelihood."""
+
+    kind: reading.Kind = "classes"
+    function: Callable[..., Tensor]
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.ignore_index = own.ignore_index
+        self._settings: dict[str, Any] = {"ignore_index": own.ignore_index}
+
+    @property
+    def class_weights(self) -> bool:
+        return self.own.weight is not None
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        return type(self).function(outputs, targets, self.own.weight, reduction="none", **self._settings)
+
+    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        return type(self).function(outputs, targets, reduction="none", **self._settings)
+
+    def means(self, rows: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return rows.mean(1)
+        valid = targets.reshape(len(rows), -1) != self.ignore_index
+        if rows.shape[1] == 1:
+            return rows.where(valid, NEVER_SEEN).squeeze(1)
+        count = valid.sum(1)
+        return (rows.sum(1) / count).where(count > 0, NEVER_SEEN)
+
+    def shares(self, rows: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return super().shares(rows, targets)
+        indices = targets.reshape(len(rows), -1)
+        valid = indices != self.ignore_index
+        weight = self.own.weight
+        counts = valid if weight is None else weight[indices.where(valid, 0)] * valid
+        return counts.sum(1).to(rows.dtype)
+
+
+class NegativeLogLikelihood(ClassCriterion):
+    """NLL: outputs are log-probabilities."""
+
+    function = F.nll_loss
+
+    def reduced(self, outputs: Any, targets: Any) -> Tensor:
+        return F.nll_loss(outputs, targets, self.own.weight, ignore_index=self.own.ignore_index, reduction=self.reduction)
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        return outputs.detach().float()
+
+
+class CrossEntropy(ClassCriterion):
+    """Cross-entropy, with label smoothing and with probabilities as targets."""
+
+    function = F.cross_entropy
+
+    def __init__(self, own: nn.CrossEntropyLoss) -> None:
+        super().__init__(own)
+        self._settings["label_smoothing"] = self.smoothing = own.label_smoothing
+        self._after_softmax = NegativeLogLikelihood(own)
+        self._smooth = bool(own.label_smoothing)
+        self._ignored = own.ignore_index
+        self._plain = own.weight is None and own.ignore_index < 0 and own.reduction == "mean" and not self._smooth
+
+    def measure(self, outputs: Any, targets: Any, group: RowLayout, *, weights: Tensor | None, wanted: set[str]) -> Measured:
+        """One log-softmax serves the scalar, the losses and the signals, where cross-entropy is just NLL of it."""
+        if not self._is_likelihood(outputs, targets, wanted):
+            return super().measure(outputs, targets, group, weights=weights, wanted=wanted)
+        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, group, weights=weights, wanted=wanted)
+
+    def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
+        return (
+            not self._smooth
+            and outputs.dim() > 1
+            and not targets.dtype.is_floating_point
+            and not (wanted and "batch_confidence" in wanted)
+            and not torch.is_autocast_enabled(outputs.device.type)
+        )
+
+    def in_step(
+        self,
+        outputs: Any,
+        targets: Any,
+        credit: Attribution,
+        *,
+        weights: Tensor | None,
+        weights_over_n: Tensor | None,
+        wanted: set[str],
+    ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
+        """The commonest case, one label a sample, spelled out: it runs in every step, and small operations cost."""
+        if not self._plain or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
+            return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
+        if not wanted and credit.all_count:
+            log_probs = torch.log_softmax(outputs, 1)
+            if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
+                losses = F.nll_loss(log_probs, targets, reduction="none")
+                return losses.dot(weights_over_n), {"loss": losses.detach()}
+            if weights is None:
+                return F.nll_loss(log_probs, targets), {"loss": F.nll_loss(log_probs.detach(), targets, reduction="none")}
+        if weights is None and targets.shape[0] == credit.group.n and self._is_likelihood(outputs, targets, wanted):
+            log_probs = torch.log_softmax(outputs, 1)
+            value = F.nll_loss(log_probs, targets, ignore_index=self._ignored)
+            return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
+        return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)

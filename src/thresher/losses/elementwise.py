@@ -1,0 +1,53 @@
+"""Any criterion as losses of single samples, and back to the scalar it would have returned.
+
+A sample's loss m is the mean over its valid positions; its share s is the sum of class weights over them, else their
+number. Without plan weights the scalar is the user's own, exactly. With plan weights v it is sum(v s m) / sum(s), and
+sum(v s m) / sum(v s) where the criterion has class weights.
+"""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from thresher.losses.base import ReducedCriterion
+
+
+class ElementCriterion(ReducedCriterion):
+    """MSE, L1, SmoothL1, Huber (plain values), BCE and BCE with logits (independent labels): equal shapes."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.kind = "labels" if isinstance(own, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        if outputs.shape != targets.shape:
+            raise ValueError(
+                f"criterion {self.own!r}: outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)} would be broadcast against each other, which mixes samples. Make the shapes equal."
+            )
+        return super().positions(outputs, targets)
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        return outputs.float().sigmoid() if isinstance(self.own, nn.BCEWithLogitsLoss) else outputs.float()
+
+
+class Divergence(ElementCriterion):
+    """KLDiv: outputs are log-probabilities, targets a distribution. 'batchmean' sums over positions."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.kind = "classes"
+        self.over_classes = self.reduction == "batchmean"
+
+    def class_targets(self, targets: Tensor) -> Tensor:
+        return targets.exp() if self.own.log_target else targets
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        return outputs.float()
+
+    def means(self, rows: Tensor, targets: Any) -> Tensor:
+        return rows.sum(1) / self.shares(rows, targets)
+
+    def shares(self, rows: Tensor, targets: Any) -> Tensor:
+        positions = len(targets) // len(rows) if self.reduction == "batchmean" else rows.shape[1]
+        return rows.new_full(rows.shape[:1], positions)

@@ -1,0 +1,68 @@
+"""An epoch method on the samples that pruning left: it plans as if there were no others."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from thresher.methods.contract import EpochMethod
+from thresher.plans import EpochPlan
+from thresher.records import Column
+
+
+class OnSubset:
+    """Shows an epoch method the records of some samples, and gives its answer the dataset's ids.
+
+    Args:
+        method: The epoch method.
+        kept: Samples that training has at all, shape (K,), int64, ascending.
+        n: Samples of the dataset.
+    """
+
+    stage: ClassVar[Literal["epoch"]] = "epoch"
+
+    def __init__(self, method: EpochMethod, kept: Tensor, n: int) -> None:
+        self.method, self.kept, self.n = method, kept, n
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "method" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.method, name)
+
+    def columns(self) -> dict[str, Column]:
+        """The method's."""
+        return self.method.columns()
+
+    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        """The method's plan of the samples kept, by their ids in the dataset; its fractions count what was pruned, too."""
+        columns = self.columns()
+        inside = {
+            name: values.index_select(0, self.kept.to(values.device)) if name in columns else values
+            for name, values in records.items()
+        }
+        plan = self.method.plan_epoch(inside, epoch=epoch, epochs=epochs, generator=generator)
+        if not isinstance(plan, EpochPlan):
+            return plan
+        plan.check(len(self.kept))
+        facts = dict(plan.facts)
+        if "actual_fraction" in facts:
+            facts["actual_fraction"] = 1 - len(plan.ids) / self.n
+        if "scheduled_fraction" in facts:
+            facts["scheduled_fraction"] = 1 - (1 - facts["scheduled_fraction"]) * len(self.kept) / self.n
+        return EpochPlan(
+            self.kept[plan.ids],
+            weights=plan.weights,
+            refresh=None if plan.refresh is None else self.kept[plan.refresh],
+            lr_scale=plan.lr_scale,
+            drawn=plan.drawn,
+            facts={**facts, "pruned_fraction": 1 - len(self.kept) / self.n},
+            remember={name: self._spread(name, values, columns) for name, values in plan.remember.items()},
+        )
+
+    def _spread(self, name: str, values: Tensor, columns: Mapping[str, Column]) -> Tensor:
+        whole = torch.full((self.n,), columns[name].fill, dtype=values.dtype)
+        return whole.index_copy_(0, self.kept, values.cpu())
+
+    def __repr__(self) -> str:
+        return f"{self.method!r} within {len(self.kept)} of {self.n} samples"

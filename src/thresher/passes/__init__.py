@@ -1,0 +1,1 @@
+"""Forward passes of our own: one engine for refreshing, surveying and scoring."""

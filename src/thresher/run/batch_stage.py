@@ -1,0 +1,108 @@
+"""Selection inside the batch: what a batch method remembers, and rows gathered over several batches until one is full."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher import rng
+from thresher.methods.contract import BatchMethod, requirements_of
+from thresher.plans import BatchPlan
+
+OF_BATCHES = 1
+"""Sets the random numbers of steps apart from those of epochs."""
+SEEDS = 256
+"""Steps whose seeds are made together: one by one they take longer than many a choice."""
+
+
+class BatchStage:
+    """A batch method at work: its state, its own random numbers, and what it did.
+
+    Args:
+        method: What decides.
+        seed: Of its draws.
+        passes: "once", "twice", or "none" where it chooses before any forward pass.
+    """
+
+    def __init__(self, method: BatchMethod, *, seed: int, passes: str) -> None:
+        self.method, self.seed, self.passes = method, seed, passes
+        self.requires = requirements_of(method)
+        self.state = method.init_state()
+        self.step = 0
+        self.candidates = self.kept = 0
+        self._facts: dict[str, float] = {}
+        self._batches = 0
+        self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
+
+    def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
+        """Ask the method about one batch.
+
+        Args:
+            ids: Of its rows, shape (n,), int64.
+            signals: Name to shape (n,).
+
+        Raises:
+            TypeError: It answered something other than a BatchPlan.
+        """
+        signals = {"id": ids, **signals}
+        plan, state = self.method.plan_batch(signals, self.state, step=self.step, generator=self._generator())
+        if not isinstance(plan, BatchPlan):
+            name = type(self.method).__name__
+            raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
+        self.state = state
+        return self._counted(plan, len(ids))
+
+    def _generator(self) -> torch.Generator:
+        """That of this step, whatever was drawn before."""
+        block, place = divmod(self.step, SEEDS)
+        if self._seeds[0] != (self.seed, block):
+            self._seeds = (self.seed, block), rng.seeds(SEEDS, self.seed, block, OF_BATCHES)
+        return torch.Generator().manual_seed(self._seeds[1][place])
+
+    def is_inactive(self, progress: float) -> bool:
+        """Whether the next batch is trained whole, the method having no say; `progress`: share of training done."""
+        return self.requires.active and not self.method.active(progress, self.step)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def whole(self, n: int, device: torch.device) -> BatchPlan:
+        """Every row of a batch."""
+        return self._counted(BatchPlan(torch.arange(n, device=device)), n)
+
+    def _counted(self, plan: BatchPlan, n: int) -> BatchPlan:
+        self.step += 1
+        self.candidates += n
+        self.kept += len(plan.rows)
+        self._batches += 1
+        for name, value in plan.facts.items():
+            self._facts[name] = self._facts.get(name, 0.0) + value
+        return plan
+
+    def facts(self) -> dict[str, float]:
+        """What happened since this was last asked: rows seen and kept, and the means of what the plans said."""
+        found: dict[str, float] = {"candidates": self.candidates, "selected": self.kept}
+        found |= {name: total / self._batches for name, total in self._facts.items()}
+        if self.candidates:
+            found["actual_fraction"] = 1 - self.kept / self.candidates
+        if self.requires.report:
+            found |= self.method.report(self.state)  # pyright: ignore[reportAttributeAccessIssue]
+        self.candidates = self.kept = self._batches = 0
+        self._facts = {}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """The method's state and its place in the random numbers."""
+        return {
+            "state": {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.state.items()},
+            "step": self.step,
+            "seed": self.seed,
+            "candidates": self.candidates,
+            "kept": self.kept,
+            "facts": dict(self._facts),
+            "batches": self._batches,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another stopped."""
+        self.state, self.step, self.seed = dict(state["state"]), state["step"], state["seed"]
+        self.candidates, self.kept = state["candidates"], state["kept"]
+        self._facts, self._batches = dict(state["facts"]), state["batches"]

@@ -1,0 +1,94 @@
+"""How the losses that a batch is chosen by are got, where they cost a forward pass of their own."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thresher.loading.trees import map_leaves
+from thresher.selection import share
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
+"""How inputs are resized, by their dimensions: batch, channels, and one to three sizes."""
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Cheaper scoring passes: a lower precision, losses of an earlier epoch, a smaller model, smaller inputs.
+
+    Args:
+        dtype: `torch.float32`, `torch.float16` or `torch.bfloat16` under autocast; None: as in training.
+        every_epochs: Score anew in every so-manieth epoch, 1 or more, and choose by the recorded losses in the others, as
+            stale Selective-Backprop does (every third in its code).
+        model: Scores in place of the trained model; None: the trained model itself.
+        input_scale: Factor on the sizes of the inputs, (0, 1]; see `shrink`.
+        losses: Losses recorded elsewhere, one a sample of the dataset, shape (N,), floating point: nothing is scored.
+
+    Raises:
+        TypeError: An argument of the wrong type.
+        ValueError: A setting out of range.
+    """
+
+    dtype: torch.dtype | None = None
+    every_epochs: int = 1
+    model: nn.Module | None = None
+    input_scale: float = 1.0
+    losses: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
+            raise TypeError(f"Scoring: `dtype` must be a torch.dtype such as torch.bfloat16, or None, got {self.dtype!r}")
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise ValueError(f"Scoring: `dtype` must be torch.float32, torch.float16 or torch.bfloat16, got {self.dtype}")
+        if not isinstance(self.every_epochs, int) or isinstance(self.every_epochs, bool):
+            raise TypeError(f"Scoring: `every_epochs` must be a whole number, got {self.every_epochs!r}")
+        if self.every_epochs < 1:
+            raise ValueError(f"Scoring: `every_epochs` must be 1 (every epoch) or more, got {self.every_epochs}")
+        if isinstance(self.model, type):
+            raise TypeError(f"Scoring: `model` must be an instance, got the class {self.model.__name__}; make one of it")
+        if self.model is not None and not isinstance(self.model, nn.Module):
+            raise TypeError(f"Scoring: `model` must be a torch.nn.Module or None, got {type(self.model).__name__}")
+        if not isinstance(self.input_scale, int | float) or isinstance(self.input_scale, bool):
+            raise TypeError(f"Scoring: `input_scale` must be a number, got {self.input_scale!r}")
+        if self.losses is not None and not (isinstance(self.losses, Tensor) and self.losses.is_floating_point()):
+            got = self.losses.dtype if isinstance(self.losses, Tensor) else type(self.losses).__name__
+            raise TypeError(f"Scoring: `losses` must be a floating-point tensor or None, got {got}")
+        if self.losses is not None and self.losses.dim() != 1:
+            raise ValueError(f"Scoring: `losses` must have shape (N,), got {tuple(self.losses.shape)}")
+        if not 0 < self.input_scale <= 1:
+            raise ValueError(f"Scoring: `input_scale` is a factor on the inputs' sizes, within (0, 1], got {self.input_scale}")
+
+    def shrink(self, tree: Any) -> Any:
+        """Inputs with their sizes scaled down, linearly in each; the very same object where `input_scale` is 1.
+
+        Args:
+            tree: Tensors in any nesting. Floating-point tensors (batch, channels, size, ...) of 3 to 5 dimensions are
+                shrunk to floor(input_scale * size), at least 1; everything else stays as it is.
+
+        Raises:
+            ValueError: There is no such tensor.
+        """
+        if self.input_scale == 1:
+            return tree
+        seen = []
+
+        def smaller(leaf: Tensor) -> Tensor:
+            fits = leaf.is_floating_point() and leaf.dim() in MODES
+            seen.append((fits, f"{leaf.dtype} {tuple(leaf.shape)}"))
+            return _resized(leaf, self.input_scale) if fits else leaf
+
+        shrunk = map_leaves(smaller, tree)
+        if not any(fits for fits, _ in seen):
+            raise ValueError(
+                "Scoring: `input_scale` shrinks floating-point inputs of 3 to 5 dimensions (batch, channels, sizes), got "
+                f"{', '.join(what for _, what in seen) or 'no tensor'}; leave it at 1"
+            )
+        return shrunk
+
+
+def _resized(leaf: Tensor, scale: float) -> Tensor:
+    sizes = [max(1, share(scale, size)) for size in leaf.shape[2:]]
+    return F.interpolate(leaf, size=sizes, mode=MODES[leaf.dim()], align_corners=False, antialias=False)

@@ -1,0 +1,394 @@
+import itertools
+import textwrap
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+from thresher import methods
+from thresher.cli.advise import METHODS
+from thresher.experiments.advise import advise as module
+from thresher.experiments.advise.advise import (
+    Pace,
+    Probe,
+    Spent,
+    Watching,
+    advise,
+    all_learnt,
+    held,
+    in_turns,
+    losses_of,
+    pace_of,
+    planned,
+    row_of,
+    saved_by_plans,
+    sentences,
+    torch_threads,
+)
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.training.specs import MethodSpec, parse_methods
+
+CPU = torch.device("cpu")
+COMPUTING = Pace(loader=0.0, forward=2.0, backward=4.0, optimizer=1.0, scoring=1.75)
+WAITING = Pace(loader=93.0, forward=2.0, backward=4.0, optimizer=1.0, scoring=1.75)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    monkeypatch.setattr(module, "BLOCK", 0.01)
+
+
+def signals(loss, correct=True, confidence=1.0):
+    n = len(loss)
+    return {
+        "loss": torch.tensor(loss),
+        "correct": torch.full((n,), correct),
+        "confidence": torch.full((n,), confidence),
+    }
+
+
+# The model of time
+
+
+def test_loading_and_computing_take_their_sum_or_the_longer_of_the_two():
+    pace = Pace(loader=3.0, forward=1.0, backward=2.0, optimizer=1.0, scoring=0.5)
+    assert (pace.compute, pace.full, pace.waiting) == pytest.approx((4.0, 7.0, 3 / 7))
+    assert pace.step(1.0) == 4.0
+    hidden = Pace(3.0, 1.0, 2.0, 1.0, 0.5, overlap=1.0)
+    assert (hidden.full, hidden.waiting, hidden.step(1.0)) == (4.0, 0.0, 3.0)
+    assert Pace(3.0, 1.0, 2.0, 1.0, 0.5, overlap=0.5).full == 5.5
+    assert Pace(8.0, 1.0, 2.0, 1.0, 0.5, overlap=1.0).waiting == 0.5
+
+
+def test_two_passes_break_even_where_scoring_costs_what_leaving_out_saves():
+    keep = COMPUTING.break_even
+    assert keep == pytest.approx(0.75)
+    assert COMPUTING.scoring + keep * COMPUTING.compute == pytest.approx(COMPUTING.compute)
+
+
+def test_parts_are_differences_of_growing_pieces():
+    seconds = {"loader": 3.0, "forward": 1.0, "both": 3.0, "compute": 4.0, "loop": 5.5, "scoring": 0.5}
+    pace = pace_of(seconds)
+    assert (pace.forward, pace.backward, pace.optimizer) == (1.0, 2.0, 1.0)
+    assert pace.overlap == 0.5 and pace.full == seconds.pop("loop")
+    assert pace_of(seconds).overlap == 0.0
+
+
+@pytest.mark.parametrize(("loop", "overlap"), [(9.0, 0.0), (7.0, 0.0), (4.0, 1.0), (3.5, 1.0)])
+def test_an_overlap_is_a_share_whatever_was_measured(loop, overlap):
+    seconds = {"loader": 3.0, "forward": 4.5, "both": 4.2, "compute": 4.0, "loop": loop, "scoring": 0.5}
+    pace = pace_of(seconds)
+    assert pace.overlap == overlap
+    assert (pace.forward, pace.backward, pace.optimizer) == (4.0, 0.0, 0.0)
+
+
+def test_what_disturbs_a_whole_round_changes_no_ratio():
+    slow = itertools.chain([1.0] * 2, [1.0, 1.0, 5.0, 5.0, 2.0, 2.0])  # once to warm up, then three rounds
+    sides = {"base": lambda: Spent(10 * next(slow), 8.0), "half": lambda: Spent(5 * next(slow), 2.0)}
+    assert in_turns(sides, 3, seed=0) == {"base": 20.0, "half": 10.0}
+
+
+def test_a_side_that_waits_for_nothing_is_held_against_the_first_by_cpu_time():
+    wall = itertools.cycle([10.0, 30.0, 20.0])
+    sides = {"base": lambda: Spent(20.0, 8.0), "half": lambda: Spent(next(wall), 2.0)}
+    assert in_turns(sides, 3, seed=0, by_cpu={"half"}) == {"base": 20.0, "half": 5.0}
+
+
+def test_turns_are_taken_in_changing_order():
+    calls = []
+    sides = {name: (lambda name=name: calls.append(name) or Spent(1.0, 1.0)) for name in "abcd"}
+    in_turns(sides, 6, seed=1)
+    rounds = [tuple(calls[i : i + 4]) for i in range(0, len(calls), 4)]
+    assert rounds[0] == tuple("abcd") and all(sorted(one) == list("abcd") for one in rounds)
+    assert len(set(rounds[1:])) > 1
+
+
+def test_threads_are_given_back():
+    before = torch.get_num_threads()
+    with pytest.raises(RuntimeError), torch_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+        raise RuntimeError
+    assert torch.get_num_threads() == before
+
+
+# What methods would leave out
+
+
+def test_kakurenbo_follows_its_schedule_where_all_is_learnt():
+    known = all_learnt(signals([0.5] * 100, correct=False, confidence=0.1))
+    left_out, forwarded = planned(thresher.Kakurenbo(), [known], 10, seed=0)
+    by_epoch = [0, 30, 30, 24, 24, 24, 18, 18, 12, 12]
+    assert left_out == forwarded == pytest.approx(sum(by_epoch) / 1000)
+
+
+def test_kakurenbo_hides_only_what_is_right_and_confident():
+    doubtful = signals([0.01 * i for i in range(100)], confidence=0.5)
+    assert planned(thresher.Kakurenbo(), [doubtful], 10, seed=0) == (0.0, 0.0)
+    doubtful["confidence"][:10] = 0.9
+    assert planned(thresher.Kakurenbo(), [doubtful], 10, seed=0)[0] == pytest.approx(9 * 10 / 1000)
+
+
+def test_infobatch_prunes_half_of_what_is_below_the_mean_in_its_epochs():
+    known = signals([0.0] * 60 + [1.0] * 40)
+    left_out, forwarded = planned(thresher.InfoBatch(), [known], 8, seed=0)
+    assert (left_out, forwarded) == (pytest.approx(6 * 30 / 800), 0.0)
+    assert planned(thresher.InfoBatch(), [all_learnt(known)], 8, seed=0)[0] == pytest.approx(6 * 50 / 800)
+
+
+def test_an_epoch_is_planned_by_what_is_known_before_it_and_then_by_the_last():
+    known = [signals([0.0] * learnt + [1.0] * (100 - learnt)) for learnt in (20, 40, 80)]
+    by_epoch = [0, 10, 20, 40, 40, 40, 40, 0]
+    assert planned(thresher.InfoBatch(), known, 8, seed=0)[0] == pytest.approx(sum(by_epoch) / 800)
+
+
+def test_what_is_left_out_is_not_loaded_and_what_is_forwarded_is():
+    assert saved_by_plans(WAITING, WAITING.compute, 0.3, 0.0) == pytest.approx(0.3)
+    assert saved_by_plans(WAITING, WAITING.compute, 0.3, 0.3) == pytest.approx(0.3 * (7 - 1.75) / 100)
+    assert saved_by_plans(COMPUTING, COMPUTING.compute, 0.3, 0.3) == pytest.approx(0.3 * 0.75)
+    assert saved_by_plans(COMPUTING, 7.7, 0.0, 0.0) == pytest.approx(-0.1)
+
+
+def rows(pace, computes, losses=(0.0, 0.0, 0.0, 0.1)):
+    found = []
+    for text, compute in computes.items():
+        [spec] = parse_methods(text)
+        found.append(row_of(spec, None, pace, {spec.label: compute}, [signals(list(losses))], 20, 0))
+    return {row["method"]: row for row in found}
+
+
+def test_batch_methods_save_what_they_do_not_compute():
+    found = rows(COMPUTING, {"random_backprop:keep=0.5": 3.5})["random_backprop:keep=0.5"]
+    assert found["saves"] == found["at_most"] == pytest.approx(0.5)
+    found = rows(WAITING, {"random_backprop:keep=0.5": 3.5})["random_backprop:keep=0.5"]
+    assert found["saves"] == pytest.approx(0.035)
+
+
+def test_a_refused_method_has_a_reason_and_no_figures():
+    row = row_of(MethodSpec("kakurenbo"), "it cannot", COMPUTING, {}, [signals([1.0])], 20, 0)
+    assert row["refused"] == "it cannot" and "saves" not in row
+
+
+def test_losses_in_shares():
+    found = losses_of(signals([0.0, 0.01, 0.02, 1.0, 2.0]) | {"confidence": torch.tensor([0.9, 0.7, 0.69, 0.9, 0.9])})
+    assert (found["easy_share"], found["below_mean"], found["trusted"]) == pytest.approx((0.6, 0.6, 0.8))
+    assert losses_of({"loss": torch.tensor([1.0, 2.0])})["trusted"] is None
+
+
+# In words
+
+
+def advice(pace, rows, fallback=None):
+    return {
+        "epochs": 20,
+        "probe": {"epochs": 1.0, "samples": 4},
+        "step": pace.as_dict(),
+        "losses": losses_of(signals([0.0, 0.0, 0.0, 0.1])),
+        "trace": {"fallback": fallback},
+        "break_even_keep": pace.break_even,
+        "methods": list(rows),
+    }
+
+
+def test_words_on_an_input_that_decides():
+    computes = {"kakurenbo": 7.0, "uniform:keep=0.7": 7.0, "infobatch:delta=0.0": 7.0, "random_backprop:keep=0.33": 2.5}
+    said = " ".join(sentences(advice(WAITING, rows(WAITING, computes, [0.1] * 10).values())))
+    assert "Your input pipeline takes 93 % of a step. Methods that select in the batch load every candidate" in said
+    assert "they cannot help." in said and "do not load what they leave out: uniform:keep=0.7 can help." in said
+    assert "Not so kakurenbo: what is left out is loaded for a forward pass. Not so infobatch:delta=0.0: too little is" in said
+    assert "The most time could be saved by uniform:keep=0.7: 30 %" in said
+
+
+def test_words_on_an_input_that_takes_much_but_not_all():
+    half = Pace(8.0, 2.0, 4.0, 1.0, 1.75)
+    said = " ".join(sentences(advice(half, rows(half, {"random_backprop:keep=0.33": 2.5}).values())))
+    assert "they can save little, 30 % at most" in said
+
+
+def test_words_on_a_model_that_decides():
+    computes = {"uniform:keep=0.3": 7.0, "selective_backprop:keep=0.33:forward_passes=twice": 4.2, "selective_backprop": 7.7}
+    found = rows(COMPUTING, computes)
+    said = sentences(advice(COMPUTING, found.values(), fallback="it has hooks"))
+    assert said[0] == "A step takes 7000 ms: waiting for input 0 %, forward 29 %, backward 57 %, optimizer 14 %."
+    assert not any("input pipeline" in one for one in said)
+    text = " ".join(said)
+    assert "selective_backprop:keep=0.33 twice can save 40 % of the time at most." in text
+    assert "selective_backprop saves no time: it takes 10 % longer than full training." in text
+    assert "Two forward passes save time only while less than 75 % of a batch is kept" in text
+    assert "One forward pass saves nothing of the backward pass here, as the model cannot be traced: it has hooks." in text
+    assert said[-1].startswith("The most time could be saved by selective_backprop:keep=0.33 twice: 40 %")
+    assert "After 1 epoch of the probe 75 % of the samples have a loss below 5 % of the largest" in text
+
+
+def test_words_where_selection_cannot_help():
+    found = rows(COMPUTING, {"uniform:keep=0.96": 7.0}, [0.1] * 100) | {
+        "kakurenbo": row_of(MethodSpec("kakurenbo"), "no classes", COMPUTING, {}, [signals([1.0])], 20, 0)
+    }
+    said = sentences(advice(COMPUTING, found.values()))
+    assert said[-1] == "Selection cannot help here: none of these methods could save 5 % of the time."
+    assert "kakurenbo cannot be used here: no classes" in said
+    assert sentences(advice(COMPUTING, []))[-1] == said[-1]
+
+
+# The probe
+
+
+def test_held_batches_are_those_of_the_dataset():
+    data = TensorDataset(torch.arange(70.0).unsqueeze(1), torch.arange(70))
+    loader = held(DataLoader(data, batch_size=16), 3, CPU, seed=0)
+    batches = list(loader)
+    assert [len(y) for _, y in batches] == [16, 16, 16]
+    assert all(torch.equal(x.squeeze(1), y.float()) for x, y in batches)
+    assert len(torch.cat([y for _, y in batches]).unique()) == 48
+    assert all(again is first for (again, _), (first, _) in zip(loader, batches, strict=True))
+    loader.dataset.times = 2
+    assert all(again is batches[i % 3][1] for i, (_, again) in enumerate(loader)) and len(loader) == 6
+    assert [len(y) for _, y in held(DataLoader(data, batch_size=100), 3, CPU, seed=0)] == [70]
+
+
+def test_held_batches_are_collated_as_the_user_does():
+    data = TensorDataset(torch.arange(8.0).unsqueeze(1), torch.arange(8))
+
+    def collate(samples):
+        return torch.stack([2 * x for x, _ in samples]), torch.stack([y for _, y in samples])
+
+    loader = held(DataLoader(data, batch_size=4, collate_fn=collate), 2, CPU, seed=0)
+    assert all(torch.equal(x.squeeze(1), 2.0 * y) for x, y in loader)
+    run = thresher.attach(
+        Watching(thresher.FullData().columns()), loader=loader, criterion=torch.nn.MSELoss(reduction="none"), epochs=1
+    )
+    assert [len(y) for _, y in run.loader] == [4, 4]
+
+
+def probe(epochs=3):
+    task = task_of("digits@200")
+    training = task.training(task.load(None), 0)
+    return Probe(training, epochs=epochs, seed=0), training
+
+
+def test_the_first_epochs_train_and_remember_what_methods_ask_for():
+    one, training = probe(epochs=2)
+    before = [p.clone() for p in training.model.parameters()]
+    found = one.first_epochs(parse_methods("kakurenbo,infobatch,random_backprop"), 60)
+    assert len(found) == 2 and (one.seen, one.trained) == (200, 2.0)
+    for known in found:
+        assert set(known) == {"loss", "correct", "confidence"} and known["correct"].dtype is torch.bool
+        assert all(len(values) == 200 for values in known.values()) and known["loss"].isfinite().all()
+    assert found[1]["loss"].mean() < found[0]["loss"].mean()
+    assert any(not torch.equal(p, q) for p, q in zip(before, training.model.parameters(), strict=True))
+
+
+def test_the_first_epoch_stops_when_its_time_is_up():
+    one, _ = probe()
+    [found] = one.first_epochs(parse_methods("infobatch"), 1e-9)
+    assert (one.seen, one.trained) == (64, 64 / 200) and len(found["loss"]) == 64
+
+
+def test_a_later_epoch_that_is_not_finished_does_not_count(monkeypatch):
+    seconds = iter([0.0, *[1.0] * 6, 3.0])  # at the beginning, and after each of four steps an epoch
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    one, _ = probe()
+    found = one.first_epochs(parse_methods("infobatch"), 2.0)
+    assert [len(known["loss"]) for known in found] == [200] and one.trained == pytest.approx(1 + 192 / 200)
+
+
+def test_timing_leaves_the_weights_as_they_are(quick):
+    one, training = probe()
+    specs = parse_methods(
+        "kakurenbo,selective_backprop:keep=0.33:forward_passes=once,selective_backprop:keep=0.5:score_every=2"
+    )
+    before = [p.detach().clone() for p in training.model.parameters()]
+    pace, own = one.pace(specs)
+    assert all(torch.equal(p, q) for p, q in zip(before, training.model.parameters(), strict=True))
+    assert set(own) == {spec.label for spec in specs} and all(seconds > 0 for seconds in own.values())
+    assert pace.compute > pace.forward > 0 and pace.overlap == 0 and one.fallback is None
+
+
+def test_advice_on_a_task(quick):
+    found = advise("digits@200", parse_methods(METHODS), epochs=6)
+    rows = {row["method"]: row for row in found["methods"]}
+    assert found["task"] == "digits@200" and found["probe"] == {"samples": 200, "epochs": 3.0}
+    assert 0 < found["break_even_keep"] < 1 and found["trace"] == {"fallback": None}
+    assert {name: row["stage"] for name, row in rows.items()} == {
+        "kakurenbo": "epoch",
+        "infobatch": "epoch",
+        "uniform:keep=0.7": "epoch",
+        "selective_backprop:keep=0.33 once": "batch",
+        "selective_backprop:keep=0.33 twice": "batch",
+        "random_backprop:keep=0.33": "batch",
+    }
+    assert rows["uniform:keep=0.7"]["left_out"] == pytest.approx(0.3)
+    assert rows["kakurenbo"]["left_out"] == rows["kakurenbo"]["forwarded"]
+    assert all(row["saves"] <= row["at_most"] < 1 for row in rows.values())
+    assert len(found["sentences"]) >= len(rows) + 3
+
+
+def test_a_loader_without_a_batch():
+    task = task_of("digits@20")
+    training = task.training(task.load(None), 0)
+    loader = DataLoader(training.loader.dataset, batch_size=64, drop_last=True)
+    with pytest.raises(ValueError, match="the loader of 20 samples has no batch; give it more of them, or drop_last=False"):
+        Probe(replace(training, loader=loader), epochs=3, seed=0)
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 0}, {"threads": 0}, {"seconds": 0.0}])
+def test_settings_that_make_no_sense(settings):
+    with pytest.raises(ValueError, match="`epochs` and `threads` must be 1 or more and `seconds` above 0, got"):
+        advise("digits@200", [], **settings)
+
+
+SCRIPT = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else 2 * self.linear(x)
+
+def build(seed):
+    x = torch.randn(96, 4, generator=torch.Generator().manual_seed(0))
+    model = Model()
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32)
+    return model, loader, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), lambda model: 0.0
+"""
+
+
+def test_a_script_without_classes_whose_model_cannot_be_traced(quick, tmp_path):
+    path = tmp_path / "regression.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    specs = parse_methods("kakurenbo,infobatch,selective_backprop:keep=0.33:forward_passes=once")
+    found = advise(f"{path}:build", specs, epochs=4)
+    kakurenbo, infobatch, _ = found["methods"]
+    assert "needs signals that this criterion does not give" in kakurenbo["refused"]
+    assert infobatch["refused"] is None and infobatch["left_out"] > 0
+    assert found["losses"]["trusted"] is None
+    assert found["trace"]["fallback"] in " ".join(found["sentences"])
+    assert any("One forward pass saves nothing of the backward pass here" in one for one in found["sentences"])
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "foreseen"),
+    [
+        ("kakurenbo", {}, True),
+        ("importance_sampling", {}, True),
+        ("ada_selection", {}, True),
+        ("forgetting", {}, False),
+        ("rais", {}, False),
+        ("grad_match", {}, False),
+        ("prune", {"scores": "scores.parquet"}, False),
+    ],
+)
+def test_which_plans_can_be_foreseen(name, settings, foreseen):
+    assert module.foreseeable(methods.create(name, **settings)) is foreseen
+
+
+def test_methods_of_several_stages_cannot():
+    assert not module.foreseeable([methods.create("uniform"), methods.create("random_backprop")])

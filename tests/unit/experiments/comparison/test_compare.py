@@ -1,0 +1,177 @@
+import json
+
+import pytest
+
+from thresher.experiments.comparison import compare as comparison
+from thresher.experiments.comparison.compare import Watcher, compare
+from thresher.experiments.comparison.workers import Finished
+from thresher.experiments.training.loop import with_costs
+from thresher.experiments.training.specs import parse_methods
+
+N, EPOCHS, RATIO = 1000, 4, 1.0
+COSTS = {"kakurenbo": 0.75, "infobatch": 0.7502, "selective_backprop": 0.9}
+
+
+def outcome(job):
+    """A run that costs as much as its method does, without training."""
+    keep = job.spec.given.get("keep", COSTS.get(job.spec.name, 1.0)) if job.spec.name != "full" else 1.0
+    done = round(keep * job.share * N * EPOCHS)
+    run = {"method": job.label, "settings": job.spec.settings, "seed": job.seed, "control_of": None, "device": "cpu"}
+    run |= {"metric": {"name": "accuracy", "value": 0.9 + job.seed / 100}, "wall_s": 1.0, "cpu_s": 1.0}
+    counts = {"forward": done, "backward": done}
+    run["cost"] = counts | {"full_forward": N * EPOCHS, "full_backward": N * EPOCHS, "backward_to_forward": RATIO}
+    return with_costs(run | {"history": [counts]}, RATIO)
+
+
+class StoppedError(Exception):
+    pass
+
+
+class InProcess:
+    """Two jobs at a time, the younger one finished first; stops where it is told to."""
+
+    started: list = []
+    stop_after = 100
+
+    def __init__(self, *_, **__):
+        self._busy = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def busy(self):
+        return bool(self._busy)
+
+    @property
+    def free(self):
+        return len(self._busy) < 2
+
+    def start(self, job):
+        if len(self.started) >= self.stop_after:
+            raise StoppedError
+        self.started.append(job.name)
+        self._busy.append(job)
+
+    def next_event(self):
+        job = self._busy.pop()
+        return Finished(job, outcome(job))
+
+
+class Notes(Watcher):
+    def __init__(self):
+        self.runs, self.over, self.common = 0, [], []
+
+    def planned(self, runs, epochs):
+        self.runs = runs
+
+    def finished(self, job, run, *, reused):
+        self.over.append((job.name, reused))
+
+    def shared(self, job):
+        self.common.append(job.name)
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.setattr(comparison, "Workers", InProcess)
+    monkeypatch.setattr(InProcess, "started", [])
+    return InProcess
+
+
+def written(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def compared(out, methods, **settings):
+    return compare("digits", parse_methods(methods), [0, 1], EPOCHS, out, **settings)
+
+
+def test_every_run_has_both_controls_of_its_cost(tmp_path, workers):
+    results = compared(tmp_path, "kakurenbo,selective_backprop:forward_passes=twice,uniform:keep=0.3")
+    assert [(run["method"], run["control_of"], run["seed"]) for run in results["runs"]] == [
+        ("full", None, 0),
+        ("full", None, 1),
+        *(
+            (name, of, seed)
+            for method, cost in (("kakurenbo", "0.750"), ("selective_backprop twice", "0.900"))
+            for seed in (0, 1)
+            for name, of in ((method, None), (f"uniform@{cost}", method), (f"shorter@{cost}", method))
+        ),
+        ("uniform:keep=0.3", None, 0),
+        ("uniform:keep=0.3", None, 1),
+    ]
+    assert [row["method"] for row in results["summary"]] == [
+        "full", "kakurenbo", "uniform@0.750", "shorter@0.750", "selective_backprop twice", "uniform@0.900", "shorter@0.900",
+        "uniform:keep=0.3",
+    ]  # fmt: skip
+    for run in results["runs"]:
+        assert run["history"][-1]["cost"] == run["cost"]["ratio"]
+    assert written(tmp_path) == json.loads(json.dumps(results))
+
+
+def test_methods_of_one_cost_share_their_controls(tmp_path, workers):
+    notes = Notes()
+    results = compared(tmp_path, "kakurenbo,infobatch", watcher=notes)
+    assert notes.runs == 14 and len(workers.started) == 10 == len(set(workers.started))
+    assert sorted(notes.common) == [f"{kind}@0.750, seed {seed}" for kind in ("shorter", "uniform") for seed in (0, 1)]
+    of = {run["control_of"] for run in results["runs"] if run["method"] == "shorter@0.750"}
+    assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 14
+
+
+@pytest.mark.parametrize("stop", range(1, 10))
+def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_path, workers, monkeypatch, stop):
+    compared(tmp_path / "whole", "kakurenbo,infobatch")
+    everything = set(workers.started)
+    monkeypatch.setattr(workers, "started", [])
+    monkeypatch.setattr(workers, "stop_after", stop)
+    with pytest.raises(StoppedError):
+        compared(tmp_path / "stopped", "kakurenbo,infobatch")
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
+    assert stop - 2 <= len(kept) <= stop and not (tmp_path / "stopped" / "results.json").exists()
+    monkeypatch.setattr(workers, "started", [])
+    monkeypatch.setattr(workers, "stop_after", 100)
+    notes = Notes()
+    compared(tmp_path / "stopped", "kakurenbo,infobatch", watcher=notes)
+    assert written(tmp_path / "stopped") == written(tmp_path / "whole")
+    assert len(workers.started) == len(everything) - len(kept)
+    assert sum(reused for _, reused in notes.over) == len(kept)
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
+    assert after.items() >= kept.items()
+
+
+def test_fewer_kinds_of_controls(tmp_path, workers):
+    assert len(compared(tmp_path / "none", "kakurenbo", controls=())["runs"]) == 4
+    one = compared(tmp_path / "one", "kakurenbo", controls=("shorter",))
+    assert [row["method"] for row in one["summary"]] == ["full", "kakurenbo", "shorter@0.750"]
+    assert len(workers.started) == 4 + 6
+
+
+def test_costs_are_held_to_the_median_of_what_full_runs_measured(tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(comparison, "statistics", type("Fixed", (), {"median": staticmethod(lambda _: 3.0)}))
+    results = compared(tmp_path, "kakurenbo")
+    assert {run["cost"]["backward_to_forward"] for run in results["runs"]} == {3.0}
+
+
+@pytest.mark.parametrize(("seeds", "epochs", "jobs"), [([], 1, 1), ([0], 0, 1), ([0], 1, 0)])
+def test_nothing_to_do(tmp_path, seeds, epochs, jobs):
+    with pytest.raises(ValueError, match="compare: needs a seed, and 1 or more epochs and jobs"):
+        compare("digits", parse_methods("full"), seeds, epochs, tmp_path, jobs=jobs)
+
+
+@pytest.mark.parametrize("margin", [0, -0.5, float("nan")])
+def test_a_margin_is_above_zero(tmp_path, margin):
+    with pytest.raises(ValueError, match="compare: `margin` must be above 0, got"):
+        compare("digits", parse_methods("full"), [0], 1, tmp_path, margin=margin)
+
+
+@pytest.mark.parametrize(
+    ("track", "why"), [("nobody", "accelerate has no such tracker"), ("clearml", "its package is not installed")]
+)
+def test_a_tracker_is_installed(tmp_path, track, why):
+    with pytest.raises(ValueError, match=f"--track {track}: {why}; installed: "):
+        compare("digits", parse_methods("full"), [0], 1, tmp_path, track=track)
+    assert not list(tmp_path.iterdir())

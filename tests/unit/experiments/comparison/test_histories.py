@@ -1,0 +1,74 @@
+import pytest
+
+from thresher.experiments.comparison.histories import _told, history_of, rule_of
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.specs import parse_methods
+from thresher.experiments.training.store import write_json
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    task = task_of("digits")
+    data = task.load(task.find(None))
+    for name, text in (("hiding", "kakurenbo:max_fraction=0.4:tau=0.5"), ("drawn", "random_backprop:keep=0.5")):
+        run = train(task, data, parse_methods(text)[0], seed=0, epochs=4, samples_to=folder / f"{name}.parquet")
+        write_json(folder / f"{name}.json", run)
+    return folder
+
+
+@pytest.mark.parametrize("ending", ["", ".parquet", ".json"])
+def test_it_says_when_and_why_a_sample_was_skipped(folder, ending):
+    histories = [history_of(folder / f"hiding{ending}", sample) for sample in range(40)]
+    skipped = [epoch for history in histories for epoch in history.epochs if not epoch.trained]
+    trained = [epoch for history in histories for epoch in history.epochs if epoch.trained]
+    assert skipped and trained and all(epoch.rule == "" for epoch in trained)
+    assert all(
+        "right with confidence 0.5 or more" in epoch.rule and "of the samples were skipped)" in epoch.rule for epoch in skipped
+    )
+    for sample, history in enumerate(histories):
+        times = [epoch.trained for epoch in history.epochs]
+        assert (
+            history.title.startswith(f"sample {sample} (class ")
+            and "under kakurenbo:max_fraction=0.4:tau=0.5, seed 0" in history.title
+        )
+        assert f"trained on {sum(times)} times, skipped in {times.count(0)} of 4 epochs" in history.title
+
+
+def test_the_rule_of_a_batch_method(folder):
+    rules = {epoch.rule.partition(" (")[0] for sample in range(20) for epoch in history_of(folder / "drawn", sample).epochs}
+    assert rules == {"", "not drawn in its batch"}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "rule"),
+    [
+        (
+            "infobatch",
+            {"prune_fraction": 0.5, "threshold": "mean"},
+            "pruned: its loss was below the mean, and it was drawn with chance 0.5",
+        ),
+        ("selective_backprop:keep=0.3 once", {}, "not chosen in its batch, by the rank of its loss"),
+        ("uniform@0.500", {"keep": 0.5}, "not in the random subset"),
+        ("shorter@0.500", {"epochs": 5}, "not reached: training had ended"),
+        ("somebody's", {}, "left out by its plan"),
+        ("kakurenbo", {}, "hidden: its loss was among the lowest, and it was right with confidence its setting or more"),
+    ],
+)
+def test_rules(method, settings, rule):
+    assert rule_of({"method": method, "settings": settings}) == rule
+
+
+def test_no_such_run_or_sample(folder):
+    with pytest.raises(FileNotFoundError, match="nothing.parquet: no such run of a comparison; there are drawn, hiding"):
+        history_of(folder / "nothing", 0)
+    with pytest.raises(ValueError, match="has no sample 1438; ids are 0 to 1437"):
+        history_of(folder / "hiding", 1438)
+
+
+def test_what_the_loader_does_not_give_is_not_told_as_the_rule():
+    entry = {"epoch": 0, "actual_fraction": 0.0}
+    row = {"id": 3, "loss_by_epoch": [float("-inf")], "trained_by_epoch": [0], "trained": 0, "hidden": 1}
+    history = _told(row, {"method": "kakurenbo", "settings": {"tau": 0.7}, "seed": 0, "history": [entry]})
+    assert "by its sampler or drop_last" in history.epochs[0].rule

@@ -1,0 +1,232 @@
+"""Every table and figure against made-up runs: its claims can be judged and its tables filled, and they tell what is there."""
+
+import itertools
+import statistics
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from thresher.experiments.comparison.statistics import Paired
+from thresher.experiments.comparison.summary import summarise
+from thresher.experiments.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, selective_backprop
+from thresher.experiments.reproduction.artefact import (
+    FULL,
+    Claim,
+    Part,
+    judged,
+    mean_of,
+    metric,
+    minus,
+    over,
+    overall,
+    tables_of_parts,
+)
+from thresher.experiments.reproduction.reproduction import specs_of
+from thresher.experiments.tasks import built_in
+from thresher.scores import Scores
+
+EPOCHS, SAMPLES = 20, 100
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_trained(monkeypatch):
+    monkeypatch.setattr(kakurenbo, "from_scratch", lambda seed: 0.8 + 0.01 * seed)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("papers")
+    rng = np.random.default_rng(0)
+    losses = rng.random((SAMPLES, EPOCHS)).astype(np.float32)
+    losses[:2] = 5.0
+    columns = {
+        "target": np.arange(SAMPLES) % 10,
+        "trained": rng.integers(0, EPOCHS, SAMPLES),
+        "loss_by_epoch": list(losses),
+    }
+    pq.write_table(pa.table(columns), found / "samples.parquet")
+    Scores(torch.arange(SAMPLES), torch.rand(SAMPLES, generator=torch.Generator().manual_seed(0))).save(
+        found / "scores.parquet"
+    )
+    return found
+
+
+def entry(epoch, seed):
+    return {
+        "accuracy": 0.5 + 0.02 * epoch,
+        "cpu_s": epoch + 1.0 + 0.01 * seed,
+        "cost": epoch / EPOCHS,
+        "easy_share": epoch / EPOCHS,
+        "scheduled_fraction": 0.3,
+        "actual_fraction": 0.3 * min(1, epoch / 10),
+        "hidden_by_class": [(epoch * label) % 7 for label in range(10)],
+    }
+
+
+def run(row, seed, folder):
+    rng = np.random.default_rng([seed, sum(map(ord, row))])
+    value = 0.9 if row == FULL else 0.85 + 0.01 * rng.random()
+    return {
+        "method": row,
+        "seed": seed,
+        "control_of": None,
+        "metric": {"name": "accuracy", "value": value + 0.001 * rng.random()},
+        "cost": {"ratio": 1.0 if row == FULL else 0.6},
+        "wall_s": 1.0,
+        "cpu_s": 10.0 if row == FULL else 7.0,
+        "history": [entry(epoch, seed) for epoch in range(EPOCHS)],
+        "samples": str(folder / "samples.parquet"),
+        "scores": str(folder / "scores.parquet"),
+    }
+
+
+def measure(artefact, folder):
+    """Runs by part, row and seed, and what `compare` would say of them."""
+    rows = {part.name: [FULL, *part.rows] for part in artefact.parts}
+    runs = {part: {row: {seed: run(row, seed, folder) for seed in artefact.seeds} for row in of} for part, of in rows.items()}
+    results = {
+        part: {
+            "summary": summarise([each for seeds in of.values() for each in seeds.values()]),
+            "labels": {row: row for row in of},
+            "metric": "accuracy",
+        }
+        for part, of in runs.items()
+    }
+    return runs, results
+
+
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_claims_are_judged_and_tables_are_filled(name, folder):
+    artefact = ARTEFACTS[name]
+    measured, results = measure(artefact, folder)
+    for claim in artefact.claims:
+        found = claim.judge(measured, artefact.seeds)
+        assert found["claim"] and found["mean"] == pytest.approx(
+            statistics.mean(claim.value(measured, seed) for seed in artefact.seeds)
+        )
+    make = artefact.tables
+    tables = tables_of_parts(artefact, results) if make is None else make(measured, results)
+    assert tables
+    for table in tables:
+        assert table.rows and all(len(row) == len(table.header) for row in table.rows)
+
+
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_rows_are_methods_and_tasks_are_there(name, folder):
+    artefact = ARTEFACTS[name]
+    assert len(artefact.seeds) >= 3 and len(set(artefact.seeds)) == len(artefact.seeds)
+    for part in artefact.parts:
+        built_in(part.task)
+        specs = specs_of(part, folder / "scores.parquet")
+        assert list(specs) == list(part.rows) and len({spec.label for spec in specs.values()}) == len(specs)
+        assert set(part.published) <= {FULL, *part.rows}
+        assert (part.scores is not None) == any("{scores}" in text for text in part.rows.values())
+
+
+def test_names_of_parts_are_distinct_in_each():
+    for artefact in ARTEFACTS.values():
+        names = [part.name for part in artefact.parts]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("values", "above", "verdict"),
+    [
+        ([1.0, 1.1, 0.9], 0.5, "reproduced"),
+        ([1.0, 1.1, 0.9], 1.5, "not reproduced"),
+        ([1.0, 1.1, 0.9], 1.0, "cannot tell"),
+        ([1.0, 1.0, 1.0], 0.9, "reproduced"),
+        ([1.0, 1.1], 0.0, "cannot tell"),
+        ([1.0], 0.0, "cannot tell"),
+    ],
+)
+def test_the_whole_interval_must_be_on_one_side(values, above, verdict):
+    assert judged(Paired.of(values), above) == verdict
+
+
+def test_values_that_are_not_finite_tell_nothing():
+    found = Claim("it never comes", lambda _, seed: float("nan") if seed else 1.0).judge({}, (0, 1, 2))
+    assert found["verdict"] == "cannot tell" and found["mean"] is None
+
+
+def test_one_claim_that_fails_decides():
+    for verdicts in itertools.permutations(["reproduced", "cannot tell", "not reproduced"]):
+        assert overall(verdicts) == "not reproduced"
+    assert overall(["reproduced", "cannot tell"]) == "cannot tell" and overall(["reproduced"]) == "reproduced"
+
+
+def test_numbers_of_a_seed():
+    measured = {"p": {"a": {0: {"metric": {"value": 3.0}}}, "b": {0: {"metric": {"value": 2.0}}}}}
+    a, b = metric("p", "a"), metric("p", "b")
+    assert minus(a, b)(measured, 0) == 1 and over(a, b)(measured, 0) == 1.5 and mean_of([a, b])(measured, 0) == 2.5
+
+
+def test_kakurenbos_variants_as_its_own_names():
+    import thresher
+    from thresher.experiments.training.specs import parse_methods
+
+    for bits in kakurenbo.BITS:
+        made = parse_methods(kakurenbo.hiding(0.4, bits))[0].create()
+        assert made == thresher.Kakurenbo.variant(bits, max_fraction=0.4)
+
+
+def test_what_a_component_adds_is_of_pairs_that_differ_in_it_alone():
+    values = {
+        bits: {0: {"metric": {"value": 4.0 * int(bits[2]) + 2.0 * int(bits[3]) + int(bits[4])}}} for bits in kakurenbo.BITS
+    }
+    measured = {"ablations": values}
+    assert [kakurenbo.gains(bit)(measured, 0) for bit in (1, 2, 3)] == [4, 2, 1]
+
+
+def test_top_losses_are_of_the_last_epochs(folder):
+    found = kakurenbo.top_losses({"samples": str(folder / "samples.parquet")})
+    assert len(found) == 10 and all(epoch["top"] == pytest.approx(5.0) and epoch["bottom"] < 1 for epoch in found)
+    assert all(epoch["full"] == pytest.approx(0.02 * 5 + 0.98 * epoch["bottom"]) for epoch in found)
+
+
+def test_time_until_an_error_and_what_never_comes():
+    def one(accuracies):
+        history = [{"accuracy": a, "cpu_s": 2.0 * (i + 1), "cost": 0.0} for i, a in enumerate(accuracies)]
+        return {"metric": {"name": "accuracy", "value": accuracies[-1]}, "history": history}
+
+    measured = {"arms": {FULL: {0: one([0.5, 0.8, 0.9])}, "fast": {0: one([0.88, 0.9, 0.9])}, "bad": {0: one([0.1, 0.2, 0.3])}}}
+    assert selective_backprop.time_until(measured, FULL, 0, 1.2) == 6
+    assert selective_backprop.time_until(measured, "fast", 0, 1.2) == 2
+    assert selective_backprop.sooner("fast", FULL, 1.2)(measured, 0) == 3
+    assert selective_backprop.sooner("bad", FULL, 1.2)(measured, 0) == 0
+
+
+def test_ranks_of_adaselection_are_over_the_rates():
+    def runs(value):
+        return {0: {"metric": {"value": value}}}
+
+    order = {method: number for number, method in enumerate(ada_selection.COLUMNS)}
+    measured = {
+        "line": {FULL: runs(-order[FULL])}
+        | {ada_selection.row(m, r): runs(-order[m]) for m in ada_selection.METHODS for r in ada_selection.RATES}
+    }
+    assert ada_selection.mean_ranks(measured, "line") == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_overlap_of_the_lowest():
+    values = np.arange(10)
+    assert diet_sb.overlap(values, values, 0.3) == 1 and diet_sb.overlap(values, -values, 0.3) == 0
+    assert diet_sb.overlap(values, -values, 1.0) == 1
+    assert diet_sb.concentration(np.arange(40), np.repeat([0, 1, 2, 3], 10)) == 1
+
+
+def test_diet_drops_in_the_batch_what_makes_the_total():
+    assert diet_sb.diet(0.625) == "prune:scores={scores}:keep=0.75+selective_backprop:keep=0.5:draw=true:forward_passes=twice"
+
+
+def test_where_the_scores_are_is_part_of_a_method(tmp_path):
+    found = specs_of(Part("p", "digits", 1, {"a": "prune:scores={scores}:keep=0.5"}), tmp_path / "s.parquet")
+    assert found["a"].given["scores"] == str(tmp_path / "s.parquet")
+
+
+def test_the_least_with_ties_by_id():
+    assert np.flatnonzero(diet_sb.least(np.array([3, 1, 2, 1, 1]), 0.4)).tolist() == [1, 3]
+    assert not diet_sb.least(np.array([1.0, 2.0]), 0.2).any()

@@ -1,0 +1,123 @@
+"""A table from its runs to its page, on a small part of the digits."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from thresher.cli.reproduce import reproduce as command
+from thresher.experiments import reproduction as papers
+from thresher.experiments.comparison.compare import Watcher
+from thresher.experiments.comparison.workers import RunError
+from thresher.experiments.reproduction.artefact import FULL, Artefact, Claim, Part, cost, minus
+from thresher.experiments.reproduction.page import page
+from thresher.experiments.reproduction.reproduction import reproduce
+
+SMALL = Artefact(
+    name="small",
+    paper="A paper, table 1",
+    shows="what half of the samples do",
+    here="Digits",
+    parts=[
+        Part("half", "digits@100", 1, {"half": "random_backprop:keep=0.5"}, {"half": "12.3"}, controls=("uniform",)),
+        Part("pruned", "digits@100", 1, {"pruned": "prune:scores={scores}:keep=0.5"}, scores=("el2n", 1, 1)),
+    ],
+    claims=[
+        Claim("half of the samples cost less", minus(cost("half", FULL), cost("half", "half"))),
+        Claim("they cost less than nothing", minus(lambda *_: 0.0, cost("half", "half"))),
+    ],
+)
+
+app = typer.Typer()
+app.command()(command)
+
+
+class Counting(Watcher):
+    def __init__(self):
+        self.trained = 0
+
+    def finished(self, job, run, *, reused):
+        self.trained += not reused
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    work = tmp_path_factory.mktemp("work")
+    watcher = Counting()
+    found = reproduce(SMALL, work, jobs=1, watcher=watcher)
+    return work, found, watcher.trained
+
+
+def test_what_a_table_says(made):
+    _, found, trained = made
+    # Full training is shared by both parts.
+    assert trained == 3 * (1 + 2 + 1)
+    assert [claim["verdict"] for claim in found["claims"]] == ["reproduced", "not reproduced"]
+    assert found["verdict"] == "not reproduced" and found["seeds"] == [0, 1, 2]
+    half, pruned = found["tables"]
+    assert [row[0].strip() for row in half["rows"]] == ["full", "half", "random samples at the cost of half"]
+    assert half["rows"][1][-1] == "12.3" and pruned["rows"][1][0] == "pruned"
+    assert re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", half["rows"][0][1])
+    assert [part["name"] for part in found["parts"]] == ["half", "pruned"] and found["parts"][0]["metric"] == "accuracy"
+
+
+def test_finished_runs_and_scores_are_not_made_again(made):
+    work, found, _ = made
+    (scores,) = (work / "scores").iterdir()
+    written, watcher = scores.stat().st_mtime_ns, Counting()
+    assert reproduce(SMALL, work, jobs=1, watcher=watcher) == found
+    assert watcher.trained == 0 and scores.stat().st_mtime_ns == written
+
+
+def test_the_page_tells_first_what_did_not_reproduce(made):
+    found = made[1]
+    good = {**found, "name": "good", "paper": "Another", "verdict": "reproduced", "claims": found["claims"][:1]}
+    told = page([good, found])
+    assert told.index('## <a id="small"></a>A paper, table 1: not reproduced') < told.index("Another: reproduced")
+    assert "| [Another](#good) | what half of the samples do | reproduced | 1 reproduced |" in told
+    assert "1 reproduced, 1 not reproduced" in told
+    said, rest = told.split("All:\n")
+    assert "| [A paper, table 1](#small) | they cost less than nothing | -" in said and "cost less than nothing" in rest
+    assert "half of the samples cost less" not in said and "Not reproduced:" not in page([good])
+    for line in told.splitlines():
+        assert not line.startswith("|") or line.endswith("|")
+
+
+def test_the_page_of_this_repository_is_that_of_its_results():
+    root = Path(__file__).parents[4]
+    files = [root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS]
+    assert (root / "docs" / "reproduce.md").read_text() == page([json.loads(file.read_text()) for file in files])
+
+
+def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):
+    work, found, _ = made
+    monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
+    listed = CliRunner().invoke(app, [])
+    assert listed.exit_code == 0 and "what half of the samples do" in listed.output
+    done = CliRunner().invoke(app, ["all", "--work", str(work), "--page", str(tmp_path / "page.md"), "--jobs", "1"])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "page.md").read_text() == page([found])
+    assert "half of the samples cost less" in done.output
+
+
+def test_unknown_names_are_told_before_anything_is_trained(monkeypatch, tmp_path):
+    monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
+    done = CliRunner().invoke(app, ["small", "tabel", "--work", str(tmp_path / "work")])
+    assert done.exit_code == 2 and "no table or figure 'tabel'; there are all, small" in " ".join(done.output.split())
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "said"), [(RunError("it broke"), 1, "it broke"), (KeyboardInterrupt(), 130, "Stopped")]
+)
+def test_stopped_or_failed_runs_are_kept(monkeypatch, tmp_path, error, code, said):
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
+    monkeypatch.setattr("thresher.experiments.reproduction.reproduction.reproduce", fails)
+    done = CliRunner().invoke(app, ["small", "--work", str(tmp_path)])
+    assert done.exit_code == code and said in done.output and f"Finished runs are kept in {tmp_path}" in done.output

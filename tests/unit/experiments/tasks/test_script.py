@@ -1,0 +1,146 @@
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.tasks.script import Script
+
+MADE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def build(seed):
+    torch.manual_seed(seed)
+    model = nn.Linear(2, 2)
+    data = DataLoader(TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64)), batch_size=4)
+    return model, data, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: 1.0
+"""
+
+
+def script(folder, text=MADE, function="build"):
+    path = folder / "mine.py"
+    path.write_text(text)
+    return task_of(f"{path}:{function}")
+
+
+def test_what_it_makes(tmp_path):
+    task = script(tmp_path)
+    assert isinstance(task, Script) and task.name == f"{tmp_path / 'mine.py'}:build" and task.find(None) is None
+    made = task.training(task.load(None), 3)
+    torch.manual_seed(3)
+    assert torch.equal(made.model.weight, nn.Linear(2, 2).weight) and len(made.loader.dataset) == 8
+    assert made.schedule(0.5) == 1.0 and made.metric == "metric" and made.evaluate(made.model) == 1.0
+
+
+def test_a_schedule_may_come_last(tmp_path):
+    task = script(tmp_path, MADE.replace("lambda model: 1.0", "lambda model: 1.0, lambda done: 1 - done"))
+    assert task.training(task.load(None), 0).schedule(0.25) == 0.75
+
+
+def test_it_may_import_what_lies_beside_it(tmp_path):
+    (tmp_path / "beside_this_script.py").write_text("VALUE = 0.5")
+    task = script(
+        tmp_path,
+        MADE.replace("import torch\n", "import torch\nfrom beside_this_script import VALUE\n", 1).replace("1.0", "VALUE"),
+    )
+    assert task.training(task.load(None), 0).evaluate(None) == 0.5
+
+
+def test_another_version_is_another_recipe(tmp_path):
+    before = script(tmp_path).recipe
+    assert script(tmp_path).recipe == before != script(tmp_path, MADE + "\n").recipe
+
+
+def test_another_version_of_what_lies_beside_it_is_another_recipe(tmp_path):
+    (tmp_path / "beside_it.py").write_text("import beside_that")
+    (tmp_path / "beside_that.py").write_text("VALUE = 1")
+    before = script(tmp_path, "from beside_it import *\n" + MADE).recipe
+    (tmp_path / "beside_that.py").write_text("VALUE = 2")
+    assert script(tmp_path, "from beside_it import *\n" + MADE).recipe != before
+
+
+def test_a_name_that_is_taken(tmp_path):
+    path = tmp_path / "random.py"
+    path.write_text(MADE)
+    with pytest.raises(ValueError, match="there is a module 'random' already; give the file another name"):
+        task_of(f"{path}:build")
+
+
+def test_no_file_and_no_function(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none.py: no such file; `thresher init"):
+        task_of(f"{tmp_path / 'none.py'}:build")
+    with pytest.raises(ValueError, match="mine.py has no 'make'; it has DataLoader, TensorDataset, build, nn, torch"):
+        script(tmp_path, function="make")
+    with pytest.raises(ValueError, match="mine.py, line 2: "):
+        script(tmp_path, "import torch\ndef build(:\n")
+    with pytest.raises(ValueError, match="has no 'build'; it has nothing"):
+        script(tmp_path, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "build = max",
+        "import torch as build",
+        "if True:\n    build = max",
+        "class build: pass",
+        "build: object = max",
+        "build, b = max, min",
+        "for build in [max]: pass",
+    ],
+)
+def test_names_may_be_bound_in_other_ways(tmp_path, text):
+    assert script(tmp_path, text).function == "build"
+
+
+def test_a_folder_is_of_no_use(tmp_path):
+    with pytest.raises(ValueError, match="reads its data itself"):
+        script(tmp_path).find(tmp_path)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield torch.zeros(2)
+
+
+def parts(**others):
+    model = nn.Linear(2, 2)
+    whole = {
+        "model": model,
+        "data": DataLoader(TensorDataset(torch.zeros(4, 2))),
+        "criterion": nn.MSELoss(),
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
+        "evaluate": float,
+    }
+    return tuple((whole | others).values())
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (None, "a tuple of model, data, criterion, optimizer, evaluate and, if wanted, schedule; got NoneType"),
+        (parts()[:4], "schedule; got 4 of them"),
+        (parts(model="resnet"), "a torch Module as model; got str"),
+        (parts(data=[1, 2]), "a torch DataLoader as data; got list"),
+        (parts(optimizer=None), "a torch Optimizer as optimizer; got NoneType"),
+        (parts(evaluate=0.5), "something that can be called as evaluate; got float"),
+        (parts(schedule="cosine"), "something that can be called as schedule; got str"),
+        (parts(data=DataLoader(Stream())), "data over a dataset with a length"),
+    ],
+)
+def test_what_it_returns_is_checked(made, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        Script(Path("mine.py"), "build").training(lambda seed: made, 0)
+    assert str(raised.value).startswith("mine.py, line ") and "build(seed) must return" in str(raised.value)
+
+
+def test_where_an_error_came_from(tmp_path):
+    task = script(tmp_path, "def build(seed):\n    return seed / 0\n")
+    with pytest.raises(ZeroDivisionError) as raised:
+        task.training(task.load(None), 1)
+    assert task.place_of(raised.value) == f"{tmp_path / 'mine.py'}, line 2: "
+    assert task.place_of(ValueError("elsewhere")) == ""

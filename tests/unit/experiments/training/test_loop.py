@@ -1,0 +1,342 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate.tracking import GeneralTracker
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler, TensorDataset
+
+import thresher
+from thresher.experiments.comparison.job import Job
+from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.tasks import built_in
+from thresher.experiments.tasks.base import accuracy, one_cycle
+from thresher.experiments.tasks.script import Script
+from thresher.experiments.training.loop import Length, pair_of, sizes_of, tracked_as, train, with_costs
+from thresher.experiments.training.specs import MethodSpec, parse_methods
+
+TIMES = ("cost", "cpu_s", "wall_s")
+METHODS = ("full", "kakurenbo", "infobatch")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    task = task_of("digits")
+    return task, task.load(task.find(None))
+
+
+@pytest.fixture(scope="module")
+def runs(digits):
+    return {name: train(*digits, MethodSpec(name), seed=1, epochs=4) for name in METHODS}
+
+
+def test_a_run_has_the_schema(runs):
+    run = runs["kakurenbo"]
+    assert set(run) == {
+        "method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history", "device",
+    }  # fmt: skip
+    assert (run["method"], run["seed"], run["control_of"]) == ("kakurenbo", 1, None)
+    assert run["settings"]["max_fraction"] == 0.3
+    assert run["metric"]["name"] == "accuracy" and run["metric"]["value"] > 0.9
+    assert {"forward", "backward", "steps", "ratio", "refresh", "backward_to_forward"} <= set(run["cost"])
+    assert [entry["accuracy"] for entry in run["history"]][-1] == run["metric"]["value"]
+    assert min(run["cpu_s"], run["wall_s"]) > 0
+    assert json.loads(json.dumps(run, allow_nan=False))["history"][0]["kept"] == 1438
+
+
+def test_costs_are_counted(runs):
+    full, hiding = runs["full"]["cost"], runs["kakurenbo"]["cost"]
+    assert full["forward"] == full["backward"] == 4 * 1438 and full["ratio"] == pytest.approx(1) and full["steps"] == 4 * 23
+    assert hiding["backward"] < full["backward"] and hiding["forward"] == hiding["backward"] + hiding["refresh"]
+    share = hiding["backward_to_forward"]
+    assert hiding["ratio"] == pytest.approx((hiding["forward"] + share * hiding["backward"]) / (1 + share) / (4 * 1438))
+    for run in runs.values():
+        assert sum(entry["steps"] for entry in run["history"]) == run["cost"]["steps"]
+
+
+def test_the_history_tells_what_it_took_until_then(runs):
+    for run in runs.values():
+        for name in TIMES:
+            values = [entry[name] for entry in run["history"]]
+            assert values == sorted(values) and values[0] > 0
+        last = run["history"][-1]
+        assert last["cost"] == pytest.approx(run["cost"]["ratio"])
+        assert (last["cpu_s"], last["wall_s"]) == (run["cpu_s"], run["wall_s"])
+    assert [entry["cost"] for entry in runs["full"]["history"]] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+def test_costs_by_another_ratio(runs):
+    cost = runs["kakurenbo"]["cost"]
+    counted = with_costs(runs["kakurenbo"], 3.0)
+    assert counted["cost"]["ratio"] == pytest.approx((cost["forward"] + 3 * cost["backward"]) / 4 / (4 * 1438))
+    first = counted["history"][0]
+    assert first["cost"] == pytest.approx((first["forward"] + 3 * first["backward"]) / 4 / (4 * 1438))
+    assert counted["cost"]["backward_to_forward"] == cost["backward_to_forward"]
+
+
+def test_the_same_seed_is_the_same_start_for_every_method(runs):
+    """Methods keep everything in epoch 0: the same weights, the same batches, the same learning rates."""
+    assert len({run["history"][0]["accuracy"] for run in runs.values()}) == 1
+
+
+def test_the_same_seed_is_the_same_first_batch(digits):
+    task, data = digits
+    firsts = []
+    for name in METHODS:
+        model = task.build(5)
+        run = thresher.attach(
+            MethodSpec(name).create(),
+            loader=task.loader(data, 5),
+            criterion=task.criterion(),
+            model=model,
+            optimizer=task.optimizer(model),
+            epochs=2,
+        )
+        firsts.append(next(iter(run.loader))[0])
+        run.detach()
+    assert all(torch.equal(first, firsts[0]) for first in firsts)
+    assert not torch.equal(next(iter(task.loader(data, 6)))[0], firsts[0])
+
+
+def test_a_run_repeats_itself_and_another_seed_differs(digits, runs):
+    again = train(*digits, MethodSpec("infobatch"), seed=1, epochs=4)
+    assert again["metric"] == runs["infobatch"]["metric"] and timeless(again) == timeless(runs["infobatch"])
+    other = train(*digits, MethodSpec("infobatch"), seed=2, epochs=4)
+    assert timeless(other) != timeless(again)
+
+
+def timeless(run):
+    """The history without what is measured."""
+    return [{name: value for name, value in entry.items() if name not in (*TIMES, "step_s")} for entry in run["history"]]
+
+
+def test_progress_is_told_every_epoch(digits):
+    seen = []
+    run = train(*digits, MethodSpec("uniform", {"keep": 0.25}), seed=0, epochs=3, progress=lambda *told: seen.append(told))
+    assert [epochs for epochs, _ in seen] == [1, 2, 3]
+    assert [value for _, value in seen] == [entry["accuracy"] for entry in run["history"]]
+
+
+def test_a_short_run_without_a_measured_ratio_takes_the_textbook_one(digits):
+    run = train(*digits, MethodSpec("uniform", {"keep": 0.02}), seed=0, epochs=1, label="uniform@0.020")
+    assert run["cost"]["backward_to_forward"] is None and run["cost"]["ratio"] == pytest.approx(0.02, abs=1e-3)
+    assert (run["method"], run["control_of"]) == ("uniform@0.020", None)
+
+
+@pytest.mark.parametrize(
+    ("share", "epochs", "steps", "samples"),
+    [
+        (1.0, 3, [None, None, None], 300),
+        (0.5, 4, [None, None], 200),
+        (0.7, 10, [None] * 7, 700),
+        (0.6, 2, [None, 1], 132),
+        (0.45, 2, [3], 96),
+        (0.5, 3, [None, 2], 164),
+        (0.97, 1, [3], 96),
+        (0.997, 4, [None] * 4, 400),
+        (0.01, 2, [1], 32),
+        (0.503, 4, [None, None], 200),
+    ],
+)
+def test_a_share_ends_after_the_nearest_step(share, epochs, steps, samples):
+    """Epochs of 100 samples, in batches of 32, 32, 32 and 4."""
+    length = Length(share, epochs, 100, 32)
+    assert (length.steps, length.samples) == (steps, samples)
+    assert length.progress(0) == 0 and length.progress(samples / (100 * len(steps))) == pytest.approx(1)
+    assert length.progress(1.0) == 1
+
+
+@pytest.fixture(scope="module")
+def shorter(digits):
+    rates = []
+    task = replace(digits[0], name="watched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(task), "schedule", lambda _, progress: rates.append(progress) or one_cycle(progress))
+        run = train(task, digits[1], MethodSpec("full"), seed=1, epochs=4, label="shorter@0.600", share=0.6)
+    return run, rates
+
+
+def test_a_shorter_run_costs_its_share_of_the_whole(shorter):
+    run, _ = shorter
+    trained = 2 * 1438 + 9 * 64
+    assert (run["method"], run["settings"], run["cost"]["steps"]) == ("shorter@0.600", {"epochs": 2.4}, 2 * 23 + 9)
+    assert run["cost"]["forward"] == run["cost"]["backward"] == trained
+    assert run["cost"]["full_forward"] == run["cost"]["full_backward"] == 4 * 1438
+    assert run["cost"]["ratio"] == pytest.approx(trained / (4 * 1438)) == pytest.approx(0.6, abs=0.5 * 64 / (4 * 1438))
+
+
+def test_a_shorter_run_has_its_epochs_and_its_part_of_one(shorter):
+    run, _ = shorter
+    assert [entry["complete"] for entry in run["history"]] == [True, True, False]
+    assert [entry["steps"] for entry in run["history"]] == [23, 23, 9]
+    assert [entry["epoch"] for entry in run["history"]] == [0, 1, 2]
+    assert run["history"][-1]["cost"] == pytest.approx(run["cost"]["ratio"])
+    assert run["history"][-1]["accuracy"] == run["metric"]["value"] > 0.9
+
+
+def test_the_learning_rate_of_a_shorter_run_has_decayed_at_its_end(shorter):
+    _, progress = shorter
+    assert progress == sorted(progress) and progress[0] == 0 and len(progress) == 2 * 23 + 9 + 1
+    assert progress[-1] == pytest.approx(1) and progress[-2] < 1
+    assert progress[23] == pytest.approx(1438 / (2 * 1438 + 9 * 64))
+
+
+def test_accuracy_puts_the_model_back_into_training():
+    model = torch.nn.Linear(2, 2)
+    batches = [(torch.eye(2), torch.tensor([0, 1])), (torch.eye(2), torch.tensor([0, 0]))]
+    with torch.no_grad():
+        model.weight.copy_(torch.eye(2))
+        model.bias.zero_()
+    assert accuracy(model, batches) == 0.75 and model.training
+
+
+def test_keys_tell_runs_apart_by_every_setting():
+    specs = parse_methods(
+        "kakurenbo,kakurenbo:tau=0.5,uniform:keep=0.5,selective_backprop,selective_backprop:forward_passes=once"
+    )
+    jobs = [Job.of(spec, seed) for spec in specs for seed in (0, 1)]
+    jobs += [Job.control(kind, 0, cost) for kind in ("uniform", "shorter") for cost in (0.5, 0.501, 1.0)]
+    assert len({job.key for job in jobs}) == len(jobs)
+    assert jobs[0].key.startswith("kakurenbo-seed0-")
+
+
+@pytest.mark.parametrize("kind", ["uniform", "shorter"])
+def test_methods_of_the_same_cost_have_the_same_control(kind):
+    assert Job.control(kind, 0, 0.6651).key == Job.control(kind, 0, 0.6654).key
+    assert Job.control(kind, 0, 0.6651).key != Job.control(kind, 0, 0.6661).key
+
+
+@pytest.mark.parametrize(("cost", "share"), [(1.02, 1.0), (0.5004, 0.5), (0.0001, 0.001)])
+def test_a_control_costs_no_more_than_everything_and_no_less_than_something(cost, share):
+    uniform, shorter = (Job.control(kind, 0, cost) for kind in ("uniform", "shorter"))
+    assert uniform.spec.create().keep == shorter.share == share
+    assert (uniform.label, shorter.label) == (f"uniform@{share:.3f}", f"shorter@{share:.3f}")
+    assert uniform.share == 1 and shorter.spec.name == "full"
+
+
+def test_epochs_of_a_control():
+    assert Job.control("shorter", 0, 0.56).epochs(25) == 14
+    assert Job.control("shorter", 0, 0.57).epochs(25) == 15
+    assert Job.control("uniform", 0, 0.57).epochs(25) == 25
+
+
+class Tracker(GeneralTracker):
+    name, requires_logging_directory = "told", False
+
+    def __init__(self):
+        super().__init__()
+        self.told, self.config, self.finished = [], None, False
+
+    @property
+    def tracker(self):
+        return self.told
+
+    def store_init_configuration(self, values):
+        self.config = values
+
+    def log(self, values, step, **_):
+        self.told.append((step, values))
+
+    def finish(self):
+        self.finished = True
+
+
+def test_a_tracker_is_told_every_epoch_by_the_names_of_the_history(digits):
+    tracker = Tracker()
+    run = train(*digits, MethodSpec("kakurenbo"), seed=1, epochs=3, trackers=tracker)
+    assert [step for step, _ in tracker.told] == [0, 1, 2] and tracker.finished
+    assert tracker.config["max_fraction"] == 0.3
+    for entry, (_, told) in zip(run["history"], tracker.told, strict=True):
+        assert {"accuracy", "easy_share", "scheduled_fraction", "moved_back", "lr_scale"} <= set(told)
+        assert all(entry[name] == value for name, value in told.items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "sizes"),
+    [
+        ({"batch_size": 4}, (10, 4)),
+        ({"batch_size": 4, "drop_last": True}, (8, 4)),
+        ({"batch_size": 4, "sampler": SubsetRandomSampler(range(6))}, (6, 4)),
+        ({"batch_sampler": BatchSampler(SequentialSampler(range(10)), 3, False)}, (10, 3)),
+        ({"batch_sampler": [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]}, (10, 5)),
+    ],
+)
+def test_sizes_of_an_epoch_and_its_batches(settings, sizes):
+    assert sizes_of(DataLoader(TensorDataset(torch.zeros(10, 1)), **settings)) == sizes
+
+
+class Part(Script):
+    """Digits through a loader that gives only some of them."""
+
+    settings = {}
+
+    def training(self, data, seed):
+        made = built_in("digits").training(data, seed)
+        generator = torch.Generator().manual_seed(seed)
+        loader = DataLoader(made.loader.dataset, batch_size=64, generator=generator, **self.settings)
+        return replace(made, loader=loader)
+
+
+@pytest.mark.parametrize("settings", [{"shuffle": True, "drop_last": True}, {"sampler": SubsetRandomSampler(range(700))}])
+@pytest.mark.parametrize("method", ["full", "infobatch"])
+def test_costs_are_shares_of_what_the_loader_gives(digits, monkeypatch, settings, method):
+    monkeypatch.setattr(Part, "settings", settings)
+    task = Part(Path("none.py"), "build")
+    run = train(task, digits[1], MethodSpec(method), seed=0, epochs=4)
+    cost = run["cost"]["ratio"]
+    assert cost == pytest.approx(1.0) if method == "full" else cost < 0.97
+    uniform = train(task, digits[1], MethodSpec("uniform", {"keep": round(cost, 3)}), seed=0, epochs=4)
+    shorter = train(task, digits[1], MethodSpec("full"), seed=0, epochs=4, share=round(cost, 3))
+    assert uniform["cost"]["ratio"] == pytest.approx(cost, abs=0.05)
+    assert shorter["cost"]["ratio"] == pytest.approx(cost, abs=0.05)
+
+
+def test_a_metric_that_is_not_finite_is_named(digits):
+    class Diverges(Part):
+        def training(self, data, seed):
+            return replace(super().training(data, seed), evaluate=lambda model: float("nan"))
+
+    with pytest.raises(ValueError, match="evaluate returned nan after epoch 0"):
+        train(Diverges(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=0, epochs=1)
+
+
+@pytest.mark.parametrize(("batch", "got"), [([1, 2, 3], "3 parts"), ({"x": 1, "y": 2}, "dict"), (torch.zeros(2), "Tensor")])
+def test_batches_are_pairs(batch, got):
+    with pytest.raises(ValueError, match=f"batches must be pairs of inputs and targets, got {got}"):
+        pair_of(batch)
+
+
+def test_names_that_every_tracker_takes():
+    assert tracked_as("infobatch:prune_fraction=0.3 once, seed 1") == "infobatch-prune_fraction=0.3-once-seed-1"
+
+
+class Judged(Part):
+    """Digits, judged by something that comes after them."""
+
+    told, value = [], 0.25
+
+    def training(self, data, seed):
+        made = super().training(data, seed)
+
+        def downstream(model):
+            self.told.append(made.evaluate(model))
+            return self.value
+
+        return replace(made, downstream=downstream)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.4])
+def test_what_comes_downstream_is_the_metric_of_the_run(digits, monkeypatch, share):
+    monkeypatch.setattr(Judged, "told", [])
+    run = train(Judged(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=1, epochs=3, share=share)
+    assert run["metric"] == {"name": "downstream accuracy", "value": 0.25}
+    accuracies = [entry["accuracy"] for entry in run["history"]]
+    assert Judged.told == accuracies[-1:], "called once, with the model after its last epoch"
+    assert (run["history"][-1]["cpu_s"], run["history"][-1]["wall_s"]) == (run["cpu_s"], run["wall_s"])
+
+
+def test_what_comes_downstream_must_be_finite(digits, monkeypatch):
+    monkeypatch.setattr(Judged, "value", float("inf"))
+    with pytest.raises(ValueError, match="downstream returned inf after epoch 1"):
+        train(Judged(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=1, epochs=2)

@@ -1,0 +1,159 @@
+"""Draws with replacement by hand: chances, draws, weights, plans."""
+
+import math
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from thresher.methods._drawing import draw, drawn_plan, everything, probabilities, unbiased_weights
+from thresher.rng import seeded
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("importance", "chances"),
+    [
+        ([1, 1, 2, 4], [0.125, 0.125, 0.25, 0.5]),
+        ([0, 3, 1], [0, 0.75, 0.25]),
+        ([0, 0, 0, 0], [0.25] * 4),
+        ([-0.0, 0.0], [0.5, 0.5]),
+        ([5], [1]),
+        ([0], [1]),
+        ([NAN, 1, math.inf, 3, -math.inf], [NAN, 0.25, NAN, 0.75, NAN]),
+        ([-1, 1, 1], [NAN, 0.5, 0.5]),
+        ([NAN, 0, 0], [NAN, 0.5, 0.5]),
+        ([NAN, -1], [NAN, NAN]),
+        ([], []),
+    ],
+)
+def test_probabilities(importance: list[float], chances: list[float]) -> None:
+    for dtype in (np.float32, np.float64):
+        found = probabilities(np.array(importance, dtype))
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found, chances)
+
+
+@pytest.mark.parametrize("scale", [1e308, 1e-300, 5e-324])
+def test_neither_huge_nor_tiny_importances_lose_their_ratio(scale: float) -> None:
+    np.testing.assert_allclose(probabilities(np.array([1.0, 1.0, 0.0]) * scale), [0.5, 0.5, 0])
+
+
+def test_chances_of_float32_losses_are_summed_in_double_precision() -> None:
+    """In float32 a sum of 2^24 ones stops growing."""
+    importance = np.ones(2**17, np.float32)
+    importance[0] = 2**24
+    found = probabilities(importance)
+    assert found[1:].sum() == pytest.approx((2**17 - 1) / (2**24 + 2**17 - 1), rel=1e-12)
+
+
+def test_draws_follow_the_chances() -> None:
+    chances, k = np.array([0.0, 0.1, 0.0, 0.6, 0.3, 0.0]), 40_000
+    drawn = draw(chances, k, seeded(1))
+    assert drawn.dtype == np.int64 and drawn.shape == (k,)
+    share = np.bincount(drawn, minlength=6) / k
+    assert (share[[0, 2, 5]] == 0).all()
+    assert (np.abs(share - chances) <= 5 * np.sqrt(chances * (1 - chances) / k)).all()
+
+
+def test_draws_do_not_depend_on_each_other() -> None:
+    drawn = draw(np.array([0.5, 0.5]), 40_000, seeded(2))
+    assert np.mean(drawn[1:] == drawn[:-1]) == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / 40_000))
+
+
+class Fixed:
+    """In place of torch.rand: the ends of [0, 1)."""
+
+    def __init__(self, *points: float) -> None:
+        self.points = torch.tensor(points, dtype=torch.float64)
+
+    def __call__(self, k: int, **_: Any) -> torch.Tensor:
+        assert k == len(self.points)
+        return self.points
+
+
+def test_the_ends_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn at 0 and just below 1 has a chance, whatever lies before and behind."""
+    below_one = float(np.nextafter(1.0, 0.0))
+    monkeypatch.setattr(torch, "rand", Fixed(0.0, below_one, 0.25, np.nextafter(0.25, 0)))
+    assert draw(np.array([0, 0.25, 0, 0.75, 0, 0]), 4, seeded(0)).tolist() == [1, 3, 3, 1]
+    monkeypatch.setattr(torch, "rand", Fixed(below_one))
+    for n in range(2, 300):
+        chances = np.append(np.full(n, 1 / n), 0.0)
+        assert draw(chances, 1, seeded(0)).tolist() == [n - 1]
+
+
+def test_more_samples_than_multinomial_takes() -> None:
+    chances = np.zeros(2**24 + 3)
+    chances[[0, 2**24 + 1]] = 0.5
+    assert set(draw(chances, 50, seeded(0)).tolist()) == {0, 2**24 + 1}
+
+
+@pytest.mark.parametrize(
+    ("chances", "n", "weights"),
+    [
+        ([0.125, 0.125, 0.25, 0.5], 4, [2, 2, 1, 0.5]),
+        ([0.25, 0.25], 8, [0.5, 0.5]),
+        ([0.5, NAN, 0.5, NAN], 4, [1, 1, 1, 1]),
+        ([0.25, NAN], 4, [2, 0.5]),
+        ([1.0], 1, [1]),
+    ],
+)
+def test_unbiased_weights(chances: list[float], n: int, weights: list[float]) -> None:
+    found = unbiased_weights(np.array(chances), n)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, np.float32(weights))
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_the_expected_mean_of_an_epoch_is_the_mean_of_all(k: int) -> None:
+    """Added up over all outcomes of k draws, not estimated; some samples have no chance."""
+    loss = np.array([0.5, 2.0, 1.0, 4.0, 8.0, 3.0])
+    chances = probabilities(np.array([1, 2, NAN, 1, 4, NAN]))
+    mean = 0.0
+    for drawn in product((0, 1, 3, 4), repeat=k):
+        ids = np.array([2, 5, *drawn])
+        mean += np.prod(chances[[*drawn]]) * np.mean(unbiased_weights(chances[ids], 6) * loss[ids])
+    assert mean == pytest.approx(loss.mean(), rel=1e-6)
+
+
+def test_samples_without_a_chance_are_there_once_and_anywhere() -> None:
+    chances = probabilities(np.array([NAN, 1.0, NAN, 1.0, 1.0, 1.0]))
+    places = []
+    for key in range(300):
+        plan = drawn_plan(chances, 1.0, seeded(key), weighted=False)
+        ids = plan.ids.tolist()
+        assert len(ids) == 6 and ids.count(0) == ids.count(2) == 1
+        places.append(ids.index(0))
+        assert plan.drawn and plan.weights is None and plan.ids.dtype == torch.int64
+        assert plan.facts["distinct"] == len(set(ids)) / 6
+    assert np.bincount(places, minlength=6).min() > 25
+
+
+@pytest.mark.parametrize(("keep", "n", "draws"), [(1.0, 7, 7), (0.5, 7, 3), (0.29, 100, 29), (0.01, 7, 1)])
+def test_counts(keep: float, n: int, draws: int) -> None:
+    plan = drawn_plan(probabilities(np.arange(1.0, n + 1)), keep, seeded(3), weighted=True)
+    assert len(plan.ids) == draws
+    assert plan.facts["scheduled_fraction"] == pytest.approx(1 - keep)
+    assert plan.facts["actual_fraction"] == pytest.approx(1 - draws / n)
+
+
+def test_nothing_to_draw_is_everything() -> None:
+    refresh = torch.tensor([1])
+    plan = drawn_plan(np.full(3, NAN), 0.5, seeded(0), weighted=True, refresh=refresh)
+    assert plan.ids.tolist() == [0, 1, 2] and not plan.drawn and plan.weights is None and plan.refresh is refresh
+
+
+def test_everything() -> None:
+    plan = everything(4)
+    assert plan.ids.tolist() == [0, 1, 2, 3] and plan.refresh is None and not plan.drawn
+    assert dict(plan.facts) == {"scheduled_fraction": 0, "actual_fraction": 0}
+
+
+def test_what_is_handed_on() -> None:
+    kept = torch.tensor([1.0, 2.0])
+    plan = drawn_plan(np.array([0.5, 0.5]), 1.0, seeded(0), weighted=False, remember={"norm": kept}, facts={"gain": 2.0})
+    assert plan.facts["gain"] == 2 and plan.remember["norm"] is kept

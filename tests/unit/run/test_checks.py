@@ -1,0 +1,150 @@
+"""What attach() refuses, before anything is changed."""
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import thresher
+from thresher import Kakurenbo, RandomBackprop, Scoring, SelectiveBackprop
+from thresher.run import checks
+
+N, C = 24, 4
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(TensorDataset(torch.randn(N, 6), torch.arange(N) % C))
+
+
+@dataclass(frozen=True)
+class NeedsConfidence:
+    stage = "batch"
+    requires = thresher.Requirements(signals=("loss", "confidence"))
+
+    def init_state(self):
+        return {}
+
+    def count(self, n):
+        return n
+
+    def plan_batch(self, signals, state, *, step, generator):
+        return thresher.BatchPlan(torch.arange(len(signals["id"]))), state
+
+
+class Later:
+    stage = "batch"
+
+
+SB = SelectiveBackprop(keep=0.5)
+STREAM = DataLoader(Stream(), 4)
+REFUSED = [
+    ({"method": Kakurenbo}, TypeError, r"must be an instance, got the class Kakurenbo; write Kakurenbo\(\)"),
+    ({"method": [Kakurenbo(), SelectiveBackprop]}, TypeError, r"got the class SelectiveBackprop; write"),
+    ({"method": 3}, TypeError, "stage = 'epoch'.*or stage = 'batch'.*got int; see thresher.methods"),
+    (
+        {"method": Later()},
+        TypeError,
+        r"init_state\(\), count\(\) and plan_batch\(\), or stage = 'before' and kept\(\), got Later",
+    ),
+    ({"method": [thresher.FullData(), thresher.InfoBatch()]}, ValueError, "at most one method a stage, got FullData and InfoB"),
+    ({"method": [SB, RandomBackprop()]}, ValueError, "at most one method a stage, got SelectiveBackprop and RandomBackprop"),
+    ({"method": []}, ValueError, "got an empty list"),
+    ({"epochs": 0}, ValueError, "`epochs` must be a whole number of 1 or more, got 0"),
+    ({"epochs": 2.5}, ValueError, "`epochs`.*2.5"),
+    ({"epochs": True}, ValueError, "`epochs`.*True"),
+    ({"forward_passes": "thrice"}, ValueError, "`forward_passes` must be 'auto', 'once' or 'twice', got 'thrice'"),
+    ({"scoring": "half"}, TypeError, "`scoring` must be a thresher.Scoring, got str"),
+    ({"scoring": Scoring()}, ValueError, "`scoring` is for methods that select in the batch; none was given"),
+    ({"method": RandomBackprop(), "scoring": Scoring()}, ValueError, "RandomBackprop needs no losses to choose by; leave it"),
+    ({"method": SB, "scoring": Scoring(), "forward_passes": "once"}, ValueError, "is for forward_passes='twice': with 'once'"),
+    ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
+    ({"process_group": object()}, ValueError, "several processes is not supported"),
+    ({"seed": "x"}, TypeError, "`seed` must be an int, got str"),
+    ({"model": lambda x: x}, TypeError, "`model` must be a torch.nn.Module, got function"),
+    ({"optimizer": "adam"}, TypeError, "`optimizer` must be a torch.optim.Optimizer, got str"),
+    ({"forward": 1}, TypeError, "`forward` must be callable, got int"),
+    ({"signals": 1}, TypeError, "`signals` must be callable, got int"),
+    ({"criterion": 1}, TypeError, "`criterion` must be a loss module or a callable"),
+    ({"method": Kakurenbo(), "optimizer": None}, ValueError, r"attach\(optimizer=...\).*adjust_lr=False"),
+    ({"method": [Kakurenbo(), SB], "optimizer": None}, ValueError, "Kakurenbo scales the learning rate"),
+    ({"method": Kakurenbo(), "model": None}, ValueError, r"Kakurenbo forwards samples.*pass attach\(model=...\)"),
+    ({"method": Kakurenbo(), "criterion": None}, ValueError, r"Kakurenbo forwards samples.*pass attach\(criterion=...\)"),
+    ({"method": Kakurenbo(), "criterion": nn.MSELoss()}, ValueError, r"not defined for criterion MSELoss.*move_back=False"),
+    ({"method": NeedsConfidence(), "criterion": nn.MSELoss()}, ValueError, "needs signals that this criterion does not give"),
+    ({"method": SB, "model": None}, ValueError, r"SelectiveBackprop chooses by loss: pass attach\(model=...\)"),
+    ({"method": SB, "criterion": None}, ValueError, r"chooses by loss: pass attach\(criterion=...\), or forward_passes='once'"),
+    ({"method": SB, "criterion": None, "forward_passes": "twice"}, ValueError, r"pass attach\(criterion=...\)"),
+    ({"method": SB, "model": None, "forward_passes": "once"}, ValueError, r"pass attach\(model=...\)"),
+    ({"method": SB, "scoring": Scoring(losses=torch.rand(7))}, ValueError, f"`losses` are of 7 samples, the dataset has {N}"),
+    ({"method": SB, "loader": STREAM, "scoring": Scoring(every_epochs=2)}, ValueError, "need samples with ids, a map-style"),
+    ({"method": SB, "loader": STREAM, "scoring": Scoring(losses=torch.rand(N))}, ValueError, "need samples with ids"),
+    (
+        {"method": [Kakurenbo(merge="sum"), SB]},
+        ValueError,
+        "Kakurenbo adds up.*would count it twice: pass forward_passes='on",
+    ),
+    ({"method": [Kakurenbo(merge="sum"), SB], "forward_passes": "twice"}, ValueError, 'or use Kakurenbo\\(merge="scatter"\\)'),
+    ({"loader": STREAM}, TypeError, "Stream, an IterableDataset: its samples have no ids.*Epoch methods need"),
+    ({"loader": STREAM, "method": [thresher.FullData(), SB]}, TypeError, "Stream, an IterableDataset"),
+    ({"loader": DataLoader(Stream(), batch_size=None), "method": SB}, ValueError, "batch_size=None"),
+]
+
+
+def attach(**settings):
+    net = nn.Linear(6, C)
+    arguments = {
+        "method": thresher.FullData(),
+        "loader": DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N) % C), 4),
+        "criterion": nn.CrossEntropyLoss(),
+        "model": net,
+        "optimizer": torch.optim.SGD(net.parameters(), 0.1),
+        "epochs": 3,
+    } | settings
+    return functools.partial(thresher.attach, arguments.pop("method"), **arguments), arguments["optimizer"]
+
+
+@pytest.mark.parametrize(("settings", "error", "message"), REFUSED)
+def test_refused_before_anything_changes(settings, error, message):
+    call, optimizer = attach(**settings)
+    before = torch.get_rng_state()
+    with pytest.raises(error, match=message):
+        call()
+    if isinstance(optimizer, torch.optim.Optimizer):
+        assert "step" not in vars(optimizer)
+        assert not optimizer._optimizer_step_pre_hooks
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"method": SB, "criterion": None, "forward_passes": "once"},
+        {"method": RandomBackprop(), "criterion": None, "model": None, "optimizer": None},
+        {"method": [Kakurenbo(merge="sum"), SB], "forward_passes": "once"},
+        {"method": [Kakurenbo(merge="sum"), RandomBackprop()], "forward_passes": "twice"},
+        {"method": (Kakurenbo(), SB)},
+        {"method": [SB], "loader": STREAM},
+        {"method": SB, "scoring": Scoring(losses=torch.rand(N))},
+        {"method": NeedsConfidence(), "criterion": nn.MSELoss(), "signals": lambda o, t: {}},
+    ],
+)
+def test_accepted(settings):
+    attach(**settings)[0]()
+
+
+def test_several_processes(monkeypatch):
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    with pytest.raises(ValueError, match="several processes is not supported"):
+        attach()[0]()
+
+
+def test_the_device_is_the_models():
+    assert checks.device_of("meta", nn.Linear(1, 1)) == torch.device("meta")
+    assert checks.device_of(None, nn.Linear(1, 1, device="meta")) == torch.device("meta")
+    assert checks.device_of(None, nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
+    assert checks.device_of(None, nn.ReLU()) is None is checks.device_of(None, None)

@@ -1,0 +1,182 @@
+"""Learning rates of every step: scaled inside it, restored after it, whatever else touches the optimizer."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+from thresher.run.learning_rate import StepHooks
+
+
+class Recorder(torch.optim.SGD):
+    """Remembers the learning rate that each step really used."""
+
+    def __init__(self, params, lr, fail_at=None):
+        super().__init__(params, lr)
+        self.used, self.fail_at = [], fail_at
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.used.append([float(group["lr"]) for group in self.param_groups])
+        if len(self.used) == self.fail_at:
+            raise ArithmeticError("the step failed")
+        return super().step(closure)
+
+
+def attach(optimizer, net, method, n=40, epochs=10, batch=8):
+    x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
+    loader = DataLoader(TensorDataset(x, torch.arange(n) % 2), batch, shuffle=True)
+    return thresher.attach(
+        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=net, optimizer=optimizer, epochs=epochs
+    )
+
+
+@pytest.mark.parametrize("lr_fraction", ["actual", "scheduled"])
+@pytest.mark.parametrize("warmup", [0, 2])
+def test_every_step_of_kakurenbo(lr_fraction, warmup):
+    net = nn.Linear(3, 2)
+    optimizer = Recorder([{"params": net.weight, "lr": 0.1}, {"params": net.bias, "lr": 0.01}], 0.1)
+    method = thresher.Kakurenbo(max_fraction=0.4, tau=0.5, lr_fraction=lr_fraction, warmup_epochs=warmup)
+    run = attach(optimizer, net, method)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    expected = []
+    for epoch in range(10):
+        base = [0.1 * 0.5 ** (epoch // 3), 0.01 * 0.5 ** (epoch // 3)]
+        for x, y in run.loader:
+            plan = run.plan
+            factor = 0.4 * (1, 1, 1, 0.8, 0.8, 0.8, 0.6, 0.6, 0.4, 0.4)[epoch] if epoch else 0
+            scale = 40 / len(plan.ids) if lr_fraction == "actual" else 1 / (1 - factor)
+            scale = scale if epoch >= warmup else 1
+            expected.append([lr * scale for lr in base])
+            assert [g["lr"] for g in optimizer.param_groups] == pytest.approx(base)
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert [g["lr"] for g in optimizer.param_groups] == pytest.approx(base)
+        scheduler.step()
+    assert optimizer.used == [pytest.approx(rates, rel=1e-12) for rates in expected]
+    assert run.cost.steps == len(expected)
+    assert len({tuple(rates) for rates in optimizer.used}) > 5
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_restored_when_the_step_raises(tensor):
+    net = nn.Linear(3, 2)
+    rate = torch.tensor(0.1) if tensor else 0.1
+    optimizer = Recorder(net.parameters(), rate, fail_at=1)
+    stepped = []
+    hooks = StepHooks(optimizer, lambda: stepped.append(1))
+    hooks.scale = 1.7
+    with pytest.raises(ArithmeticError, match="the step failed"):
+        optimizer.step()
+    assert optimizer.used == [[pytest.approx(0.17)]]
+    assert optimizer.param_groups[0]["lr"] == rate
+    assert not tensor or optimizer.param_groups[0]["lr"] is rate
+    assert not stepped
+    optimizer.step()
+    assert optimizer.used[1] == [pytest.approx(0.17)]
+    assert float(optimizer.param_groups[0]["lr"]) == float(torch.tensor(0.1)) if tensor else 0.1
+    assert stepped == [1]
+
+
+def test_restored_bit_for_bit():
+    """0.1 * 3 / 3 is not 0.1: the value is put back, not divided."""
+    for rate in (0.1, torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64).squeeze()):
+        optimizer = Recorder([nn.Parameter(torch.ones(1))], rate)
+        StepHooks(optimizer, lambda: None).scale = 3.0
+        before = copy.deepcopy(rate)
+        optimizer.step()
+        assert optimizer.param_groups[0]["lr"] == before
+
+
+@pytest.mark.parametrize("first", ["scheduler", "hooks"])
+def test_schedulers_do_not_notice(first):
+    optimizer = Recorder([nn.Parameter(torch.ones(1))], 0.1)
+    if first == "scheduler":
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
+        hooks = StepHooks(optimizer, lambda: None)
+    else:
+        hooks = StepHooks(optimizer, lambda: None)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
+    hooks.scale = 2.0
+    plain = Recorder([nn.Parameter(torch.ones(1))], 0.1)
+    reference = torch.optim.lr_scheduler.OneCycleLR(plain, 1.0, total_steps=10)
+    for _ in range(9):
+        for opt, sched in ((optimizer, scheduler), (plain, reference)):
+            opt.step()
+            sched.step()
+    assert [2 * a[0] for a in plain.used] == [a[0] for a in optimizer.used]
+    hooks.remove()
+    used = len(optimizer.used)
+    optimizer.step()
+    assert optimizer.used[used][0] == optimizer.param_groups[0]["lr"]
+
+
+def test_grad_scaler_and_closures():
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = Recorder([parameter], 0.1)
+    steps = []
+    StepHooks(optimizer, lambda: steps.append(1)).scale = 2.0
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale((parameter * 2).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.used == [[0.2]]
+    optimizer.zero_grad()
+    scaler.scale((parameter * float("inf")).sum()).backward()
+    scaler.step(optimizer)  # skipped by the scaler: not a step
+    scaler.update()
+    assert len(steps) == 1
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (parameter**2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert len(steps) == 2
+
+
+def test_remove_leaves_the_optimizer_as_it_was():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
+    before = set(vars(optimizer))
+    hooks = StepHooks(optimizer, lambda: None)
+    assert set(vars(optimizer)) - before == {"step"}
+    hooks.remove()
+    assert set(vars(optimizer)) == before
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+def test_progress_lr():
+    net = nn.Linear(3, 2)
+    optimizer = Recorder(net.parameters(), 0.1)
+    run = attach(optimizer, net, thresher.UniformSubset(keep=0.5), n=40, epochs=4)
+    scheduler = thresher.ProgressLR(optimizer, run, lambda p: 0.5 * (1 + math.cos(math.pi * p)))
+    seen = []
+    for _ in range(4):
+        for x, y in run.loader:
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+            seen.append(run.progress)
+            assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05 * (1 + math.cos(math.pi * seen[-1])))
+    assert seen == sorted(seen)
+    assert run.progress == 1.0
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
+    assert set(scheduler.state_dict()) >= {"base_lrs", "last_epoch"}
+    assert not {"run", "fn", "optimizer"} & set(scheduler.state_dict())
+
+
+def test_progress_lr_needs_a_function():
+    net = nn.Linear(3, 2)
+    optimizer = Recorder(net.parameters(), 0.1)
+    run = attach(optimizer, net, thresher.FullData())
+    with pytest.raises(TypeError, match="`fn` must map progress to a factor, got float"):
+        thresher.ProgressLR(optimizer, run, 0.5)

@@ -1,0 +1,137 @@
+"""The layout is the architecture: a room imports from the rooms below it only, and never in a circle."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import thresher
+
+SOURCE = Path(thresher.__file__).parent
+
+FLOORS = (
+    ("__init__",),
+    ("cli",),
+    ("report",),
+    ("experiments.reproduction",),
+    ("experiments.comparison",),
+    ("experiments.advise",),
+    ("experiments.recipes",),
+    ("experiments.tasks",),
+    ("experiments.training",),
+    ("testing",),
+    ("progress_lr",),
+    ("run",),
+    ("methods",),
+    ("scores",),
+    ("passes",),
+    ("criteria", "signals"),
+    ("losses",),
+    ("attribution",),
+    ("subset",),
+    ("loading",),
+    ("plans", "records", "schedules", "selection", "cost", "rng"),
+)
+"""From the top to the ground; the names of one floor are the rooms or modules that stand beside each other."""
+
+HEIGHT = {room: len(FLOORS) - floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+VOCABULARY = FLOORS[-1]
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def room_of(module: str) -> str:
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "experiments" and len(parts) > 1 else parts[0]
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Our modules that a file imports, wherever in it the import stands; those for type checkers, too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name == "thresher":
+                yield "__init__"
+            elif name.startswith("thresher."):
+                yield longest(name.removeprefix("thresher."))
+
+
+def longest(name: str) -> str:
+    """The module that a dotted name is or lies in."""
+    while name not in MODULES:
+        if "." not in name:
+            return "__init__"
+        name = name.rpartition(".")[0]
+    return name
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__", "experiments", "experiments.tasks.template"}))
+def test_imports_follow_the_floors(module):
+    own = room_of(module)
+    wrong = []
+    for other in imported(MODULES[module]):
+        room = room_of(other)
+        # `import thresher` is what users write: above the core it is the library itself, with nothing of the upper floors.
+        if room == own or (room == "__init__" and HEIGHT[own] > HEIGHT["run"]):
+            continue
+        beside = own in VOCABULARY and room in VOCABULARY
+        if not beside and HEIGHT[room] >= HEIGHT[own]:
+            wrong.append(other)
+    assert not wrong, f"{module} imports {', '.join(wrong)}, which is not below {own}"
+
+
+def test_every_room_has_its_floor():
+    assert {room_of(module) for module in MODULES} - {"experiments"} == set(HEIGHT)
+
+
+def test_no_circle():
+    """Modules that are reached from themselves, imports inside functions included."""
+    graph = {module: set(imported(path)) - {module, "__init__"} for module, path in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(module: str, above: tuple[str, ...]) -> None:
+        assert module not in above, f"circle: {' -> '.join((*above[above.index(module) :], module))}"
+        if module not in done:
+            for other in sorted(graph[module]):
+                visit(other, (*above, module))
+            done.add(module)
+
+    for module in graph:
+        visit(module, ())
+
+
+def functions_and_classes() -> Iterator[tuple[str, ast.AST]]:
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield f"{module}.{node.name}", node
+
+
+def test_nothing_grows_too_large():
+    long_files = {module: lines for module, path in MODULES.items() if (lines := len(path.read_text().splitlines())) > 450}
+    long_functions, large_classes = {}, {}
+    for name, node in functions_and_classes():
+        if isinstance(node, ast.ClassDef):
+            methods = sum(isinstance(part, ast.FunctionDef) for part in node.body)
+            if methods > 25:
+                large_classes[name] = methods
+        elif node.end_lineno - node.lineno + 1 > 60:
+            long_functions[name] = node.end_lineno - node.lineno + 1
+    assert not long_files, "files of at most 450 lines"
+    assert not long_functions, "functions of at most 60 lines"
+    assert not large_classes, "classes of at most 25 methods"
