@@ -206,7 +206,7 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
             loss = run.criterion(*prepared)
             if backward:
                 loss.backward()
-            run._ledger.end_step()  # what optimizer.step adds in an attached loop
+            run._parts.accumulator.end_step()  # what optimizer.step adds in an attached loop
 
         return Side(name, act, prepare, lambda: run.records, None if backward else CRITERION_LIMITS.get(name))
 
@@ -290,7 +290,7 @@ def records_bytes(n: int, device: torch.device) -> list[MemoryRow]:
     for name, make in METHODS.items():
         run = mid_training(make(), n, device).run
         start_epoch(run)
-        tables = [*run.records.values(), *([] if run._weights is None else [run._weights])]
+        tables = [*run.records.values(), *([] if run._parts.attributor.plan_weights is None else [run._parts.attributor.plan_weights])]
         held = sum(table.untyped_storage().nbytes() for table in tables) / n
         rows.append(MemoryRow(name, held, RECORDS_LIMITS.get(name)))
     return rows

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from thresher.progress_lr import ProgressLR as ProgressLR
     from thresher.records import Column as Column
     from thresher.run.run import Run as Run
-    from thresher.run.run import attach as attach
-    from thresher.run.scoring import Scoring as Scoring
+    from thresher.run.attach import attach as attach
+    from thresher.passes.scoring import Scoring as Scoring
     from thresher.subset import mixes_samples as mixes_samples
     from thresher.subset import subset_backward as subset_backward
 
@@ -73,12 +73,12 @@ _HOME = {
     "RandomBackprop": "methods.random_backprop",
     "Requirements": "methods.contract",
     "RhoLoss": "methods.rho_loss",
-    "Run": "run",
-    "Scoring": "run.scoring",
+    "Run": "run.run",
+    "Scoring": "passes.scoring",
     "SelectiveBackprop": "methods.selective_backprop",
     "SmallLoss": "methods.small_loss",
     "UniformSubset": "methods.uniform",
-    "attach": "run",
+    "attach": "run.attach",
     "break_even": "cost",
     "keep_in_batch": "methods.prune",
     "mixes_samples": "subset",

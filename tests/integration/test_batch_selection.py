@@ -186,7 +186,7 @@ def test_scoring_by_another_model_and_on_smaller_inputs():
 def test_break_even(monkeypatch, every, keep, said):
     """A backward pass of two forward passes: worth it below 2/3, and with losses of every third epoch below 8/9."""
     run, _, optimizer = make(SB(keep=keep), loader=DataLoader(samples(), 25), scoring=Scoring(every_epochs=every))
-    monkeypatch.setattr(run._stopwatch, "ratio", lambda: 2.0)
+    monkeypatch.setattr(run._parts.stopwatch, "ratio", lambda: 2.0)
     share = int(25 * keep) / 25
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
@@ -201,7 +201,7 @@ def test_break_even(monkeypatch, every, keep, said):
 def test_break_even_counts_candidates_alone(monkeypatch):
     """What the epoch's plan leaves out is saved without any scoring: 90 % of half the samples is too much to keep."""
     run, _, optimizer = make([thresher.UniformSubset(keep=0.5), SB(keep=0.9)], "twice", loader=DataLoader(samples(), 25))
-    monkeypatch.setattr(run._stopwatch, "ratio", lambda: 2.0)
+    monkeypatch.setattr(run._parts.stopwatch, "ratio", lambda: 2.0)
     with pytest.warns(UserWarning, match="kept 0.88 of the samples"):
         train(run, optimizer, 1)
 
@@ -209,7 +209,7 @@ def test_break_even_counts_candidates_alone(monkeypatch):
 def test_break_even_is_not_said_of_cheaper_ways(monkeypatch):
     for passes, scoring in (("once", None), ("twice", Scoring(dtype=torch.bfloat16)), ("twice", Scoring(model=Net()))):
         run, _, optimizer = make(SB(keep=0.9), passes, scoring=scoring)
-        monkeypatch.setattr(run._stopwatch, "ratio", lambda: 2.0)
+        monkeypatch.setattr(run._parts.stopwatch, "ratio", lambda: 2.0)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             train(run, optimizer, 2)
@@ -219,7 +219,7 @@ def test_break_even_is_not_said_of_cheaper_ways(monkeypatch):
 def test_the_stopwatch_knows_the_share_of_a_backward_pass(monkeypatch, passes, share):
     run, _, _ = make(SB(keep=0.25), passes)
     shares = []
-    monkeypatch.setattr(run._stopwatch, "watch", lambda loss, share=1.0: shares.append(share))
+    monkeypatch.setattr(run._parts.stopwatch, "watch", lambda loss, share=1.0: shares.append(share))
     for x, y in run.loader:
         run.criterion(run.model(x), y)
         break
@@ -603,7 +603,7 @@ def test_a_model_that_cannot_be_traced():
                 for own, theirs in zip(gradients(net, value), expected, strict=True):
                     torch.testing.assert_close(own, theirs)
     assert len([w for w in found if "subset_backward" in str(w.message)]) == 1
-    assert run._stage.passes == "once"
+    assert run._epochs.selection.forward_passes == "once"
     assert run.cost.scoring == 0
 
 
@@ -674,7 +674,7 @@ def test_without_gradient_it_is_the_plain_criterion():
     net.eval()
     with torch.no_grad():
         assert torch.equal(run.criterion(run.model(x), y), F.cross_entropy(net(x), y))
-    assert run.cost.forward == 0 == run._stage.step
+    assert run.cost.forward == 0 == run._epochs.selection.stage.step
 
 
 def test_reduce_without_a_criterion():

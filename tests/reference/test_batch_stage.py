@@ -592,8 +592,8 @@ def test_a_new_step_on_the_same_rows_chooses_anew():
     for step in range(1, 3):
         run.criterion(run.model(x), y)
         run.criterion(run.model(x), y)
-        run._hooks._optimizer.step()
-        assert run._stage.step == step
+        run._epochs.hooks._optimizer.step()
+        assert run._epochs.selection.stage.step == step
     assert run.cost.backward == 6
 
 

@@ -1,22 +1,46 @@
-"""The credits of the step in progress: added up where a criterion is called twice for the same rows, written once.
+"""The signals of the optimizer step in progress: added up where a criterion is called twice for the same rows, written once.
 
-Closed steps wait until there are enough of them to be read and written together.
+Steps that are over wait until there are enough of them to be computed and written together.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thresher.attribution.rows import Attribution, Batch
+from thresher.attribution.rows import Attribution
+from thresher.attribution.rows import Batch as YieldedBatch
 from thresher.cost import Cost
 from thresher.loading.trees import leaves
-from thresher.losses.base import DeferredSignals
 from thresher.records import EPOCH, Records
 
-Found = dict[str, Tensor] | DeferredSignals
+
+class Deferred(Protocol):
+    """Signals that are not computed yet; for many small batches together that takes a fraction of the time."""
+
+    @property
+    def numel(self) -> int:
+        """Number of values that are held until the signals are computed."""
+        ...
+
+    @property
+    def form(self) -> int:
+        """Number that is equal for signals which can be computed together."""
+        ...
+
+    def now(self) -> dict[str, Tensor]:
+        """Returns the signals of each sample, shape (n,), by name."""
+        ...
+
+    def together(self, several: "Sequence[Any]") -> dict[str, Tensor]:
+        """Returns the signals of the samples of several batches, one after the other."""
+        ...
+
+
+Found = dict[str, Tensor] | Deferred
+"""Signals of some rows, shape (n,), by name; or what they are computed from later."""
 
 MOST_WAITING = 2**15
 """Numbers held of steps that are closed and not yet written."""
@@ -32,7 +56,7 @@ OF_A_STEP = 2**10
 class Entry:
     """Signals of some rows, credited in this step."""
 
-    credit: Attribution
+    attribution: Attribution
     key: tuple[int, int, int, int] | None
     found: Found
     sources: set[int] | None
@@ -51,16 +75,16 @@ class Entry:
     @property
     def trained(self) -> Tensor:
         """Ids of the rows that were trained on."""
-        return self.credit.ids if self.rows is None else self.credit.ids[self.rows]
+        return self.attribution.ids if self.rows is None else self.attribution.ids[self.rows]
 
     @property
     def size(self) -> int:
         """What it counts for among those that wait."""
-        return self.found.log_probs.numel() if isinstance(self.found, DeferredSignals) else OF_A_STEP
+        return OF_A_STEP if isinstance(self.found, dict) else self.found.numel
 
     def values(self) -> dict[str, Tensor]:
         """The signals, read now if they were not yet."""
-        if isinstance(self.found, DeferredSignals):
+        if not isinstance(self.found, dict):
             self.found = self.found.now()
         return self.found
 
@@ -94,24 +118,26 @@ class StepAccumulator:
         self.doubts: list[Tensor] = []
         """Device flags of value comparisons, to be true when the epoch ends."""
 
-    def credit(self, credit: Attribution, found: Found, outputs: Any, rows: Tensor | None = None) -> None:
+    def credit(self, attribution: Attribution, found: Found, outputs: Any, rows: Tensor | None = None) -> None:
         """Take the signals of some rows; a second call for the same rows in a step adds to their loss.
 
         Args:
-            credit: Whose they are.
+            attribution: The samples that the rows are.
             found: Signals by name, or outputs that they are read from later.
             outputs: What they came from, so that they can be withdrawn; None where both witnesses named the rows.
             rows: Numbers of the rows that are trained on, shape (k,); None for all.
         """
         for same in self._open:
-            if same.key is not None and same.key == credit.key:
-                more = found.now() if isinstance(found, DeferredSignals) else found
+            if same.key is not None and same.key == attribution.key:
+                more = found if isinstance(found, dict) else found.now()
                 same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
                 same.dirty = True
                 return
-        entry = Entry(credit, credit.key, found, None if outputs is None else _storages(outputs), credit.group.n, rows)
+        entry = Entry(
+            attribution, attribution.key, found, None if outputs is None else _storages(outputs), attribution.group.n, rows
+        )
         if self._open:
-            others = [other for other in self._open if _may_overlap(other.credit, credit)]
+            others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
             if others:
                 self._add_to(others, entry)
         self._open.append(entry)
@@ -119,8 +145,8 @@ class StepAccumulator:
     def _add_to(self, others: list[Entry], entry: Entry) -> None:
         """Rows that are partly known from other calls of this step: add where they are, set where they are not."""
         self.flush()
-        ids, values = entry.credit.ids, dict(entry.values())
-        seen = torch.isin(ids, torch.cat([other.credit.ids for other in others]))
+        ids, values = entry.attribution.ids, dict(entry.values())
+        seen = torch.isin(ids, torch.cat([other.attribution.ids for other in others]))
         entry.written = {}
         for name, signal in self._records.written.items():
             if callable(self._records.columns[name].merge) or signal not in values:
@@ -147,7 +173,7 @@ class StepAccumulator:
 
     def _count(self, entry: Entry) -> None:
         entry.confirmed = True
-        new, batch, rows, fresh = entry.new, entry.credit.batch, entry.rows, entry.fresh
+        new, batch, rows, fresh = entry.new, entry.attribution.batch, entry.rows, entry.fresh
         if isinstance(new, int):
             self._cost.forward += new
             self._cost.backward += new if rows is None else len(rows)
@@ -170,23 +196,23 @@ class StepAccumulator:
         if self._size > MOST_WAITING:
             self._write_waiting()
 
-    def next_batch(self, alive: set[Batch]) -> None:
+    def next_batch(self, alive: set[YieldedBatch]) -> None:
         """A batch was yielded: rows of batches that are gone get no more losses in this step."""
         if not self._open:
             return
         self._confirm()
         for entry in self._open:
-            if entry.dirty and entry.credit.batch not in alive:
+            if entry.dirty and entry.attribution.batch not in alive:
                 self._waiting.append(entry)
                 self._size += entry.size
-        self._open = [entry for entry in self._open if entry.credit.batch in alive]
+        self._open = [entry for entry in self._open if entry.attribution.batch in alive]
         if self._size > MOST_WAITING:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
         waiting, self._waiting, self._size = self._waiting, [], 0
         if waiting and not self.ids_repeat and _alike(waiting):
-            ids = torch.cat([entry.credit.ids for entry in waiting])
+            ids = torch.cat([entry.attribution.ids for entry in waiting])
             self._records.write(ids, _together([entry.found for entry in waiting]))
             self._count_trained(*waiting)
             return
@@ -195,9 +221,9 @@ class StepAccumulator:
 
     def _write(self, entry: Entry) -> None:
         values, first = entry.values(), self._first(entry)
-        if entry.credit.holds:
+        if entry.attribution.holds:
             values, first = self._where_certain(entry, first)
-        self._records.write(entry.credit.ids, values, entry.written, first=first)
+        self._records.write(entry.attribution.ids, values, entry.written, first=first)
         entry.written, entry.dirty = values, False
         if not entry.counted:
             entry.counted = True
@@ -232,8 +258,8 @@ class StepAccumulator:
 
     def _where_certain(self, entry: Entry, first: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
         """Values to write while the device still compares, and where for the first time: none where the comparison fails."""
-        ids = entry.credit.ids
-        certain = torch.stack([flag.to(ids.device) for flag in entry.credit.holds]).all()
+        ids = entry.attribution.ids
+        certain = torch.stack([flag.to(ids.device) for flag in entry.attribution.holds]).all()
         self.doubts.append(certain)
         values = dict(entry.values())
         for name, signal in self._records.written.items():
@@ -266,23 +292,23 @@ def _alike(entries: Sequence[Entry]) -> bool:
     """Whether entries can be written together: fresh, certain, of different batches and of one form."""
     form, batches = _form(entries[0]), set()
     for entry in entries:
-        if entry.written is not None or entry.key is None or entry.credit.holds or _form(entry) != form:
+        if entry.written is not None or entry.key is None or entry.attribution.holds or _form(entry) != form:
             return False
-        batches.add(entry.credit.batch)
+        batches.add(entry.attribution.batch)
     return len(batches) == len(entries)
 
 
 def _form(entry: Entry) -> int | tuple[str, ...]:
     """Equal for entries whose tensors can be joined: the number of classes, or the names of signals."""
-    return entry.found.log_probs.shape[1] if isinstance(entry.found, DeferredSignals) else tuple(entry.found)
+    return tuple(entry.found) if isinstance(entry.found, dict) else entry.found.form
 
 
 def _together(found: Sequence[Found]) -> dict[str, Tensor]:
-    unread = [f for f in found if isinstance(f, DeferredSignals)]
-    if unread:
-        return DeferredSignals.together(unread)
-    known = [f for f in found if isinstance(f, dict)]
-    return {name: torch.cat([f[name] for f in known]) for name in known[0]}
+    first = found[0]
+    if not isinstance(first, dict):
+        return first.together(found)
+    known = [one for one in found if isinstance(one, dict)]
+    return {name: torch.cat([one[name] for one in known]) for name in first}
 
 
 def _may_overlap(one: Attribution, other: Attribution) -> bool:

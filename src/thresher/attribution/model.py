@@ -1,12 +1,23 @@
-"""The user's model with an eye on it: what goes in names the rows of what comes out."""
+"""The user's model, tracked: its inputs name the rows of its outputs."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from thresher.attribution.tracker import RowTracker
-from thresher.run.stopwatch import Stopwatch
+
+
+class ForwardTimer(Protocol):
+    """Times forward passes of the training."""
+
+    running: bool
+    """Whether more passes are to be timed."""
+
+    def forward(self, call: Callable[[], Any]) -> Any:
+        """Runs a forward pass, notes its time, and returns its result."""
+        ...
 
 
 class TrackedModel(nn.Module):
@@ -14,40 +25,40 @@ class TrackedModel(nn.Module):
 
     Args:
         module: The user's model.
-        witnesses: Told which rows the outputs belong to.
-        stopwatch: Times the first training passes.
-        device: Where the model is.
+        tracker: Remembers which rows the outputs belong to.
+        timer: Times the first training passes.
+        device: Device of the model.
     """
 
-    def __init__(self, module: nn.Module, witnesses: RowTracker, stopwatch: Stopwatch, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, tracker: RowTracker, timer: ForwardTimer, device: torch.device) -> None:
         super().__init__()
         self.module = module
-        self._witnesses = witnesses
-        self._stopwatch = stopwatch
+        self._tracker = tracker
+        self._timer = timer
         self._device = device
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None where there was no autocast."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model; with gradients enabled, remember which rows its outputs belong to."""
+        """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.module(*args, **kwargs)
         kind = self._device.type
         self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        inputs = self._witnesses.look_inputs((args, kwargs))
-        if self._stopwatch.running and self.module.training:
-            outputs = self._stopwatch.forward(lambda: self.module(*args, **kwargs))
+        inputs = self._tracker.look_inputs((args, kwargs))
+        if self._timer.running and self.module.training:
+            outputs = self._timer.forward(lambda: self.module(*args, **kwargs))
         else:
             outputs = self.module(*args, **kwargs)
-        self._witnesses.remember_outputs(outputs, inputs)
+        self._tracker.remember_outputs(outputs, inputs)
         return outputs
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """The user's model's own."""
+        """Returns the `state_dict` of the user's model."""
         return self.module.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The user's model's own."""
+        """Loads a `state_dict` of the user's model."""
         return self.module.load_state_dict(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

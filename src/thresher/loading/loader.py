@@ -6,17 +6,17 @@ tensors that draws the same random numbers; any other sampler is filtered as it 
 
 import weakref
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
-from torch.utils.data.distributed import DistributedSampler
 
 from thresher import rng
+from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.order import IdBatchSampler, Order, SamplerOrder, SequentialOrder, TensorOrder, shuffled
-from thresher.loading.row_buffer import RowBuffer, rows_of, select
+from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
 from thresher.plans import BatchPlan, EpochPlan
 
@@ -37,82 +37,64 @@ KEPT_SETTINGS = (
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
-def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
-    """Refuse a loader whose batches could not be told apart by sample.
+class EpochStart(NamedTuple):
+    """Where an epoch begins.
 
-    Args:
-        loader: The user's.
-        plans_epochs: Whether a method decides before each epoch, which takes samples with ids.
-
-    Raises:
-        TypeError: Not a DataLoader, or one over an IterableDataset.
-        ValueError: A setting that cannot be kept.
+    Attributes:
+        plan: The plan of the epoch; None for a stream.
+        consumed: Number of ids of its order that an interrupted epoch has consumed; 0 for a new one.
+        checksum: Checksum of the ids that were drawn by then.
     """
-    if not isinstance(loader, DataLoader):
-        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
-    if isinstance(loader.dataset, IterableDataset):
-        if plans_epochs:
-            raise TypeError(
-                f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: its samples have no ids, so no "
-                "epoch can be planned. Epoch methods need a map-style dataset (__getitem__ and __len__)."
-            )
-        if loader.batch_size is None:
-            raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
-        return
-    if loader.batch_sampler is None:
-        raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
-    if type(loader.batch_sampler) is not BatchSampler:
-        raise ValueError(
-            f"`loader` has a batch_sampler of its own, {type(loader.batch_sampler).__name__}: leaving samples out would break "
-            "what it arranges. Use sampler= and batch_size=."
-        )
-    if not loader.in_order:
-        raise ValueError(
-            "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
-        )
-    if isinstance(loader.batch_sampler.sampler, DistributedSampler):
-        raise ValueError("`loader` has a DistributedSampler: training in several processes is not supported in this version")
+
+    plan: EpochPlan | None
+    consumed: int
+    checksum: int
+
+
+class EpochControl(Protocol):
+    """What a loader asks of the run that it belongs to, and reports to it."""
+
+    def begin(self) -> EpochStart:
+        """Begins an epoch, or goes on with an interrupted one."""
+        ...
+
+    def next_plan(self) -> EpochPlan:
+        """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
+        ...
+
+    def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees."""
+        ...
+
+    def count(self, n: int) -> int | None:
+        """Returns how many rows of a candidate batch of n stay; None where that is not known."""
+        ...
+
+    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None) -> None:
+        """Notes a batch on the device, the ids of its rows, the position after it, and weights that a batch method gave."""
+        ...
+
+    def exhausted(self) -> None:
+        """Ends the epoch."""
+        ...
 
 
 class SelectedLoader:
     """`run.loader`: iterate it like the loader it was made from. Other attributes are those of that loader.
 
     Args:
-        loader: The user's.
-        begin: Called when an epoch begins; returns its plan and, for an interrupted one, how many ids of its order were
-            consumed, and the checksum of those that were yielded.
-        yielded: Called with each batch on the device, its ids, how many ids of the order are consumed by then, the checksum
-            of those that were drawn, and weights of its rows where a batch method gave some.
-        finish: Called when the epoch is exhausted.
-        upcoming: The plan of the epoch in progress, else of the next.
-        device: Where batches are moved; None leaves them where they are.
-        choose: For selection before the loop sees a batch: maps a candidate batch and its ids to the rows that stay, once
-            `gatherer` is set.
-        count: How many rows of a batch of n stay; None where that is not known.
+        loader: The user's DataLoader.
+        device: Device that batches are moved to; None leaves them where they are.
     """
 
-    def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        begin: Callable[[], tuple[EpochPlan | None, int, int]],
-        yielded: Callable[[Any, Tensor, int, int, Tensor | None], None],
-        finish: Callable[[], None],
-        upcoming: Callable[[], EpochPlan],
-        device: torch.device | None,
-        choose: Callable[[Any, Tensor], BatchPlan] | None = None,
-        count: Callable[[int], int | None] = lambda n: n,
-    ) -> None:
+    def __init__(self, loader: DataLoader[Any], *, device: torch.device | None) -> None:
         self._user = loader
-        self._choose, self._count = choose, count
-        self.gatherer: RowBuffer | None = None
+        self._control: EpochControl | None = None
+        self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
-        self.waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
-        """Ids and weights of such rows in a saved epoch that is to be gone on with."""
-        self.seen = 0
-        """Samples of the last epoch that was exhausted."""
+        self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
+        self._seen = 0
         self.streams = isinstance(loader.dataset, IterableDataset)
-        self._begin, self._yielded, self._finish, self._upcoming = begin, yielded, finish, upcoming
         self._device = device
         self.n = 0 if self.streams else len(loader.dataset)  # pyright: ignore[reportArgumentType]
         batches = loader.batch_sampler
@@ -127,8 +109,8 @@ class SelectedLoader:
         # Weak, so that breaking out of the loop lets the workers go at once.
         self._current: Callable[[], EpochIterator | None] = lambda: None
         self._workers_ran = False
-        self.epoch_start: rng.State | None = None
-        """Random states when the epoch in progress began; what an interrupted epoch is replayed from."""
+        self._epoch_start: rng.State | None = None
+        """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
 
     def _rebuilt(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         settings = {name: getattr(loader, name) for name in KEPT_SETTINGS}
@@ -157,6 +139,16 @@ class SelectedLoader:
             return False
         return kind is SequentialSampler or (not self._sampler.replacement and self._sampler.num_samples == self.n)
 
+    def connect(self, control: EpochControl) -> None:
+        """Connects the loader with the run that it belongs to."""
+        self._control = control
+
+    @property
+    def control(self) -> EpochControl:
+        """The run, as the loader sees it."""
+        assert self._control is not None
+        return self._control
+
     def generators(self) -> list[torch.Generator]:
         """The generators that the user's loader draws from."""
         found = [None if self.streams else getattr(self._sampler, "generator", None), self._user.generator]
@@ -176,8 +168,8 @@ class SelectedLoader:
         """
         if self.streams:
             dataset: Any = self._user.dataset
-            if self.seen or not hasattr(dataset, "__len__"):
-                return self.seen
+            if self._seen or not hasattr(dataset, "__len__"):
+                return self._seen
             total = len(dataset)
         else:
             total = len(self._sampler) if hasattr(self._sampler, "__len__") else self.n
@@ -187,18 +179,18 @@ class SelectedLoader:
         """Batches of the epoch in progress, else of the next one.
 
         Raises:
-            TypeError: It is not known: a sampler of unknown order, a batch method that keeps rows by chance and gathers them
-                to full batches, or a stream.
+            TypeError: The number is not known: a sampler of unknown order, a stream, or a batch method that keeps rows by
+                chance and fills them up to full batches.
         """
-        if self.gatherer is not None and self.gatherer.size is not None:
-            return self._gathered_batches()
+        if self.row_buffer is not None and self.row_buffer.size is not None:
+            return self._filled_batches()
         full, rest = self._candidate_batches()
         return full + bool(rest)
 
-    def _gathered_batches(self) -> int:
+    def _filled_batches(self) -> int:
         full, rest = self._candidate_batches()
         size = self._ids.batch_size
-        of_full, of_rest = self._count(size), self._count(rest) if rest else 0
+        of_full, of_rest = self.control.count(size), self.control.count(rest) if rest else 0
         if of_full is None or of_rest is None:
             raise TypeError(
                 "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
@@ -216,7 +208,7 @@ class SelectedLoader:
         """Samples of the epoch before the last is dropped."""
         if self.streams:
             return len(self._user.dataset)  # pyright: ignore[reportArgumentType]
-        plan = self._upcoming()
+        plan = self.control.next_plan()
         if len(plan.ids) == self.n and not plan.drawn:
             return len(self._sampler)
         if plan.drawn or self._fast_path():
@@ -237,13 +229,13 @@ class SelectedLoader:
 
     def __iter__(self) -> "EpochIterator":
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
-        plan, consumed, checksum = self._begin()
+        plan, consumed, checksum = self.control.begin()
         if consumed == 0:
-            self.go_on()
-        resumed = self.epoch_start if consumed else None
+            self._begin_with(NONE_WAIT)
+        resumed = self._epoch_start if consumed else None
         now = rng.capture(self.device, self.generators())
         if resumed is None:
-            self.epoch_start = {**now, "workers_ran": self._workers_ran}
+            self._epoch_start = {**now, "workers_ran": self._workers_ran}
         else:
             if resumed["workers_ran"]:
                 self._start_workers()
@@ -268,28 +260,51 @@ class SelectedLoader:
                 )
             if plan is not None and len(waiting[0]):
                 self._fetch(*waiting)
-        iterator = EpochIterator(self, candidates, consumed, checksum)
+        iterator = EpochIterator(self, self.control, candidates, consumed, checksum, drop_last=self._ids.drop_last)
         self._current = weakref.ref(iterator)
         return iterator
 
-    def gather(self, *, fills: bool) -> None:
-        """From now on select before the loop sees a batch; `fills`: and gather the rows to full batches."""
-        self.gatherer = RowBuffer(self._ids.batch_size if fills else None)
+    def is_current(self, iterator: "EpochIterator") -> bool:
+        """Whether an iterator is the one that has the epoch."""
+        return self._current() is iterator
 
-    def waits(self) -> tuple[Tensor, Tensor | None]:
-        """Ids and weights of the rows that were selected and not yielded yet."""
-        return self.waiting if self.gatherer is None or len(self.waiting[0]) else self.gatherer.waiting
+    def exhausted(self, seen: int) -> None:
+        """Ends the epoch, in which so many samples were seen."""
+        self._seen = seen
+        if self.row_buffer is not None:
+            self.row_buffer.clear()
+        self.control.exhausted()
 
-    def go_on(self, waiting: tuple[Tensor, Tensor | None] = NONE_WAIT) -> None:
-        """Begin the next pass with these rows, which waited when the epoch was interrupted."""
-        self.waiting = waiting
-        if self.gatherer is not None:
-            self.gatherer.clear()
+    def select_before_loop(self, fills: bool | None) -> None:
+        """Selects, from now on, before the loop sees a batch.
+
+        Args:
+            fills: Whether the rows are filled up to full batches; None: nothing is selected before the loop.
+        """
+        self.row_buffer = None if fills is None else RowBuffer(self._ids.batch_size if fills else None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the rows that were selected and not yielded yet, and the start of the epoch, as tensors and plain values."""
+        own = self.row_buffer is None or len(self._waiting[0])
+        ids, weights = self._waiting if own or self.row_buffer is None else self.row_buffer.waiting
+        return {"waiting": {"ids": ids, "weights": weights}, "seen": self._seen, "epoch_start": self._epoch_start}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on, at the next `iter`, with the epoch that was saved."""
+        self.stop()
+        self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
+        self._seen, self._epoch_start = state["seen"], state["epoch_start"]
+
+    def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
+        """Begins the next pass with these rows, which waited when the epoch was interrupted."""
+        self._waiting = waiting
+        if self.row_buffer is not None:
+            self.row_buffer.clear()
 
     def _let_go(self) -> tuple[Tensor, Tensor | None]:
         """Ids and weights of the rows that waited when the epoch was interrupted."""
-        waiting = self.waiting
-        self.go_on()
+        waiting = self._waiting
+        self._begin_with(NONE_WAIT)
         return waiting
 
     def _keep_waiting(self, waiting: tuple[Tensor, Tensor | None]) -> Callable[[Any, Tensor], None]:
@@ -298,21 +313,21 @@ class SelectedLoader:
 
         def look(batch: Any, ids: Tensor) -> None:
             here = torch.isin(wanted, ids)
-            if self.gatherer is None or not bool(here.any()):
+            if self.row_buffer is None or not bool(here.any()):
                 return
             rows = wanted[here] - ids[0]
             part = select(self.moved(batch), rows, len(ids))
-            self.gatherer.put(part, wanted[here], None if weights is None else weights[here])
+            self.row_buffer.put(part, wanted[here], None if weights is None else weights[here])
 
         return look
 
     def _fetch(self, ids: Tensor, weights: Tensor | None) -> None:
         """Read rows again that were selected and not trained on when the epoch was interrupted."""
-        assert self.gatherer is not None
+        assert self.row_buffer is not None
         dataset: Any = self._user.dataset
         with rng.undisturbed(self.device, self.generators()):
             batch = self._user.collate_fn([dataset[i] for i in ids.tolist()])
-        self.gatherer.put(self.moved(batch), ids, weights)
+        self.row_buffer.put(self.moved(batch), ids, weights)
 
     def _start_workers(self) -> None:
         """Persistent workers draw their seed when they start; an epoch that found them running did not."""
@@ -344,112 +359,76 @@ class SelectedLoader:
         self._loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
 
 
-class MapStyleBatches:
-    """Candidate batches of a map-style dataset: the ids were drawn here, the samples come from the loader."""
-
-    def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
-        self._batches, self._ids, self._ahead = batches, ids, ahead
-
-    def take(self) -> tuple[Any, Tensor, int]:
-        """The next batch, its ids, and how many ids are drawn by then.
-
-        Raises:
-            StopIteration: There is none.
-        """
-        if not self._ahead:
-            self._ids.on_the_way.clear()
-        try:
-            batch = next(self._batches)
-        except StopIteration:
-            raise
-        except Exception:
-            # The failed batch was drawn; the ids of the next one must not be taken for its own.
-            if self._ids.on_the_way:
-                self._ids.on_the_way.popleft()
-            raise
-        return batch, *self._ids.on_the_way.popleft()
-
-
-class StreamBatches:
-    """Batches of an iterable dataset; a sample's id is its place in this epoch's stream."""
-
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches, self._place = batches, 0
-
-    def take(self) -> tuple[Any, Tensor, int]:
-        """The next batch, the places of its rows, and where the stream is after it.
-
-        Raises:
-            StopIteration: The stream is over.
-        """
-        batch = next(self._batches)
-        begin, self._place = self._place, self._place + rows_of(batch)
-        return batch, torch.arange(begin, self._place), self._place
-
-    def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
-        """Read again what an interrupted epoch consumed; `look` is shown every batch of it. Returns its ids."""
-        while self._place < consumed:
-            batch, ids, _ = self.take()
-            look(batch, ids)
-        return torch.arange(self._place)
-
-
 class EpochIterator:
-    """One pass over a Feed."""
+    """One pass over a `SelectedLoader`.
 
-    def __init__(self, feed: SelectedLoader, candidates: MapStyleBatches | StreamBatches, drawn: int, checksum: int) -> None:
-        self._feed, self._candidates, self._drawn, self._checksum = feed, candidates, drawn, checksum
+    Args:
+        loader: The loader.
+        control: The run that the loader belongs to.
+        candidates: Batches before the selection inside the batch, with their ids.
+        drawn: Number of ids of the epoch's order that are drawn already.
+        checksum: Checksum of these ids.
+        drop_last: Whether a last batch that is not full is dropped.
+    """
+
+    def __init__(
+        self,
+        loader: SelectedLoader,
+        control: EpochControl,
+        candidates: MapStyleBatches | StreamBatches,
+        drawn: int,
+        checksum: int,
+        *,
+        drop_last: bool,
+    ) -> None:
+        self._loader, self._control, self._candidates = loader, control, candidates
+        self._drawn, self._checksum, self._drop_last = drawn, checksum, drop_last
         self._exhausted = self._done = False
 
     def __iter__(self) -> "EpochIterator":
         return self
 
     def __len__(self) -> int:
-        return len(self._feed)
+        return len(self._loader)
 
     def __next__(self) -> Any:
         if self._done:
             raise StopIteration
-        if self._feed._current() is not self:
+        if not self._loader.is_current(self):
             raise RuntimeError("this pass over run.loader was ended by a newer one; iterate the newer one")
-        gatherer = self._feed.gatherer
-        if gatherer is None:
+        row_buffer = self._loader.row_buffer
+        if row_buffer is None:
             try:
                 batch, ids = self._next_candidate()
             except StopIteration:
                 self._end()
                 raise
-            self._feed._yielded(batch, ids, self._drawn, self._checksum, None)
+            self._control.yielded(batch, ids, self._drawn, self._checksum, None)
             return batch
-        self._gather(gatherer)
-        if not gatherer.rows or (not gatherer.full and self._feed._ids.drop_last):
+        self._fill(row_buffer)
+        if not row_buffer.rows or (not row_buffer.full and self._drop_last):
             self._end()
             raise StopIteration
-        batch, ids, weights = gatherer.take()
-        self._feed._yielded(batch, ids, self._drawn, self._checksum, weights)
+        batch, ids, weights = row_buffer.take()
+        self._control.yielded(batch, ids, self._drawn, self._checksum, weights)
         return batch
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         batch, ids, self._drawn = self._candidates.take()
         self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)
-        return self._feed.moved(batch), ids
+        return self._loader.moved(batch), ids
 
-    def _gather(self, gatherer: RowBuffer) -> None:
-        """Select from candidate batches until there is a full batch, or no candidate is left."""
-        choose = self._feed._choose
-        assert choose is not None
-        while not gatherer.full and not self._exhausted:
+    def _fill(self, row_buffer: RowBuffer) -> None:
+        """Selects from candidate batches until there is a full batch, or no candidate is left."""
+        while not row_buffer.full and not self._exhausted:
             try:
                 batch, ids = self._next_candidate()
             except StopIteration:
                 self._exhausted = True
             else:
-                gatherer.add(batch, ids, choose(batch, ids))
+                row_buffer.add(batch, ids, self._control.choose(batch, ids))
 
     def _end(self) -> None:
         self._done = True
-        self._feed.seen = self._drawn
         self._candidates = StreamBatches(iter(()))
-        if self._feed.gatherer is not None:
-            self._feed.gatherer.clear()
-        self._feed._finish()
+        self._loader.exhausted(self._drawn)

@@ -46,7 +46,7 @@ HOLE = object()
 def select(batch: Any, rows: Tensor, n: int) -> Any:
     """Some rows of every part of a batch that has one entry for each of n samples; the rest is passed through."""
     columns, rebuild = take_apart(batch, n)
-    return rebuild(taken(columns, rows))
+    return rebuild(take_rows(columns, rows))
 
 
 def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
@@ -66,7 +66,7 @@ def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any
     return columns, rebuild
 
 
-def taken(columns: list[Any], rows: Tensor) -> list[Any]:
+def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
     """The same rows of several columns."""
     numbers: list[int] | None = None
     found = []
@@ -109,7 +109,7 @@ class Part(NamedTuple):
     def rows(self, rows: Tensor) -> "Part":
         """Some of them."""
         weights = None if self.weights is None else self.weights[rows]
-        return Part(taken(self.columns, rows), self.rebuild, self.ids[rows], weights)
+        return Part(take_rows(self.columns, rows), self.rebuild, self.ids[rows], weights)
 
     def weighed(self) -> Tensor:
         """A weight for each row."""

@@ -304,6 +304,16 @@ class DeferredSignals(NamedTuple):
     criterion: "Criterion"
     wanted: set[str]
 
+    @property
+    def numel(self) -> int:
+        """Number of log-probabilities that are held until the signals are computed."""
+        return self.log_probs.numel()
+
+    @property
+    def form(self) -> int:
+        """Number of classes: signals of as many classes can be computed together."""
+        return self.log_probs.shape[1]
+
     def now(self) -> dict[str, Tensor]:
         """The signals of each sample."""
         return self.criterion.signals(self.log_probs, self.targets, RowLayout(len(self.targets)), self.wanted)

@@ -1,1 +1,1 @@
-"""Forward passes of our own: one engine for refreshing, surveying and scoring."""
+"""Forward passes that the library makes itself: refreshing, full passes, scoring, and scores before training; one engine."""

@@ -1,31 +1,65 @@
-"""The user's model with an eye on it: what goes in names the rows of what comes out."""
+"""The features of a sample: the input of the linear layer that ran last."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
 
-@contextmanager
-def last_linear_input(module: nn.Module) -> Iterator[Callable[[], Tensor]]:
-    """Inside, the answer of a function is what the `nn.Linear` that ran last was given: the features it scores by.
+class LastLinear:
+    """The `nn.Linear` of a model that ran last in the latest forward pass, and its input.
 
-    Raises:
-        ValueError: When asked, where none has run.
+    Args:
+        model: The model.
     """
-    seen: list[Tensor] = []
 
-    def note(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen[:] = inputs[:1]
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._ran: tuple[nn.Linear, Tensor] | None = None
 
-    def answer() -> Tensor:
-        if not seen:
-            raise ValueError(f"features are the input of the last nn.Linear, and {type(module).__name__} has none that runs")
-        return seen[0]
+    def note(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+        """Remembers a layer that runs; a forward pre-hook."""
+        assert isinstance(layer, nn.Linear)
+        self._ran = layer, inputs[0]
 
-    hooks = [part.register_forward_pre_hook(note) for part in module.modules() if isinstance(part, nn.Linear)]
+    def take(self) -> tuple[nn.Linear, Tensor]:
+        """Returns the layer and its input, and forgets them.
+
+        Raises:
+            ValueError: No `nn.Linear` has run.
+        """
+        if self._ran is None:
+            raise ValueError(
+                f"features are the input of the last nn.Linear, and {type(self._model).__name__} has no nn.Linear that runs"
+            )
+        ran, self._ran = self._ran, None
+        return ran
+
+
+@contextmanager
+def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
+    """Watches the linear layers of a model while the block runs.
+
+    Args:
+        model: The model; its hooks are taken away at the end.
+
+    Yields:
+        The layer that ran last and its input, after each forward pass.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+        >>> with watch_last_linear(model) as last:
+        ...     outputs = model(torch.ones(5, 4))
+        ...     layer, feature = last.take()
+        >>> layer is model[2], tuple(feature.shape)
+        (True, (5, 3))
+    """
+    last = LastLinear(model)
+    hooks = [part.register_forward_pre_hook(last.note) for part in model.modules() if isinstance(part, nn.Linear)]
     try:
-        yield answer
+        yield last
     finally:
         for hook in hooks:
             hook.remove()

@@ -1,4 +1,4 @@
 """A method attached to one training loop."""
 
+from thresher.run.attach import attach as attach
 from thresher.run.run import Run as Run
-from thresher.run.run import attach as attach

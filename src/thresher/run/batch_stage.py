@@ -22,11 +22,10 @@ class BatchStage:
     Args:
         method: What decides.
         seed: Of its draws.
-        passes: "once", "twice", or "none" where it chooses before any forward pass.
     """
 
-    def __init__(self, method: BatchMethod, *, seed: int, passes: str) -> None:
-        self.method, self.seed, self.passes = method, seed, passes
+    def __init__(self, method: BatchMethod, *, seed: int) -> None:
+        self.method, self.seed = method, seed
         self.requires = requirements_of(method)
         self.state = method.init_state()
         self.step = 0
@@ -62,7 +61,7 @@ class BatchStage:
 
     def is_inactive(self, progress: float) -> bool:
         """Whether the next batch is trained whole, the method having no say; `progress`: share of training done."""
-        return self.requires.active and not self.method.active(progress, self.step)  # pyright: ignore[reportAttributeAccessIssue]
+        return not self.method.active(progress, self.step)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
         """Every row of a batch."""

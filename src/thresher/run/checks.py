@@ -1,17 +1,21 @@
 """What attach() refuses, before anything is changed."""
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import IterableDataset
 
+from thresher.loading.checks import check_loader
+from thresher.losses.adapt import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import ABOUT_CLASSES
 from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
 from thresher.methods.full import FullData
+from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
-from thresher.run.scoring import Scoring
 
 NOT_OF_VALUES = {"correct", "confidence"} | ABOUT_CLASSES
 """Signals that a regression does not have."""
@@ -28,7 +32,7 @@ class Stages(NamedTuple):
 PROTOCOLS: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch": BatchMethod}
 
 
-def stages(method: Any) -> Stages:
+def split_by_stage(method: Any) -> Stages:
     """The methods of `attach(method)` by stage: before training, each epoch (all data where there is none), in each batch."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
     found: dict[str, Any] = {}
@@ -48,6 +52,95 @@ def stages(method: Any) -> Stages:
     if not found:
         raise ValueError("`method` must be one method, or a list with at most one method a stage; got an empty list")
     return Stages(found.get("before"), found.get("epoch", FullData()), found.get("batch"))
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of `attach`, which describes them."""
+
+    method: Any
+    loader: Any
+    criterion: Any
+    model: Any
+    optimizer: Any
+    epochs: Any
+    forward: Any
+    forward_passes: Any
+    scoring: Any
+    signals: Any
+    seed: Any = 0
+    device: Any = None
+    on_nonfinite: Any = "keep"
+
+
+class Checked(NamedTuple):
+    """What the checks made of the arguments.
+
+    Attributes:
+        before: Method that decides before training; None where there is none.
+        epoch_method: Method that decides before each epoch; all data where there is none.
+        batch_method: Method that decides inside each batch; None where there is none.
+        criterion: The user's criterion per sample; None where there is none.
+        samples: Number of samples of the dataset; None for a stream.
+        passes: "none" where no forward pass is needed to choose rows; "once", in the loop's own; "twice", in one before it.
+        kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
+    """
+
+    before: Any
+    epoch_method: EpochMethod
+    batch_method: BatchMethod | None
+    criterion: Criterion | None
+    samples: int | None
+    passes: str
+    kept: Tensor | None
+
+
+def check(given: Arguments, process_group: Any) -> Checked:
+    """Checks the arguments of `attach`, before anything is changed.
+
+    Args:
+        given: The arguments.
+        process_group: The process group; several processes are not supported yet.
+
+    Raises:
+        TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
+        ValueError: An argument is out of range, or something that the method needs is missing.
+    """
+    before, epoch_method, batch_method = split_by_stage(given.method)
+    several = isinstance(given.method, list | tuple) and len(given.method) > 1
+    check_loader(given.loader, plans_epochs=batch_method is None or several)
+    check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, process_group, given.seed)
+    _check_types(given)
+    criterion = None if given.criterion is None else adapt(given.criterion)
+    check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
+    streams = isinstance(given.loader.dataset, IterableDataset)
+    samples = None if streams else len(given.loader.dataset)
+    passes = passes_of(batch_method, given.forward_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
+    check_counted_once(epoch_method, passes, given.forward_passes)
+    kept = None if before is None or samples is None else kept_of(before, samples)
+    _check_ids(batch_method, samples, kept)
+    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept)
+
+
+def _check_types(given: Arguments) -> None:
+    if given.model is not None and not isinstance(given.model, nn.Module):
+        raise TypeError(f"`model` must be a torch.nn.Module, got {type(given.model).__name__}")
+    if given.optimizer is not None and not isinstance(given.optimizer, Optimizer):
+        raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(given.optimizer).__name__}")
+    for name, function in (("forward", given.forward), ("signals", given.signals)):
+        if function is not None and not callable(function):
+            raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
+
+
+def _check_ids(batch_method: Any, samples: int | None, kept: Tensor | None) -> None:
+    """Lets a batch method that looks samples up by their ids check these."""
+    if batch_method is None or not requirements_of(batch_method).check:
+        return
+    if samples is None:
+        raise ValueError(
+            f"{type(batch_method).__name__} looks samples up by id, and an IterableDataset has none: use a map-style dataset"
+        )
+    batch_method.check(torch.arange(samples) if kept is None else kept)
 
 
 def kept_of(before: Any, n: int) -> Tensor:
@@ -162,17 +255,7 @@ def check_counted_once(method: EpochMethod, passes: str, forward_passes: str) ->
         )
 
 
-def innermost(optimizer: Any) -> Optimizer | None:
+def innermost(optimizer: Any) -> Optimizer:
     """The optimizer whose hooks run: accelerate's wrapper holds it."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer
-
-
-def device_of(device: torch.device | str | None, model: nn.Module | None) -> torch.device | None:
-    """Where batches go: as told, else where the model is; None leaves them where they are."""
-    if device is not None:
-        return torch.device(device)
-    if model is None:
-        return None
-    tensor = next(iter((*model.parameters(), *model.buffers())), None)
-    return None if tensor is None else tensor.device

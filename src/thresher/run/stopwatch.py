@@ -1,4 +1,4 @@
-"""What a run computed, what full training would have computed, and the ratio of the two."""
+"""The stopwatch of the first training steps."""
 
 import statistics
 import time
@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from thresher.cost import Cost
 
 
 class Stopwatch:
@@ -69,3 +71,7 @@ class Stopwatch:
             if forward > 0 and share > 0:
                 ratios.append(backward / forward / share)
         return statistics.median(ratios) if len(ratios) >= 3 else None
+
+    def update(self, cost: Cost) -> None:
+        """Puts the measured ratio into a cost; one that was measured before stays where there is none yet."""
+        cost.backward_to_forward = self.ratio() or cost.backward_to_forward

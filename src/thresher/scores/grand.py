@@ -17,7 +17,7 @@ from thresher.loading.row_buffer import rows_of
 from thresher.loading.trees import map_leaves
 from thresher.losses.adapt import adapt
 from thresher.losses.base import Criterion
-from thresher.scores.passes import Answer, Forward, Models, Taken, as_list, last_linear, or_nan, plain_forward, rows, scan
+from thresher.scores.passes import Answer, Forward, Models, Taken, as_list, or_nan, plain_forward, rows, scan
 from thresher.scores.passes import scores_of as table
 from thresher.scores.table import Scores
 
@@ -95,17 +95,18 @@ def grand(
         seen = scan(models, loader, lambda answers: torch.stack([one.outputs for one in answers]).mean(0), forward=norms)
         backward = len(models) * len(seen.values)
     else:
-        heads, backward = [last_linear(model) for model in models], 0
+        backward = 0
 
         def read(answers: list[Answer]) -> Tensor:
-            return torch.stack([_of_head(adapter, *pair) for pair in zip(answers, heads, strict=True)]).mean(0)
+            return torch.stack([_of_head(adapter, answer) for answer in answers]).mean(0)
 
         seen = scan(models, loader, read, forward=forward, features=True)
     return table("grand", seen, models, trained=trained, provenance=provenance, backward=backward, layer=layer)
 
 
-def _of_head(criterion: Criterion, answer: Answer, head: nn.Linear) -> Tensor:
-    n = answer.group.n
+def _of_head(criterion: Criterion, answer: Answer) -> Tensor:
+    n, head = answer.group.n, answer.head
+    assert head is not None
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):
         got = tuple(answer.outputs.shape) if isinstance(answer.outputs, Tensor) else type(answer.outputs).__name__
         raise ValueError(

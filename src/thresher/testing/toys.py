@@ -25,7 +25,7 @@ from thresher import rng
 from thresher.methods.full import FullData
 from thresher.methods.random_backprop import RandomBackprop
 from thresher.methods.uniform import UniformSubset
-from thresher.run.run import attach
+from thresher.run.attach import attach
 
 
 @dataclass(frozen=True, eq=False)

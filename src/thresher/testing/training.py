@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from thresher.methods.full import FullData
-from thresher.run.run import attach
+from thresher.run.attach import attach
 from thresher.testing.subjects import DRAWS, ContractError, Subject, content, plain
 
 

@@ -679,4 +679,4 @@ def test_nothing_is_held_of_batches_that_are_gone(skip):
             run.criterion(run.model(x), y)
         del x, y
     assert sum(ref() is not None for ref in alive) <= 2
-    assert len(run._witnesses._by_storage) < 200
+    assert len(run._parts.model._tracker._by_storage) < 200

@@ -177,7 +177,7 @@ class Answer:
 
 
 def test_an_answer_that_is_no_plan():
-    stage = BatchStage(Answer([1, 2]), seed=0, passes="once")
+    stage = BatchStage(Answer([1, 2]), seed=0)
     with pytest.raises(TypeError, match=r"Answer.plan_batch must return \(thresher.BatchPlan, state\), got list"):
         stage.plan(torch.arange(4), {"loss": torch.zeros(4)})
     assert stage.step == 0
@@ -185,7 +185,7 @@ def test_an_answer_that_is_no_plan():
 
 def test_facts_are_means_and_are_told_once():
     plan = BatchPlan(torch.tensor([0, 1]), facts={"note": 0.5})
-    stage = BatchStage(Answer(plan), seed=0, passes="once")
+    stage = BatchStage(Answer(plan), seed=0)
     assert stage.facts() == {"candidates": 0, "selected": 0}
     for n in (4, 6):
         stage.plan(torch.arange(n), {"loss": torch.zeros(n)})
@@ -194,11 +194,11 @@ def test_facts_are_means_and_are_told_once():
 
 
 def test_its_state_is_a_copy():
-    stage = BatchStage(Answer(BatchPlan(torch.tensor([0]))), seed=3, passes="once")
+    stage = BatchStage(Answer(BatchPlan(torch.tensor([0]))), seed=3)
     stage.plan(torch.arange(4), {"loss": torch.zeros(4)})
     saved = stage.state_dict()
     stage.plan(torch.arange(4), {"loss": torch.zeros(4)})
-    other = BatchStage(Answer(BatchPlan(torch.tensor([0]))), seed=9, passes="once")
+    other = BatchStage(Answer(BatchPlan(torch.tensor([0]))), seed=9)
     other.load_state_dict(saved)
     assert (other.step, other.seed, other.state["steps"].item(), other.candidates) == (1, 3, 1, 4)
     assert other.facts()["selected"] == 1

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 from thresher import Kakurenbo, RandomBackprop, Scoring, SelectiveBackprop
-from thresher.run import checks
+from thresher.passes.engine import device_of_model
 
 N, C = 24, 4
 
@@ -144,7 +144,6 @@ def test_several_processes(monkeypatch):
 
 
 def test_the_device_is_the_models():
-    assert checks.device_of("meta", nn.Linear(1, 1)) == torch.device("meta")
-    assert checks.device_of(None, nn.Linear(1, 1, device="meta")) == torch.device("meta")
-    assert checks.device_of(None, nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
-    assert checks.device_of(None, nn.ReLU()) is None is checks.device_of(None, None)
+    assert device_of_model(nn.Linear(1, 1, device="meta")) == torch.device("meta")
+    assert device_of_model(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
+    assert device_of_model(nn.ReLU()) is None

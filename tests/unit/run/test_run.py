@@ -352,7 +352,7 @@ def test_forward_is_asked_for_before_training():
     data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C)
     loader = DataLoader(data, B, shuffle=True, collate_fn=as_dict)
     run, *_ = make(thresher.Kakurenbo(), loader=loader)
-    with pytest.raises(ValueError, match=r"`forward` is needed.*dict.*attach\(forward=lambda"):
+    with pytest.raises(ValueError, match=r"`forward` is needed.*dict.*Pass forward=lambda"):
         next(iter(run.loader))
     run, net, optimizer, _ = make(
         thresher.Kakurenbo(max_fraction=0.5, tau=0.0), loader=loader, forward=lambda model, b: (model(b["x"]), b["y"])

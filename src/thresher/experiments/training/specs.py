@@ -98,7 +98,7 @@ class MethodSpec:
             return found
         import torch
 
-        from thresher.run.scoring import Scoring
+        from thresher.passes.scoring import Scoring
 
         if "dtype" in scoring:
             scoring["dtype"] = getattr(torch, scoring["dtype"])

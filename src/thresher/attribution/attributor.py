@@ -1,0 +1,194 @@
+"""The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.resolve import attribute
+from thresher.attribution.rows import Attribution, AttributionError
+from thresher.attribution.rows import Batch as YieldedBatch
+from thresher.attribution.tracker import RowTracker
+from thresher.loading.trees import leaves
+
+BATCHES_AHEAD = 2
+"""Number of batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
+ANY_ID = 2**62
+"""Upper limit of the ids of a stream, whose number of samples is not known."""
+
+
+class Measure(Protocol):
+    """Computes the loss of attributed rows."""
+
+    def __call__(
+        self, outputs: Any, targets: Any, attribution: Attribution, /, *, weights: Tensor | None, weights_over_n: Tensor | None
+    ) -> tuple[Any, ...]:
+        """Computes the scalar for the loop and the signals of each sample.
+
+        Args:
+            outputs: What the criterion was called with.
+            targets: What the criterion was called with.
+            attribution: The samples that the rows are.
+            weights: Plan weights of the rows, shape (n,); None where all are 1.
+            weights_over_n: `weights / n`, where that was prepared.
+
+        Returns:
+            The scalar; the signals, as `StepAccumulator.credit` takes them; and, where only some rows are trained on, their
+            numbers, shape (k,), int64.
+        """
+        ...
+
+
+class Attributor:
+    """Finds the samples that each loss belongs to, has it measured, and passes its signals on to the accumulator.
+
+    Args:
+        tracker: The tensors whose rows are known.
+        accumulator: Takes the signals.
+        samples: Number of samples of the dataset; 0 for a stream.
+        device: Device of ids and weights.
+        unknown_rows: Why the rows of a batch are not its samples in order; None where they are.
+    """
+
+    def __init__(
+        self,
+        tracker: RowTracker,
+        accumulator: StepAccumulator,
+        *,
+        samples: int,
+        device: torch.device,
+        unknown_rows: str | None,
+    ) -> None:
+        self._tracker, self._accumulator = tracker, accumulator
+        self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
+        self._plan_weights: Tensor | None = None
+        self._weights_by_row = False
+        self._recent: list[YieldedBatch] = []
+        self._yielded = 0
+
+    def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: Measure) -> Tensor:
+        """Credits one loss to the samples that it belongs to.
+
+        Args:
+            outputs: What the criterion was called with, in any nesting.
+            targets: What the criterion was called with, in any nesting.
+            ids: Ids of the rows as the caller gives them, shape (rows,), int64; None where the tensors name them.
+            measure: Computes the loss once the samples are known.
+
+        Returns:
+            The scalar for the loop, shape ().
+
+        Raises:
+            AttributionError: The samples cannot be told with certainty; nothing was recorded or counted.
+        """
+        attribution = self._tracker.untouched(outputs, targets) if ids is None else None
+        if attribution is not None and (batch := attribution.batch) is not None:
+            value, found, *rows = measure(
+                outputs, targets, attribution, weights=batch.weights, weights_over_n=batch.weights_over_n
+            )
+            self._accumulator.credit(attribution, found, None, *rows)
+            return value
+        attribution = self._resolve(outputs, targets, ids)
+        weights = self._weights_of(attribution)
+        value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=None)
+        self._accumulator.credit(attribution, found, outputs, *rows)
+        return value
+
+    def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None) -> Attribution:
+        try:
+            return attribute(self._tracker, outputs, targets, ids, n=self._ids_end, recent=self._recent)
+        except AttributionError:
+            self._accumulator.withdraw(outputs)
+            raise
+
+    def _weights_of(self, attribution: Attribution) -> Tensor | None:
+        """Returns the weights of some rows; None where all are 1."""
+        batch = attribution.batch
+        if batch is not None and batch.weights is not None and attribution.positions is not None:
+            rows = attribution.positions
+            return batch.weights[rows.start : rows.stop : rows.step]
+        weights = None if self._plan_weights is None else self._plan_weights.index_select(0, attribution.ids)
+        known = [recent for recent in reversed(self._recent) if recent.weights is not None]
+        if not self._weights_by_row or not known:
+            return weights
+        # Weights of a batch method belong to rows, not to samples: the rows are found by the ids that the caller gave.
+        same = attribution.ids.unsqueeze(1) == torch.cat([recent.ids for recent in known])
+        found = torch.cat([recent.weights for recent in known if recent.weights is not None])[same.int().argmax(1)]
+        return torch.where(same.any(1), found, 1.0 if weights is None else weights)
+
+    def begin_epoch(self, plan_weights: Tensor | None, *, weights_by_row: bool, ids_repeat: bool) -> None:
+        """Prepares for the batches of an epoch.
+
+        Args:
+            plan_weights: Weights of all samples, shape (N,), float32; None where all are 1.
+            weights_by_row: Whether batches may come with weights of their own rows.
+            ids_repeat: Whether a sample can come twice in the epoch, so that the order of writing matters.
+        """
+        self._plan_weights = None if plan_weights is None else plan_weights.to(self._device)
+        self._weights_by_row = weights_by_row
+        self._accumulator.ids_repeat = ids_repeat
+
+    def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
+        """Remembers the tensors of a batch that is on its way to the loop.
+
+        Args:
+            batch: The batch, in any nesting, on the device.
+            ids: Ids of its rows, shape (n,), int64.
+            weights: Weights of its rows that a batch method gave, shape (n,); None where there are none.
+        """
+        held = self._recent[1 - BATCHES_AHEAD :]
+        self._accumulator.next_batch(set(held))
+        for old in self._recent:
+            if old.credited or old not in held:
+                old.forget()
+        ids = ids.to(self._device, non_blocking=True)
+        record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows, all_count=_none_ignored(batch))
+        if self._plan_weights is not None:
+            record.weights = self._plan_weights.index_select(0, ids)
+        if weights is not None:
+            weights = weights.to(self._device, non_blocking=True)
+            record.weights = weights if record.weights is None else record.weights * weights
+        if record.weights is not None:
+            record.weights_over_n = record.weights / len(ids)
+        self._recent = [*held, record]
+        self._tracker.remember_batch(record, leaves(batch))
+        self._yielded += 1
+
+    @property
+    def plan_weights(self) -> Tensor | None:
+        """Weights of all samples in this epoch, shape (N,), float32; None where all are 1."""
+        return self._plan_weights
+
+    @property
+    def batches(self) -> int:
+        """Number of batches that were yielded so far."""
+        return self._yielded
+
+    @property
+    def ids(self) -> Tensor | None:
+        """Ids of the batch last yielded, shape (B,), int64; None before the first."""
+        return self._recent[-1].ids if self._recent else None
+
+    def write(self) -> None:
+        """Writes the signals of all credited losses to the records."""
+        self._accumulator.flush()
+
+    @property
+    def waits_for_credit(self) -> bool:
+        """Whether the batch last yielded was not credited yet."""
+        self._accumulator.flush()
+        return any(not batch.credited for batch in self._recent[-1:])
+
+    def forget_batches(self) -> None:
+        """Lets go of the batches, which belong to another point of the training."""
+        self._recent = []
+
+
+def _none_ignored(batch: Any) -> bool:
+    """Whether it is known without waiting for a device that no label of a batch is negative, as an ignored index is."""
+    labels: Sequence[Tensor] = [
+        leaf for leaf in leaves(batch) if leaf.dim() == 1 and leaf.numel() and not leaf.is_floating_point()
+    ]
+    return all(leaf.is_cpu and int(leaf.min()) >= 0 for leaf in labels)

@@ -1,0 +1,100 @@
+"""What a run reads of each sample: the signals of its criterion, and those that the user computes."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.rows import Attribution, RowLayout
+from thresher.losses.base import Criterion
+
+Signals = Callable[[Any, Any], Mapping[str, Tensor]]
+"""`(outputs, targets) -> {name: (n,) tensor}`."""
+
+
+class SignalReader:
+    """Reads the signals that a run needs of each sample.
+
+    Args:
+        criterion: The user's criterion per sample; None where the loop calls `run.reduce` alone.
+        own: The user's function for signals that cannot be computed from the criterion; None where there is none.
+        recorded: Names of the signals, besides the loss, that the records need.
+        chosen_by: Names of the signals, besides the loss, that records and batch method need.
+    """
+
+    def __init__(
+        self, criterion: Criterion | None, own: Signals | None, *, recorded: set[str], chosen_by: set[str]
+    ) -> None:
+        self.criterion, self._own = criterion, own
+        self.recorded, self.chosen_by = recorded, chosen_by
+
+    def measure(
+        self, outputs: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """Computes the criterion's scalar and the recorded signals; see `attribution.attributor.Measure`."""
+        assert self.criterion is not None
+        own = self._ask(outputs, targets, attribution.group.n)
+        value, found = self.criterion.in_step(
+            outputs,
+            targets,
+            attribution,
+            weights=weights,
+            weights_over_n=weights_over_n,
+            wanted=self.recorded - own.keys() if own else self.recorded,
+        )
+        if own:
+            found = (found if isinstance(found, dict) else found.now()) | own
+        return value, found
+
+    def signals(
+        self, outputs: Any, targets: Any, layout: RowLayout, wanted: set[str], *, all_count: bool = False
+    ) -> dict[str, Tensor]:
+        """Computes the wanted signals of each sample, shape (n,), `loss` among them.
+
+        Args:
+            outputs: What the model returned.
+            targets: Targets of the batch.
+            layout: How rows are samples.
+            wanted: Names of the signals besides the loss.
+            all_count: Whether it is known that no target is an ignored one.
+        """
+        assert self.criterion is not None
+        own = self._ask(outputs, targets, layout.n)
+        return {**self.criterion.signals(outputs, targets, layout, wanted - own.keys(), all_count=all_count), **own}
+
+    def beside(
+        self, outputs: Any, targets: Any, n: int, wanted: set[str], missing: Callable[[set[str]], str]
+    ) -> dict[str, Tensor]:
+        """Computes the wanted signals of samples whose losses are known already.
+
+        Args:
+            outputs: What the model returned; None where the caller did not pass it.
+            targets: Targets of the batch; None where the caller did not pass them.
+            n: Number of samples.
+            wanted: Names of the signals besides the loss.
+            missing: Function of the names of signals that cannot be computed, which returns the message of the error.
+
+        Raises:
+            ValueError: Outputs, targets or criterion are missing.
+        """
+        own = self._ask(outputs, targets, n)
+        wanted = wanted - own.keys()
+        if not wanted:
+            return own
+        if outputs is None or targets is None or self.criterion is None:
+            raise ValueError(missing(wanted))
+        with torch.no_grad():
+            return {**self.criterion.read(outputs, targets, wanted, n), **own}
+
+    def _ask(self, outputs: Any, targets: Any, n: int) -> dict[str, Tensor]:
+        """Calls the user's function and checks its answer."""
+        if self._own is None:
+            return {}
+        with torch.no_grad():
+            found = dict(self._own(outputs, targets))
+        for name, tensor in found.items():
+            if not isinstance(tensor, Tensor) or tensor.shape != (n,):
+                got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise ValueError(f"`signals` must return tensors of shape ({n},), got {got} for {name!r}")
+        return {name: tensor for name, tensor in found.items() if name in self.chosen_by}

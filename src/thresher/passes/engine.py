@@ -1,0 +1,151 @@
+"""The engine of all forward passes that the library makes itself: modes, random states, autocast, outputs and features."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from thresher import rng
+from thresher.attribution.rows import RowLayout
+from thresher.loading.trees import to_device
+from thresher.losses.signals import labels_of
+from thresher.passes.features import watch_last_linear
+from thresher.subset.module import SubsetBackward
+
+Forward = Callable[[nn.Module, Any], tuple[Any, Any]]
+"""`(model, batch) -> (outputs, targets)`."""
+
+
+class Answer(NamedTuple):
+    """The answer of one model to one batch.
+
+    Attributes:
+        outputs: What the model returned.
+        targets: The targets of the batch.
+        feature: Input of the `nn.Linear` that ran last; None where features were not asked for.
+        group: How rows of the tensors are samples.
+        head: The `nn.Linear` that ran last; None where features were not asked for.
+    """
+
+    outputs: Any
+    targets: Any
+    feature: Tensor | None
+    group: RowLayout
+    head: nn.Linear | None = None
+
+
+def plain_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    """Computes the outputs of a batch that is a pair of inputs and targets, or one tensor that is both.
+
+    Args:
+        model: The model.
+        batch: The batch.
+
+    Returns:
+        Outputs and targets.
+
+    Raises:
+        ValueError: The batch is neither.
+    """
+    check_plain(batch)
+    return (model(batch), batch) if isinstance(batch, Tensor) else (model(batch[0]), batch[1])
+
+
+def check_plain(batch: Any, who: str = "") -> None:
+    """Refuses a batch that does not tell inputs from targets.
+
+    Args:
+        batch: The batch.
+        who: Why passes are made, for the message, such as "Kakurenbo runs passes of its own, and ".
+
+    Raises:
+        ValueError: The batch is neither a pair nor a tensor.
+    """
+    if not (isinstance(batch, Tensor) or (isinstance(batch, tuple | list) and len(batch) == 2)):
+        raise ValueError(
+            f"`forward` is needed: {who}a batch that is {type(batch).__name__} is not a pair of inputs and targets. "
+            "Pass forward=lambda model, batch: (outputs, targets)."
+        )
+
+
+def device_of_model(model: nn.Module) -> torch.device | None:
+    """Returns the device of the first parameter or buffer of a model; None where it has neither."""
+    return next((tensor.device for tensor in chain(model.parameters(), model.buffers())), None)
+
+
+@contextmanager
+def own_pass(
+    models: Sequence[nn.Module],
+    *,
+    devices: Iterable[torch.device],
+    generators: Iterable[torch.Generator] = (),
+    training: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Iterator[None]:
+    """Prepares models for forward passes without gradients; afterwards, everything is as if they had not been made.
+
+    Args:
+        models: The models; the modes of all their modules are put back.
+        devices: Devices whose global random states are put back, as are those of the CPU, NumPy and Python.
+        generators: Generators whose states are put back.
+        training: Whether the models run in training mode; default: evaluation mode.
+        dtype: Dtype of autocast; None or float32: no autocast.
+    """
+    parts = [part for model in models for part in model.modules()]
+    parts += [part.wrapped for part in parts if isinstance(part, SubsetBackward)]
+    modes = [(part, part.training) for part in parts]
+    generators, devices = list(generators), list(devices)
+    with ExitStack() as stack:
+        for device in devices:
+            stack.enter_context(rng.undisturbed(device, generators))
+        stack.enter_context(torch.no_grad())
+        autocast = nullcontext() if dtype in (None, torch.float32) else torch.autocast(devices[0].type, dtype=dtype)
+        stack.enter_context(autocast)
+        try:
+            for model in models:
+                model.train(training)
+            yield
+        finally:
+            for part, mode in modes:
+                part.training = mode
+
+
+def answers(
+    models: Sequence[nn.Module],
+    batches: Iterable[tuple[Any, int]],
+    forward: Forward,
+    *,
+    features: bool = False,
+) -> Iterator[list[Answer]]:
+    """Puts batches through one or more models; inside `own_pass`.
+
+    Args:
+        models: The models.
+        batches: Pairs of a batch and its number of samples; each batch is moved to the device of each model.
+        forward: Function that computes outputs and targets.
+        features: Whether the answers have the input of the last linear layer.
+
+    Yields:
+        The answers of the models to one batch.
+    """
+    devices = [device_of_model(model) for model in models]
+    with ExitStack() as stack:
+        watches = [stack.enter_context(watch_last_linear(model)) if features else None for model in models]
+        for batch, n in batches:
+            found = []
+            for model, device, watch in zip(models, devices, watches, strict=True):
+                outputs, targets = forward(model, batch if device is None else to_device(batch, device))
+                head, feature = (None, None) if watch is None else watch.take()
+                found.append(Answer(outputs, targets, feature, RowLayout(n, None), head))
+            yield found
+
+
+def class_labels(targets: Any, n: int) -> Tensor | None:
+    """Returns the class of each sample, shape (n,), int64, by the rule of `losses.signals.labels_of`; None without classes."""
+    try:
+        return labels_of(targets, n)
+    except ValueError:
+        return None

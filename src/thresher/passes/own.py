@@ -1,0 +1,173 @@
+"""The forward passes that a run makes beside those of its loop: refresh, full pass, scoring."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from thresher.attribution.model import TrackedModel
+from thresher.attribution.rows import AttributionError, RowLayout
+from thresher.cost import Cost
+from thresher.losses.reader import SignalReader
+from thresher.losses.signals import labels_of
+from thresher.passes.engine import Forward, answers, check_plain, own_pass, plain_forward
+from thresher.passes.scoring import Scoring
+from thresher.records import Records
+from thresher.subset.module import SubsetBackward
+
+
+class Batches(Protocol):
+    """The loader of a run, as far as own passes need it."""
+
+    def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
+        """Yields the batches of some samples, on the device, and their ids."""
+        ...
+
+    def generators(self) -> list[torch.Generator]:
+        """Returns the generators that the user's loader draws from."""
+        ...
+
+
+class OwnPasses:
+    """Makes the forward passes of a run beside those of its loop; the loop does not notice them.
+
+    Args:
+        model: The tracked model; None where `attach` was given none.
+        loader: The loader of the run.
+        reader: Reads the signals.
+        records: Records of all samples, where the signals are written.
+        cost: Where samples are counted.
+        forward: The user's function `(model, batch) -> (outputs, targets)`; None: `plain_forward`.
+        device: Device of the model.
+        unknown_rows: Why the rows of a batch are not its samples in order; None where they are.
+        who: Name of the method for which passes will be made; None where none will be made.
+    """
+
+    def __init__(
+        self,
+        model: TrackedModel | None,
+        loader: Batches,
+        reader: SignalReader,
+        records: Records,
+        cost: Cost,
+        forward: Forward | None,
+        device: torch.device,
+        unknown_rows: str | None,
+        who: str | None,
+    ) -> None:
+        self._model, self._loader, self._reader, self._records, self._cost = model, loader, reader, records, cost
+        self._forward, self._device, self._unknown_rows, self._who = forward, device, unknown_rows, who
+
+    @property
+    def possible(self) -> bool:
+        """Whether there are a model and a criterion to make passes with."""
+        return self._model is not None and self._reader.criterion is not None
+
+    def check(self, batch: Any) -> None:
+        """Refuses a batch that does not tell inputs from targets, before training rather than after its first epoch.
+
+        Raises:
+            ValueError: Own passes will be made, `forward` was not given, and the batch is not a pair.
+        """
+        if self._who is not None and self._forward is None:
+            check_plain(batch, f"{self._who} runs passes of its own, and ")
+
+    def refresh(self, ids: Tensor, *, training: bool) -> None:
+        """Records the losses of samples that a plan left out, from one forward-only pass.
+
+        Args:
+            ids: Ids of the samples, int64.
+            training: Whether the model runs in training mode.
+
+        Raises:
+            AttributionError: The rows of a batch are not its samples in order.
+        """
+        if self._unknown_rows is not None:
+            raise AttributionError(f"Cannot refresh losses: the rows of a batch are not its samples: {self._unknown_rows}")
+        wanted = self._reader.recorded
+        with self._pass(module := self._module(), training=training):
+            for batch, batch_ids in self._loader.passes(ids):
+                found = self._signals(module, batch, len(batch_ids), wanted)
+                self._records.write(batch_ids.to(self._device), found)
+                self._cost.refresh += len(batch_ids)
+                self._cost.forward += len(batch_ids)
+
+    def full_pass(self, ids: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+        """Computes what is too large to be remembered, in one forward-only pass.
+
+        Args:
+            ids: Ids of all samples that training has, int64.
+            names: Names out of "error", "feature" and "label".
+
+        Returns:
+            A tensor by name, with a row per sample, on the device.
+
+        Raises:
+            AttributionError: The rows of a batch are not its samples in order.
+            ValueError: Labels are asked for, and the targets are no classes.
+        """
+        if self._unknown_rows is not None:
+            raise AttributionError(
+                f"Cannot look at single samples: the rows of a batch are not its samples: {self._unknown_rows}"
+            )
+        criterion, module = self._reader.criterion, self._module()
+        assert criterion is not None
+        module = module.wrapped if isinstance(module, SubsetBackward) else module
+        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        with self._pass(module):
+            for (answer,) in answers([module], self._counted(ids), self._forward or plain_forward, features="feature" in found):
+                n = answer.group.n
+                if "error" in found:
+                    found["error"].append(criterion.errors(answer.outputs, answer.targets, answer.group))
+                if "label" in found:
+                    found["label"].append(labels_of(answer.targets, n))
+                if answer.feature is not None:
+                    found["feature"].append(answer.feature.reshape(n, -1).float())
+                self._cost.scoring += n
+                self._cost.forward += n
+        return {name: torch.cat(parts) for name, parts in found.items()}
+
+    def score(self, batch: Any, ids: Tensor, scoring: Scoring) -> dict[str, Tensor]:
+        """Computes and records the signals of a candidate batch before the loop sees it.
+
+        Args:
+            batch: The batch, on the device.
+            ids: Ids of its rows, shape (n,), int64, on the device.
+            scoring: How the pass is made cheaper.
+
+        Returns:
+            Signals by name, shape (n,).
+        """
+        self.check(batch)
+        module = self._module() if scoring.model is None else scoring.model
+        smaller = batch
+        if scoring.input_scale != 1:
+            pair = isinstance(batch, tuple | list) and len(batch) == 2
+            smaller = (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
+        with self._pass(module, dtype=scoring.dtype):
+            found = self._signals(module, smaller, len(ids), self._reader.chosen_by)
+        self._records.write(ids, found)
+        self._cost.scoring += len(ids)
+        self._cost.forward += len(ids)
+        return found
+
+    def _module(self) -> nn.Module:
+        assert self._model is not None
+        return self._model.module
+
+    def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Any:
+        """Prepares one pass; autocast as in the last training pass where no dtype is given."""
+        assert self._model is not None
+        generators = self._loader.generators()
+        dtype = dtype or self._model.autocast
+        return own_pass([module], devices=[self._device], generators=generators, training=training, dtype=dtype)
+
+    def _counted(self, ids: Tensor) -> Iterator[tuple[Any, int]]:
+        for batch, batch_ids in self._loader.passes(ids):
+            self.check(batch)
+            yield batch, len(batch_ids)
+
+    def _signals(self, module: nn.Module, batch: Any, n: int, wanted: set[str]) -> dict[str, Tensor]:
+        outputs, targets = (self._forward or plain_forward)(module, batch)
+        return self._reader.signals(outputs, targets, RowLayout(n, None), wanted)

@@ -1,0 +1,125 @@
+"""One pass over a whole dataset, in its own order, through one or more models."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from thresher.loading.collate_check import collate_mixes
+from thresher.loading.loader import KEPT_SETTINGS
+from thresher.passes.engine import Answer, Forward, answers, class_labels, device_of_model, own_pass, plain_forward
+
+Models = nn.Module | Sequence[nn.Module]
+BATCH_SIZE = 64
+"""Batch size where a batch sampler has no attribute `batch_size`."""
+
+
+class Seen(NamedTuple):
+    """What was read of all samples.
+
+    Attributes:
+        values: Values of the samples, shape (N, ...).
+        labels: Classes of the samples, shape (N,), int64; None where there are none.
+    """
+
+    values: Tensor
+    labels: Tensor | None
+
+
+def scan(
+    models: Models,
+    loader: DataLoader[Any],
+    read: Callable[[list[Answer]], Tensor],
+    *,
+    forward: Forward | None = None,
+    features: bool = False,
+) -> Seen:
+    """Puts every sample once through each model, without gradients, and reads something of the answers.
+
+    Modes of the models and all global random states are as before.
+
+    Args:
+        models: One model or more; batches are moved to their devices.
+        loader: Loader whose dataset is read, from its first sample to its last; all settings but the order are kept.
+        read: Function of a batch's answers, one per model, that returns values of shape (n, ...).
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: batches are pairs, `(model(batch[0]), batch[1])`.
+        features: Whether the answers have the input of the `nn.Linear` that ran last.
+
+    Returns:
+        The values and the classes of all samples.
+
+    Raises:
+        TypeError: `models` holds no model, or `loader` is not a DataLoader over a map-style dataset.
+        ValueError: The rows of a batch are not its samples, or `read` does not return one value per sample.
+    """
+    models = as_list(models)
+    sequential = in_order(loader)
+    if mixed := collate_mixes(sequential, []):
+        raise ValueError(f"`loader`: {mixed}: scores could not be told apart by sample")
+    values, labels = [], []
+    devices = dict.fromkeys(device_of_model(model) or torch.device("cpu") for model in models)
+    with own_pass(models, devices=devices):
+        for found in answers(models, _counted(sequential), forward or plain_forward, features=features):
+            n = found[0].group.n
+            _check_targets(found, n)
+            part = read(found).detach().cpu()
+            if not part.dim() or len(part) != n:
+                raise ValueError(f"{n} samples gave values of shape {tuple(part.shape)}; expected one row per sample")
+            values.append(part)
+            labels.append(class_labels(found[0].targets, n))
+    known = [one.cpu() for one in labels if one is not None]
+    return Seen(torch.cat(values), torch.cat(known) if len(known) == len(labels) else None)
+
+
+def _counted(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
+    """Yields the batches of a loader in order, with their numbers of samples."""
+    left = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+    for batch in loader:
+        n = min(loader.batch_size or left, left)
+        left -= n
+        yield batch, n
+
+
+def _check_targets(found: list[Answer], n: int) -> None:
+    for targets in (one.targets for one in found):
+        if isinstance(targets, Tensor) and targets.dim() and len(targets) % n:
+            raise ValueError(f"`loader` made {len(targets)} targets of {n} samples: they could not be told apart")
+
+
+def as_list(models: Models) -> list[nn.Module]:
+    """Returns the models as a list.
+
+    Raises:
+        TypeError: There is none, or one of them is not a module.
+    """
+    found = [models] if isinstance(models, nn.Module) else list(models)
+    if not found or not all(isinstance(model, nn.Module) for model in found):
+        got = ", ".join(type(model).__name__ for model in found) or "none"
+        raise TypeError(f"`models` must be one torch.nn.Module or more, got {got}")
+    return found
+
+
+def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Returns a loader of the same dataset with the samples in the order of the dataset, every one once.
+
+    Raises:
+        TypeError: `loader` is not a DataLoader over a map-style dataset.
+        ValueError: `loader` does not make the batches, or the dataset is empty.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
+    dataset: Any = loader.dataset
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise TypeError(
+            f"`loader` iterates over {type(dataset).__name__}: its samples have no ids, so no score could be kept. Scores need "
+            "a map-style dataset (__getitem__ and __len__)."
+        )
+    if loader.batch_sampler is None:
+        raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
+    if not len(dataset):
+        raise ValueError("`loader`: the dataset is empty")
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or BATCH_SIZE
+    settings = {name: getattr(loader, name) for name in KEPT_SETTINGS if name not in ("generator", "persistent_workers")}
+    return DataLoader(dataset, batch_size=size, **settings)

@@ -1,0 +1,154 @@
+"""Builds the parts of a run from checked arguments, and connects them."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.attributor import Attributor
+from thresher.attribution.model import TrackedModel
+from thresher.attribution.tracker import RowTracker
+from thresher.cost import Cost
+from thresher.loading.collate_check import collate_mixes
+from thresher.loading.loader import SelectedLoader
+from thresher.losses.reader import SignalReader
+from thresher.methods._on_subset import OnSubset
+from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.methods.full import FullData
+from thresher.passes.engine import device_of_model
+from thresher.passes.own import OwnPasses
+from thresher.passes.scoring import Scoring
+from thresher.records import NEVER_SEEN, Column, Records
+from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
+from thresher.run.batch_stage import BatchStage
+from thresher.run.checks import Arguments, Checked, innermost
+from thresher.run.epochs import Epochs, Settings
+from thresher.run.learning_rate import StepHooks
+from thresher.run.run import Parts, Run
+from thresher.run.state import SavedState
+from thresher.run.stopwatch import Stopwatch
+from thresher.subset import SubsetBackward, subset_backward
+
+
+def build(given: Arguments, checked: Checked) -> Run:
+    """Builds a run.
+
+    Args:
+        given: Arguments of `attach`.
+        checked: Results of the checks.
+
+    Raises:
+        ValueError: The method decides the order of training, and the loader's sampler has an order of its own.
+    """
+    methods, device = _methods(checked), _device(given)
+    here = device or torch.device("cpu")
+    loader = SelectedLoader(given.loader, device=device)
+    _check_order(checked.epoch_method, loader)
+    records = Records(_columns(given, checked), loader.n, here)
+    cost = Cost()
+    for one in methods:
+        cost.add_scores(one.cost if requirements_of(one).cost else None)
+    trained = torch.zeros(loader.n, dtype=torch.int16, device=here)
+    accumulator = StepAccumulator(records, cost, trained, count_steps=given.optimizer is None)
+    unknown_rows = None if loader.streams else collate_mixes(given.loader, loader.generators())
+    tracker, stopwatch = RowTracker(), Stopwatch(here)
+    attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=unknown_rows)
+    module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
+    model = None if module is None else TrackedModel(module, tracker, stopwatch, here)
+    reader = _reader(records, given, checked)
+    passes = OwnPasses(
+        model, loader, reader, records, cost, given.forward, here, unknown_rows, _who_passes(given, checked, methods[-1])
+    )
+    tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1])
+    selection = _selection(tools, given, checked, module)
+    loader.select_before_loop(selection.fills)
+    epochs = Epochs(
+        Settings(given.epochs, given.seed, given.on_nonfinite, alone=len(methods) == 1),
+        _on_kept(checked),
+        loader,
+        selection,
+        attributor=attributor,
+        accumulator=accumulator,
+        passes=passes,
+        records=records,
+        cost=cost,
+    )
+    loader.connect(epochs)
+    if given.optimizer is not None:
+        epochs.hooks = StepHooks(innermost(given.optimizer), epochs.step_over)
+    state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
+    return Run(
+        Parts(methods[-1], loader, model, checked.criterion, epochs, attributor, accumulator, records, cost, stopwatch, state)
+    )
+
+
+def _methods(checked: Checked) -> list[Any]:
+    """Methods in the order of their stages; all data beside another method needs no mention."""
+    methods = [one for one in (checked.before, checked.epoch_method, checked.batch_method) if one is not None]
+    return methods if len(methods) == 1 else [one for one in methods if not isinstance(one, FullData)]
+
+
+def _on_kept(checked: Checked) -> EpochMethod | OnSubset:
+    if checked.kept is None:
+        return checked.epoch_method
+    return OnSubset(checked.epoch_method, checked.kept, checked.samples or 0)
+
+
+def _device(given: Arguments) -> torch.device | None:
+    """Device of batches: the one that was given, else that of the model; None leaves them where they are."""
+    if given.device is not None:
+        return torch.device(given.device)
+    return None if given.model is None else device_of_model(given.model)
+
+
+def _check_order(method: EpochMethod, loader: SelectedLoader) -> None:
+    if requirements_of(method).own_order and not loader.order_is_free:
+        raise ValueError(
+            f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
+            "shuffle=True"
+        )
+
+
+def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
+    """What is remembered of each sample; nothing of a stream, whose samples have no ids."""
+    if checked.samples is None:
+        return {}
+    columns, batch = dict(checked.epoch_method.columns()), checked.batch_method
+    if batch is not None:
+        stale = given.scoring is not None and given.scoring.every_epochs > 1
+        for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
+            columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
+    return columns
+
+
+def _reader(records: Records, given: Arguments, checked: Checked) -> SignalReader:
+    recorded = records.signals - {"loss"}
+    batch = checked.batch_method
+    chosen_by = recorded | (set() if batch is None else {*requirements_of(batch).signals} - {"loss"})
+    return SignalReader(checked.criterion, given.signals, recorded=recorded, chosen_by=chosen_by)
+
+
+def _who_passes(given: Arguments, checked: Checked, method: Any) -> str | None:
+    """Name of the method where own passes will be made, else None."""
+    scores = checked.passes == "twice" and (given.scoring is None or given.scoring.losses is None)
+    return type(method).__name__ if scores or requirements_of(checked.epoch_method).model else None
+
+
+def _selection(tools: Tools, given: Arguments, checked: Checked, module: nn.Module | None) -> BatchSelection:
+    if checked.batch_method is None:
+        return NoSelection(tools)
+    stage = BatchStage(checked.batch_method, seed=given.seed)
+    scoring = given.scoring or Scoring()
+    if checked.passes == "once":
+        automatic = given.forward_passes == "auto"
+        return InForward(tools, stage, module, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
+    return BeforeForward(tools, stage, scoring, fills=checked.passes == "twice" or given.forward_passes == "twice")
+
+
+def _with_subset_backward(model: nn.Module | None) -> nn.Module | None:
+    """The model with a backward pass that costs only the chosen rows; one that has it already is left as it is."""
+    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
+    if model is None or any(isinstance(part, SubsetBackward) for part in model.modules()):
+        return model
+    return subset_backward(model)

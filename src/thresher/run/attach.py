@@ -1,0 +1,70 @@
+"""`attach`: the one way to attach a method to a training loop."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from thresher.losses.reader import Signals
+from thresher.methods.contract import Method
+from thresher.passes.engine import Forward
+from thresher.passes.scoring import Scoring
+from thresher.run.assembly import build
+from thresher.run.checks import Arguments, check
+from thresher.run.run import Run
+
+
+def attach(
+    method: Method | Sequence[Method],
+    *,
+    loader: DataLoader[Any],
+    criterion: Any,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    epochs: int,
+    forward: Forward | None = None,
+    forward_passes: Literal["auto", "once", "twice"] = "auto",
+    scoring: Scoring | None = None,
+    signals: Signals | None = None,
+    seed: int = 0,
+    device: torch.device | str | None = None,
+    on_nonfinite: Literal["keep", "raise"] = "keep",
+    process_group: None = None,
+) -> Run:
+    """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
+
+    Args:
+        method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch).
+        loader: Training DataLoader; its settings and the order of its sampler are kept. Batch methods also take streams.
+        criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`; None if only `run.reduce` is called.
+        model: Model; names the rows of its outputs. Needed where the method makes forward passes of its own.
+        optimizer: Optimizer; its steps are counted. Needed where the method scales the learning rate.
+        epochs: Number of epochs of the whole training, 1 or more, to which schedules of methods refer.
+        forward: Function `(model, batch) -> (outputs, targets)` of own passes. Default: `(model(batch[0]), batch[1])`.
+        forward_passes: Where the losses come from by which a batch method chooses. "once": from the loop's own forward pass;
+            `run.model` is `subset_backward(model)`. "twice": from a pass before it, over every candidate batch. "auto": "once",
+            and "twice" from the second epoch on where the model cannot be traced.
+        scoring: Settings of the scoring pass with "twice": lower precision, stale losses, a proxy model, smaller inputs.
+        signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
+        seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
+        device: Device of batches and records. Default: the device of the model.
+        on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
+        process_group: Process group of several processes, which this version does not support yet.
+
+    Example:
+        >>> data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+        >>> run = attach(UniformSubset(keep=0.5), loader=DataLoader(data, 2), criterion=nn.CrossEntropyLoss(), epochs=3)
+        >>> len(run.loader)
+        2
+
+    Raises:
+        TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
+        ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
+    """
+    given = Arguments(method, loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
+    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite)
+    return build(given, check(given, process_group))

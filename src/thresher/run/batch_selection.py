@@ -1,0 +1,365 @@
+"""How the rows of a batch are chosen: not at all, in the loop's own forward pass, or before the loop sees the batch."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
+from thresher.attribution.rows import Attribution, RowLayout
+from thresher.cost import break_even
+from thresher.loading.row_buffer import is_per_sample, take_rows
+from thresher.loading.trees import leaves, map_where
+from thresher.losses.reader import SignalReader
+from thresher.methods.contract import way_around
+from thresher.passes.own import OwnPasses
+from thresher.passes.scoring import Scoring
+from thresher.plans import BatchPlan
+from thresher.records import NEVER_SEEN, Records
+from thresher.run.batch_stage import BatchStage
+from thresher.run.stopwatch import Stopwatch
+from thresher.subset import SubsetBackward, kept_rows
+
+
+class BatchSelection(Protocol):
+    """What the run, its epochs and its loader need of a way to choose rows."""
+
+    @property
+    def stage(self) -> BatchStage | None:
+        """The batch method at work; None where there is none."""
+        ...
+
+    @property
+    def fills(self) -> bool | None:
+        """Whether the loader fills chosen rows up to full batches; None where it yields the batches as they are."""
+        ...
+
+    @property
+    def forward_passes(self) -> str | None:
+        """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
+        ...
+
+    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None) -> Tensor:
+        """See `Run.criterion`; gradients are enabled."""
+        ...
+
+    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any) -> Tensor:
+        """See `Run.reduce`; gradients are enabled."""
+        ...
+
+    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees."""
+        ...
+
+    def at_epoch_start(self) -> "BatchSelection":
+        """Returns the selection of the epoch that begins: this one, or the one that takes its place."""
+        ...
+
+    def step_over(self) -> None:
+        """Forgets the choices of the optimizer step that is over."""
+        ...
+
+    def batch_yielded(self, number: int) -> None:
+        """Forgets the choices of batches long before this one."""
+        ...
+
+    def warn_if_in_vain(self, keep: float) -> None:
+        """Warns once where choosing costs more than it saves, given the share of the last epoch's candidates that was kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The parts of a run that the selections share.
+
+    Args:
+        attributor: Credits losses to samples.
+        reader: Reads signals.
+        stopwatch: Times forward and backward passes.
+        passes: Makes scoring passes.
+        records: Records of all samples.
+        device: Device of the records.
+        progress: Function that returns the share of the training that is done.
+        method: The method, for messages.
+    """
+
+    attributor: Attributor
+    reader: SignalReader
+    stopwatch: Stopwatch
+    passes: OwnPasses
+    records: Records
+    device: torch.device
+    progress: Callable[[], float]
+    method: Any
+
+
+class NoSelection:
+    """Every row that the loader yields is trained; also the criterion of `BeforeForward`.
+
+    Args:
+        tools: Parts of the run.
+    """
+
+    stage: BatchStage | None = None
+    fills: bool | None = None
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._attributor, self._stopwatch, self._measure = tools.attributor, tools.stopwatch, tools.reader.measure
+
+    @property
+    def forward_passes(self) -> str | None:
+        """None: nothing is chosen."""
+        return None
+
+    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None) -> Tensor:
+        """Returns the user's criterion of all rows, and records their signals."""
+        value = self._attributor.credit(outputs, targets, ids, self._measure)
+        if self._stopwatch.running:
+            self._stopwatch.watch(value)
+        return value
+
+    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any) -> Tensor:
+        """Returns the weighted mean of the losses of all rows, and records them."""
+
+        def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
+            rows = attribution.group.rows(losses)
+            found = self._beside(rows, outputs, targets, self._tools.reader.recorded)
+            return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
+
+        value = self._attributor.credit((losses, outputs), targets, ids, measure)
+        if self._stopwatch.running:
+            self._stopwatch.watch(value)
+        return value
+
+    def _beside(self, rows: Tensor, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
+        """Signals of samples whose losses by position the loop computed itself."""
+        return {
+            "loss": rows.detach().mean(1),
+            **self._tools.reader.beside(outputs, targets, len(rows), wanted, self._missing),
+        }
+
+    def _missing(self, wanted: set[str]) -> str:
+        method = self._tools.method
+        return (
+            f"run.reduce: {type(method).__name__} needs {', '.join(sorted(wanted))}: pass outputs= and targets=, or "
+            f"attach(signals=...){way_around(method, *sorted(wanted))}"
+        )
+
+    def _is_inactive(self, stage: BatchStage) -> bool:
+        """Whether the next batch is trained whole, because the method does not choose at this point of the training."""
+        return stage.requires.active and stage.is_inactive(self._tools.progress())
+
+    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
+        """Never called: the loader yields the batches as they are."""
+        raise NotImplementedError
+
+    def at_epoch_start(self) -> BatchSelection:
+        """Returns itself."""
+        return self
+
+    def step_over(self) -> None:
+        """Nothing was chosen."""
+
+    def batch_yielded(self, number: int) -> None:
+        """Nothing was chosen."""
+
+    def warn_if_in_vain(self, keep: float) -> None:
+        """Nothing is chosen, so nothing is in vain."""
+
+
+class InForward(NoSelection):
+    """A batch method chooses by the losses of the loop's own forward pass; the criterion keeps the chosen rows.
+
+    Args:
+        tools: Parts of the run.
+        stage: The batch method at work.
+        model: The model, whose backward pass costs the chosen rows only where it was traced; None where there is none.
+        instead: Takes over where the model turned out not to be traceable; None: nothing does.
+    """
+
+    def __init__(self, tools: Tools, stage: BatchStage, model: nn.Module | None, instead: "BeforeForward | None") -> None:
+        super().__init__(tools)
+        self.stage = self._stage = stage
+        self._model, self.instead = model, instead
+        self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
+        self._share = 1.0
+
+    @property
+    def forward_passes(self) -> str | None:
+        """The forward pass of the loop is the only one."""
+        return "once"
+
+    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None) -> Tensor:
+        """Returns the user's criterion of the chosen rows, and records the signals of all."""
+        value = self._attributor.credit(outputs, targets, ids, self._measure_chosen)
+        if self._stopwatch.running:
+            self._watch(value)
+        return value
+
+    def _watch(self, value: Tensor) -> None:
+        """Times the backward pass, which runs on the chosen rows only where the model was traced."""
+        self._stopwatch.watch(value, 1.0 if uses_plain_model(self._model) else self._share)
+
+    def _measure_chosen(
+        self, outputs: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        reader, layout = self._tools.reader, attribution.group
+        criterion = reader.criterion
+        assert criterion is not None
+        all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
+        found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
+        plan = self._choose_rows(attribution, found if all_count else _without_ignored(found))
+        weights, k = _product(plan, weights), len(plan.rows)
+        outputs, targets = (_take_samples(tree, plan, layout) for tree in (outputs, targets))
+        if not k:
+            value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
+        elif weights is None:
+            value = criterion.value(outputs, targets)
+        else:
+            value = criterion.measure(outputs, targets, RowLayout(k, layout.repeat), weights=weights, wanted=set()).value
+        return value, found, plan.rows
+
+    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any) -> Tensor:
+        """Returns the weighted mean of the losses of the chosen rows, and records those of all."""
+
+        def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
+            rows = attribution.group.rows(losses)
+            found = self._beside(rows, outputs, targets, self._tools.reader.chosen_by)
+            plan = self._choose_rows(attribution, found)
+            rows, weights = rows.index_select(0, plan.rows), _product(plan, weights)
+            if not len(rows):
+                return rows.sum(), found, plan.rows
+            return _weighted_mean(rows, weights) if weights is not None else rows.mean(), found, plan.rows
+
+        value = self._attributor.credit((losses, outputs), targets, ids, measure)
+        if self._stopwatch.running:
+            self._watch(value)
+        return value
+
+    def _choose_rows(self, attribution: Attribution, found: Mapping[str, Tensor]) -> BatchPlan:
+        """Asks the method about some rows; the same answer for a second loss of the same rows in a step."""
+        plan = next((one for key, one in self._chosen_in_step if key is not None and key == attribution.key), None)
+        if plan is None:
+            ids, device = attribution.ids, self._tools.device
+            inactive = self._is_inactive(self._stage)
+            plan = self._stage.whole(len(ids), device) if inactive else self._stage.plan(ids, found)
+            self._chosen_in_step.append((attribution.key, plan))
+        self._share = len(plan.rows) / attribution.group.n
+        return plan
+
+    def at_epoch_start(self) -> BatchSelection:
+        """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
+        return self.instead if self.instead is not None and uses_plain_model(self._model) else self
+
+    def step_over(self) -> None:
+        """Forgets the choices of the optimizer step that is over."""
+        self._chosen_in_step.clear()
+
+    def batch_yielded(self, number: int) -> None:
+        """Forgets the choices of batches that are not in use any more."""
+        first = number - BATCHES_AHEAD
+        self._chosen_in_step = [(key, plan) for key, plan in self._chosen_in_step if key is not None and key[0] > first]
+
+
+class BeforeForward(NoSelection):
+    """A batch method chooses before the loop sees a batch, by a scoring pass or, where it needs no losses, without one.
+
+    Args:
+        tools: Parts of the run.
+        stage: The batch method at work.
+        scoring: How losses are computed.
+        fills: Whether chosen rows are filled up to full batches.
+    """
+
+    def __init__(self, tools: Tools, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
+        super().__init__(tools)
+        self.stage = self._stage = stage
+        self._scoring, self.fills = scoring, fills
+        self._known_losses = None if scoring.losses is None else scoring.losses.to(tools.device)
+        self._warned = False
+
+    @property
+    def forward_passes(self) -> str | None:
+        """Whether there is a pass before the loop's; a method without losses is named by whether batches are filled up."""
+        return "twice" if self.fills or self._stage.requires.signals else "once"
+
+    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees.
+
+        Args:
+            batch: The batch, on the device.
+            ids: Ids of its rows, shape (n,), int64, on the host.
+            epoch: Number of the epoch, 0-based.
+        """
+        here = ids.to(self._tools.device, non_blocking=True)
+        if self._is_inactive(self._stage):
+            return self._stage.whole(len(ids), self._tools.device)
+        return self._stage.plan(here, self._signals(batch, here, epoch) if self._stage.requires.signals else {})
+
+    def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
+        """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
+        if self._known_losses is not None:
+            return {"loss": self._known_losses.index_select(0, ids)}
+        if epoch % self._scoring.every_epochs:
+            self._attributor.write()
+            return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
+        return _without_ignored(self._tools.passes.score(batch, ids, self._scoring))
+
+    def warn_if_in_vain(self, keep: float) -> None:
+        """Warns once where a scoring pass costs more than it saves on this model, as measured."""
+        scoring, ratio = self._scoring, self._stopwatch.ratio()
+        cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
+        if not self._stage.requires.signals or cheaper or self._warned or not ratio:
+            return
+        most = 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
+        if keep <= most:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
+            f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
+            f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once.",
+            stacklevel=5,
+        )
+
+
+def uses_plain_model(model: nn.Module | None) -> bool:
+    """Whether a model turned out not to be traceable, so that its backward pass costs all rows."""
+    found = () if model is None else (part for part in model.modules() if isinstance(part, SubsetBackward))
+    return any(part.fallback is not None for part in found)
+
+
+def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
+    """Mean of the losses of samples, from their losses by position, shape (n, positions)."""
+    return (rows.mean(1) * weights.to(rows.dtype)).mean() if len(rows) else rows.sum()
+
+
+def _take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
+    """Takes the rows of some samples of every tensor that has all of them, and their items of every list of samples."""
+
+    def take(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return take_rows([part], plan.rows)[0] if is_per_sample(part, layout.n) else part
+        per = len(part) // layout.n if part.dim() else 0
+        if not per or len(part) != layout.n * per or per not in (1, layout.repeat or per):
+            return part
+        return kept_rows(part, plan.rows.to(part.device, non_blocking=True), layout.n, drawn=plan.drawn)
+
+    return map_where(take, tree, lambda part: isinstance(part, Tensor) or is_per_sample(part, layout.n))
+
+
+def _without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Signals to choose by: a sample all of whose labels are ignored has nothing to teach, rather than no loss yet."""
+    return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
+
+
+def _product(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
+    """Weights of the chosen rows, from the epoch's plan and the batch's."""
+    if weights is None:
+        return plan.weights
+    weights = weights.index_select(0, plan.rows)
+    return weights if plan.weights is None else weights * plan.weights

@@ -1,0 +1,339 @@
+"""The epochs of a run: when one begins and ends, the plan it follows, progress, history, and what it cost."""
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from thresher import rng
+from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.attributor import Attributor
+from thresher.attribution.rows import AttributionError
+from thresher.cost import Cost
+from thresher.loading.loader import EpochStart, SelectedLoader
+from thresher.methods._on_subset import OnSubset
+from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.passes.own import OwnPasses
+from thresher.plans import BatchPlan, EpochPlan
+from thresher.records import Records
+from thresher.run.batch_selection import BatchSelection, InForward
+from thresher.run.learning_rate import StepHooks
+
+COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
+"""Fields of `Cost` that the history gives by epoch."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run was attached with.
+
+    Args:
+        epochs: Number of epochs of the whole training.
+        seed: Random seed of all draws.
+        on_nonfinite: "keep" or "raise", see `attach`.
+        alone: Whether there is one method only, so that facts of its batches need no prefix in the history.
+    """
+
+    epochs: int
+    seed: int
+    on_nonfinite: Literal["keep", "raise"]
+    alone: bool
+
+
+class Epochs:
+    """Begins and ends the epochs of a run; the loader asks it and reports to it (`loading.loader.EpochControl`).
+
+    Args:
+        settings: Settings of the run.
+        method: The epoch method, on the samples that pruning left where there was pruning.
+        loader: The loader of the run.
+        selection: How the rows of batches are chosen.
+        attributor: Credits losses to samples.
+        accumulator: Collects the signals of a step.
+        passes: Makes own forward passes.
+        records: Records of all samples.
+        cost: Where samples and steps are counted.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        method: EpochMethod | OnSubset,
+        loader: SelectedLoader,
+        selection: BatchSelection,
+        *,
+        attributor: Attributor,
+        accumulator: StepAccumulator,
+        passes: OwnPasses,
+        records: Records,
+        cost: Cost,
+    ) -> None:
+        self.settings, self._method, self._loader = settings, method, loader
+        self.selection, self._selection_attached = selection, selection
+        self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
+        self._records, self._cost = records, cost
+        self.hooks: StepHooks | None = None
+        """Scales the learning rate and counts steps; None without an optimizer."""
+        self.epoch = 0
+        self._seed = settings.seed
+        self._active = self._resumed = self._warned = False
+        self._consumed = self._checksum = 0
+        self._plan: EpochPlan | None = None
+        self._history: list[dict[str, Any]] = []
+
+    # What the loader asks and reports
+
+    def begin(self) -> EpochStart:
+        """Begins an epoch, or goes on with an interrupted one."""
+        if self._active and self._consumed and not self._resumed:
+            self._end_epoch(complete=False)
+        plan, resumed = self.plan_if_any(), self._resumed
+        self._resumed = False
+        if not resumed:
+            self.close_books()
+            self._records.start_epoch()
+            self._consumed, self._checksum = 0, 0
+            self._switch(self.selection.at_epoch_start())
+        self._records.epoch = self.epoch
+        self._active = True
+        self._attributor.begin_epoch(
+            self._weights(plan),
+            weights_by_row=self.selection.fills is not None,
+            ids_repeat=plan is None or plan.drawn or not self._loader.yields_once,
+        )
+        if self.hooks is not None:
+            self.hooks.scale = 1.0 if plan is None else plan.lr_scale
+        return EpochStart(plan, self._consumed, self._checksum)
+
+    def next_plan(self) -> EpochPlan:
+        """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
+        return self.plan
+
+    def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees."""
+        return self.selection.choose(batch, ids, self.epoch)
+
+    def count(self, n: int) -> int | None:
+        """Returns how many rows of a batch of n are kept; None where that is not known before the losses are."""
+        stage = self.selection.stage
+        return n if stage is None else stage.method.count(n)
+
+    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None) -> None:
+        """Notes a batch that is on its way to the loop.
+
+        Args:
+            batch: The batch, on the device.
+            ids: Ids of its rows, shape (n,), int64, on the host.
+            consumed: Number of ids of the epoch's order that are consumed by then.
+            checksum: Checksum of the ids that were drawn by then.
+            weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
+        """
+        number = self._attributor.batches
+        self.selection.batch_yielded(number)
+        if number == 0:
+            self._passes.check(batch)
+        self._attributor.yielded(batch, ids, weights)
+        self._cost.full_forward += consumed - self._consumed
+        self._cost.full_backward += consumed - self._consumed
+        self._consumed, self._checksum = consumed, checksum
+
+    def exhausted(self) -> None:
+        """Ends the epoch whose batches have all been yielded: refreshes, and checks what the device has computed."""
+        plan = self.plan_if_any()
+        rest = max(0, self._loader.candidates - self._consumed)
+        self._cost.full_forward += rest
+        self._cost.full_backward += rest
+        self._accumulator.flush()
+        if plan is not None and plan.refresh is not None and plan.refresh.numel():
+            self._passes.refresh(plan.refresh, training=requirements_of(self._method).refresh == "train")
+        self._end_epoch(complete=True)
+        self._settle()
+
+    # What the run reports
+
+    @property
+    def progress(self) -> float:
+        """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
+        # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
+        candidates, epochs = self._loader.candidates, self.settings.epochs
+        consumed, whole = min(self._consumed, candidates) if self._active else 0, max(1, candidates)
+        return min(1.0, (self.epoch * whole + consumed) / (epochs * whole))
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The plan of the epoch in progress or, between epochs, of the one that comes next; made when first asked for.
+
+        Raises:
+            ValueError: The loader streams: there is nothing to plan.
+        """
+        if self._loader.streams:
+            raise ValueError("run.plan: an IterableDataset has no epoch plan; the batch method chooses in every batch")
+        if self._plan is None:
+            self._settle()
+            generator = rng.seeded(self._seed, self.epoch)
+            plan = self._method.plan_epoch(self._known(), epoch=self.epoch, epochs=self.settings.epochs, generator=generator)
+            plan = self._checked(plan)
+            self._records.remember(plan.remember)
+            self._plan = plan
+        return self._plan
+
+    def plan_if_any(self) -> EpochPlan | None:
+        """Returns the plan; None for a stream, which has none."""
+        return None if self._loader.streams else self.plan
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One entry per epoch that is over."""
+        self.close_books()
+        return self._history
+
+    def close_books(self) -> None:
+        """Adds what the last epoch computed to its entry; its last step may have come after it was exhausted."""
+        if not self._history or "forward" in self._history[-1] or self._active:
+            return
+        self._accumulator.settle()
+        counted = asdict(self._cost)
+        before = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
+        self._history[-1] |= {name: counted[name] - before[name] for name in COUNTED}
+
+    def step_over(self) -> None:
+        """Notes that the optimizer stepped."""
+        self._cost.steps += 1
+        self.selection.step_over()
+        self._accumulator.end_step()
+
+    def detach(self) -> None:
+        """Takes the hooks off the optimizer."""
+        if self.hooks is not None:
+            self.hooks.remove()
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether an epoch has begun and is not over."""
+        return self._active
+
+    # Saving
+
+    @property
+    def may_switch(self) -> bool:
+        """Whether the selection may change by itself, as with forward_passes="auto"."""
+        return isinstance(self._selection_attached, InForward) and self._selection_attached.instead is not None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the position in the training, as tensors and plain values."""
+        plan, stage = self.plan_if_any(), self.selection.stage
+        self.close_books()
+        return {
+            "epochs": self.settings.epochs,
+            "seed": self._seed,
+            "epoch": self.epoch,
+            "active": self._active,
+            "consumed": self._consumed,
+            "checksum": self._checksum,
+            "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts), "remember": {}},
+            "batch_stage": None if stage is None else stage.state_dict(),
+            "passes": self.selection.forward_passes,
+            "history": [dict(entry) for entry in self._history],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on at the position that `state_dict` returned."""
+        self._history = [dict(entry) for entry in state["history"]]
+        self._plan = None if state["plan"] is None else EpochPlan(**state["plan"])
+        attached = self._selection_attached
+        if isinstance(attached, InForward) and attached.instead is not None:
+            self._switch(attached if state["passes"] == "once" else attached.instead)
+        self.selection.step_over()
+        if self.selection.stage is not None:
+            self.selection.stage.load_state_dict(state["batch_stage"])
+        self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
+        self._consumed, self._checksum = state["consumed"], state["checksum"]
+        self._resumed = self._active
+
+    # Parts
+
+    def _switch(self, selection: BatchSelection) -> None:
+        if selection is not self.selection:
+            self.selection = selection
+            self._loader.select_before_loop(selection.fills)
+
+    def _weights(self, plan: EpochPlan | None) -> Tensor | None:
+        """Weights of all samples; None where all are 1."""
+        if plan is None or plan.weights is None:
+            return None
+        return torch.ones(self._loader.n).index_copy_(0, plan.ids, plan.weights)
+
+    def _known(self) -> Mapping[str, Tensor]:
+        """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
+        method: Any = self._method
+        names = method.full_pass(self.epoch, self.settings.epochs) if requirements_of(method).full_pass else ()
+        if not names:
+            return self._records
+        ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
+        return {**self._records, **self._passes.full_pass(ids, names)}
+
+    def _checked(self, plan: Any) -> EpochPlan:
+        method = self._method
+        name = type(method.method if isinstance(method, OnSubset) else method).__name__
+        if not isinstance(plan, EpochPlan):
+            raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
+        plan.check(self._loader.n)
+        if plan.drawn and not self._loader.order_is_free:
+            raise ValueError(
+                f"{name} draws the order of training, but the loader's sampler has an order of its own: use shuffle=True"
+            )
+        if plan.lr_scale != 1 and self.hooks is None:
+            raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
+        if plan.refresh is not None and not self._passes.possible:
+            raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
+        return plan
+
+    def _end_epoch(self, *, complete: bool) -> None:
+        plan, stage = self._plan, self.selection.stage
+        entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
+        if plan is not None:
+            refreshed = 0 if plan.refresh is None or not complete else len(plan.refresh)
+            entry |= {"kept": len(plan.ids), "refreshed": refreshed, "lr_scale": plan.lr_scale, **plan.facts}
+        if stage is not None:
+            own = stage.facts()
+            entry |= own if self.settings.alone else {f"batch_{name}": value for name, value in own.items()}
+            self.selection.warn_if_in_vain(1 - own.get("actual_fraction", 1.0))
+        self._history.append(entry)
+        self.epoch += 1
+        self._plan, self._active, self._consumed = None, False, 0
+
+    def _settle(self) -> None:
+        """Before records are used: writes every loss, and checks everything that the device was asked.
+
+        Raises:
+            AttributionError: Targets on the device had other values than the rows that the outputs named.
+            FloatingPointError: Losses are not finite, with on_nonfinite="raise".
+        """
+        self._accumulator.settle()
+        doubts, self._accumulator.doubts = self._accumulator.doubts, []
+        if doubts and not bool(torch.stack(doubts).all()):
+            raise AttributionError(
+                "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, in the "
+                "epoch that just ended. Those losses were not recorded."
+            )
+        self._look_for_nonfinite()
+
+    def _look_for_nonfinite(self) -> None:
+        if "loss" not in self._records or not self._history or "nonfinite" in self._history[-1]:
+            return
+        loss = self._records["loss"]
+        bad = loss.isnan() | loss.isposinf()
+        count = int(bad.sum())
+        self._history[-1]["nonfinite"] = count
+        if not count:
+            return
+        some = bad.nonzero().flatten()[:5].tolist()
+        message = f"{count} samples have a loss that is not finite (ids {some}{' ...' if count > 5 else ''})"
+        if self.settings.on_nonfinite == "raise":
+            raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
