@@ -11,16 +11,22 @@ from thresher.loading.row_buffer import rows_of
 
 
 class MapStyleBatches:
-    """Candidate batches of a map-style dataset: the ids were drawn here, the samples come from the loader."""
+    """Candidate batches of a map-style dataset, with the ids that the batch sampler drew.
+
+    Args:
+        batches: Batches of the rebuilt loader.
+        ids: Batch sampler of that loader.
+        ahead: Whether workers draw the ids of batches before these are yielded.
+    """
 
     def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
         self._batches, self._ids, self._ahead = batches, ids, ahead
 
     def take(self) -> tuple[Any, Tensor, int]:
-        """The next batch, its ids, and how many ids are drawn by then.
+        """Returns the next batch, its ids, and how many ids are drawn by then.
 
         Raises:
-            StopIteration: There is none.
+            StopIteration: There is no further batch.
         """
         if not self._ahead:
             self._ids.on_the_way.clear()
@@ -29,7 +35,7 @@ class MapStyleBatches:
         except StopIteration:
             raise
         except Exception:
-            # The failed batch was drawn; the ids of the next one must not be taken for its own.
+            # The ids of the failed batch were drawn; they must not be taken for those of the next batch.
             if self._ids.on_the_way:
                 self._ids.on_the_way.popleft()
             raise
@@ -37,13 +43,17 @@ class MapStyleBatches:
 
 
 class StreamBatches:
-    """Batches of an iterable dataset; a sample's id is its place in this epoch's stream."""
+    """Batches of an iterable dataset; the id of a sample is its place in the stream of this epoch.
+
+    Args:
+        batches: Batches of the loader.
+    """
 
     def __init__(self, batches: Iterator[Any]) -> None:
         self._batches, self._place = batches, 0
 
     def take(self) -> tuple[Any, Tensor, int]:
-        """The next batch, the places of its rows, and where the stream is after it.
+        """Returns the next batch, the places of its rows, and the place of the stream after it.
 
         Raises:
             StopIteration: The stream is over.
@@ -53,7 +63,15 @@ class StreamBatches:
         return batch, torch.arange(begin, self._place), self._place
 
     def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
-        """Read again what an interrupted epoch consumed; `look` is shown every batch of it. Returns its ids."""
+        """Reads again what an interrupted epoch consumed.
+
+        Args:
+            consumed: Number of samples to read.
+            look: Function that is called with every batch and its ids.
+
+        Returns:
+            The ids, shape (consumed,), int64.
+        """
         while self._place < consumed:
             batch, ids, _ = self.take()
             look(batch, ids)

@@ -7,15 +7,15 @@ from torch.utils.data.distributed import DistributedSampler
 
 
 def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
-    """Refuse a loader whose batches could not be told apart by sample.
+    """Refuses a loader whose rows could not be credited to samples.
 
     Args:
-        loader: The user's.
+        loader: The user's loader.
         plans_epochs: Whether a method decides before each epoch, which takes samples with ids.
 
     Raises:
-        TypeError: Not a DataLoader, or one over an IterableDataset.
-        ValueError: A setting that cannot be kept.
+        TypeError: `loader` is no DataLoader, or iterates over an IterableDataset where samples need ids.
+        ValueError: `loader` has a setting that cannot be kept.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")

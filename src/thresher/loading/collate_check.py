@@ -1,4 +1,4 @@
-"""Whether row i of a batch is sample i: a look at a collate function that is not torch's own."""
+"""Checks that row i of a batch is sample i, for a collate function that is not one of torch."""
 
 from typing import Any
 
@@ -14,13 +14,17 @@ SAMPLES = 8
 
 
 def collate_mixes(loader: DataLoader[Any], generators: list[torch.Generator]) -> str | None:
-    """Collate the same samples in two orders and compare the rows.
+    """Collates the same samples in two orders, and compares the rows.
 
     Sorting, mixup and CutMix in a collate function give rows that are not the samples in order; a loss would then be
     credited to another sample. Reads a few samples of the dataset; no random state is disturbed.
 
+    Args:
+        loader: The user's loader.
+        generators: Generators that the loader draws from.
+
     Returns:
-        What speaks against crediting rows to samples, or None.
+        The reason why rows cannot be credited to samples, or None.
     """
     collate = loader.collate_fn
     if collate in (default_collate, default_convert):
@@ -42,7 +46,7 @@ def collate_mixes(loader: DataLoader[Any], generators: list[torch.Generator]) ->
 
 
 def _shuffled(n: int) -> list[int]:
-    """An order that neither keeps neighbours nor mirrors them: the last two, and the first and third, change places."""
+    """Returns an order that neither keeps nor mirrors neighbours: the last two, and the first and third, change places."""
     order = list(range(n))
     order[-2:] = order[:-3:-1] if n > 1 else order
     if n > 5:

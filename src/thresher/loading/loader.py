@@ -1,7 +1,7 @@
 """The loader of a run: the user's DataLoader rebuilt, its order filtered by the plan.
 
-The user's sampler decides the order, the plan only who stays. RandomSampler and SequentialSampler have a fast path on
-tensors that draws the same random numbers; any other sampler is filtered as it comes.
+The user's sampler decides the order, and the plan decides which samples stay. RandomSampler and SequentialSampler have a fast
+path on tensors that draws the same random numbers; the ids of any other sampler are filtered as they come.
 """
 
 import weakref
@@ -123,7 +123,7 @@ class SelectedLoader:
 
     @property
     def order_is_free(self) -> bool:
-        """Whether the user's order is a plain shuffle, which a plan that draws may replace."""
+        """Whether the user's order is a plain shuffle, which a plan with an order of its own may replace."""
         return self._fast_path() and isinstance(self._sampler, RandomSampler)
 
     @property
@@ -150,21 +150,21 @@ class SelectedLoader:
         return self._control
 
     def generators(self) -> list[torch.Generator]:
-        """The generators that the user's loader draws from."""
+        """Returns the generators that the user's loader draws from."""
         found = [None if self.streams else getattr(self._sampler, "generator", None), self._user.generator]
         own = [generator for generator in found if isinstance(generator, torch.Generator)]
         return own[:1] if len(own) == 2 and own[0] is own[1] else own
 
     @property
     def device(self) -> torch.device:
-        """Where random numbers of the loop are drawn."""
+        """Device on which the loop draws random numbers."""
         return self._device or torch.device("cpu")
 
     @property
     def candidates(self) -> int:
-        """Ids that the user's sampler yields an epoch, as many of them as full batches take where the last is dropped.
+        """Number of ids that the user's sampler yields per epoch; without those of a last batch that is dropped.
 
-        0 for a stream that does not tell its length, until an epoch of it is over.
+        0 for a stream without a length, until an epoch of it is over.
         """
         if self.streams:
             dataset: Any = self._user.dataset
@@ -176,7 +176,7 @@ class SelectedLoader:
         return total - total % self._ids.batch_size if self._ids.drop_last else total
 
     def __len__(self) -> int:
-        """Batches of the epoch in progress, else of the next one.
+        """Returns the number of batches in the epoch in progress or, between epochs, in the next one.
 
         Raises:
             TypeError: The number is not known: a sampler of unknown order, a stream, or a batch method that keeps rows by
@@ -200,12 +200,12 @@ class SelectedLoader:
         return batches + bool(left and not self._ids.drop_last)
 
     def _candidate_batches(self) -> tuple[int, int]:
-        """Full batches of the plan's samples, and how many samples the last has beyond them."""
+        """Number of full batches of the plan's samples, and number of samples in a last one."""
         full, rest = divmod(self._total(), self._ids.batch_size)
         return full, 0 if self._ids.drop_last else rest
 
     def _total(self) -> int:
-        """Samples of the epoch before the last is dropped."""
+        """Number of samples in the epoch, those of a dropped last batch included."""
         if self.streams:
             return len(self._user.dataset)  # pyright: ignore[reportArgumentType]
         plan = self.control.next_plan()
@@ -302,13 +302,13 @@ class SelectedLoader:
             self.row_buffer.clear()
 
     def _let_go(self) -> tuple[Tensor, Tensor | None]:
-        """Ids and weights of the rows that waited when the epoch was interrupted."""
+        """Returns the ids and weights of the rows that waited when the epoch was interrupted, and forgets them."""
         waiting = self._waiting
         self._begin_with(NONE_WAIT)
         return waiting
 
     def _keep_waiting(self, waiting: tuple[Tensor, Tensor | None]) -> Callable[[Any, Tensor], None]:
-        """Takes from each batch the rows that waited."""
+        """Returns a function that takes the rows that waited from each batch."""
         wanted, weights = waiting
 
         def look(batch: Any, ids: Tensor) -> None:
@@ -322,7 +322,7 @@ class SelectedLoader:
         return look
 
     def _fetch(self, ids: Tensor, weights: Tensor | None) -> None:
-        """Read rows again that were selected and not trained on when the epoch was interrupted."""
+        """Reads again the rows that were selected and not trained on when the epoch was interrupted."""
         assert self.row_buffer is not None
         dataset: Any = self._user.dataset
         with rng.undisturbed(self.device, self.generators()):
@@ -330,14 +330,14 @@ class SelectedLoader:
         self.row_buffer.put(self.moved(batch), ids, weights)
 
     def _start_workers(self) -> None:
-        """Persistent workers draw their seed when they start; an epoch that found them running did not."""
+        """Starts persistent workers, which draw their seed then; an epoch that found them running drew none."""
         if not self._workers_ran:
             with rng.undisturbed(self.device, self.generators()):
                 self._ids.serve(SequentialOrder(0), None)
                 iter(self._loader)
 
     def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
-        """The batches of some samples for the run's own forward passes, in order, and their ids."""
+        """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
         self._ids.serve(TensorOrder(lambda: ids), None, drop_last=False)
         for batch in iter(self._loader):
             self._workers_ran = self.persistent_workers
@@ -345,15 +345,15 @@ class SelectedLoader:
             yield self.moved(batch), batch_ids
 
     def moved(self, batch: Any) -> Any:
-        """The batch on the device of the model."""
+        """Returns a batch on the device of the model."""
         return batch if self._device is None else to_device(batch, self._device)
 
     def stop(self) -> None:
-        """Take the epoch away from the iterator that has it."""
+        """Ends the iterator that has the epoch."""
         self._current = lambda: None
 
     def close(self) -> None:
-        """Let go of the data and of persistent workers."""
+        """Lets go of the data and of persistent workers."""
         self.stop()
         self._held()
         self._loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]

@@ -15,27 +15,32 @@ from torch.utils.data import Sampler
 
 
 class Order(Protocol):
-    """The ids of one epoch before the plan, handed out piece by piece."""
+    """The ids of one epoch before the plan is applied, in pieces."""
 
     def take(self, k: int) -> Tensor:
-        """The next `k` ids, int64; fewer when they run out. Random numbers are drawn when the user's loader would."""
+        """Returns the next `k` ids, int64; fewer when they run out. Random numbers are drawn when the user's loader would."""
         ...
 
 
 class SequentialOrder:
-    """0, 1, 2, ... as SequentialSampler yields them."""
+    """The ids 0, 1, 2, ... as SequentialSampler yields them."""
 
     def __init__(self, n: int) -> None:
         self._n, self._position = n, 0
 
     def take(self, k: int) -> Tensor:
-        """See Order."""
+        """Returns the next `k` ids, int64; fewer when they run out."""
         begin, self._position = self._position, min(self._position + k, self._n)
         return torch.arange(begin, self._position)
 
 
 class TensorOrder:
-    """Ids that lie in a tensor: made when first asked for, kept in 4 bytes each where they fit."""
+    """Ids in a tensor, which is made when the first of them is needed.
+
+    Args:
+        make: Function that returns the ids, shape (N,), int32 or int64.
+        finish: Function that is called once when the ids run out. Default: nothing.
+    """
 
     def __init__(self, make: Callable[[], Tensor], finish: Callable[[], object] = lambda: None) -> None:
         self._make, self._finish = make, finish
@@ -43,7 +48,7 @@ class TensorOrder:
         self._position = 0
 
     def take(self, k: int) -> Tensor:
-        """See Order."""
+        """Returns the next `k` ids, int64; fewer when they run out."""
         if self._ids is None:
             self._ids = self._make()
         piece = self._ids[self._position : self._position + k]
@@ -55,9 +60,9 @@ class TensorOrder:
 
 
 def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
-    """What RandomSampler without replacement yields, with the same draws.
+    """Returns the order that RandomSampler without replacement yields, with the same draws.
 
-    RandomSampler draws a second permutation when it runs out; from a generator of the user's that must be done too.
+    RandomSampler draws a second permutation when it runs out; a generator of the user must be advanced by that, too.
     """
     small = torch.int32 if n < 2**31 else torch.int64
 
@@ -74,14 +79,14 @@ def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
 
 
 class SamplerOrder:
-    """Any other sampler, asked for no more ids than the user's own loader would have asked for."""
+    """The ids of any other sampler, from which no more ids are taken than the user's own loader would have taken."""
 
     def __init__(self, sampler: Any, n: int) -> None:
         self._sampler, self._n = sampler, n
         self._ids: Iterator[int] | None = None
 
     def take(self, k: int) -> Tensor:
-        """See Order."""
+        """Returns the next `k` ids, int64; fewer when they run out."""
         if self._ids is None:
             self._ids = iter(self._sampler)
         piece = torch.tensor(list(islice(self._ids, k)), dtype=torch.int64)
@@ -91,11 +96,11 @@ class SamplerOrder:
 
 
 LOOKED_UP = 64
-"""Batches of ids that are looked up in the plan at once."""
+"""Number of batches whose ids are looked up in the plan at once."""
 
 
 class IdBatchSampler(Sampler[list[int]]):
-    """The batch sampler inside the rebuilt loader; remembers the ids of every batch that is on its way."""
+    """The batch sampler inside the rebuilt loader; it remembers the ids of every batch that is on its way."""
 
     def __init__(self, batch_size: int, drop_last: bool) -> None:
         self.batch_size, self.drop_last = batch_size, drop_last
@@ -109,13 +114,13 @@ class IdBatchSampler(Sampler[list[int]]):
         return self._batches
 
     def serve(self, order: Order, kept: Tensor | None, *, consumed: int = 0, drop_last: bool | None = None) -> None:
-        """Prepare the next iteration.
+        """Prepares the next iteration.
 
         Args:
-            order: Ids before the plan.
-            kept: Bool mask (N,) of the samples that stay; None for all.
-            consumed: Ids of the order that an interrupted epoch has consumed already.
-            drop_last: Overrides the user's setting.
+            order: Ids before the plan is applied.
+            kept: Mask of the samples that stay, shape (N,), bool; None for all.
+            consumed: Number of ids of the order that an interrupted epoch has consumed already.
+            drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
         """
         self.on_the_way.clear()
         self._order, self._kept, self._consumed = order, kept, consumed
@@ -123,7 +128,7 @@ class IdBatchSampler(Sampler[list[int]]):
         self._batches = self._iterate(consumed, self.drop_last if drop_last is None else drop_last)
 
     def replay(self) -> Tensor:
-        """Draw what an interrupted epoch has consumed, once, and return the samples of it that stay."""
+        """Draws the ids that an interrupted epoch has consumed, once, and returns those that stay."""
         if self._consumed:
             self.replayed = self._filter(self._order.take(self._consumed))
             self._consumed = 0
@@ -141,7 +146,7 @@ class IdBatchSampler(Sampler[list[int]]):
             yield ids.tolist()
 
     def _all(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
-        """The ids of each batch, and how many were drawn by then."""
+        """Yields the ids of each batch, and how many were drawn by then."""
         full = True
         while full:
             ids = self._order.take(self.batch_size)
@@ -151,11 +156,11 @@ class IdBatchSampler(Sampler[list[int]]):
                 yield ids, drawn
 
     def _staying(self, drawn: int, kept: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """The same of the samples that the plan keeps."""
+        """Yields the same for the samples that the plan keeps."""
         found = places = torch.empty(0, dtype=torch.int64)
         exhausted = False
         while not exhausted:
-            # A sampler of the user's is asked for no id early; known orders are looked up in the plan many at a time.
+            # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
             unknown = isinstance(self._order, SamplerOrder)
             wanted = self.batch_size - len(found) if unknown else LOOKED_UP * self.batch_size
             piece = self._order.take(wanted)

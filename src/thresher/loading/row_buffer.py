@@ -12,10 +12,10 @@ from thresher.plans import BatchPlan
 
 
 def rows_of(batch: Any) -> int:
-    """Number of samples in a batch: the first dimension of its first tensor, else the length of its first list.
+    """Returns the number of samples in a batch: the first dimension of its first tensor, else the length of its first list.
 
     Raises:
-        ValueError: There is neither.
+        ValueError: The batch has neither.
     """
     for leaf in leaves(batch):
         if leaf.dim():
@@ -26,7 +26,7 @@ def rows_of(batch: Any) -> int:
 
 
 def is_per_sample(tree: Any, n: int) -> bool:
-    """Whether part of a batch has one entry for each of its n samples: a tensor, an array, or a list such as of texts.
+    """Whether a part of a batch has one entry for each of its n samples: a tensor, an array, or a list, for example of texts.
 
     A list of n things is a list of samples unless all its tensors have n rows, as those of `[x, y]` have where n is 2.
     """
@@ -40,17 +40,17 @@ def is_per_sample(tree: Any, n: int) -> bool:
 
 
 HOLE = object()
-"""Stands in a batch where a part with one entry for each sample was taken out."""
+"""Marks the place in a batch from which a part with one entry per sample was removed."""
 
 
 def select(batch: Any, rows: Tensor, n: int) -> Any:
-    """Some rows of every part of a batch that has one entry for each of n samples; the rest is passed through."""
+    """Returns some rows of every part of a batch that has one entry for each of n samples; the rest is passed through."""
     columns, rebuild = take_apart(batch, n)
     return rebuild(take_rows(columns, rows))
 
 
 def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """The parts of a batch that have one entry for each of n samples, and a function that puts others in their place."""
+    """Returns the parts of a batch that have one entry for each of n samples, and a function that puts others in their place."""
     columns: list[Any] = []
 
     def take_out(column: Any) -> Any:
@@ -67,7 +67,7 @@ def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any
 
 
 def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
-    """The same rows of several columns."""
+    """Returns the same rows of several columns."""
     numbers: list[int] | None = None
     found = []
     for column in columns:
@@ -80,10 +80,10 @@ def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
 
 
 def joined(parts: Sequence[Any]) -> Any:
-    """One column of several, one after the other.
+    """Joins columns, one after the other.
 
     Raises:
-        ValueError: Tensors of different shapes.
+        ValueError: The tensors have different shapes.
     """
     first = parts[0]
     if len(parts) == 1:
@@ -99,7 +99,14 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 class Part(NamedTuple):
-    """Rows of one candidate batch: its columns, how to make a batch of such columns, ids and weights, on the host."""
+    """Rows of one candidate batch.
+
+    Attributes:
+        columns: Parts with one entry per row.
+        rebuild: Function that makes a batch of such columns.
+        ids: Ids of the rows, shape (n,), int64, on the host.
+        weights: Weights of the rows, shape (n,), on the host; None where all are 1.
+    """
 
     columns: list[Any]
     rebuild: Callable[[list[Any]], Any]
@@ -107,20 +114,20 @@ class Part(NamedTuple):
     weights: Tensor | None
 
     def rows(self, rows: Tensor) -> "Part":
-        """Some of them."""
+        """Returns some of the rows."""
         weights = None if self.weights is None else self.weights[rows]
         return Part(take_rows(self.columns, rows), self.rebuild, self.ids[rows], weights)
 
     def weighed(self) -> Tensor:
-        """A weight for each row."""
+        """Returns a weight for each row."""
         return torch.ones(len(self.ids)) if self.weights is None else self.weights
 
 
 class RowBuffer:
-    """Selected rows of candidate batches, waiting until they make a batch.
+    """Selected rows of candidate batches, which wait until they make a batch.
 
     Args:
-        size: Rows of a batch; None hands out the rows of each candidate batch as they are.
+        size: Number of rows of a batch; None: the rows of each candidate batch make a batch.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -131,22 +138,22 @@ class RowBuffer:
 
     @property
     def full(self) -> bool:
-        """Whether a batch can be taken."""
+        """Whether there are enough rows for a batch."""
         return self.rows >= (self.size or 1)
 
     @property
     def waiting(self) -> tuple[Tensor, Tensor | None]:
-        """Ids of the rows that wait, shape (rows,), int64, and their weights; None where no plan gave any."""
+        """Ids of the rows that wait, shape (rows,), int64, and their weights; None where all are 1."""
         ids = torch.cat([torch.empty(0, dtype=torch.int64), *(part.ids for part in self._parts)])
         return ids, _weights(self._parts)
 
     def add(self, batch: Any, ids: Tensor, plan: BatchPlan) -> None:
-        """Take the chosen rows of a candidate batch.
+        """Adds the chosen rows of a candidate batch.
 
         Args:
-            batch: On the device.
-            ids: Of its rows, shape (n,), on the host.
-            plan: What the method chose.
+            batch: Candidate batch, on the device.
+            ids: Ids of its rows, shape (n,), int64, on the host.
+            plan: Rows that the method chose.
         """
         if len(plan.rows):
             whole = self._part(batch, ids, None)
@@ -155,7 +162,7 @@ class RowBuffer:
             self._put(chosen._replace(weights=weights))
 
     def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
-        """Take all rows of a batch."""
+        """Adds all rows of a batch."""
         self._put(self._part(batch, ids, weights))
 
     def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
@@ -175,7 +182,7 @@ class RowBuffer:
         self.rows += len(part.ids)
 
     def take(self) -> tuple[Any, Tensor, Tensor | None]:
-        """The rows that came first, as many as a batch has or as there are: the batch, its ids and weights."""
+        """Removes the rows that came first, and returns them as a batch, with their ids and weights."""
         size = self.rows if self.size is None else min(self.size, self.rows)
         found: list[Part] = []
         wanted = size
@@ -192,7 +199,7 @@ class RowBuffer:
         return found[-1].rebuild(columns), torch.cat([part.ids for part in found]), _weights(found)
 
     def clear(self) -> None:
-        """Let go of everything."""
+        """Removes all rows."""
         self._parts, self.rows = [], 0
 
 

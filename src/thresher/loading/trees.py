@@ -10,7 +10,12 @@ from torch import Tensor
 
 
 def leaves(tree: Any) -> Iterator[Tensor]:
-    """Yield every tensor of a nested structure, in order."""
+    """Yields every tensor of a nested structure, in order.
+
+    Example:
+        >>> [leaf.item() for leaf in leaves({"x": torch.tensor(1), "y": [torch.tensor(2), "text"]})]
+        [1, 2]
+    """
     if isinstance(tree, Tensor):
         yield tree
     elif isinstance(tree, Mapping):
@@ -25,12 +30,12 @@ def leaves(tree: Any) -> Iterator[Tensor]:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor) -> Any:
-    """Rebuild a nested structure with `function` applied to each leaf of a kind; everything else is passed through."""
+    """Rebuilds a nested structure with `function` applied to each leaf of a type; everything else is passed through."""
     return map_where(function, tree, lambda part: isinstance(part, kind))
 
 
 def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Rebuild a nested structure with `function` applied to each leaf, the outermost parts that `is_leaf` says are one."""
+    """Rebuilds a nested structure with `function` applied to the outermost parts for which `is_leaf` is true."""
     if is_leaf(tree):
         return function(tree)
     if isinstance(tree, Mapping):
@@ -51,7 +56,7 @@ def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any]
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Move the tensors of a batch; a batch that is there already is returned as it is, the very same object."""
+    """Moves the tensors of a batch; a batch that is on the device already is returned as it is, the very same object."""
     if all(leaf.device == device for leaf in leaves(tree)):
         return tree
     return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class StepHooks:
-    """Multiplies the learning rates while `optimizer.step` runs and puts them back, bit for bit, also when it raises.
+    """Multiplies the learning rates while `optimizer.step` runs, and puts them back, bit for bit, also when it raises.
 
     Schedulers, gradient scalers and the user see the unscaled values at all other times.
 
     Args:
-        optimizer: Its hooks are used; `remove` takes them away.
-        stepped: Called after each step that succeeded.
+        optimizer: Optimizer whose step hooks are used; `remove` takes them away.
+        stepped: Function that is called after each step that succeeded.
     """
 
     def __init__(self, optimizer: Optimizer, stepped: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class StepHooks:
         self._guard()
 
     def _guard(self) -> None:
-        """A post hook does not run when the step raises, so the bound method restores in any case."""
+        """Wraps the bound method, which restores in any case: a post hook does not run when the step raises."""
         step = self._optimizer.step
 
         @wraps(step)
@@ -80,7 +80,7 @@ class StepHooks:
             self._stepped()
 
     def remove(self) -> None:
-        """Leave the optimizer as it was."""
+        """Leaves the optimizer as it was."""
         for handle in self._handles:
             handle.remove()
         if vars(self._optimizer).get("step") is self._guarded:

@@ -11,9 +11,12 @@ from thresher.cost import Cost
 
 
 class Stopwatch:
-    """Measures the backward/forward time ratio of the first steps, without touching results or waiting for the device.
+    """Measures the ratio of backward time to forward time in the first steps, without waiting for the device.
 
-    CPU: process time. CUDA: events, read when the measurement is asked for.
+    On the CPU it reads the process time; on CUDA it records events, which are read when the ratio is asked for.
+
+    Args:
+        device: Device of the model.
     """
 
     WARM_UP = 2
@@ -24,7 +27,7 @@ class Stopwatch:
         self._pairs: list[list[Any]] = []
         self._shares: dict[int, float] = {}
         self.running = True
-        """Whether more steps are wanted."""
+        """Whether more steps are to be measured."""
 
     def _now(self) -> Any:
         if self._device.type != "cuda":
@@ -34,7 +37,7 @@ class Stopwatch:
         return event
 
     def forward(self, call: Callable[[], Any]) -> Any:
-        """Run a training forward pass and note when it began and ended."""
+        """Runs a forward pass of the training, notes when it began and ended, and returns its result."""
         begin = self._now()
         result = call()
         self._pairs.append([begin, self._now()])
@@ -42,7 +45,7 @@ class Stopwatch:
         return result
 
     def watch(self, loss: torch.Tensor, share: float = 1.0) -> None:
-        """Note when the backward pass of `loss` begins and ends; it runs on a `share` of the rows."""
+        """Notes when the backward pass of `loss` begins and ends; it runs on a `share` of the rows."""
         if not self._pairs or len(self._pairs[-1]) != 2 or not loss.requires_grad:
             return
         pair = self._pairs[-1]
@@ -56,7 +59,7 @@ class Stopwatch:
         loss.register_hook(started)
 
     def ratio(self) -> float | None:
-        """Median of backward over forward time; None before three steps were measured."""
+        """Returns the median of backward time over forward time; None before three steps were measured."""
         ratios = []
         for pair in self._pairs[self.WARM_UP :]:
             if len(pair) != 4:

@@ -272,11 +272,16 @@ def test_surveys_need_a_model_with_features():
         def forward(self, x):
             return x @ self.weight
 
-    run, _, optimizer = make(Notes(([],), asks=("feature",)), model=NoLinear())
+    class IdleLinear(NoLinear):
+        def __init__(self):
+            super().__init__()
+            self.idle = nn.Linear(1, 1)
+
+    with pytest.raises(ValueError, match="Notes needs what the last nn.Linear gets, and NoLinear has none$"):
+        make(Notes(([],), asks=("feature",)), model=NoLinear())
+    run, _, optimizer = make(Notes(([],), asks=("feature",)), model=IdleLinear())
     train(run, optimizer)
-    with pytest.raises(
-        ValueError, match="features are .* the last nn.Linear, and NoLinear has no nn.Linear that runs"
-    ):
+    with pytest.raises(ValueError, match="features are .* the last nn.Linear, and IdleLinear has no nn.Linear that runs"):
         _ = run.plan
     with pytest.raises(
         ValueError,
