@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.rows import Attribution, Batch
+from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.cost import Cost
 from thresher.loading.trees import leaves
 from thresher.losses.base import DeferredSignals
@@ -170,7 +170,7 @@ class StepAccumulator:
         if self._size > MOST_WAITING:
             self._write_waiting()
 
-    def next_batch(self, alive: set[Batch]) -> None:
+    def next_batch(self, alive: set[YieldedBatch]) -> None:
         """A batch was yielded: rows of batches that are gone get no more losses in this step."""
         if not self._open:
             return

@@ -15,7 +15,7 @@ from thresher import rng
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.model import TrackedModel
 from thresher.attribution.resolve import attribute
-from thresher.attribution.rows import Attribution, AttributionError, Batch, RowLayout
+from thresher.attribution.rows import Attribution, AttributionError, RowLayout, YieldedBatch
 from thresher.attribution.tracker import RowTracker
 from thresher.cost import Cost, break_even
 from thresher.loading.collate_check import collate_mixes
@@ -234,7 +234,7 @@ class Run:
         self._rows_unknown = None if self.loader.streams else collate_mixes(loader, self.loader.generators())
         self._hooks = None if optimizer is None else StepHooks(optimizer, self._stepped)
         self._history: list[dict[str, Any]] = []
-        self._recent: list[Batch] = []
+        self._recent: list[YieldedBatch] = []
         self._plan: EpochPlan | None = None
         self._weights: Tensor | None = None
         self._epoch, self._active, self._resumed = 0, False, False
@@ -447,7 +447,7 @@ class Run:
             if old.credited or old not in held:
                 old.forget()
         ids = ids.to(self._device, non_blocking=True)
-        record = Batch(ids, self._batches, unknown=self._rows_unknown, all_count=_none_ignored(batch))
+        record = YieldedBatch(ids, self._batches, unknown=self._rows_unknown, all_count=_none_ignored(batch))
         if self._weights is not None:
             record.weights = self._weights.index_select(0, ids)
         if weights is not None:
@@ -911,7 +911,7 @@ class Run:
                 f"load_state_dict: the state was saved with {state['settings']}, this run has {self._settings()}", stacklevel=3
             )
 
-    def _recent_after_flush(self) -> list[Batch]:
+    def _recent_after_flush(self) -> list[YieldedBatch]:
         self._ledger.flush()
         return self._recent[-1:]
 
