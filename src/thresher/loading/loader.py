@@ -127,7 +127,7 @@ class SelectedLoader:
         # Weak, so that breaking out of the loop lets the workers go at once.
         self._current: Callable[[], EpochIterator | None] = lambda: None
         self._workers_ran = False
-        self.epoch_start: rng.State | None = None
+        self.epoch_start: rng.RandomStates | None = None
         """Random states when the epoch in progress began; what an interrupted epoch is replayed from."""
 
     def _rebuilt(self, loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -662,7 +662,7 @@ def test_unknown_reduction(criterion: nn.Module, allowed: str) -> None:
 @pytest.mark.parametrize("weights", [None, torch.ones(B)], ids=["plain", "weighted"])
 def test_a_callable_that_averages(criterion: Any, got: str, weights: Tensor | None) -> None:
     outputs, targets = randn(B, C), randn(B, C).softmax(1)
-    with pytest.raises(ValueError, match=rf"returned {got}: it must return one loss a sample, shape \(rows, \.\.\.\)\. Let it"):
+    with pytest.raises(ValueError, match=rf"returned {got}: it must return one loss per sample, shape \(rows, \.\.\.\)\. Let it"):
         adapt(criterion).measure(outputs, targets, RowLayout(B), weights=weights, wanted=set())
 
 
