@@ -91,8 +91,7 @@ class Group(Sight):
 """
     found = [wrong.partition(",")[0] for _, wrong in former_names(ast.parse(source))]
     assert sorted(found) == sorted(
-        ["taken", "Feed", "Credit", "Group", "Sight", "sights", "rests", "ledger", "_survey", "witnesses", "surveys", "Drawn"]
-        + ["Within", "stages"]
+        "taken Feed Credit Group Sight sights rests ledger _survey witnesses surveys Drawn Within stages".split()
     )
 
 
