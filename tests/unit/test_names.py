@@ -90,9 +90,8 @@ class Group(Sight):
 [Drawn for Within in taken_rows]
 """
     found = [wrong.partition(",")[0] for _, wrong in former_names(ast.parse(source))]
-    assert sorted(found) == sorted(
-        "taken Feed Credit Group Sight sights rests ledger _survey witnesses surveys Drawn Within stages".split()
-    )
+    names = "taken Feed Credit Group Sight sights rests ledger _survey witnesses surveys Drawn Within stages"
+    assert sorted(found) == sorted(names.split())
 
 
 def test_no_identifier_has_a_former_name():
