@@ -1,6 +1,6 @@
 # make demo    real training made cheaper, with its cost and a control beside it
 # make test    the tests, which is what CI runs
-# make check   style and types
+# make check   style, docstrings and types
 # make bench   selection overhead, what selecting in the batch saves and takes, and what advise foretells, into benchmarks/results/
 # make cards   the pages of the methods, into docs/methods/
 # make subset-backward
@@ -49,6 +49,7 @@ test: .venv/for-tests
 check: .venv/for-checks
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_docstrings.py
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: .venv/installed

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from thresher.methods.selective_backprop import SelectiveBackprop as SelectiveBackprop
     from thresher.methods.small_loss import SmallLoss as SmallLoss
     from thresher.methods.uniform import UniformSubset as UniformSubset
+    from thresher.passes.scoring import Scoring as Scoring
     from thresher.plans import BatchPlan as BatchPlan
     from thresher.plans import EpochPlan as EpochPlan
     from thresher.progress_lr import ProgressLR as ProgressLR
     from thresher.records import Column as Column
-    from thresher.run.run import Run as Run
     from thresher.run.attach import attach as attach
-    from thresher.passes.scoring import Scoring as Scoring
+    from thresher.run.run import Run as Run
     from thresher.subset import mixes_samples as mixes_samples
     from thresher.subset import subset_backward as subset_backward
 

@@ -1,4 +1,4 @@
-"""What a run computed, what full training would have computed, and the ratio of the two."""
+"""The cost of a run in samples, beside the cost that full training would have had by now."""
 
 import math
 from dataclasses import dataclass
@@ -6,17 +6,25 @@ from dataclasses import dataclass
 
 @dataclass
 class Cost:
-    """Samples, not batches; `steps` are optimizer steps.
+    """Numbers of samples that went through the model; a sample counts once per pass.
 
     Attributes:
-        forward: Every sample that went through a forward pass, refresh and scoring included.
+        forward: Samples that went through a forward pass, those of `refresh` and `scoring` included.
         backward: Samples that went through a backward pass.
-        refresh: Forward-only passes at the end of an epoch, part of `forward`.
-        scoring: Forward passes that only decided what to train on, part of `forward`.
-        steps: Optimizer steps (batches with a credited loss where no optimizer was attached).
-        full_forward: What full training would have forwarded by now.
-        full_backward: What full training would have put through backward by now.
-        backward_to_forward: Measured in the first steps: seconds of a backward pass over seconds of a forward pass.
+        refresh: Samples of the forward-only passes at the end of an epoch, part of `forward`.
+        scoring: Samples of the forward passes that only decided what to train on, part of `forward`.
+        steps: Number of optimizer steps (of batches with a credited loss, where no optimizer was attached).
+        full_forward: Samples that full training would have put through a forward pass by now.
+        full_backward: Samples that full training would have put through a backward pass by now.
+        backward_to_forward: Seconds of a backward pass over seconds of a forward pass, measured in the first steps; None
+            before it is known.
+
+    Example:
+        Every sample went through a forward pass, a third of them through a backward pass, which costs as much as two:
+
+        >>> cost = Cost(forward=1000, backward=330, steps=10, full_forward=1000, full_backward=1000)
+        >>> round(cost.ratio(), 3)
+        0.553
     """
 
     forward: int = 0
@@ -29,24 +37,28 @@ class Cost:
     backward_to_forward: float | None = None
 
     def add_scores(self, cost: tuple[int, int] | None) -> None:
-        """Count what scores took before training: samples put through a forward and a backward pass."""
+        """Adds the cost of scores that were computed before training.
+
+        Args:
+            cost: Numbers of samples that went through a forward and through a backward pass; None adds nothing.
+        """
         if cost is not None:
             self.forward += cost[0]
             self.scoring += cost[0]
             self.backward += cost[1]
 
     def ratio(self, backward_to_forward: float = 2.0) -> float:
-        """Cost of this run over the cost of full training.
+        """Returns the cost of this run over the cost of full training.
 
         Args:
-            backward_to_forward: What a backward pass costs in forward passes; the textbook says 2, the run measures
-                its own (`cost.backward_to_forward`).
+            backward_to_forward: Cost of a backward pass in forward passes, >= 0. Default 2, the textbook's number; the run
+                measures that of its model (`cost.backward_to_forward`).
 
         Returns:
-            1.0 for full training; nan before anything was trained.
+            1.0 for full training, nan before anything was trained.
 
         Raises:
-            ValueError: A negative ratio.
+            ValueError: `backward_to_forward` is negative or nan.
         """
         if not backward_to_forward >= 0:
             raise ValueError(f"ratio: `backward_to_forward` must be 0 or more, got {backward_to_forward}")
@@ -64,20 +76,26 @@ class Cost:
 
 
 def break_even(forward_s: float, backward_s: float) -> float:
-    """Share of a batch to keep below which selecting in the batch with two forward passes saves time.
+    """Returns the share of a batch below which selection inside the batch with two forward passes saves time.
 
-    Scoring forwards everything, training the kept rows once more: F + keep * (F + B) against F + B. With r = B / F that
-    is less for keep < r / (1 + r): 2/3 where a backward pass takes two forward passes.
+    Scoring takes a forward pass over the whole batch, and training takes a forward and a backward pass over the rows that are
+    kept: F + keep * (F + B), against F + B for full training. With r = B / F the former is less where keep < r / (1 + r).
 
     Args:
-        forward_s: F, seconds of a forward pass over a batch, > 0; any unit, if both have the same.
-        backward_s: B, seconds of the backward pass, > 0.
+        forward_s: Time F of a forward pass over a batch, > 0; in seconds, or in any unit that both times have.
+        backward_s: Time B of the backward pass over that batch, > 0.
 
     Returns:
-        r / (1 + r), within (0, 1).
+        The share r / (1 + r), in [0, 1].
 
     Raises:
-        ValueError: Not positive finite numbers.
+        ValueError: A time is not a positive finite number.
+
+    Example:
+        A backward pass that takes as long as two forward passes:
+
+        >>> round(break_even(0.01, 0.02), 3)
+        0.667
     """
     for name, seconds in (("forward_s", forward_s), ("backward_s", backward_s)):
         if not 0 < seconds < math.inf:

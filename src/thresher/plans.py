@@ -1,4 +1,4 @@
-"""What a method answers: the samples to train on, and what corrects for leaving the others out."""
+"""The answers of a method: the samples to train on, and the corrections for leaving the others out."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def _plain(value: Any) -> float:
-    """A Python number from a NumPy or torch scalar, so that histories save as plain values."""
+    """Returns a Python number from a NumPy or torch scalar, so that histories save as plain values."""
     return value.item() if hasattr(value, "item") else value
 
 
 def _check_numbers(name: str, tensor: Tensor, hint: str) -> None:
-    """Ids and row numbers: one dimension of int64. Looks at no value, so that nothing waits for the device."""
+    """Checks that ids or row numbers have one dimension of int64. Reads no value, so that nothing waits for the device."""
     if tensor.dtype != torch.int64:
         raise TypeError(f"{name} must be int64, got {tensor.dtype}: {hint}")
     if tensor.dim() != 1:
@@ -23,7 +23,7 @@ def _check_numbers(name: str, tensor: Tensor, hint: str) -> None:
 
 
 def _check_weights(plan: str, weights: Tensor, name: str, numbers: Tensor) -> None:
-    """A float32 factor for each of the samples kept; looks at no value either."""
+    """Checks that there is one float32 factor for each number. Reads no value, so that nothing waits for the device."""
     if weights.dtype != torch.float32:
         raise TypeError(f"{plan}: `weights` must be float32, got {weights.dtype}")
     if weights.shape != numbers.shape:
@@ -34,20 +34,32 @@ def _check_weights(plan: str, weights: Tensor, name: str, numbers: Tensor) -> No
 
 @dataclass(frozen=True, eq=False)
 class EpochPlan:
-    """The samples one epoch trains on.
+    """The samples that one epoch trains on.
 
     Args:
-        ids: Kept samples, shape (K,), int64, K >= 1; ascending, or in training order where `drawn`.
-        weights: Factor on each kept sample's loss, shape (K,), float32, aligned with `ids`; None means 1 for all.
-        refresh: Samples that get one forward-only pass when the epoch is over, shape (R,), int64, ascending.
+        ids: Sample ids, shape (K,), int64, K >= 1; ascending, or in training order where `drawn` is True.
+        weights: Factors on the losses of the samples, shape (K,), float32, aligned with `ids`; None means 1 for all.
+        refresh: Ids of the samples that get one forward-only pass when the epoch is over, shape (R,), int64, ascending; None
+            means no sample.
         lr_scale: Factor on the learning rate of each step of the epoch, > 0.
-        drawn: `ids` was drawn: it is the order of training and may repeat samples.
-        facts: Scalars for the history, such as the scheduled and the actual fraction.
-        remember: Whole columns to store, of those with merge="plan": name to shape (N,).
+        drawn: Whether `ids` was drawn: it is then the order of training and may repeat samples.
+        facts: Scalars for the history by name, such as the scheduled and the actual fraction.
+        remember: Columns of the records to replace, out of those with merge="plan": name to values of shape (N,).
 
     Raises:
-        TypeError: A tensor of the wrong dtype.
-        ValueError: Wrong shapes, an empty plan, or a learning-rate scale that is not a positive number.
+        TypeError: A tensor has the wrong dtype.
+        ValueError: A tensor has the wrong shape, the plan is empty, or `lr_scale` is not a positive number.
+
+    Example:
+        Three of six samples are kept, and each of them counts twice.
+
+        >>> plan = EpochPlan(torch.tensor([0, 2, 5]), weights=torch.full((3,), 2.0), facts={"fraction": 0.5})
+        >>> plan.check(6)
+        >>> len(plan.ids), plan.lr_scale, plan.facts
+        (3, 1.0, {'fraction': 0.5})
+        >>> EpochPlan(torch.tensor([0.0, 2.0]))
+        Traceback (most recent call last):
+        TypeError: EpochPlan: `ids` must be int64, got torch.float32: ids are never floats
     """
 
     ids: Tensor
@@ -72,10 +84,13 @@ class EpochPlan:
             raise ValueError(f"EpochPlan: `lr_scale` must be a positive number, got {self.lr_scale}")
 
     def check(self, n: int) -> None:
-        """Hold the plan against a dataset of `n` samples.
+        """Checks the plan against a dataset.
+
+        Args:
+            n: Number of samples of the dataset.
 
         Raises:
-            ValueError: An id outside [0, n), or ids that are not ascending.
+            ValueError: An id is outside [0, n), or ids that must ascend do not.
         """
         for name, tensor, ordered in (("ids", self.ids, not self.drawn), ("refresh", self.refresh, True)):
             if tensor is None or not tensor.numel():
@@ -90,17 +105,26 @@ class EpochPlan:
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """The rows of one batch that are trained on. Made inside the step: its values are never read on the host.
+    """The rows of one batch that are trained on. It is made inside the step, so its values are never read on the host.
 
     Args:
-        rows: Row numbers into the batch, shape (K,), int64, ascending, on the signals' device; K may be 0.
-        weights: Factor on each kept row's loss, shape (K,), float32, aligned with `rows`; None means 1 for all.
-        facts: Scalars for the history, such as the scheduled and the actual fraction; no tensors.
-        drawn: `rows` was drawn and may have a row several times.
+        rows: Row numbers into the batch, shape (K,), int64, ascending, on the device of the signals; K may be 0.
+        weights: Factors on the losses of the rows, shape (K,), float32, aligned with `rows`; None means 1 for all.
+        facts: Scalars for the history by name, such as the scheduled and the actual fraction; no tensors.
+        drawn: Whether `rows` was drawn and may repeat rows.
 
     Raises:
-        TypeError: A tensor of the wrong dtype, or a tensor among the facts.
-        ValueError: Wrong shapes.
+        TypeError: A tensor has the wrong dtype, or a fact is a tensor.
+        ValueError: A tensor has the wrong shape.
+
+    Example:
+        >>> losses = torch.tensor([0.2, 1.5, 0.1, 0.9])
+        >>> plan = BatchPlan(losses.topk(2).indices.sort().values)
+        >>> plan.rows.tolist()
+        [1, 3]
+        >>> BatchPlan(losses > 0.5)
+        Traceback (most recent call last):
+        TypeError: BatchPlan: `rows` must be int64, got torch.bool: a mask has its row numbers in mask.nonzero().flatten()
     """
 
     rows: Tensor

@@ -1,4 +1,4 @@
-"""What is remembered of every sample between epochs: one column a signal, on the device of the model."""
+"""The memory of a run between epochs: one column per signal with a value per sample, on the device of the model."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -8,27 +8,39 @@ import torch
 from torch import Tensor
 
 NEVER_SEEN = float("-inf")
-"""Fill of the `loss` column: not finite, so a sample that was never seen is never hidden and never scored."""
-
+"""Value of the `loss` column before a sample is first seen: not finite, so that the sample is never hidden or scored."""
 
 Merge = Callable[[Tensor, Tensor], Tensor]
+"""Function of the stored values and the new values, both of shape (n,), that returns the values to store."""
 
 EPOCH = "epoch"
-"""The signal that a forward pass need not give: the number of the epoch in progress."""
+"""Name of the signal that needs no forward pass: the number of the epoch in progress."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One remembered value a sample.
+    """The declaration of one value that a run remembers per sample.
 
     Args:
-        dtype: How it is stored.
-        fill: Its value before the sample is first seen.
-        signal: The signal written to it; the column's own name by default. "epoch": when the sample was last seen.
-        merge: What becomes of the old value. "last": the new one replaces it. "sum": a second value in the same epoch (a
-            padded duplicate, the same sample on another rank) adds to the first, and every epoch starts from zero, as
-            all-reducing codes do. "plan": no signal is written; plans say what to `remember`. A function of the stored values
-            and the signal's, both (n,), that returns what to store: it is asked once a step for each sample.
+        dtype: Data type of the stored values.
+        fill: Value before the sample is first seen; default 0.
+        signal: Name of the signal that is written to the column; default: the name of the column. With "epoch" the column
+            stores the epoch in which the sample was last seen.
+        merge: Rule for a new value. "last": it replaces the old one. "sum": a second value in the same epoch (a padded
+            duplicate, the same sample on another rank) is added to the first, and every epoch starts from zero, as in codes
+            that all-reduce their losses. "plan": no signal is written; plans give the values in `EpochPlan.remember`. A
+            function of the stored and the new values, both of shape (n,): it returns the values to store, and is called once
+            per step for each sample.
+
+    Example:
+        The largest loss that each sample has had so far:
+
+        >>> worst = Column(torch.float32, signal="loss", merge=torch.maximum)
+        >>> records = Records({"worst": worst}, n=3, device=torch.device("cpu"))
+        >>> for loss in (2.0, 5.0, 1.0):
+        ...     records.write(torch.tensor([1]), {"loss": torch.tensor([loss])})
+        >>> records["worst"].tolist()
+        [0.0, 5.0, 0.0]
     """
 
     dtype: torch.dtype
@@ -38,23 +50,34 @@ class Column:
 
 
 class Records(Mapping[str, Tensor]):
-    """Mapping from a column's name to its live tensor of shape (N,).
+    """Mapping from the name of a column to its live tensor of shape (N,).
 
     Args:
-        columns: What to remember.
+        columns: Declarations of the columns by name.
         n: Number of samples N.
-        device: Where the columns live.
+        device: Device of the columns.
+
+    Attributes:
+        columns: Declarations of the columns by name.
+        epoch: Number of the epoch in progress, which the signal "epoch" writes.
+        written: Names of the columns that a signal is written to, each with the name of the signal.
+
+    Example:
+        >>> records = Records({"loss": Column(torch.float32, fill=NEVER_SEEN)}, n=4, device=torch.device("cpu"))
+        >>> records.write(torch.tensor([2, 0]), {"loss": torch.tensor([0.5, 1.5])})
+        >>> records["loss"].tolist()
+        [1.5, -inf, 0.5, -inf]
+        >>> records
+        Records(loss: torch.float32, 4 B/sample)
     """
 
     def __init__(self, columns: Mapping[str, Column], n: int, device: torch.device) -> None:
         self.columns = dict(columns)
         self.epoch = 0
-        """The epoch in progress, for columns of that signal."""
         self._data = {
             name: torch.full((n,), column.fill, dtype=column.dtype, device=device) for name, column in self.columns.items()
         }
         self.written = {name: column.signal or name for name, column in self.columns.items() if column.merge != "plan"}
-        """Columns that signals are written to, and the signals."""
         self._targets = [(self._data[name], signal, self.columns[name].merge) for name, signal in self.written.items()]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -72,12 +95,12 @@ class Records(Mapping[str, Tensor]):
 
     @property
     def signals(self) -> set[str]:
-        """The signals of a forward pass that fill the columns."""
+        """Names of the signals of a forward pass that are written to the columns."""
         return {*self.written.values()} - {EPOCH}
 
     @property
     def bytes_per_sample(self) -> int:
-        """What one sample takes."""
+        """Memory that the columns take per sample, in bytes."""
         return sum(tensor.element_size() for tensor in self._data.values())
 
     def write(
@@ -88,13 +111,15 @@ class Records(Mapping[str, Tensor]):
         *,
         first: bool | Tensor = True,
     ) -> None:
-        """Scatter one batch of signals, one operation a column.
+        """Writes the signals of one batch, with one scatter per column.
 
         Args:
-            ids: Rows, shape (B,), int64, on the device of the records.
-            values: Signal name to shape (B,).
-            before: What the same write wrote last time, where it is being written again with a larger value.
-            first: Whether a function that merges is to be asked: for all rows, none, or those of a mask (B,).
+            ids: Sample ids, shape (B,), int64, on the device of the records.
+            values: Signals by name, each of shape (B,).
+            before: Signals of the last write of the same rows, where they are written again with another value, so that
+                columns with merge="sum" count only the difference; None for a first write.
+            first: Whether columns whose `merge` is a function are written: for all rows, for no row, or for the rows where a
+                mask of shape (B,) is True.
         """
         for tensor, signal, merge in self._targets:
             if callable(merge):
@@ -123,15 +148,18 @@ class Records(Mapping[str, Tensor]):
         tensor.scatter_(0, ids, merged if first is True else torch.where(first, merged, old))
 
     def remember(self, columns: Mapping[str, Tensor]) -> None:
-        """Take over whole columns that a plan decided on.
+        """Replaces columns by the values that a plan gives.
+
+        Args:
+            columns: Values by the name of the column, each of shape (N,) and of the dtype of the column.
 
         Raises:
-            ValueError: A column that plans do not write, or of another shape or dtype.
+            ValueError: A column does not have merge="plan", or its values have another shape or dtype.
         """
         for name, values in columns.items():
             column = self.columns.get(name)
             if column is None or column.merge != "plan":
-                own = [known for known, of in self.columns.items() if of.merge == "plan"]
+                own = [known for known, one in self.columns.items() if one.merge == "plan"]
                 raise ValueError(f"EpochPlan: `remember` has {name!r}; columns with merge='plan' are {own or 'none'}")
             if values.shape != self._data[name].shape or values.dtype != column.dtype:
                 raise ValueError(
@@ -142,16 +170,16 @@ class Records(Mapping[str, Tensor]):
             self._data[name].copy_(values)
 
     def start_epoch(self) -> None:
-        """Empty the columns that add up within an epoch."""
+        """Sets the columns that add up within an epoch to zero."""
         for name, column in self.columns.items():
             if column.merge == "sum":
                 self._data[name].zero_()
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies of the columns."""
+        """Returns copies of the columns by name."""
         return {name: tensor.clone() for name, tensor in self._data.items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take over saved columns; names and N were checked by the run."""
+        """Copies saved columns into these; the run has checked their names and lengths."""
         for name, tensor in self._data.items():
             tensor.copy_(state[name])

@@ -1,4 +1,4 @@
-"""The random states a training loop draws from: taken, put back, and kept from being disturbed."""
+"""Random states of a training loop: saved, restored and left undisturbed; and generators that depend on a key alone."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -8,17 +8,30 @@ from typing import Any
 import numpy as np
 import torch
 
-State = dict[str, Any]
+RandomStates = dict[str, Any]
+"""Random states by the name of their source, as tensors and plain values."""
 
 
-def capture(device: torch.device, generators: Iterable[torch.Generator] = ()) -> State:
-    """Take the global random states (torch, the device, Python, NumPy) and those of `generators`.
+def capture(device: torch.device, generators: Iterable[torch.Generator] = ()) -> RandomStates:
+    """Returns the global random states (torch, the device, Python, NumPy) and those of generators.
+
+    Args:
+        device: Device whose random state is part of the answer, where it is a CUDA device.
+        generators: Generators whose states are part of the answer.
 
     Returns:
-        Tensors and plain values only, so the state loads with `weights_only=True`.
+        Tensors and plain values only, so that the states load with `weights_only=True`.
+
+    Example:
+        >>> cpu = torch.device("cpu")
+        >>> states = capture(cpu)
+        >>> first = torch.rand(3)
+        >>> restore(states, cpu)
+        >>> torch.equal(torch.rand(3), first)
+        True
     """
     name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
-    state: State = {
+    state: RandomStates = {
         "torch": torch.get_rng_state(),
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(np.asarray(keys).astype(np.int64)), position, has_gauss, gauss),
@@ -29,8 +42,25 @@ def capture(device: torch.device, generators: Iterable[torch.Generator] = ()) ->
     return state
 
 
-def restore(state: State, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
-    """Put back what `capture` took."""
+def restore(state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
+    """Restores random states.
+
+    Args:
+        state: Result of `capture`.
+        device: Device whose random state is restored, where it is a CUDA device.
+        generators: Generators to restore, as many as `capture` was given and in the same order.
+
+    Raises:
+        ValueError: There are more or fewer generators than saved states.
+
+    Example:
+        >>> generator = torch.Generator().manual_seed(1)
+        >>> states = capture(torch.device("cpu"), [generator])
+        >>> first = torch.rand(3, generator=generator)
+        >>> restore(states, torch.device("cpu"), [generator])
+        >>> torch.equal(torch.rand(3, generator=generator), first)
+        True
+    """
     torch.set_rng_state(state["torch"].cpu())
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -44,7 +74,19 @@ def restore(state: State, device: torch.device, generators: Iterable[torch.Gener
 
 @contextmanager
 def undisturbed(device: torch.device, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
-    """Whatever is drawn inside leaves no trace outside."""
+    """Restores all random states when the block ends, so that draws inside it have no effect outside, errors or not.
+
+    Args:
+        device: Device whose random state is restored, where it is a CUDA device.
+        generators: Generators to restore beside the global random states.
+
+    Example:
+        >>> before = torch.get_rng_state()
+        >>> with undisturbed(torch.device("cpu")):
+        ...     noise = torch.rand(100)
+        >>> torch.equal(torch.get_rng_state(), before)
+        True
+    """
     generators = list(generators)
     state = capture(device, generators)
     try:
@@ -54,11 +96,31 @@ def undisturbed(device: torch.device, generators: Iterable[torch.Generator] = ()
 
 
 def seeds(count: int, *key: int) -> list[int]:
-    """Seeds for generators that depend on `key` alone, such as (seed, epoch)."""
+    """Returns seeds that depend on a key alone, independent for different keys.
+
+    Args:
+        count: Number of seeds.
+        *key: Integers, such as the seed of the run and the number of the epoch.
+
+    Returns:
+        Seeds for `torch.Generator.manual_seed`, each in [0, 2**63).
+
+    Example:
+        >>> seeds(2, 0, 7) == seeds(2, 0, 7), seeds(1, 0, 7) == seeds(1, 7, 0)
+        (True, False)
+    """
     words = np.random.SeedSequence([k % 2**64 for k in key]).generate_state(count, np.uint64)
     return (words & np.uint64(2**63 - 1)).tolist()
 
 
 def seeded(*key: int) -> torch.Generator:
-    """A CPU generator that depends on `key` alone."""
+    """Returns a CPU generator whose draws depend on a key alone.
+
+    Args:
+        *key: Integers, such as the seed of the run and the number of the epoch.
+
+    Example:
+        >>> torch.equal(torch.rand(3, generator=seeded(0, 7)), torch.rand(3, generator=seeded(0, 7)))
+        True
+    """
     return torch.Generator().manual_seed(seeds(1, *key)[0])

@@ -1,17 +1,31 @@
-"""Schedules of epochs: pure functions."""
+"""Schedules over the epochs of a run: pure functions."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 
 Milestones = Sequence[tuple[float, float]]
-"""(boundary, value) pairs: from a boundary on, the value holds. Boundaries below 1 are shares of all epochs, floats or 0."""
+"""Pairs (boundary, value), ascending: the value holds from the boundary on, until the next one.
+
+A boundary between 0 and 1 is a share of all epochs; 0, and any boundary of 1 or more, is an epoch number.
+"""
 
 
 def check_milestones(name: str, milestones: Milestones) -> None:
-    """Refuse milestones that are not a schedule from epoch 0 on.
+    """Checks that milestones are a schedule from epoch 0 on.
+
+    Args:
+        name: Name of the setting, used in error messages.
+        milestones: Pairs (boundary, value).
 
     Raises:
-        ValueError: Empty, not starting at 0, not ascending, shares mixed with epoch numbers, or a value outside [0, 1].
+        ValueError: The milestones are empty, do not start at 0, do not ascend, mix shares with epoch numbers, or have a value
+            outside [0, 1].
+
+    Example:
+        >>> check_milestones("Kakurenbo: `schedule`", [(0, 1.0), (0.3, 0.8)])
+        >>> check_milestones("Kakurenbo: `schedule`", [(0.3, 0.8)])
+        Traceback (most recent call last):
+        ValueError: Kakurenbo: `schedule`: milestones must start at 0, got [(0.3, 0.8)]
     """
     boundaries = [boundary for boundary, _ in milestones]
     if not boundaries or boundaries[0] != 0:
@@ -26,12 +40,17 @@ def check_milestones(name: str, milestones: Milestones) -> None:
 
 
 def step_value(milestones: Milestones, epoch: int, epochs: int) -> float:
-    """The value of the last milestone reached.
+    """Returns the value of the last milestone that is reached.
 
     Args:
-        milestones: A share b applies where epoch >= b * epochs - 1e-9, an epoch number from that epoch on.
-        epoch: 0-based.
-        epochs: Of the whole run.
+        milestones: Pairs (boundary, value). A share b is reached where epoch >= b * epochs - 1e-9, an epoch number from that
+            epoch on.
+        epoch: Number of the epoch, from 0.
+        epochs: Number of epochs of the whole run.
+
+    Example:
+        >>> [step_value([(0, 1.0), (0.3, 0.8), (0.6, 0.6)], epoch, epochs=10) for epoch in (0, 2, 3, 6, 9)]
+        [1.0, 1.0, 0.8, 0.6, 0.6]
     """
     value = milestones[0][1]
     for boundary, then in milestones:

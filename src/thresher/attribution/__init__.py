@@ -1,3 +1,3 @@
-"""Which samples a loss belongs to, and the way of its signals to the records."""
+"""Which samples a loss belongs to, and how its signals reach the records."""
 
 from thresher.attribution.rows import AttributionError as AttributionError

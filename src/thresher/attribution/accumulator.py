@@ -10,8 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thresher.attribution.rows import Attribution
-from thresher.attribution.rows import Batch as YieldedBatch
+from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.cost import Cost
 from thresher.loading.trees import leaves
 from thresher.records import EPOCH, Records

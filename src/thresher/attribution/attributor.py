@@ -8,8 +8,7 @@ from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.resolve import attribute
-from thresher.attribution.rows import Attribution, AttributionError
-from thresher.attribution.rows import Batch as YieldedBatch
+from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
 

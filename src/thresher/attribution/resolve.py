@@ -1,12 +1,12 @@
 """Which samples a loss belongs to: certain, or an error.
 
-Two witnesses are asked. Targets: a tensor that shares storage with a batch that the loader yielded names its rows by
-its element range. Outputs: what `run.model` returned for named inputs names the same rows. Storages are told apart by
-the identity of their StorageImpl, which a weak reference keeps from being reused, never by an address. A tensor that
-was changed in place is no witness.
+There are two sources of evidence. Targets: a tensor that shares storage with a batch that the loader yielded shows rows of
+that batch, by its element range. Outputs: the tensors that `run.model` returns show the same rows as the inputs of that
+call. Where both sources are known they must agree. A tensor that was changed in place is no evidence, and equal values alone
+never are.
 
-Outside the promise: inputs permuted or mixed into new storage before `run.model` sees them while the original targets
-are passed. Nothing tells that apart from a normalisation.
+One case is outside the promise: inputs that are permuted or mixed into new storage before `run.model` is called with them,
+while the original targets are passed to the criterion. It cannot be told apart from a normalisation of the inputs.
 """
 
 from typing import Any
@@ -14,96 +14,131 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.rows import Attribution, AttributionError, Batch, RowLayout, Rows, Witness, memory_layout
+from thresher.attribution.autograd import reordered_by
+from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.attribution.tracker import Lookup, RowTracker
 from thresher.loading.trees import leaves
 
 WAYS_OUT = (
-    "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or say which samples the rows "
-    "are with `ids=run.ids` (indexed as you indexed the batch); for data that is not of this run, such as validation, "
+    "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or give the samples of the rows "
+    "with `ids=run.ids` (indexed as you indexed the batch); for data that is not of this run, such as validation, "
     "call it under torch.no_grad() or use your own criterion."
 )
 
 
+def attribute(
+    tracker: RowTracker, outputs: Any, targets: Any, ids: Tensor | None, *, n: int, recent: list[YieldedBatch]
+) -> Attribution:
+    """Finds the samples that outputs and targets belong to.
+
+    Args:
+        tracker: Tensors of the run whose rows are known.
+        outputs: First argument of the criterion, with any nesting.
+        targets: Second argument of the criterion, with any nesting; None where there are none.
+        ids: Sample ids of the rows that the caller gives, shape (rows,), int64; None to find them from the tensors.
+        n: Number of samples of the dataset.
+        recent: Batches last yielded, the latest at the end; `ids` may be a view of the ids of one of them.
+
+    Returns:
+        The samples, and the flags of comparisons that a device has not finished yet.
+
+    Raises:
+        AttributionError: No tensor has known rows, two of them contradict each other or `ids`, or values differ.
+        TypeError: `ids` is not an int64 tensor.
+        ValueError: `ids` is out of range or not one-dimensional.
+    """
+    at_once = tracker.untouched(outputs, targets) if ids is None else None
+    if at_once is not None:
+        return at_once
+    case = _Case(tracker, outputs, targets)
+    if ids is not None:
+        return _attribute_to(ids, case, n, recent)
+    rows, flags = case.agreed_rows()
+    if rows is None:
+        raise case.refusal("Cannot tell which samples this loss belongs to")
+    return Attribution(rows.ids, rows.key, rows.batch, RowLayout(rows.n, rows.repeat), rows.positions(), flags)
+
+
 def certain_now(flag: Tensor) -> bool:
-    """Whether a comparison can be read without waiting for a device."""
+    """Returns whether the result of a comparison can be read without waiting for a device."""
     return flag.device.type == "cpu"
 
 
 class _Case:
-    """One call of the criterion, heard out."""
+    """Resolves which samples one call of the criterion belongs to."""
 
-    def __init__(self, witnesses: RowTracker, outputs: Any, targets: Any) -> None:
+    def __init__(self, tracker: RowTracker, outputs: Any, targets: Any) -> None:
+        self.tracker = tracker
         self.outputs = [leaf for leaf in leaves(outputs) if leaf.dim()]
         self.targets = [leaf for leaf in leaves(targets) if leaf.dim()]
-        self.output_sights = [witnesses.look(leaf) for leaf in self.outputs]
-        self.target_sights = [witnesses.look(leaf) for leaf in self.targets]
-        self.witnesses = witnesses
+        self.output_lookups = [tracker.look(leaf) for leaf in self.outputs]
+        self.target_lookups = [tracker.look(leaf) for leaf in self.targets]
 
-    def refuse(self, why: str) -> AttributionError:
-        def tell(sights: list[Lookup]) -> str:
-            if not sights:
-                return "no tensor"
-            return "; ".join(
-                f"rows {s.rows.start}:{s.rows.start + s.rows.step * s.rows.n}:{s.rows.step} of batch {s.rows.batch.number}"
-                f"{f' ({s.seen})' if s.seen else ''}"
-                if s.rows is not None
-                else s.seen
-                for s in sights
-            )
-
+    def refusal(self, why: str) -> AttributionError:
+        """Returns the error to raise, with a description of all tensors."""
         return AttributionError(
-            f"{why}. Saw outputs: {tell(self.output_sights)}. Saw targets: {tell(self.target_sights)}. "
+            f"{why}. Saw outputs: {_described(self.output_lookups)}. Saw targets: {_described(self.target_lookups)}. "
             f"Nothing was recorded or counted. {WAYS_OUT}"
         )
 
-    def verdict(self) -> tuple[Rows | None, tuple[Tensor, ...]]:
-        """Rows that the witnesses agree on, None where there is no witness, and device flags still open."""
-        for sight in (*self.output_sights, *self.target_sights):
-            if sight.refuse:
-                raise self.refuse(f"Cannot tell which samples this loss belongs to: {sight.seen}")
-        by_output = self._agreed(self.output_sights, "outputs")
-        by_target = self._agreed(self.target_sights, "targets")
+    def agreed_rows(self) -> tuple[Rows | None, tuple[Tensor, ...]]:
+        """Returns the rows that outputs and targets agree on, and the flags of comparisons that a device still makes.
+
+        The rows are None where neither outputs nor targets have known rows.
+        """
+        for lookup in (*self.output_lookups, *self.target_lookups):
+            if lookup.refuse:
+                raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}")
+        by_output = self._one_of(self.output_lookups, "outputs")
+        by_target = self._one_of(self.target_lookups, "targets")
         if by_output is not None and by_target is not None and by_output.key != by_target.key:
-            raise self.refuse("Outputs and targets belong to different rows")
+            raise self.refusal("Outputs and targets belong to different rows")
         rows = by_target or by_output
         if rows is None:
             return None, ()
-        targets = zip(self.targets, self.target_sights, strict=True)
-        unknown = [leaf for leaf, sight in targets if sight.rows is None and len(leaf) >= rows.n]
         if rows.batch.unknown is not None:
-            raise self.refuse(f"The rows of a batch are not its samples in order: {rows.batch.unknown}")
-        unnamed = (leaf for leaf, sight in zip(self.outputs, self.output_sights, strict=True) if sight.rows is None)
-        moved = next((m for leaf in unnamed if (m := self.witnesses.reordered_by(leaf))), None)
-        if moved is not None:
-            raise self.refuse(f"Outputs went through {moved}, which can move rows, after the model returned them")
-        if by_output is None:
-            if unknown:
-                raise self.refuse("Some targets are of a known batch, others are not")
-            return rows, ()
-        flags = tuple(self._same_values(leaf, by_output) for leaf in unknown)
-        open_flags = tuple(flag for flag in flags if not certain_now(flag))
-        if not all(bool(flag) for flag in flags if certain_now(flag)):
-            raise self.refuse(
-                "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
-            )
-        return rows, open_flags
+            raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}")
+        self._check_order()
+        targets = zip(self.targets, self.target_lookups, strict=True)
+        unknown = [leaf for leaf, lookup in targets if lookup.rows is None and len(leaf) >= rows.n]
+        if by_output is not None:
+            return rows, self._check_values(unknown, by_output)
+        if unknown:
+            raise self.refusal("Some targets are of a known batch, others are not")
+        return rows, ()
 
-    def _agreed(self, sights: list[Lookup], name: str) -> Rows | None:
-        named = [sight.rows for sight in sights if sight.rows is not None]
+    def _one_of(self, lookups: list[Lookup], name: str) -> Rows | None:
+        named = [lookup.rows for lookup in lookups if lookup.rows is not None]
         if len({rows.key for rows in named}) > 1:
-            raise self.refuse(f"The {name} belong to different rows")
+            raise self.refusal(f"The {name} belong to different rows")
         return named[0] if named else None
 
+    def _check_order(self) -> None:
+        """Refuses outputs whose rows can have been moved after the model returned them."""
+        unnamed = [leaf for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True) if lookup.rows is None]
+        returned = self.tracker.sequences() if unnamed else set()
+        moved = next((name for leaf in unnamed if (name := reordered_by(leaf, returned))), None)
+        if moved is not None:
+            raise self.refusal(f"Outputs went through {moved}, which can move rows, after the model returned them")
+
+    def _check_values(self, targets: list[Tensor], rows: Rows) -> tuple[Tensor, ...]:
+        """Compares new targets with those that were yielded; returns the flags that cannot be read without waiting."""
+        flags = tuple(self._same_values(leaf, rows) for leaf in targets)
+        if not all(bool(flag) for flag in flags if certain_now(flag)):
+            raise self.refusal(
+                "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
+            )
+        return tuple(flag for flag in flags if not certain_now(flag))
+
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
-        """Whether `target` holds the values of some unchanged tensor of the batch, cast, moved or reshaped at most."""
+        """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped."""
         flat = target.detach().reshape(rows.n, -1) if target.shape[0] % rows.n == 0 else None
         same = torch.zeros((), dtype=torch.bool, device=target.device)
         if flat is None:
             return same
         for tensor in rows.batch.tensors:
-            sight = self.witnesses.look(tensor)
-            if sight.rows is None or tensor.numel() // len(tensor) != flat.shape[1]:
+            lookup = self.tracker.look(tensor)
+            if lookup.rows is None or tensor.numel() // len(tensor) != flat.shape[1]:
                 continue
             stop = rows.start + rows.step * rows.n
             yielded = tensor.detach()[rows.start : stop : rows.step].reshape(rows.n, -1)
@@ -111,38 +146,44 @@ class _Case:
         return same
 
 
-def attribute(
-    witnesses: RowTracker, outputs: Any, targets: Any, ids: Tensor | None, *, n: int, recent: list[Batch]
-) -> Attribution:
-    """Find the samples that outputs and targets belong to.
+def _described(lookups: list[Lookup]) -> str:
+    return "; ".join(map(_description, lookups)) or "no tensor"
 
-    Args:
-        witnesses: What the run knows.
-        outputs: What the criterion was called with, any nesting.
-        targets: Likewise; None where there are none.
-        ids: What the caller says the rows are, shape (rows,), int64; None to let the witnesses speak.
-        n: Number of samples of the dataset.
-        recent: The batches last yielded, the latest at the end; whose ids the caller may have.
 
-    Raises:
-        AttributionError: No witness, a witness that contradicts, or values that differ.
-        TypeError: `ids` is not an int64 tensor.
-        ValueError: `ids` out of range or not one-dimensional.
-    """
-    glance = witnesses.untouched(outputs, targets) if ids is None else None
-    if glance is not None:
-        return glance
-    case = _Case(witnesses, outputs, targets)
-    if ids is not None:
-        return _stated(case, ids, n, recent)
-    rows, flags = case.verdict()
+def _description(lookup: Lookup) -> str:
+    rows, note = lookup.rows, lookup.description
     if rows is None:
-        raise case.refuse("Cannot tell which samples this loss belongs to")
-    return Attribution(rows.ids, rows.key, rows.batch, RowLayout(rows.n, rows.repeat), rows.positions(), flags)
+        return note
+    place = f"rows {rows.start}:{rows.start + rows.step * rows.n}:{rows.step} of batch {rows.batch.number}"
+    return f"{place} ({note})" if note else place
 
 
-def _stated(case: _Case, ids: Tensor, n: int, recent: list[Batch]) -> Attribution:
-    """The caller's word, held against the witnesses where there are any."""
+def _attribute_to(ids: Tensor, case: _Case, n: int, recent: list[YieldedBatch]) -> Attribution:
+    """Attributes a loss to the ids that the caller gives, where no tensor with known rows contradicts them."""
+    _check_ids(ids, n)
+    own = _rows_of_view(ids, recent)
+    flags: tuple[Tensor, ...] = ()
+    lookups = (*case.output_lookups, *case.target_lookups)
+    named = [lookup.rows for lookup in lookups if lookup.rows is not None and not lookup.refuse]
+    for rows in named:
+        if rows.batch.unknown is not None or (own is not None and own.key == rows.key):
+            continue
+        if rows.n != len(ids):
+            raise case.refusal(f"`ids` names {len(ids)} rows, outputs or targets have {rows.n}")
+        same = (rows.ids == ids.to(rows.ids.device)).all()
+        if not certain_now(same):
+            flags += (same,)
+        elif not bool(same):
+            raise case.refusal("`ids` contradicts the rows that outputs or targets name")
+    layout = RowLayout(len(ids), next((rows.repeat for rows in named), None))
+    if own is not None:
+        return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
+    latest = recent[-1] if recent else None
+    device = ids.device if latest is None else latest.ids.device
+    return Attribution(ids.to(device), None, latest, layout, None, flags)
+
+
+def _check_ids(ids: Any, n: int) -> None:
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"`ids` must be an int64 tensor of sample positions, got {got}")
@@ -152,32 +193,13 @@ def _stated(case: _Case, ids: Tensor, n: int, recent: list[Batch]) -> Attributio
         raise ValueError(
             f"`ids` must be positions in the loader's dataset, within [0, {n}), got {int(ids.min())} to {int(ids.max())}"
         )
-    own = _own_rows(ids, recent)
-    flags: tuple[Tensor, ...] = ()
-    named = [s.rows for s in (*case.output_sights, *case.target_sights) if s.rows is not None and not s.refuse]
-    for rows in named:
-        if rows.batch.unknown is not None or (own is not None and own.key == rows.key):
-            continue
-        if rows.n != len(ids):
-            raise case.refuse(f"`ids` names {len(ids)} rows, a witness {rows.n}")
-        same = (rows.ids == ids.to(rows.ids.device)).all()
-        if not certain_now(same):
-            flags += (same,)
-        elif not bool(same):
-            raise case.refuse("`ids` contradicts the rows that outputs or targets name")
-    group = RowLayout(len(ids), next((rows.repeat for rows in named), None))
-    if own is not None:
-        return Attribution(own.ids, own.key, own.batch, group, own.positions(), flags)
-    latest = recent[-1] if recent else None
-    device = ids.device if latest is None else latest.ids.device
-    return Attribution(ids.to(device), None, latest, group, None, flags)
 
 
-def _own_rows(ids: Tensor, recent: list[Batch]) -> Rows | None:
-    """The rows that a view of a batch's own ids shows."""
+def _rows_of_view(ids: Tensor, recent: list[YieldedBatch]) -> Rows | None:
+    """Returns the rows of a batch whose own ids `ids` is a view of; None where it is a new tensor."""
     for batch in reversed(recent):
         layout = memory_layout(ids)
         if layout is not None and ids.untyped_storage()._cdata == batch.ids.untyped_storage()._cdata:
-            witness = Witness.of(batch.ids, Rows(batch, 0, 1, len(batch.ids), 1))
-            return None if witness is None else witness.locate(*layout)
+            tracked = TrackedTensor.of(batch.ids, Rows(batch, 0, 1, len(batch.ids), 1))
+            return None if tracked is None else tracked.locate(*layout)
     return None

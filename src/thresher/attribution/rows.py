@@ -1,12 +1,7 @@
-"""Which samples a loss belongs to: certain, or an error.
+"""Rows of tensors as samples: what a batch holds, which rows a tensor shows, and to which samples a loss is attributed.
 
-Two witnesses are asked. Targets: a tensor that shares storage with a batch that the loader yielded names its rows by
-its element range. Outputs: what `run.model` returned for named inputs names the same rows. Storages are told apart by
-the identity of their StorageImpl, which a weak reference keeps from being reused, never by an address. A tensor that
-was changed in place is no witness.
-
-Outside the promise: inputs permuted or mixed into new storage before `run.model` sees them while the original targets
-are passed. Nothing tells that apart from a normalisation.
+A tensor's rows are known by the memory that it occupies: its storage, and its element range within that storage. A storage
+is identified by its StorageImpl, which a weak reference keeps from being reused, never by its address, which is reused.
 """
 
 from dataclasses import dataclass
@@ -18,40 +13,80 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class AttributionError(RuntimeError):
-    """A loss could not be credited to samples with certainty; nothing was recorded or counted."""
+    """The samples that a loss belongs to cannot be told with certainty; nothing was recorded or counted.
+
+    Example:
+        >>> import torch, thresher
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=4)
+        >>> model = torch.nn.Linear(2, 2)
+        >>> run = thresher.attach(
+        ...     thresher.FullData(), loader=loader, criterion=torch.nn.CrossEntropyLoss(), model=model, epochs=1
+        ... )
+        >>> inputs, targets = next(iter(run.loader))
+        >>> order = torch.tensor([3, 2, 1, 0])
+        >>> try:
+        ...     loss = run.criterion(run.model(inputs[order]), targets[order])
+        ... except thresher.AttributionError as error:
+        ...     print(str(error).split(".")[0])
+        Cannot tell which samples this loss belongs to
+        >>> loss = run.criterion(run.model(inputs[order]), targets[order], ids=run.ids[order])
+    """
 
 
 @dataclass(eq=False, slots=True)
-class Batch:
-    """A batch that the loader yielded: its ids and, until its loss was credited, its tensors."""
+class YieldedBatch:
+    """A batch that the loader yielded: its ids and, until its loss is credited, its tensors.
+
+    Attributes:
+        ids: Sample ids of the rows, shape (B,), int64.
+        number: Number of the batch, counted from the start of the run.
+        unknown: Reason why the rows of the batch are not its samples in order; None where they are.
+        all_count: Whether it is known that no label of the batch is an ignored one.
+        weights: Plan weights of the rows, shape (B,), float32; None where all are 1.
+        weights_over_n: `weights / B`, prepared once; None where there are no weights.
+        tensors: The tensors of the batch whose first dimension is the samples'.
+        marked: The tensors with the versions that they had when they were yielded, in reverse order, because targets come
+            last.
+        whole: Attribution of a loss over all rows of the batch.
+        credited: Whether a loss of this batch was credited.
+    """
 
     ids: Tensor
     number: int
     unknown: str | None = None
-    """Why the rows of this batch are not the samples in order, where that is so."""
     all_count: bool = False
-    """Whether it is known that no label of the batch is an ignored one."""
     weights: Tensor | None = None
     weights_over_n: Tensor | None = None
     tensors: tuple[Tensor, ...] = ()
     marked: tuple[tuple[Tensor, int], ...] = ()
-    """The tensors with their versions when they were yielded, the last first: that is where targets are."""
     whole: "Attribution | None" = None
     credited: bool = False
 
     def forget(self) -> None:
-        """Let go of the tensors."""
+        """Releases the tensors."""
         self.tensors, self.marked = (), ()
 
 
 class RowLayout(NamedTuple):
-    """How rows of tensors are samples: `n` of them, each `repeat` consecutive rows; None where only `n` is known."""
+    """How the rows of a tensor are laid out as samples.
+
+    Attributes:
+        n: Number of samples.
+        repeat: Number of consecutive rows per sample, as in flattened tokens; None where it is not known.
+    """
 
     n: int
     repeat: int | None = 1
 
     def rows(self, positions: Tensor) -> Tensor:
-        """Losses by position as (n, positions of a sample).
+        """Gathers the losses of each sample in one row.
+
+        Args:
+            positions: Losses by position, shape (n, ...) or (n * repeat, ...).
+
+        Returns:
+            The same losses, shape (n, positions per sample).
 
         Raises:
             ValueError: The first dimension is not the samples'.
@@ -67,20 +102,21 @@ class RowLayout(NamedTuple):
 
 
 class Attribution(NamedTuple):
-    """Whom a loss is credited to.
+    """The samples that a loss is credited to.
 
     Attributes:
-        ids: Shape (n,), int64, on the device of the records.
-        key: Equal for equal rows of one batch; None where the caller gave the ids.
-        batch: The batch they belong to; the latest where the caller gave the ids.
-        group: How rows of the tensors seen are samples.
-        positions: Row numbers within the batch.
-        holds: Device flags that must all be true, checked when the epoch ends; empty where everything is certain now.
+        ids: Sample ids, shape (n,), int64, on the device of the records.
+        key: Identity of these rows, equal for equal rows of one batch; None where the caller gave the ids.
+        batch: The batch that the rows belong to; where the caller gave the ids, the batch last yielded.
+        group: Layout of the rows as samples.
+        positions: Row numbers within the batch; None where they are not known.
+        holds: Flags on a device, shape () and bool, that must all turn out true when the epoch ends; empty where the
+            attribution is certain at once.
     """
 
     ids: Tensor
     key: tuple[int, int, int, int] | None
-    batch: Batch | None
+    batch: YieldedBatch | None
     group: RowLayout
     positions: range | None = None
     holds: tuple[Tensor, ...] = ()
@@ -92,9 +128,9 @@ class Attribution(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """Rows start, start + step, ... of a batch, each standing for `repeat` consecutive entries of the tensor seen."""
+    """Rows start, start + step, ... of a batch, each with `repeat` consecutive entries in the tensor that shows them."""
 
-    batch: Batch
+    batch: YieldedBatch
     start: int
     step: int
     n: int
@@ -102,21 +138,33 @@ class Rows(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int, int, int]:
-        """Equal for the same rows of the same batch, however the tensor was laid out."""
+        """Identity of the rows: equal for the same rows of the same batch, whatever the layout of the tensor."""
         return self.batch.number, self.start, self.step, self.n
 
     @property
     def ids(self) -> Tensor:
-        """Ids of the rows, shape (n,)."""
+        """Sample ids of the rows, shape (n,), int64."""
         return self.batch.ids[self.start : self.start + self.step * self.n : self.step]
 
     def positions(self) -> range:
-        """Row numbers within the batch."""
+        """Returns the row numbers within the batch."""
         return range(self.start, self.start + self.step * self.n, self.step)
 
 
-class Witness(NamedTuple):
-    """A tensor whose rows are known: where its samples lie in its storage, in bytes."""
+class TrackedTensor(NamedTuple):
+    """A tensor whose rows are known, and where each of them lies in its storage.
+
+    Attributes:
+        storage: Weak reference to the storage.
+        version: Version of the tensor when its rows were known; a change in place raises it.
+        offset: Start of the first row, in bytes.
+        stride: Distance from one row to the next, in bytes.
+        span: Length of one row, in bytes.
+        rows: The rows that the tensor shows.
+        changed: Description of the inputs where the tensor must not be used, because they were changed or mixed before the
+            model returned it; None otherwise.
+        sequence: Sequence number of its autograd node; None for a tensor without one.
+    """
 
     storage: StorageWeakRef
     version: int
@@ -128,8 +176,8 @@ class Witness(NamedTuple):
     sequence: int | None
 
     @classmethod
-    def of(cls, tensor: Tensor, rows: Rows, changed: str | None = None) -> "Witness | None":
-        """A tensor as witness of its rows; None where rows interleave in memory."""
+    def of(cls, tensor: Tensor, rows: Rows, changed: str | None = None) -> "TrackedTensor | None":
+        """Returns the record of a tensor with known rows; None where its rows interleave in memory."""
         if tensor.layout is not torch.strided or tensor.is_inference():
             return None
         layout = memory_layout(tensor)
@@ -147,11 +195,21 @@ class Witness(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """Equal for tensors that lie alike in one storage."""
+        """Place of the rows within the storage: equal for tensors that lie alike in one storage."""
         return self.offset, self.stride, self.rows.n
 
     def locate(self, offset: int, size: int, stride: int, span: int) -> Rows | None:
-        """Rows that a view with this layout (bytes; size and stride of its first dimension) shows, if whole rows it is."""
+        """Finds the rows that a view of the same storage shows.
+
+        Args:
+            offset: Start of the view, in bytes.
+            size: Size of the first dimension of the view.
+            stride: Stride of the first dimension, in bytes.
+            span: Length of one entry of the first dimension, in bytes.
+
+        Returns:
+            The rows, or None where the view does not show whole rows.
+        """
         first, inside = divmod(offset - self.offset, self.stride)
         batch, start, step, count, _ = self.rows
         if first < 0 or first >= count or size == 0:
@@ -169,7 +227,15 @@ class Witness(NamedTuple):
 
 
 def memory_layout(tensor: Tensor) -> tuple[int, int, int, int] | None:
-    """Offset, size and stride of the first dimension, and bytes one row spans; None where rows interleave."""
+    """Returns where the rows of a tensor lie in its storage.
+
+    Args:
+        tensor: A strided tensor.
+
+    Returns:
+        The offset in bytes, the size and the stride in bytes of the first dimension, and the number of bytes from the first
+        to the last element of one row. None for a tensor without dimensions or with empty rows.
+    """
     shape = tensor.shape
     if not shape:
         return None

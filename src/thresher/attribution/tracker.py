@@ -1,13 +1,4 @@
-"""Which samples a loss belongs to: certain, or an error.
-
-Two witnesses are asked. Targets: a tensor that shares storage with a batch that the loader yielded names its rows by
-its element range. Outputs: what `run.model` returned for named inputs names the same rows. Storages are told apart by
-the identity of their StorageImpl, which a weak reference keeps from being reused, never by an address. A tensor that
-was changed in place is no witness.
-
-Outside the promise: inputs permuted or mixed into new storage before `run.model` sees them while the original targets
-are passed. Nothing tells that apart from a normalisation.
-"""
+"""The tensors of one run whose rows are known: those that the loader yielded and those that the model returned for them."""
 
 import weakref
 from collections.abc import Iterable
@@ -17,34 +8,45 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.rows import Attribution, Batch, RowLayout, Rows, Witness, memory_layout
+from thresher.attribution.rows import Attribution, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.loading.trees import leaves
 
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """What one tensor tells: its rows, or why it tells nothing; `refuse` where it speaks against crediting at all."""
+    """The result of looking up a tensor.
+
+    Attributes:
+        rows: The rows that the tensor shows; None where they are not known.
+        description: Description of the tensor for error messages.
+        refuse: Whether no loss may be attributed to samples by this tensor, or beside it.
+        changed: The rows that the tensor showed before it was changed in place; None where it was not changed.
+    """
 
     rows: Rows | None
-    seen: str
+    description: str
     refuse: bool = False
     changed: Rows | None = None
-    """The rows it showed before it was changed in place."""
 
 
-UNSEEN = Lookup(None, "a tensor that this run did not yield")
+NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 
 class RowTracker:
-    """The tensors of one run whose rows are known, found again by storage."""
+    """Finds the rows that a tensor shows, by the storage that it shares with a tensor whose rows are known."""
 
     def __init__(self) -> None:
-        self._by_storage: dict[int, list[Witness]] = {}
+        self._by_storage: dict[int, list[TrackedTensor]] = {}
         self._limit = 64
-        self._returned: tuple[weakref.ref[Tensor], int, Batch] | None = None
+        self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None
 
-    def remember_batch(self, batch: Batch, tensors: Iterable[Tensor]) -> None:
-        """Take the tensors of a yielded batch whose first dimension is the samples'."""
+    def remember_batch(self, batch: YieldedBatch, tensors: Iterable[Tensor]) -> None:
+        """Records the tensors of a batch that the loader yields.
+
+        Args:
+            batch: The batch, with its ids.
+            tensors: All tensors of the batch; those whose first dimension is not the samples' are left out.
+        """
         n = len(batch.ids)
         rows = Rows(batch, 0, 1, n, 1)
         batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
@@ -55,22 +57,32 @@ class RowTracker:
         self._forget_the_dead()
 
     def remember_outputs(self, outputs: Any, inputs: Lookup) -> None:
-        """Take what the model returned for inputs that were seen as `inputs`."""
+        """Records the tensors that the model returns.
+
+        Args:
+            outputs: The model's return value, with any nesting.
+            inputs: The result of `look_inputs` for the inputs of that call.
+        """
         if inputs.rows is None:
             return
         batch, start, step, count, repeat = inputs.rows
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
         if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
             self._returned = weakref.ref(outputs), outputs._version, batch
+        changed = inputs.description if inputs.refuse else None
         for tensor in leaves(outputs):
             if tensor.dim() and tensor.shape[0] == count * repeat:
-                self._remember(tensor, Rows(batch, start, step, count, repeat), inputs.seen if inputs.refuse else None)
+                self._remember(tensor, Rows(batch, start, step, count, repeat), changed)
 
     def untouched(self, outputs: Any, targets: Any) -> Attribution | None:
-        """The common case, told at a glance: what the model returned for a whole batch, and a tensor of that batch.
+        """Attributes a loss in the most common case: a tensor that the model returned for a whole batch, and a tensor of it.
+
+        Args:
+            outputs: First argument of the criterion.
+            targets: Second argument of the criterion.
 
         Returns:
-            None where a closer look is needed.
+            The attribution, or None where `thresher.attribution.resolve.attribute` must decide.
         """
         if self._returned is None:
             return None
@@ -82,37 +94,23 @@ class RowTracker:
                 return batch.whole if tensor._version == then else None
         return None
 
-    def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
-        witness = Witness.of(tensor, rows, changed)
-        if witness is None:
-            return
-        known = self._by_storage.setdefault(witness.storage.cdata, [])
-        known[:] = [w for w in known if w.place != witness.place]
-        known.append(witness)
-
-    def _forget_the_dead(self) -> None:
-        if len(self._by_storage) > self._limit:
-            alive = {key: known for key, known in self._by_storage.items() if not known[0].storage.expired()}
-            self._by_storage = alive
-            self._limit = max(64, 2 * len(alive))
-
     def look(self, tensor: Tensor) -> Lookup:
-        """What `tensor` tells about its rows."""
+        """Looks up the rows that a tensor shows."""
         if tensor.layout is not torch.strided or tensor.is_inference():
-            return UNSEEN
+            return NOT_YIELDED
         known = self._by_storage.get(tensor.untyped_storage()._cdata)
         layout = memory_layout(tensor)
         if known is None or layout is None:
-            return UNSEEN
+            return NOT_YIELDED
         found, changed = None, None
-        for witness in reversed(known):
-            rows = witness.locate(*layout)
+        for tracked in reversed(known):
+            rows = tracked.locate(*layout)
             if rows is None:
                 continue
-            if witness.version != tensor._version:
+            if tracked.version != tensor._version:
                 changed = rows
             elif found is None:
-                found = Lookup(rows, witness.changed or "", refuse=witness.changed is not None)
+                found = Lookup(rows, tracked.changed or "", refuse=tracked.changed is not None)
             elif found.rows is not None and rows.key != found.rows.key and not rows.batch.credited:
                 return Lookup(None, "a tensor that two yielded batches share")
         if found is not None:
@@ -122,49 +120,37 @@ class RowTracker:
         return Lookup(None, "a view of a batch that does not show whole rows")
 
     def look_inputs(self, tree: Any) -> Lookup:
-        """What the inputs of a model tell together; `remember_outputs` takes the answer."""
-        sights = [self.look(leaf) for leaf in leaves(tree)]
-        changed = next((sight.changed for sight in sights if sight.changed is not None), None)
+        """Looks up the rows that the inputs of a model show together.
+
+        Args:
+            tree: All arguments of the model, with any nesting.
+
+        Returns:
+            The argument of `remember_outputs` for the outputs of that call.
+        """
+        lookups = [self.look(leaf) for leaf in leaves(tree)]
+        changed = next((lookup.changed for lookup in lookups if lookup.changed is not None), None)
         if changed is not None:
             return Lookup(changed, "outputs of the model for inputs that were changed in place", refuse=True)
-        named = [sight for sight in sights if sight.rows is not None]
-        if len({sight.rows.key for sight in named if sight.rows is not None}) > 1:
+        named = [lookup for lookup in lookups if lookup.rows is not None]
+        if len({lookup.rows.key for lookup in named if lookup.rows is not None}) > 1:
             return Lookup(named[0].rows, "outputs of the model for inputs from different rows", refuse=True)
-        return next((sight for sight in named if sight.refuse), named[0] if named else UNSEEN)
+        return next((lookup for lookup in named if lookup.refuse), named[0] if named else NOT_YIELDED)
 
-    def reordered_by(self, outputs: Tensor) -> str | None:
-        """Name of an operation between what the model returned and `outputs` that can move rows, if there is one."""
-        sequences = {w.sequence for known in self._by_storage.values() for w in known if w.sequence is not None}
-        if outputs.grad_fn is None or not sequences:
-            return None
-        oldest = min(sequences)
-        todo: list[tuple[Any, str | None]] = [(outputs.grad_fn, None)]
-        for _ in range(MOST_OPERATIONS):
-            if not todo:
-                break
-            node, moved = todo.pop()
-            if node._sequence_nr() in sequences:
-                if moved is not None:
-                    return moved
-                continue
-            moved = moved or (node.name() if _moves_rows(node) else None)
-            parents = (parent for parent, _ in node.next_functions if parent is not None)
-            todo += [(parent, moved) for parent in parents if parent._sequence_nr() >= oldest]
-        return None
+    def sequences(self) -> set[int]:
+        """Returns the sequence numbers of the autograd nodes of all tensors whose rows are known."""
+        return {one.sequence for known in self._by_storage.values() for one in known if one.sequence is not None}
 
+    def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
+        tracked = TrackedTensor.of(tensor, rows, changed)
+        if tracked is None:
+            return
+        known = self._by_storage.setdefault(tracked.storage.cdata, [])
+        known[:] = [one for one in known if one.place != tracked.place]
+        known.append(tracked)
 
-MOST_OPERATIONS = 256
-
-
-def _moves_rows(node: Any) -> bool:
-    """Whether an autograd node can take rows out of their order."""
-    kind = node.name().split("Backward")[0]
-    if kind in {"IndexSelect", "Gather", "Sort", "Flip", "Roll"}:
-        dims = node._saved_dims if kind in {"Flip", "Roll"} else (node._saved_dim,)
-        wrap = 2**64 - len(node._input_metadata[0].shape)  # a negative dim is saved as an unsigned number
-        return not dims or any(dim in {0, wrap} for dim in dims)
-    if kind == "Index":
-        first = node._saved_indices[0] if node._saved_indices else None
-        in_order = first is None or (first.device.type == "cpu" and torch.equal(first, torch.arange(len(first))))
-        return not in_order
-    return kind in {"Take", "MaskedSelect"}
+    def _forget_the_dead(self) -> None:
+        if len(self._by_storage) > self._limit:
+            alive = {key: known for key, known in self._by_storage.items() if not known[0].storage.expired()}
+            self._by_storage = alive
+            self._limit = max(64, 2 * len(alive))

@@ -109,7 +109,7 @@ class SelectedLoader:
         # Weak, so that breaking out of the loop lets the workers go at once.
         self._current: Callable[[], EpochIterator | None] = lambda: None
         self._workers_ran = False
-        self._epoch_start: rng.State | None = None
+        self._epoch_start: rng.RandomStates | None = None
         """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
 
     def _rebuilt(self, loader: DataLoader[Any]) -> DataLoader[Any]:

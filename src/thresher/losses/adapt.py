@@ -1,9 +1,4 @@
-"""Any criterion as losses of single samples, and back to the scalar it would have returned.
-
-A sample's loss m is the mean over its valid positions; its share s is the sum of class weights over them, else their
-number. Without plan weights the scalar is the user's own, exactly. With plan weights v it is sum(v s m) / sum(s), and
-sum(v s m) / sum(v s) where the criterion has class weights.
-"""
+"""The adapter for a criterion: found by the type of the module, or by the function of torch.nn.functional."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,8 +21,9 @@ ADAPTERS: dict[type[nn.Module], Callable[[Any], Criterion]] = {
     nn.SmoothL1Loss: ElementCriterion,
     nn.HuberLoss: ElementCriterion,
 }
+"""The adapter of each loss module; subclasses, which may have another `forward`, get the general adapter."""
 
-FUNCTIONS: dict[Any, type[nn.Module]] = {
+MODULE_OF: dict[Any, type[nn.Module]] = {
     F.cross_entropy: nn.CrossEntropyLoss,
     F.nll_loss: nn.NLLLoss,
     F.binary_cross_entropy: nn.BCELoss,
@@ -38,26 +34,43 @@ FUNCTIONS: dict[Any, type[nn.Module]] = {
     F.huber_loss: nn.HuberLoss,
     F.kl_div: nn.KLDivLoss,
 }
+"""The loss module that computes the same as a function of torch.nn.functional with its default arguments."""
 
 
 def adapt(criterion: Any) -> Criterion:
-    """The per-sample form of a criterion.
+    """Returns the per-sample form of a criterion.
 
     Args:
-        criterion: A loss of torch.nn or its function in torch.nn.functional; another module with a `reduction`; or a
-            callable `(outputs, targets) -> losses` whose first dimension is the samples', which is averaged. A module
-            with reduction='none' is such a callable.
+        criterion: Loss module of torch.nn or its function in torch.nn.functional; or another module with a `reduction`; or a
+            callable `(outputs, targets) -> losses` whose first dimension is the samples'. The losses of a callable are
+            averaged, and so are those of a module with reduction="none".
+
+    Returns:
+        An adapter with the criterion's own scalar, the loss of each sample and other signals of each sample.
 
     Raises:
-        TypeError: Not callable.
-        ValueError: A `reduction` that is not 'mean', 'sum' or 'none' ('batchmean' for KLDiv).
+        TypeError: `criterion` is not callable.
+        ValueError: Its `reduction` is not "mean", "sum" or "none" ("batchmean" is allowed for `nn.KLDivLoss`).
+
+    Example:
+        The mean over a batch is the user's own scalar; the signals are of single samples.
+
+        >>> import torch
+        >>> from thresher.attribution.rows import RowLayout
+        >>> logits, labels = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1])
+        >>> adapter = adapt(torch.nn.CrossEntropyLoss())
+        >>> scalar, signals = adapter.measure(logits, labels, RowLayout(2), weights=None, wanted={"correct"})
+        >>> round(scalar.item(), 3)
+        1.127
+        >>> [round(loss, 3) for loss in signals["loss"].tolist()], signals["correct"].tolist()
+        ([0.127, 2.127], [True, False])
     """
     if not callable(criterion):
         raise TypeError(
             "`criterion` must be a loss module or a callable (outputs, targets) -> per-sample losses, "
             f"got {type(criterion).__name__}"
         )
-    for function, module in FUNCTIONS.items():
+    for function, module in MODULE_OF.items():
         if criterion is function:
             criterion = module()
     if not isinstance(criterion, nn.Module) or not hasattr(criterion, "reduction"):

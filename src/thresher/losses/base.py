@@ -1,8 +1,9 @@
-"""Any criterion as losses of single samples, and back to the scalar it would have returned.
+"""Any criterion as losses of single samples, and back to the scalar that it would have returned.
 
-A sample's loss m is the mean over its valid positions; its share s is the sum of class weights over them, else their
-number. Without plan weights the scalar is the user's own, exactly. With plan weights v it is sum(v s m) / sum(s), and
-sum(v s m) / sum(v s) where the criterion has class weights.
+The loss m of a sample is the mean over its valid positions, where a position is one entry of the losses before they are
+averaged. The share s of a sample is the sum of the class weights over its valid positions, or their number where there are
+no class weights. Without plan weights the scalar is the criterion's own, bit for bit. With plan weights v it is
+sum(v s m) / sum(s), and sum(v s m) / sum(v s) where the criterion has class weights.
 """
 
 import copy
@@ -17,26 +18,37 @@ from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses import signals as reading
 
 
-class Measured(NamedTuple):
-    """The scalar for the loop, and the detached signals of each sample, shape (n,)."""
+class LossAndSignals(NamedTuple):
+    """What a criterion gives for one batch.
+
+    Attributes:
+        value: The scalar for the training loop, shape (), with gradient.
+        signals: Signals by name, each of shape (n,), detached; `loss` is among them.
+    """
 
     value: Tensor
     signals: dict[str, Tensor]
 
 
 class Criterion:
-    """A callable `(outputs, targets) -> losses`, samples first; the base of all others.
+    """Adapter for a callable `(outputs, targets) -> losses` with the samples first; base class of all other adapters.
 
     Args:
-        own: What the user gave.
+        own: The user's criterion.
+
+    Attributes:
+        kind: Meaning of the model's outputs; "unknown" where the shapes of a call must decide.
+        reduction: How the criterion reduces losses to a scalar: "mean", "sum", "none" or "batchmean".
+        ignore_index: Target value of the positions that do not count; None where all count.
+        smoothing: Label smoothing, in [0, 1).
+        over_classes: Whether a position covers all classes of one label, rather than one number of the outputs.
     """
 
-    kind: reading.Kind = "unknown"
+    kind: reading.OutputKind = "unknown"
     reduction = "none"
     ignore_index: int | None = None
     smoothing = 0.0
     over_classes = True
-    """Whether a position is all classes of one label, rather than a number of the outputs."""
 
     def __init__(self, own: Any) -> None:
         self.own = own
@@ -47,100 +59,120 @@ class Criterion:
         return False
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
-        """What the user's loop gets where nothing is weighted."""
+        """Returns the scalar that the user's loop gets where no sample is weighted, shape ()."""
         return self.positions(outputs, targets).mean()
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
-        """Losses by position, class weights included."""
+        """Returns the losses by position, class weights included, shape (rows, ...).
+
+        Raises:
+            ValueError: The criterion returns something other than one loss per sample, or it would mix samples.
+        """
         losses = self.own(outputs, targets)
         if not isinstance(losses, Tensor) or not losses.dim():
             got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
-                f"criterion {self.own!r} returned {got}: it must return one loss a sample, shape (rows, ...). Let it "
+                f"criterion {self.own!r} returned {got}: it must return one loss per sample, shape (rows, ...). Let it "
                 "return losses before they are averaged, or average them yourself with run.reduce(losses, ids=...)."
             )
         return losses
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
-        """Losses by position, without class weights."""
+        """Returns the losses by position without class weights, shape (rows, ...)."""
         return self.positions(outputs, targets)
 
     def sums(self, rows: Tensor) -> Tensor:
-        """Loss of a sample times its share, from its positions."""
+        """Returns the loss of each sample times its share, shape (n,).
+
+        Args:
+            rows: Losses by position, shape (n, positions).
+        """
         return rows.sum(1)
 
     def means(self, rows: Tensor, targets: Any) -> Tensor:
-        """Loss of a sample, from its positions without class weights."""
+        """Returns the loss of each sample, shape (n,).
+
+        Args:
+            rows: Losses by position without class weights, shape (n, positions).
+            targets: Second argument of the criterion.
+        """
         return rows.mean(1)
 
     def shares(self, rows: Tensor, targets: Any) -> Tensor:
-        """What a sample counts for in the scalar."""
-        return rows.new_full(rows.shape[:1], rows.shape[1])
-
-    def measure(self, outputs: Any, targets: Any, group: RowLayout, *, weights: Tensor | None, wanted: set[str]) -> Measured:
-        """The scalar for the loop and the signals of each sample.
+        """Returns the share of each sample in the scalar, shape (n,).
 
         Args:
-            outputs: What the model returned.
-            targets: What it should have.
-            group: How rows are samples.
-            weights: Plan weights, shape (n,); None for none.
+            rows: Losses by position, shape (n, positions).
+            targets: Second argument of the criterion.
+        """
+        return rows.new_full(rows.shape[:1], rows.shape[1])
+
+    def measure(
+        self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
+    ) -> LossAndSignals:
+        """Returns the scalar for the loop and the signals of each sample.
+
+        Args:
+            outputs: Outputs of the model.
+            targets: Targets of the outputs.
+            layout: Layout of the rows as samples.
+            weights: Plan weights, shape (n,), float; None where all are 1.
             wanted: Names of the signals besides the loss.
         """
         if weights is None:
-            return Measured(self.value(outputs, targets), self.signals(outputs, targets, group, wanted))
-        rows = group.rows(self.positions(outputs, targets))
+            return LossAndSignals(self.value(outputs, targets), self.signals(outputs, targets, layout, wanted))
+        rows = layout.rows(self.positions(outputs, targets))
         value = self._weighted(rows, targets, weights.to(rows.dtype))
-        own = None if self.class_weights else rows.detach()
-        return Measured(value, self.signals(outputs, targets, group, wanted, rows=own))
+        plain = None if self.class_weights else rows.detach()
+        return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=plain))
 
     def in_step(
         self,
         outputs: Any,
         targets: Any,
-        credit: Attribution,
+        attribution: Attribution,
         *,
         weights: Tensor | None,
         weights_over_n: Tensor | None,
         wanted: set[str],
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
-        """What `measure` answers, with signals that may be left to be read later, of several steps together.
+        """Returns the same as `measure`, except that the signals may be computed later, of several steps together.
 
         Args:
-            outputs: See `measure`, like the others.
-            targets: Likewise.
-            credit: Whose they are.
-            weights: See `measure`.
-            weights_over_n: `weights / n`, where that was prepared.
-            wanted: See `measure`.
+            outputs: Outputs of the model.
+            targets: Targets of the outputs.
+            attribution: Samples that the loss belongs to.
+            weights: Plan weights, shape (n,), float; None where all are 1.
+            weights_over_n: `weights / n`, shape (n,), where it was prepared; else None.
+            wanted: Names of the signals besides the loss.
         """
-        return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
+        return self.measure(outputs, targets, attribution.group, weights=weights, wanted=wanted)
 
     @torch.no_grad()
     def signals(
         self,
         outputs: Any,
         targets: Any,
-        group: RowLayout,
+        layout: RowLayout,
         wanted: set[str],
         *,
         rows: Tensor | None = None,
         all_count: bool = False,
     ) -> dict[str, Tensor]:
-        """The signals of each sample, shape (n,), `loss` among them.
+        """Returns the signals of each sample by name, shape (n,); `loss` is among them.
 
         Args:
-            outputs: What the model returned.
-            targets: What it should have.
-            group: How rows are samples.
+            outputs: Outputs of the model.
+            targets: Targets of the outputs.
+            layout: Layout of the rows as samples.
             wanted: Names of the signals besides the loss.
-            rows: Losses by position without class weights, (n, positions), where they are known already.
+            rows: Losses by position without class weights, shape (n, positions), where they are known already; else None.
             all_count: Whether it is known that no target is an ignored one.
         """
         if rows is None:
-            rows = group.rows(self.plain_positions(outputs, targets))
+            rows = layout.rows(self.plain_positions(outputs, targets))
         loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
-        return {"loss": loss, **self.read(outputs, targets, wanted, group.n)}
+        return {"loss": loss, **self.read(outputs, targets, wanted, layout.n)}
 
     def _weighted(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
         total = torch.dot(weights, self.sums(rows))
@@ -151,8 +183,8 @@ class Criterion:
         shares = self.shares(rows.detach(), targets)
         return total / (torch.dot(weights, shares) if self.class_weights else shares.sum())
 
-    def reads(self, outputs: Any, targets: Any) -> reading.Kind:
-        """How outputs read in this call; shapes speak where the criterion does not."""
+    def reads(self, outputs: Any, targets: Any) -> reading.OutputKind:
+        """Returns the meaning of the outputs of this call; the shapes decide where the type of the criterion does not."""
         if self.kind != "unknown" or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
             return self.kind
         indices = not (targets.is_floating_point() or targets.is_complex())
@@ -160,18 +192,24 @@ class Criterion:
         return "classes" if indices and scores else "unknown"
 
     def log_probs(self, outputs: Tensor) -> Tensor:
-        """Log-probabilities along dimension 1, from outputs that score classes."""
+        """Returns log-probabilities along dimension 1, from outputs that score classes."""
         return F.log_softmax(outputs.float(), 1)
 
     def probs(self, outputs: Tensor) -> Tensor:
-        """Probabilities, from outputs that score independent labels."""
+        """Returns probabilities, from outputs that score independent labels."""
         return outputs.float()
 
     def read(self, outputs: Any, targets: Any, wanted: set[str], n: int) -> dict[str, Tensor]:
-        """The wanted signals that outputs carry besides the loss.
+        """Returns the wanted signals besides the loss, by name, each of shape (n,).
+
+        Args:
+            outputs: Outputs of the model.
+            targets: Targets of the outputs.
+            wanted: Names of the signals.
+            n: Number of samples.
 
         Raises:
-            ValueError: They cannot be read off this criterion's outputs.
+            ValueError: The outputs of this criterion do not define a wanted signal.
         """
         found: dict[str, Tensor] = {}
         if "batch_confidence" in wanted:
@@ -188,7 +226,7 @@ class Criterion:
                 valid = self.valid(targets)
                 found |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
             if rest & {"correct", "confidence"}:
-                # With one position a sample an ignored target that is no class equals no prediction: nothing to mask.
+                # With one position per sample, an ignored target that is no class equals no prediction: nothing to mask.
                 one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
                 ignore = None if one and index is not None and index < 0 else index
                 found |= reading.classes(log_probs, targets, n=n, ignore_index=ignore)
@@ -198,64 +236,75 @@ class Criterion:
         raise ValueError(unreadable(self.own, rest))
 
     def class_targets(self, targets: Tensor) -> Tensor:
-        """Indices, or probabilities of the classes."""
+        """Returns the targets as class indices or as probabilities of the classes."""
         return targets
 
     def label_errors(self, probs: Tensor, targets: Tensor) -> Tensor:
-        """The gradient of a label's loss with respect to what its probability was taken of."""
+        """Returns the gradient of each label's loss with respect to its logit.
+
+        Args:
+            probs: Probabilities of the labels, the sigmoid of the logits.
+            targets: Targets of the labels, same shape, in [0, 1].
+        """
         weight, positive = (getattr(self.own, name, None) for name in ("weight", "pos_weight"))
         error = probs - targets if positive is None else probs * (1 + (positive - 1) * targets) - positive * targets
         return error if weight is None else error * weight
 
     def ignores_negatives_of(self, targets: Any) -> bool:
-        """Whether targets are one label a sample, of which only negative ones are ignored."""
+        """Returns whether targets are one label per sample, of which only negative ones can be ignored."""
         return self.ignore_index is not None and self.ignore_index < 0 and isinstance(targets, Tensor) and targets.dim() == 1
 
     def valid(self, targets: Tensor) -> Tensor | None:
-        """Positions that count, None where all do."""
+        """Returns which positions count, shape of `targets`, bool; None where all do."""
         return None if self.ignore_index is None or targets.is_floating_point() else targets != self.ignore_index
 
-    def errors(self, outputs: Any, targets: Any, group: RowLayout) -> Tensor:
-        """The gradient of each sample's mean loss with respect to the model's outputs.
+    def errors(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor:
+        """Returns the gradient of each sample's mean loss with respect to the model's outputs.
 
-        Where outputs are probabilities or log-probabilities it is that with respect to what these were taken of.
+        Where the outputs are probabilities or log-probabilities, it is the gradient with respect to their logits.
 
         Args:
-            outputs: What the model returned, a tensor.
-            targets: What it should have.
-            group: How rows are samples.
+            outputs: Outputs of the model, a tensor.
+            targets: Targets of the outputs.
+            layout: Layout of the rows as samples.
 
         Returns:
-            Shape (n, outputs of a sample), float32, detached; p - y for a classifier. 0 where no position counts.
+            Shape (n, outputs per sample), float32, detached; p - y for a classifier. 0 where no position counts.
 
         Raises:
             ValueError: `outputs` is not a tensor, or the loss has no gradient.
         """
         if self.kind == "classes":
             targets, valid = self.class_targets(targets), self.valid(targets)
-            error = group.rows(reading.class_errors(self.log_probs(outputs), targets, valid=valid, smoothing=self.smoothing))
+            error = layout.rows(reading.class_errors(self.log_probs(outputs), targets, valid=valid, smoothing=self.smoothing))
             if valid is not None:
-                return error / group.rows(valid).sum(1, keepdim=True).clamp(min=1)
+                return error / layout.rows(valid).sum(1, keepdim=True).clamp(min=1)
             return error / (error.shape[1] // (outputs.shape[1] if self.over_classes else 1))
         if self.kind == "labels":
-            error = group.rows(self.label_errors(self.probs(outputs), targets))
+            error = layout.rows(self.label_errors(self.probs(outputs), targets))
             return error / error.shape[1]
-        return self._gradient(outputs, targets, group)
+        return self._gradient(outputs, targets, layout)
 
-    def _gradient(self, outputs: Any, targets: Any, group: RowLayout) -> Tensor:
+    def _gradient(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor:
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
             raise ValueError(unreadable(self.own, {"grad_norm"}))
         with torch.enable_grad():
             leaf = outputs.detach().float().requires_grad_()
-            means = self.means(group.rows(self.plain_positions(leaf, targets)), targets)
+            means = self.means(layout.rows(self.plain_positions(leaf, targets)), targets)
             if not means.requires_grad:
                 raise ValueError(unreadable(self.own, {"grad_norm"}))
             (gradient,) = torch.autograd.grad(means.sum(), leaf)
-        return group.rows(gradient)
+        return layout.rows(gradient)
 
 
 def unreadable(own: Any, wanted: set[str], way_around: str = "") -> str:
-    """Why a method that needs some signals cannot work with a criterion, and what to do."""
+    """Returns the error message for signals that a criterion does not define, with what to do.
+
+    Args:
+        own: The user's criterion.
+        wanted: Names of the signals.
+        way_around: Another way out, to end the sentence with, such as ", or use Kakurenbo(move_back=False)".
+    """
     names = " and ".join(f"`{name}`" for name in sorted(wanted))
     return (
         f"{names} {'are' if len(wanted) > 1 else 'is'} not defined for criterion {own!r}. Pass attach(signals=function) with "
@@ -264,7 +313,7 @@ def unreadable(own: Any, wanted: set[str], way_around: str = "") -> str:
 
 
 class ReducedCriterion(Criterion):
-    """A module with a `reduction`: 'mean' over positions, 'sum', or 'none', whose losses are averaged."""
+    """Adapter for a module with a `reduction`: "mean" over positions, "sum", or "none", whose losses are averaged."""
 
     def __init__(self, own: Any) -> None:
         super().__init__(own)
@@ -277,7 +326,7 @@ class ReducedCriterion(Criterion):
         return value.mean() if self.reduction == "none" else value
 
     def reduced(self, outputs: Any, targets: Any) -> Tensor:
-        """The user's own call."""
+        """Returns what the user's criterion returns."""
         return self.own(outputs, targets)
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
@@ -291,13 +340,20 @@ class ReducedCriterion(Criterion):
         if not losses.dim():
             raise ValueError(
                 f"criterion {self.own!r} returned a scalar although its reduction was set to 'none': its losses cannot be "
-                "told apart by sample. Pass a callable that returns one loss a sample, or use run.reduce."
+                "separated by sample. Pass a callable that returns one loss per sample, or use run.reduce."
             )
         return losses
 
 
 class DeferredSignals(NamedTuple):
-    """Outputs whose signals are not computed yet; of many small batches together it takes a fraction of the time."""
+    """Outputs whose signals are computed later: for many small batches together it takes a fraction of the time.
+
+    Attributes:
+        log_probs: Log-probabilities, shape (n, C), detached.
+        targets: Class indices, shape (n,), int64.
+        criterion: Adapter that reads the signals.
+        wanted: Names of the signals besides the loss.
+    """
 
     log_probs: Tensor
     targets: Tensor
@@ -315,11 +371,11 @@ class DeferredSignals(NamedTuple):
         return self.log_probs.shape[1]
 
     def now(self) -> dict[str, Tensor]:
-        """The signals of each sample."""
+        """Computes the signals of each sample, by name, each of shape (n,)."""
         return self.criterion.signals(self.log_probs, self.targets, RowLayout(len(self.targets)), self.wanted)
 
     @staticmethod
     def together(several: "Sequence[DeferredSignals]") -> dict[str, Tensor]:
-        """The signals of the samples of several batches, one after the other."""
-        log_probs, targets = torch.cat([u.log_probs for u in several]), torch.cat([u.targets for u in several])
+        """Computes the signals of the samples of several batches, one batch after the other."""
+        log_probs, targets = torch.cat([one.log_probs for one in several]), torch.cat([one.targets for one in several])
         return DeferredSignals(log_probs, targets, several[0].criterion, several[0].wanted).now()

@@ -1,9 +1,4 @@
-"""Any criterion as losses of single samples, and back to the scalar it would have returned.
-
-A sample's loss m is the mean over its valid positions; its share s is the sum of class weights over them, else their
-number. Without plan weights the scalar is the user's own, exactly. With plan weights v it is sum(v s m) / sum(s), and
-sum(v s m) / sum(v s) where the criterion has class weights.
-"""
+"""Criteria over the classes of one label: cross-entropy and negative log-likelihood."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,14 +9,14 @@ from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses import signals as reading
-from thresher.losses.base import DeferredSignals, Measured, ReducedCriterion
+from thresher.losses.base import DeferredSignals, LossAndSignals, ReducedCriterion
 from thresher.records import NEVER_SEEN
 
 
 class ClassCriterion(ReducedCriterion):
-    """Class weights and an ignored index: the base of cross-entropy and negative log-likelihood."""
+    """Adapter with class weights and an ignored index: base class of cross-entropy and negative log-likelihood."""
 
-    kind: reading.Kind = "classes"
+    kind: reading.OutputKind = "classes"
     function: Callable[..., Tensor]
 
     def __init__(self, own: Any) -> None:
@@ -59,7 +54,7 @@ class ClassCriterion(ReducedCriterion):
 
 
 class NegativeLogLikelihood(ClassCriterion):
-    """NLL: outputs are log-probabilities."""
+    """Adapter for negative log-likelihood: outputs are log-probabilities."""
 
     function = F.nll_loss
 
@@ -71,7 +66,7 @@ class NegativeLogLikelihood(ClassCriterion):
 
 
 class CrossEntropy(ClassCriterion):
-    """Cross-entropy, with label smoothing and with probabilities as targets."""
+    """Adapter for cross-entropy, with label smoothing and with probabilities as targets."""
 
     function = F.cross_entropy
 
@@ -83,11 +78,13 @@ class CrossEntropy(ClassCriterion):
         self._ignored = own.ignore_index
         self._plain = own.weight is None and own.ignore_index < 0 and own.reduction == "mean" and not self._smooth
 
-    def measure(self, outputs: Any, targets: Any, group: RowLayout, *, weights: Tensor | None, wanted: set[str]) -> Measured:
-        """One log-softmax serves the scalar, the losses and the signals, where cross-entropy is just NLL of it."""
+    def measure(
+        self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
+    ) -> LossAndSignals:
+        """Computes one log-softmax for the scalar, the losses and the signals, where cross-entropy is the NLL of it."""
         if not self._is_likelihood(outputs, targets, wanted):
-            return super().measure(outputs, targets, group, weights=weights, wanted=wanted)
-        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, group, weights=weights, wanted=wanted)
+            return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
+        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, layout, weights=weights, wanted=wanted)
 
     def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
         return (
@@ -102,24 +99,24 @@ class CrossEntropy(ClassCriterion):
         self,
         outputs: Any,
         targets: Any,
-        credit: Attribution,
+        attribution: Attribution,
         *,
         weights: Tensor | None,
         weights_over_n: Tensor | None,
         wanted: set[str],
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
-        """The commonest case, one label a sample, spelled out: it runs in every step, and small operations cost."""
+        """Spells out the most common case, one label per sample: it runs in every step, where each small operation costs."""
         if not self._plain or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
-            return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
-        if not wanted and credit.all_count:
+            return self.measure(outputs, targets, attribution.group, weights=weights, wanted=wanted)
+        if not wanted and attribution.all_count:
             log_probs = torch.log_softmax(outputs, 1)
             if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
                 losses = F.nll_loss(log_probs, targets, reduction="none")
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
                 return F.nll_loss(log_probs, targets), {"loss": F.nll_loss(log_probs.detach(), targets, reduction="none")}
-        if weights is None and targets.shape[0] == credit.group.n and self._is_likelihood(outputs, targets, wanted):
+        if weights is None and targets.shape[0] == attribution.group.n and self._is_likelihood(outputs, targets, wanted):
             log_probs = torch.log_softmax(outputs, 1)
             value = F.nll_loss(log_probs, targets, ignore_index=self._ignored)
             return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
-        return self.measure(outputs, targets, credit.group, weights=weights, wanted=wanted)
+        return self.measure(outputs, targets, attribution.group, weights=weights, wanted=wanted)

@@ -1,9 +1,4 @@
-"""Any criterion as losses of single samples, and back to the scalar it would have returned.
-
-A sample's loss m is the mean over its valid positions; its share s is the sum of class weights over them, else their
-number. Without plan weights the scalar is the user's own, exactly. With plan weights v it is sum(v s m) / sum(s), and
-sum(v s m) / sum(v s) where the criterion has class weights.
-"""
+"""Criteria over single numbers of the outputs: distances, binary cross-entropy and the Kullback-Leibler divergence."""
 
 from typing import Any
 
@@ -13,7 +8,10 @@ from thresher.losses.base import ReducedCriterion
 
 
 class ElementCriterion(ReducedCriterion):
-    """MSE, L1, SmoothL1, Huber (plain values), BCE and BCE with logits (independent labels): equal shapes."""
+    """Adapter for MSE, L1, SmoothL1 and Huber (plain values), BCE and BCE with logits (independent labels).
+
+    Outputs and targets must have equal shapes.
+    """
 
     def __init__(self, own: Any) -> None:
         super().__init__(own)
@@ -32,7 +30,10 @@ class ElementCriterion(ReducedCriterion):
 
 
 class Divergence(ElementCriterion):
-    """KLDiv: outputs are log-probabilities, targets a distribution. 'batchmean' sums over positions."""
+    """Adapter for KLDiv: outputs are log-probabilities, targets a distribution.
+
+    With reduction="batchmean" the loss of a sample is the sum over its positions.
+    """
 
     def __init__(self, own: Any) -> None:
         super().__init__(own)

@@ -23,9 +23,7 @@ class SignalReader:
         chosen_by: Names of the signals, besides the loss, that records and batch method need.
     """
 
-    def __init__(
-        self, criterion: Criterion | None, own: Signals | None, *, recorded: set[str], chosen_by: set[str]
-    ) -> None:
+    def __init__(self, criterion: Criterion | None, own: Signals | None, *, recorded: set[str], chosen_by: set[str]) -> None:
         self.criterion, self._own = criterion, own
         self.recorded, self.chosen_by = recorded, chosen_by
 

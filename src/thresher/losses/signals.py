@@ -1,13 +1,18 @@
-"""What one forward pass tells about a sample besides its loss: `correct`, `confidence`, `grad_norm`, `el2n`, ...
+"""Signals of one forward pass besides the loss: `correct`, `confidence`, `margin`, `entropy`, `el2n` and `grad_norm`.
 
-Dense and token outputs: a sample is right where at least `right_share` of its valid positions are, its confidence is
-the mean over valid positions of the largest class probability. Several labels a sample: right where all are; the
-confidence is the mean over labels of max(p, 1 - p). Soft targets: argmax against argmax.
+With one label per sample, a sample is correct where the largest class probability is at its label, and its confidence is that
+largest probability.
 
-`grad_norm` is the norm of the gradient of the sample's mean loss with respect to the model's outputs, which bounds the norm
-of the whole gradient up to a constant (Katharopoulos & Fleuret, arXiv:1803.00942). `el2n` (arXiv:2107.07075), `margin` and
-`entropy` are of classes: means over the valid positions of |p - y|, of p at the label less the largest other, and of
-- sum(p log p).
+- Dense and token outputs: a sample is correct where at least `right_share` of its valid positions are; its confidence is the
+  mean over its valid positions.
+- Several independent labels: a sample is correct where all labels are; its confidence is the mean over the labels of
+  max(p, 1 - p).
+- Probabilities as targets: the likeliest class of the targets is the label.
+
+`el2n` (arXiv:2107.07075), `margin` and `entropy` need outputs that score classes. They are the means over the valid positions
+of |p - y|, of the probability of the label less the largest other probability, and of - sum(p log p). `grad_norm` is the norm
+of the gradient of a sample's mean loss with respect to the model's outputs, which bounds the norm of the whole gradient up to
+a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors` computes it.
 """
 
 from collections.abc import Set
@@ -16,12 +21,68 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["classes", "labels", "values", "unknown"]
-"""How outputs read: scores of classes along dimension 1, scores of independent labels, plain values, or not known."""
+OutputKind = Literal["classes", "labels", "values", "unknown"]
+"""Meaning of outputs: scores of classes along dimension 1, scores of independent labels, plain values, or not known."""
+
+ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy"})
+"""Signals that are defined only where the outputs score classes."""
+
+
+def classes(
+    log_probs: Tensor, targets: Tensor, *, n: int, ignore_index: int | None = None, right_share: float = 0.5
+) -> dict[str, Tensor]:
+    """Returns `correct` and `confidence` of outputs that score classes along dimension 1.
+
+    Args:
+        log_probs: Log-probabilities, shape (B, C, ...), float.
+        targets: Class indices, shape (B, ...), int64; or probabilities of the shape of `log_probs`.
+        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+        ignore_index: Target value of positions that do not count; None where all count.
+        right_share: Share of the valid positions that must be right, in [0, 1].
+
+    Returns:
+        `correct`, shape (n,), bool, and `confidence`, shape (n,), float, in [0, 1].
+
+    Example:
+        >>> log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.1, 0.6, 0.3]]).log()
+        >>> found = classes(log_probs, torch.tensor([0, 2]), n=2)
+        >>> found["correct"].tolist(), [round(value, 2) for value in found["confidence"].tolist()]
+        ([True, False], [0.7, 0.6])
+    """
+    top, predicted = log_probs.max(1)
+    soft = targets.shape == log_probs.shape and targets.is_floating_point()
+    right = predicted == (targets.argmax(1) if soft else targets)
+    valid = None if soft or ignore_index is None else targets != ignore_index
+    return _over_positions(right, top.exp(), valid, n, right_share)
+
+
+def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) -> dict[str, Tensor]:
+    """Returns `correct` and `confidence` of outputs that score independent labels, along dimension 1 where there is one.
+
+    Args:
+        probs: Probability of each label, shape (B,) or (B, L, ...), float.
+        targets: Targets of the labels, same shape, in [0, 1]; from 0.5 on a label is present.
+        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+        right_share: Share of the positions that must be right, in [0, 1].
+
+    Returns:
+        `correct`, shape (n,), bool, and `confidence`, shape (n,), float, in [0.5, 1].
+
+    Example:
+        >>> probs = torch.tensor([[0.9, 0.3], [0.8, 0.6]])
+        >>> found = labels(probs, torch.tensor([[1.0, 0.0], [1.0, 0.0]]), n=2)
+        >>> found["correct"].tolist(), [round(value, 2) for value in found["confidence"].tolist()]
+        ([True, False], [0.8, 0.7])
+    """
+    right = (probs >= 0.5) == (targets >= 0.5)
+    confidence = torch.maximum(probs, 1 - probs)
+    if probs.dim() > 1:
+        right, confidence = right.all(1), confidence.mean(1)
+    return _over_positions(right, confidence, None, n, right_share)
 
 
 def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: int, share: float) -> dict[str, Tensor]:
-    """Reduce per-position signals, samples first, to one value a sample."""
+    """Reduces `correct` and `confidence` by position, samples first, to one value per sample."""
     if right.shape[0] == n and right.dim() == 1 and valid is None:
         return {"correct": right, "confidence": confidence}
     right, confidence = right.reshape(n, -1).float(), confidence.reshape(n, -1)
@@ -35,69 +96,27 @@ def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: 
     }
 
 
-def classes(
-    log_probs: Tensor, targets: Tensor, *, n: int, ignore_index: int | None = None, right_share: float = 0.5
-) -> dict[str, Tensor]:
-    """Signals of outputs that score classes along dimension 1.
-
-    Args:
-        log_probs: Log-probabilities, shape (B, C, ...), float.
-        targets: Class indices (B, ...), int64, or probabilities of the shape of `log_probs`.
-        n: Number of samples; B is n, or n times the positions where samples were flattened.
-        ignore_index: Target value of positions that do not count; None where there is none.
-        right_share: Share of valid positions that must be right, in [0, 1].
-
-    Returns:
-        `correct` (n,) bool and `confidence` (n,) float in [0, 1].
-    """
-    top, predicted = log_probs.max(1)
-    soft = targets.shape == log_probs.shape and targets.is_floating_point()
-    right = predicted == (targets.argmax(1) if soft else targets)
-    valid = None if soft or ignore_index is None else targets != ignore_index
-    return _over_positions(right, top.exp(), valid, n, right_share)
-
-
-ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy"})
-"""Signals that outputs must score classes for."""
-
-
-def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
-    """The gradient p - y of cross-entropy with respect to what the softmax was taken of.
-
-    Args:
-        log_probs: Log-probabilities, shape (B, C, ...), float.
-        targets: Class indices (B, ...), int64, or probabilities of the shape of `log_probs`.
-        valid: Positions that count, shape (B, ...), bool; None where all do. The others get 0.
-        smoothing: Label smoothing, [0, 1).
-
-    Returns:
-        Shape of `log_probs`.
-    """
-    probs = log_probs.exp()
-    if targets.is_floating_point():
-        error = probs - targets * (1 - smoothing)
-    else:
-        index = (targets if valid is None else targets.where(valid, 0)).unsqueeze(1)
-        error = probs.scatter_add(1, index, probs.new_full((), smoothing - 1).expand(index.shape))
-    if smoothing:
-        error -= smoothing / log_probs.shape[1]
-    return error if valid is None else error.masked_fill_(~valid.unsqueeze(1), 0.0)
-
-
 def of_classes(
     log_probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int, valid: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """The wanted ones of `el2n`, `margin` and `entropy`.
+    """Returns those of `el2n`, `margin` and `entropy` that are wanted.
 
     Args:
         log_probs: Log-probabilities, shape (B, C, ...), float.
-        targets: Class indices (B, ...), int64, or probabilities of the shape of `log_probs`, whose label is the likeliest.
-        wanted: Names.
-        n: Number of samples; B is n, or n times the positions where samples were flattened.
-        valid: Positions that count, shape (B, ...), bool; None where all do.
+        targets: Class indices, shape (B, ...), int64; or probabilities of the shape of `log_probs`, whose likeliest class is
+            the label.
+        wanted: Names of the signals.
+        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+        valid: Positions that count, shape (B, ...), bool; None where all count.
 
     Returns:
-        Each (n,) float; 0 for a sample without a valid position.
+        Signals by name, each of shape (n,), float; 0 for a sample without a valid position.
+
+    Example:
+        >>> log_probs = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]]).log()
+        >>> found = of_classes(log_probs, torch.tensor([0, 0]), {"el2n", "margin"}, n=2)
+        >>> {name: [round(value, 3) for value in values.tolist()] for name, values in found.items()}
+        {'el2n': [0.374, 0.616], 'margin': [0.5, 0.2]}
     """
     found: dict[str, Tensor] = {}
     if "el2n" in wanted:
@@ -112,8 +131,36 @@ def of_classes(
     return {name: _mean_over(values, valid, n) for name, values in found.items()}
 
 
+def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = None, smoothing: float = 0.0) -> Tensor:
+    """Returns the gradient p - y of cross-entropy with respect to the logits.
+
+    Args:
+        log_probs: Log-probabilities, shape (B, C, ...), float.
+        targets: Class indices, shape (B, ...), int64; or probabilities of the shape of `log_probs`.
+        valid: Positions that count, shape (B, ...), bool; None where all count. The others get 0.
+        smoothing: Label smoothing, in [0, 1).
+
+    Returns:
+        The gradient of each position's loss, shape of `log_probs`.
+
+    Example:
+        >>> log_probs = torch.tensor([[0.7, 0.2, 0.1]]).log()
+        >>> [round(value, 2) for value in class_errors(log_probs, torch.tensor([0]))[0].tolist()]
+        [-0.3, 0.2, 0.1]
+    """
+    probs = log_probs.exp()
+    if targets.is_floating_point():
+        error = probs - targets * (1 - smoothing)
+    else:
+        index = (targets if valid is None else targets.where(valid, 0)).unsqueeze(1)
+        error = probs.scatter_add(1, index, probs.new_full((), smoothing - 1).expand(index.shape))
+    if smoothing:
+        error -= smoothing / log_probs.shape[1]
+    return error if valid is None else error.masked_fill_(~valid.unsqueeze(1), 0.0)
+
+
 def _mean_over(values: Tensor, valid: Tensor | None, n: int) -> Tensor:
-    """Means over the valid positions of each sample."""
+    """Returns the mean over the valid positions of each sample, shape (n,)."""
     values = values.reshape(n, -1)
     if valid is None:
         return values.mean(1)
@@ -121,40 +168,52 @@ def _mean_over(values: Tensor, valid: Tensor | None, n: int) -> Tensor:
     return values.where(counts, 0.0).sum(1) / counts.sum(1).clamp(min=1)
 
 
+def _are_probabilities(targets: Tensor) -> bool:
+    """Whether no value is negative and the values of each sample add up to 1; several values of a regression do not."""
+    sums = targets.float().sum(1)
+    return bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
+
+
 def labels_of(targets: object, n: int) -> Tensor:
-    """The class of each sample, shape (n,), int64: its index, or where its probabilities are largest.
+    """Returns the class of each sample, shape (n,), int64: its class index, or the class of the largest probability.
+
+    Args:
+        targets: Class indices, shape (n,), integers; or probabilities of the classes, shape (n, C), float.
+        n: Number of samples.
 
     Raises:
-        ValueError: Targets that are neither.
+        ValueError: `targets` are neither.
+
+    Example:
+        >>> labels_of(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), 2).tolist()
+        [1, 0]
     """
     if isinstance(targets, Tensor) and targets.shape[:1] == (n,):
         if targets.dim() == 1 and not targets.is_floating_point():
             return targets.long()
-        if targets.dim() == 2 and targets.is_floating_point():
+        if targets.dim() == 2 and targets.is_floating_point() and _are_probabilities(targets):
             return targets.argmax(1)
     got = f"shape {tuple(targets.shape)}, {targets.dtype}" if isinstance(targets, Tensor) else type(targets).__name__
-    raise ValueError(f"one class a sample is needed: targets of shape ({n},), int64, or ({n}, C), floating point, got {got}")
-
-
-def labels(probs: Tensor, targets: Tensor, *, n: int, right_share: float = 0.5) -> dict[str, Tensor]:
-    """Signals of outputs that score independent labels (along dimension 1 where there is one).
-
-    Args:
-        probs: Probability of each label, shape (B,) or (B, L, ...).
-        targets: Same shape, in [0, 1].
-        n: Number of samples.
-        right_share: Share of positions that must be right, in [0, 1].
-
-    Returns:
-        `correct` (n,) bool and `confidence` (n,) float in [0.5, 1].
-    """
-    right = (probs >= 0.5) == (targets >= 0.5)
-    confidence = torch.maximum(probs, 1 - probs)
-    if probs.dim() > 1:
-        right, confidence = right.all(1), confidence.mean(1)
-    return _over_positions(right, confidence, None, n, right_share)
+    raise ValueError(
+        f"one class per sample is needed: targets of shape ({n},), int64, or probabilities of shape ({n}, C), got {got}"
+    )
 
 
 def batch_confidence(outputs: Tensor, *, n: int) -> Tensor:
-    """KAKURENBO's official confidence: softmax over the BATCH axis, then the largest class column of each sample."""
+    """Returns the confidence of KAKURENBO's official code: softmax over the BATCH axis, then the largest class of each sample.
+
+    Args:
+        outputs: Scores of the classes, shape (B, C, ...), float.
+        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+
+    Returns:
+        Shape (n,), float32, in [0, 1]; the mean over the positions of a sample.
+
+    Example:
+        A score is compared with the scores of the other samples, not with those of the other classes.
+
+        >>> scores = torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+        >>> [round(value, 2) for value in batch_confidence(scores, n=3).tolist()]
+        [0.91, 0.33, 0.33]
+    """
     return outputs.float().softmax(0).amax(1).reshape(n, -1).mean(1)

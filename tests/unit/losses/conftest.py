@@ -1,0 +1,12 @@
+"""Each test of losses draws its inputs anew, whichever tests ran before it."""
+
+import pytest
+
+pytest.register_assert_rewrite("loss_cases")
+
+
+@pytest.fixture(autouse=True)
+def _own_draws():
+    import loss_cases
+
+    loss_cases.GENERATOR.manual_seed(1)

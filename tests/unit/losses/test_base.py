@@ -1,0 +1,134 @@
+"""Criteria of no kind in particular: callables, other modules with a reduction, and the signals that outputs define."""
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from loss_cases import (
+    PLAN_WEIGHTS,
+    B,
+    C,
+    T,
+    leaf,
+    rand,
+    randn,
+)
+from thresher.attribution.rows import RowLayout
+from thresher.losses.adapt import adapt
+from thresher.losses.base import unreadable
+
+
+def test_callables() -> None:
+    outputs, targets = leaf(randn(B, 3)), randn(B, 3)
+    measured = adapt(lambda o, t: (o - t).square()).measure(
+        outputs, targets, RowLayout(B), weights=torch.tensor(PLAN_WEIGHTS), wanted=set()
+    )
+    squares = (outputs - targets).detach().square().mean(1)
+    torch.testing.assert_close(measured.signals["loss"], squares)
+    torch.testing.assert_close(measured.value, (squares * torch.tensor(PLAN_WEIGHTS)).mean())
+    plain = adapt(lambda o, t: (o - t).square()).measure(outputs, targets, RowLayout(B), weights=None, wanted=set())
+    assert torch.equal(plain.value, (outputs - targets).square().mean())
+
+
+def test_another_module_with_a_reduction() -> None:
+    criterion = nn.SoftMarginLoss(reduction="sum")
+    outputs, targets = randn(B, 3), randn(B, 3).sign()
+    measured = adapt(criterion).measure(outputs, targets, RowLayout(B), weights=torch.tensor(PLAN_WEIGHTS), wanted=set())
+    losses = torch.log(1 + torch.exp(-targets * outputs))
+    torch.testing.assert_close(measured.signals["loss"], losses.mean(1))
+    torch.testing.assert_close(measured.value, (losses.sum(1) * torch.tensor(PLAN_WEIGHTS)).sum())
+    assert criterion.reduction == "sum"
+
+
+def test_signals_of_each_kind() -> None:
+    wanted = {"correct", "confidence"}
+    logits, y = torch.tensor([[2.0, 0, 0], [0, 0, 1]]), torch.tensor([0, 1])
+    top = [math.exp(2) / (math.exp(2) + 2), math.e / (math.e + 2)]
+    for criterion, outputs, targets in (
+        (nn.CrossEntropyLoss(), logits, y),
+        (nn.CrossEntropyLoss(label_smoothing=0.1), logits, y),
+        (nn.CrossEntropyLoss(), logits, F.one_hot(y, 3).float()),
+        (nn.NLLLoss(), logits.log_softmax(1), y),
+        (nn.KLDivLoss(reduction="batchmean"), logits.log_softmax(1), F.one_hot(y, 3).float()),
+        (nn.KLDivLoss(reduction="batchmean", log_target=True), logits.log_softmax(1), F.one_hot(y, 3) * 20.0 - 20),
+        (nn.MultiMarginLoss(), logits, y),
+        (lambda o, t: F.cross_entropy(o, t, reduction="none"), logits, y),
+    ):
+        found = adapt(criterion).signals(outputs, targets, RowLayout(2), wanted)
+        assert found["correct"].tolist() == [True, False], criterion
+        assert found["confidence"].tolist() == pytest.approx(top, rel=1e-5), criterion
+    labels, y = torch.tensor([[1.0, -2], [3, 1]]), torch.tensor([[1.0, 0], [1, 0]])
+    sure = [(1 / (1 + math.exp(-1)) + 1 / (1 + math.exp(-2))) / 2, (1 / (1 + math.exp(-3)) + 1 / (1 + math.exp(-1))) / 2]
+    for criterion, outputs in ((nn.BCEWithLogitsLoss(), labels), (nn.BCELoss(), labels.sigmoid())):
+        found = adapt(criterion).signals(outputs, y, RowLayout(2), wanted)
+        assert found["correct"].tolist() == [True, False]
+        assert found["confidence"].tolist() == pytest.approx(sure, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "got"),
+    [
+        (lambda o, t: F.mse_loss(o, t), r"a tensor of shape \(\)"),
+        (functools.partial(F.cross_entropy, label_smoothing=0.1), r"a tensor of shape \(\)"),
+        (lambda o, t: 0.5, "float"),
+    ],
+)
+@pytest.mark.parametrize("weights", [None, torch.ones(B)], ids=["plain", "weighted"])
+def test_a_callable_that_averages(criterion: Any, got: str, weights: Tensor | None) -> None:
+    outputs, targets = randn(B, C), randn(B, C).softmax(1)
+    with pytest.raises(
+        ValueError, match=rf"returned {got}: it must return one loss per sample, shape \(rows, \.\.\.\)\. Let it"
+    ):
+        adapt(criterion).measure(outputs, targets, RowLayout(B), weights=weights, wanted=set())
+
+
+def test_a_module_that_averages_whatever_its_reduction() -> None:
+    class Stubborn(nn.Module):
+        reduction = "mean"
+
+        def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+            return (outputs - targets).square().mean()
+
+    with pytest.raises(
+        ValueError, match=r"Stubborn\(\) returned a scalar although its reduction was set to 'none'.*run\.reduce"
+    ):
+        adapt(Stubborn()).measure(randn(B, 3), randn(B, 3), RowLayout(B), weights=None, wanted=set())
+
+
+def test_other_criteria_that_broadcast_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"broadcast its arguments to losses of shape \(6, 6\).*mixes samples"):
+        adapt(nn.PoissonNLLLoss()).signals(torch.rand(6, 1), torch.rand(6), RowLayout(6), set())
+
+
+@pytest.mark.parametrize(
+    ("criterion", "outputs", "targets"),
+    [
+        (nn.MSELoss(), (B, 3), (B, 3)),
+        (lambda o, t: (o - t).square(), (B, 3), (B, 3)),
+        (lambda o, t: o["loss"], None, None),
+    ],
+)
+def test_signals_that_cannot_be_read(criterion: Any, outputs: Any, targets: Any) -> None:
+    adapter = adapt(criterion)
+    pair = ({"loss": rand(B)}, None) if outputs is None else (randn(*outputs), randn(*targets))
+    assert adapter.signals(*pair, RowLayout(B), set()).keys() == {"loss"}
+    with pytest.raises(ValueError, match=r"not defined for criterion .* attach\(signals=function\) with function") as raised:
+        adapter.signals(*pair, RowLayout(B), {"correct", "confidence"})
+    assert str(raised.value) == unreadable(criterion, {"correct", "confidence"})
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets"),
+    [((B, 1), (B,)), ((B, T, C), (B, T)), ((B, 1, C), (B, 1)), ((B, C, T), (B, T + 1)), ((B, C), (B + 1,))],
+    ids=["one-logit", "classes-last", "classes-last-one-token", "other-positions", "other-rows"],
+)
+def test_outputs_of_a_callable_that_are_not_classes_along_dimension_one(outputs: Any, targets: Any) -> None:
+    """Read as classes, one logit a sample is always right where the target is 0, with confidence 1."""
+    adapter = adapt(lambda o, t: o.flatten(1).mean(1))
+    with pytest.raises(ValueError, match="`confidence` and `correct` are not defined for criterion"):
+        adapter.signals(randn(*outputs), torch.zeros(targets, dtype=torch.int64), RowLayout(B), {"correct", "confidence"})
