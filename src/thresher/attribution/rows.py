@@ -112,6 +112,7 @@ class Attribution(NamedTuple):
         positions: Row numbers within the batch; None where they are not known.
         holds: Flags on a device, shape () and bool, that must all turn out true when the epoch ends; empty where the
             attribution is certain at once.
+        all_count: Whether these are all rows of a batch, and it is known that no label of it is an ignored one.
     """
 
     ids: Tensor
@@ -120,11 +121,7 @@ class Attribution(NamedTuple):
     group: RowLayout
     positions: range | None = None
     holds: tuple[Tensor, ...] = ()
-
-    @property
-    def all_count(self) -> bool:
-        """Whether these are all rows of a batch of which it is known that no label is an ignored one."""
-        return self.batch is not None and self is self.batch.whole and self.batch.all_count
+    all_count: bool = False
 
 
 class Rows(NamedTuple):

@@ -51,7 +51,7 @@ class RowTracker:
         rows = Rows(batch, 0, 1, n, 1)
         batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
         batch.marked = tuple((tensor, tensor._version) for tensor in reversed(batch.tensors) if not tensor.is_inference())
-        batch.whole = Attribution(batch.ids, rows.key, batch, RowLayout(n), rows.positions())
+        batch.whole = Attribution(batch.ids, rows.key, batch, RowLayout(n), rows.positions(), (), batch.all_count)
         for tensor in batch.tensors:
             self._remember(tensor, rows, None)
         self._forget_the_dead()

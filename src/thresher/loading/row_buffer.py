@@ -50,7 +50,7 @@ def select(batch: Any, rows: Tensor, n: int) -> Any:
 
 
 def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Returns the parts of a batch that have one entry for each of n samples, and a function that puts others in their place."""
+    """Returns the parts of a batch that have one entry per sample, and a function that puts others in their place."""
     columns: list[Any] = []
 
     def take_out(column: Any) -> Any:

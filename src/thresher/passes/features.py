@@ -47,6 +47,9 @@ def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
     Yields:
         The layer that ran last and its input, after each forward pass.
 
+    Raises:
+        ValueError: The model has no `nn.Linear`.
+
     Example:
         >>> import torch
         >>> model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -56,8 +59,11 @@ def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
         >>> layer is model[2], tuple(feature.shape)
         (True, (5, 3))
     """
+    layers = [part for part in model.modules() if isinstance(part, nn.Linear)]
+    if not layers:
+        raise ValueError(f"features are the input of the last nn.Linear, and {type(model).__name__} has no nn.Linear")
     last = LastLinear(model)
-    hooks = [part.register_forward_pre_hook(last.note) for part in model.modules() if isinstance(part, nn.Linear)]
+    hooks = [layer.register_forward_pre_hook(last.note) for layer in layers]
     try:
         yield last
     finally:

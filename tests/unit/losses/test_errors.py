@@ -184,7 +184,8 @@ def test_one_class_a_sample():
 
 @pytest.mark.parametrize("targets", [torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(3, 2, 2), [1, 2, 3]])
 def test_targets_without_one_class_a_sample(targets):
-    with pytest.raises(ValueError, match=r"one class per sample is needed: targets of shape \(3,\), int64, or \(3, C\)"):
+    message = r"one class per sample is needed: targets of shape \(3,\), int64, or probabilities of shape \(3, C\)"
+    with pytest.raises(ValueError, match=message):
         labels_of(targets, 3)
 
 

@@ -124,15 +124,17 @@ def test_batches_of_ones_own():
     assert el2n(model, rows, **own).values.tolist() == el2n(model, plain).values.tolist()
     whole = grand(model, rows, nn.CrossEntropyLoss(), layer="all", **own)
     assert whole.values.tolist() == pytest.approx(grand(model, plain, nn.CrossEntropyLoss(), layer="all").values.tolist())
-    with pytest.raises(ValueError, match="batches must be pairs of inputs and targets, got dict: pass forward="):
+    with pytest.raises(ValueError, match="a batch that is dict is not a pair of inputs and targets. Pass forward="):
         el2n(model, rows)
 
 
-def test_targets_that_are_no_classes_are_no_labels():
+def test_probabilities_are_labels_by_their_largest():
     soft = nn.functional.one_hot(Y, 3).float()
     model = Echo()
     found = el2n(model, loader(TensorDataset(X, soft)))
-    assert found.labels is None and found.values.tolist() == pytest.approx(el2n(model, loader()).values.tolist(), abs=1e-6)
+    assert torch.equal(found.labels, Y) and found.values.tolist() == pytest.approx(
+        el2n(model, loader()).values.tolist(), abs=1e-6
+    )
 
 
 def test_ignored_targets_have_no_score():
@@ -179,7 +181,7 @@ def test_a_collate_that_leaves_samples_out_is_refused():
 
 
 def test_values_of_another_number_are_refused():
-    with pytest.raises(ValueError, match=r"4 samples gave values of shape \(1,\); expected one row a sample"):
+    with pytest.raises(ValueError, match=r"4 samples gave values of shape \(1,\); expected one row per sample"):
         scan(Echo(), loader(), lambda answers: torch.zeros(1))
 
 
