@@ -1,32 +1,46 @@
-"""The learning rate of a run: scaled inside optimizer.step, and scheduled by progress where the steps are not known."""
+"""A learning-rate schedule by progress, which is right however many steps an epoch turns out to have."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-if TYPE_CHECKING:
-    from thresher.run.run import Run
+from thresher.run.run import Run
 
 
 class ProgressLR(LRScheduler):
-    """Learning rate as a function of progress: right however many steps an epoch turns out to have.
+    """Sets the learning rate as a function of progress: right however many steps an epoch turns out to have.
 
     Args:
-        optimizer: Its initial learning rates are the base.
-        run: The run whose `progress` is asked at every `step()`, once a batch or once an epoch.
-        fn: Maps progress in [0, 1] to a factor on the base learning rate.
+        optimizer: Optimizer whose initial learning rates are the base.
+        run: Run whose `progress` is read at every `step()`, once per batch or once per epoch.
+        fn: Function that maps progress in [0, 1] to a factor on the base learning rate.
 
     Raises:
         TypeError: `fn` is not callable.
 
     Example:
-        >>> ProgressLR(optimizer, run, lambda p: 0.5 * (1 + math.cos(math.pi * p)))  # doctest: +SKIP
+        >>> from torch import nn
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> import thresher
+        >>> model = nn.Linear(1, 2)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> loader = DataLoader(TensorDataset(torch.randn(8, 1), torch.arange(8) % 2), batch_size=4)
+        >>> run = thresher.attach(
+        ...     thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=2
+        ... )
+        >>> schedule = ProgressLR(optimizer, run, lambda progress: 1 - progress)
+        >>> for x, y in run.loader:
+        ...     run.criterion(run.model(x), y).backward()
+        ...     optimizer.step()
+        ...     schedule.step()
+        >>> run.progress, schedule.get_last_lr()
+        (0.5, [0.05])
     """
 
-    def __init__(self, optimizer: Optimizer, run: "Run", fn: Callable[[float], float]) -> None:
+    def __init__(self, optimizer: Optimizer, run: Run, fn: Callable[[float], float]) -> None:
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
         self.run = run
@@ -34,10 +48,10 @@ class ProgressLR(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:
-        """Base learning rates times `fn(run.progress)`."""
+        """Returns the base learning rates times `fn(run.progress)`."""
         factor = self.fn(self.run.progress)
         return [base * factor for base in self.base_lrs]
 
     def state_dict(self) -> dict[str, Any]:
-        """Without the run and the function, which the new scheduler is given."""
+        """Returns the state without the run and the function, which are given to the new scheduler."""
         return {key: value for key, value in super().state_dict().items() if key not in {"run", "fn"}}

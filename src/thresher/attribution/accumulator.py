@@ -42,29 +42,29 @@ Found = dict[str, Tensor] | Deferred
 """Signals of some rows, shape (n,), by name; or what they are computed from later."""
 
 MOST_WAITING = 2**15
-"""Numbers held of steps that are closed and not yet written."""
+"""Number of values that are held of steps that are over and not yet written."""
 
 MOST_UNCOUNTED = 2**16
-"""Samples that wait to be counted as trained."""
+"""Number of samples that wait to be counted as trained."""
 
 OF_A_STEP = 2**10
-"""What a step counts for whose signals are read already, so that no more than 32 wait."""
+"""Size of a step whose signals are computed already, so that no more than 32 wait."""
 
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """Signals of some rows, credited in this step."""
+    """Signals of some rows, credited in the step in progress."""
 
     attribution: Attribution
     key: tuple[int, int, int, int] | None
     found: Found
     sources: set[int] | None
-    """Storages of the outputs, where only the targets named the rows."""
+    """Storages of the outputs, where only the targets name the rows."""
     new: int | Tensor
     rows: Tensor | None = None
-    """Row numbers of those that were trained on; None for all."""
+    """Numbers of the rows that were trained on; None for all."""
     fresh: Tensor | None = None
-    """Which of them no other call of this step had, shape (n,), bool; None for all."""
+    """Mask of the rows that no other call of this step had, shape (n,), bool; None for all."""
     confirmed: bool = False
     dirty: bool = True
     counted: bool = False
@@ -78,11 +78,11 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """What it counts for among those that wait."""
+        """Size among the steps that wait, in values."""
         return OF_A_STEP if isinstance(self.found, dict) else self.found.numel
 
     def values(self) -> dict[str, Tensor]:
-        """The signals, read now if they were not yet."""
+        """Returns the signals, which are computed now if they were not before."""
         if not isinstance(self.found, dict):
             self.found = self.found.now()
         return self.found
@@ -95,13 +95,13 @@ def _storages(outputs: Any) -> set[int]:
 
 
 class StepAccumulator:
-    """Collects what criterion calls say about samples and writes it to the records.
+    """Collects the signals of criterion calls, and writes them to the records.
 
     Args:
-        records: Where signals go.
-        cost: Where samples are counted, once a step however many calls there were.
-        trained: How often each sample was trained on, shape (N,), an integer dtype; empty where samples have no ids.
-        count_steps: Count a step for each credited batch, where no optimizer tells.
+        records: Records that the signals are written to.
+        cost: Counters of samples; a sample counts once per step, however many calls there were.
+        trained: Number of times each sample was trained on, shape (N,), an integer dtype; empty where samples have no ids.
+        count_steps: Whether each credited batch counts as a step, where there is no optimizer to count them.
     """
 
     def __init__(self, records: Records, cost: Cost, trained: Tensor, *, count_steps: bool) -> None:
@@ -115,16 +115,16 @@ class StepAccumulator:
         self._table, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
-        """Device flags of value comparisons, to be true when the epoch ends."""
+        """Flags of comparisons on the device, which must be true when the epoch ends."""
 
     def credit(self, attribution: Attribution, found: Found, outputs: Any, rows: Tensor | None = None) -> None:
-        """Take the signals of some rows; a second call for the same rows in a step adds to their loss.
+        """Adds the signals of some rows; a second call for the same rows in a step adds to their loss.
 
         Args:
             attribution: The samples that the rows are.
-            found: Signals by name, or outputs that they are read from later.
-            outputs: What they came from, so that they can be withdrawn; None where both witnesses named the rows.
-            rows: Numbers of the rows that are trained on, shape (k,); None for all.
+            found: Signals by name, or what they are computed from later.
+            outputs: Outputs by which the signals can be withdrawn; None where outputs and targets name the rows.
+            rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
         """
         for same in self._open:
             if same.key is not None and same.key == attribution.key:
@@ -142,7 +142,7 @@ class StepAccumulator:
         self._open.append(entry)
 
     def _add_to(self, others: list[Entry], entry: Entry) -> None:
-        """Rows that are partly known from other calls of this step: add where they are, set where they are not."""
+        """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others."""
         self.flush()
         ids, values = entry.attribution.ids, dict(entry.values())
         seen = torch.isin(ids, torch.cat([other.attribution.ids for other in others]))
@@ -160,12 +160,12 @@ class StepAccumulator:
             other.key = None
 
     def withdraw(self, outputs: Any) -> None:
-        """Forget what was credited for these outputs in this step: a later call showed that rows were mixed."""
+        """Forgets what was credited for these outputs in this step, since a later call showed that rows were mixed."""
         sources = _storages(outputs)
         self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
 
     def _confirm(self) -> None:
-        """Count what is open: it will not be withdrawn any more."""
+        """Counts the open entries, which will not be withdrawn any more."""
         for entry in self._open:
             if not entry.confirmed:
                 self._count(entry)
@@ -184,7 +184,7 @@ class StepAccumulator:
             self._cost.steps += self._count_steps
 
     def end_step(self) -> None:
-        """The optimizer stepped: further losses of the same rows replace."""
+        """Ends the step; further losses of the same rows replace those before."""
         for entry in self._open:
             if not entry.confirmed:
                 self._count(entry)
@@ -196,7 +196,7 @@ class StepAccumulator:
             self._write_waiting()
 
     def next_batch(self, alive: set[YieldedBatch]) -> None:
-        """A batch was yielded: rows of batches that are gone get no more losses in this step."""
+        """Closes the entries of batches that are no longer in use, since the next batch was yielded."""
         if not self._open:
             return
         self._confirm()
@@ -230,13 +230,13 @@ class StepAccumulator:
 
     @staticmethod
     def _first(entry: Entry) -> bool | Tensor:
-        """Which of its rows have not been written in this step."""
+        """Rows of an entry that have not been written in this step."""
         if entry.counted:
             return False
         return True if entry.fresh is None else entry.fresh
 
     def _count_trained(self, *entries: Entry) -> None:
-        """Samples trained on are counted many at a time: a table of all samples is far from the processor."""
+        """Counts samples that were trained on, many at a time, since a table of all samples is far from the processor."""
         for entry in entries:
             ids, fresh, rows = entry.trained, entry.fresh, entry.rows
             if fresh is None:
@@ -248,7 +248,7 @@ class StepAccumulator:
             self.count_trained()
 
     def count_trained(self) -> Tensor:
-        """How often each sample was trained on, up to what was written; shape (N,)."""
+        """Returns how often each sample was trained on, up to what was written; shape (N,)."""
         if self._trained and len(self._table):
             ids = torch.cat(self._trained)
             self._table.index_add_(0, ids, torch.ones_like(ids, dtype=self._table.dtype))
@@ -256,7 +256,7 @@ class StepAccumulator:
         return self._table
 
     def _where_certain(self, entry: Entry, first: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
-        """Values to write while the device still compares, and where for the first time: none where the comparison fails."""
+        """Returns the values to write while the device still compares, and the rows that are written for the first time."""
         ids = entry.attribution.ids
         certain = torch.stack([flag.to(ids.device) for flag in entry.attribution.holds]).all()
         self.doubts.append(certain)
@@ -271,7 +271,7 @@ class StepAccumulator:
         return values, first if first is False else certain.expand(len(ids)) & first
 
     def flush(self) -> None:
-        """Write everything."""
+        """Writes everything."""
         self._confirm()
         self._write_waiting()
         for entry in self._open:
@@ -279,7 +279,7 @@ class StepAccumulator:
                 self._write(entry)
 
     def settle(self) -> None:
-        """Write everything, and count what the device counted."""
+        """Writes everything, and adds the numbers that the device counted."""
         self.flush()
         for forward, backward in self._uncounted:
             self._cost.forward += int(forward)
@@ -288,7 +288,7 @@ class StepAccumulator:
 
 
 def _alike(entries: Sequence[Entry]) -> bool:
-    """Whether entries can be written together: fresh, certain, of different batches and of one form."""
+    """Whether entries can be written together: new, certain, of different batches and of one form."""
     form, batches = _form(entries[0]), set()
     for entry in entries:
         if entry.written is not None or entry.key is None or entry.attribution.holds or _form(entry) != form:
@@ -298,7 +298,7 @@ def _alike(entries: Sequence[Entry]) -> bool:
 
 
 def _form(entry: Entry) -> int | tuple[str, ...]:
-    """Equal for entries whose tensors can be joined: the number of classes, or the names of signals."""
+    """Returns a value that is equal for entries whose tensors can be joined."""
     return tuple(entry.found) if isinstance(entry.found, dict) else entry.found.form
 
 

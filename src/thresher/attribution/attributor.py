@@ -27,8 +27,8 @@ class Measure(Protocol):
         """Computes the scalar for the loop and the signals of each sample.
 
         Args:
-            outputs: What the criterion was called with.
-            targets: What the criterion was called with.
+            outputs: First argument of the criterion.
+            targets: Second argument of the criterion.
             attribution: The samples that the rows are.
             weights: Plan weights of the rows, shape (n,); None where all are 1.
             weights_over_n: `weights / n`, where that was prepared.
@@ -71,8 +71,8 @@ class Attributor:
         """Credits one loss to the samples that it belongs to.
 
         Args:
-            outputs: What the criterion was called with, in any nesting.
-            targets: What the criterion was called with, in any nesting.
+            outputs: First argument of the criterion, in any nesting.
+            targets: Second argument of the criterion, in any nesting.
             ids: Ids of the rows as the caller gives them, shape (rows,), int64; None where the tensors name them.
             measure: Computes the loss once the samples are known.
 

@@ -1,4 +1,4 @@
-"""How the losses that a batch is chosen by are got, where they cost a forward pass of their own."""
+"""Settings of the scoring pass, which computes the losses by which a batch is chosen."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from thresher.selection import share
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MODES = {3: "linear", 4: "bilinear", 5: "trilinear"}
-"""How inputs are resized, by their dimensions: batch, channels, and one to three sizes."""
+"""How inputs are resized, by their number of dimensions: batch, channels, and one to three sizes."""
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,20 @@ class Scoring:
     """Cheaper scoring passes: a lower precision, losses of an earlier epoch, a smaller model, smaller inputs.
 
     Args:
-        dtype: `torch.float32`, `torch.float16` or `torch.bfloat16` under autocast; None: as in training.
-        every_epochs: Score anew in every so-manieth epoch, 1 or more, and choose by the recorded losses in the others, as
-            stale Selective-Backprop does (every third in its code).
-        model: Scores in place of the trained model; None: the trained model itself.
-        input_scale: Factor on the sizes of the inputs, (0, 1]; see `shrink`.
-        losses: Losses recorded elsewhere, one a sample of the dataset, shape (N,), floating point: nothing is scored.
+        dtype: Dtype of autocast: `torch.float32`, `torch.float16` or `torch.bfloat16`. Default None: as in training.
+        every_epochs: Number of epochs from one scoring to the next, 1 or more; in the others, rows are chosen by recorded
+            losses, as in stale Selective-Backprop (3 in its code). Default: 1.
+        model: Model that scores in place of the trained one. Default None: the trained model itself.
+        input_scale: Factor on the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
+        losses: Losses that were recorded elsewhere, shape (N,), floating point, in place of any scoring. Default None.
 
     Raises:
-        TypeError: An argument of the wrong type.
-        ValueError: A setting out of range.
+        TypeError: An argument has the wrong type.
+        ValueError: A setting is out of range.
+
+    Example:
+        >>> Scoring(input_scale=0.5).shrink(torch.zeros(8, 3, 32, 32)).shape
+        torch.Size([8, 3, 16, 16])
     """
 
     dtype: torch.dtype | None = None
@@ -62,14 +66,14 @@ class Scoring:
             raise ValueError(f"Scoring: `input_scale` is a factor on the inputs' sizes, within (0, 1], got {self.input_scale}")
 
     def shrink(self, tree: Any) -> Any:
-        """Inputs with their sizes scaled down, linearly in each; the very same object where `input_scale` is 1.
+        """Returns inputs with their sizes scaled down; the very same object where `input_scale` is 1.
 
         Args:
-            tree: Tensors in any nesting. Floating-point tensors (batch, channels, size, ...) of 3 to 5 dimensions are
+            tree: Inputs, in any nesting. Floating-point tensors (batch, channels, size, ...) of 3 to 5 dimensions are
                 shrunk to floor(input_scale * size), at least 1; everything else stays as it is.
 
         Raises:
-            ValueError: There is no such tensor.
+            ValueError: No tensor can be shrunk.
         """
         if self.input_scale == 1:
             return tree

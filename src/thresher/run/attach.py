@@ -56,6 +56,8 @@ def attach(
         process_group: Process group of several processes, which this version does not support yet.
 
     Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> from thresher import UniformSubset
         >>> data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
         >>> run = attach(UniformSubset(keep=0.5), loader=DataLoader(data, 2), criterion=nn.CrossEntropyLoss(), epochs=3)
         >>> len(run.loader)

@@ -1,4 +1,4 @@
-"""Selection inside the batch: what a batch method remembers, and rows gathered over several batches until one is full."""
+"""A batch method at work: what it remembers from step to step, its random numbers, and what it did."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,17 +11,17 @@ from thresher.methods.contract import BatchMethod, requirements_of
 from thresher.plans import BatchPlan
 
 OF_BATCHES = 1
-"""Sets the random numbers of steps apart from those of epochs."""
+"""Key that sets the random numbers of steps apart from those of epochs."""
 SEEDS = 256
-"""Steps whose seeds are made together: one by one they take longer than many a choice."""
+"""Number of steps whose seeds are made together; one by one they would take longer than the choice itself."""
 
 
 class BatchStage:
     """A batch method at work: its state, its own random numbers, and what it did.
 
     Args:
-        method: What decides.
-        seed: Of its draws.
+        method: The method.
+        seed: Random seed of its draws.
     """
 
     def __init__(self, method: BatchMethod, *, seed: int) -> None:
@@ -35,14 +35,14 @@ class BatchStage:
         self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
 
     def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
-        """Ask the method about one batch.
+        """Returns the plan of the method for one batch.
 
         Args:
-            ids: Of its rows, shape (n,), int64.
-            signals: Name to shape (n,).
+            ids: Ids of the rows, shape (n,), int64.
+            signals: Signals by name, each of shape (n,).
 
         Raises:
-            TypeError: It answered something other than a BatchPlan.
+            TypeError: The method did not return a BatchPlan.
         """
         signals = {"id": ids, **signals}
         plan, state = self.method.plan_batch(signals, self.state, step=self.step, generator=self._generator())
@@ -53,18 +53,18 @@ class BatchStage:
         return self._counted(plan, len(ids))
 
     def _generator(self) -> torch.Generator:
-        """That of this step, whatever was drawn before."""
+        """Returns the generator of this step, whatever was drawn before."""
         block, place = divmod(self.step, SEEDS)
         if self._seeds[0] != (self.seed, block):
             self._seeds = (self.seed, block), rng.seeds(SEEDS, self.seed, block, OF_BATCHES)
         return torch.Generator().manual_seed(self._seeds[1][place])
 
     def is_inactive(self, progress: float) -> bool:
-        """Whether the next batch is trained whole, the method having no say; `progress`: share of training done."""
+        """Whether the next batch is trained whole, at a share `progress` of the training, in [0, 1]."""
         return not self.method.active(progress, self.step)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
-        """Every row of a batch."""
+        """Returns a plan with every row of a batch."""
         return self._counted(BatchPlan(torch.arange(n, device=device)), n)
 
     def _counted(self, plan: BatchPlan, n: int) -> BatchPlan:
@@ -77,7 +77,7 @@ class BatchStage:
         return plan
 
     def facts(self) -> dict[str, float]:
-        """What happened since this was last asked: rows seen and kept, and the means of what the plans said."""
+        """Returns the numbers of rows seen and kept since the last call, and the means of the facts of the plans."""
         found: dict[str, float] = {"candidates": self.candidates, "selected": self.kept}
         found |= {name: total / self._batches for name, total in self._facts.items()}
         if self.candidates:
@@ -89,7 +89,7 @@ class BatchStage:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """The method's state and its place in the random numbers."""
+        """Returns the state of the method and its position in the random numbers."""
         return {
             "state": {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.state.items()},
             "step": self.step,
@@ -101,7 +101,7 @@ class BatchStage:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another stopped."""
+        """Goes on where another stage stopped."""
         self.state, self.step, self.seed = dict(state["state"]), state["step"], state["seed"]
         self.candidates, self.kept = state["candidates"], state["kept"]
         self._facts, self._batches = dict(state["facts"]), state["batches"]

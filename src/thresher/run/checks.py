@@ -1,4 +1,4 @@
-"""What attach() refuses, before anything is changed."""
+"""The checks of `attach`, which refuse before anything is changed."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 
 NOT_OF_VALUES = {"correct", "confidence"} | ABOUT_CLASSES
-"""Signals that a regression does not have."""
+"""Signals that are not defined for a regression."""
 
 
 class Stages(NamedTuple):
-    """The methods of one run by the stage they decide at."""
+    """The methods of one run, by the stage at which they decide."""
 
     before: Any
     epoch: EpochMethod
@@ -33,7 +33,7 @@ PROTOCOLS: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batc
 
 
 def split_by_stage(method: Any) -> Stages:
-    """The methods of `attach(method)` by stage: before training, each epoch (all data where there is none), in each batch."""
+    """Returns the methods of `attach(method)` by stage; all data in each epoch where no method decides that."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
     found: dict[str, Any] = {}
     for one in methods:
@@ -138,17 +138,18 @@ def _check_ids(batch_method: Any, samples: int | None, kept: Tensor | None) -> N
         return
     if samples is None:
         raise ValueError(
-            f"{type(batch_method).__name__} looks samples up by id, and an IterableDataset has none: use a map-style dataset"
+            f"{type(batch_method).__name__} needs the ids of samples, and those of an IterableDataset have none: "
+            "use a map-style dataset"
         )
     batch_method.check(torch.arange(samples) if kept is None else kept)
 
 
 def kept_of(before: Any, n: int) -> Tensor:
-    """The samples that a method keeps before training.
+    """Returns the ids that a method keeps before training, shape (K,), int64.
 
     Raises:
-        TypeError: Not int64 ids.
-        ValueError: None, or not ascending ids of the dataset.
+        TypeError: The method did not return int64 ids.
+        ValueError: The method returned no id, or ids that are not ascending or not in the dataset.
     """
     plan = EpochPlan(before.kept(n))
     plan.check(n)
@@ -156,7 +157,7 @@ def kept_of(before: Any, n: int) -> Tensor:
 
 
 def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, process_group: Any, seed: Any) -> None:
-    """Settings of `attach` that stand for themselves."""
+    """Validates the arguments of `attach` that do not depend on one another."""
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise ValueError(f"`epochs` must be a whole number of 1 or more, got {epochs!r}")
     if forward_passes not in ("auto", "once", "twice"):
@@ -180,20 +181,22 @@ def check_needs(
     optimizer: Optimizer | None,
     signals: Any,
 ) -> None:
-    """What a method needs of the training it is attached to."""
+    """Validates that the training has everything that the methods need."""
     name, requires = type(method).__name__, requirements_of(method)
     if requires.optimizer and optimizer is None:
         raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...){way_around(method, 'optimizer')}")
     if requires.refresh and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
-        raise ValueError(f"{name} forwards samples that it left out, to refresh their losses: pass attach({missing}=...)")
+        raise ValueError(
+            f"{name} refreshes the losses of samples that it left out by forward passes: pass attach({missing}=...)"
+        )
     if requires.full_pass and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
-        raise ValueError(f"{name} looks at the gradients of all samples before it plans: pass attach({missing}=...)")
+        raise ValueError(f"{name} needs the gradients of all samples before it plans: pass attach({missing}=...)")
     parts = () if model is None or "feature" not in requires.full_pass else model.modules()
     if parts and not any(isinstance(part, nn.Linear) for part in parts):
         raise ValueError(
-            f"{name} needs what the last nn.Linear gets, and {type(model).__name__} has none{way_around(method, 'feature')}"
+            f"{name} needs the input of the last nn.Linear, and {type(model).__name__} has none{way_around(method, 'feature')}"
         )
     wanted = {column.signal or column_name for column_name, column in method.columns().items()}
     wanted |= set(() if batch is None else requirements_of(batch).signals)
@@ -206,18 +209,18 @@ def check_needs(
 def passes_of(
     method: BatchMethod | None, forward_passes: str, scoring: Scoring | None, *, model: Any, adapter: Any, n: int | None
 ) -> str:
-    """How a batch method gets its signals: "none" needed, "once" in the loop's own forward, "twice" in one before it.
+    """Returns where a batch method gets its signals: "none" needed, "once" in the loop's forward pass, "twice" in one before.
 
     Args:
-        method: What selects in the batch, if anything.
-        forward_passes: As given to `attach`.
-        scoring: Likewise.
-        model: Likewise.
-        adapter: The criterion.
-        n: Samples of the dataset; None of a stream.
+        method: The batch method; None where there is none.
+        forward_passes: Argument of `attach`.
+        scoring: Argument of `attach`.
+        model: Argument of `attach`.
+        adapter: The user's criterion per sample; None where there is none.
+        n: Number of samples of the dataset; None for a stream.
 
     Raises:
-        ValueError: What it needs is missing, or settings contradict.
+        ValueError: Something that the method needs is missing, or settings contradict each other.
     """
     if method is None:
         if scoring is not None:
@@ -243,19 +246,19 @@ def passes_of(
 
 
 def check_counted_once(method: EpochMethod, passes: str, forward_passes: str) -> None:
-    """Refuse a scoring pass beside an epoch method that adds up what it is told of a sample."""
+    """Refuses a scoring pass beside an epoch method that adds up the losses of a sample."""
     if (
         passes != "none"
         and forward_passes != "once"
         and any(c.merge == "sum" or callable(c.merge) for c in method.columns().values())
     ):
         raise ValueError(
-            f"{type(method).__name__} adds up what it is told of a sample, and a scoring pass would count it twice: pass "
+            f"{type(method).__name__} adds up the losses of a sample, and a scoring pass would add them twice: pass "
             f"forward_passes='once'{way_around(method, 'sum')}"
         )
 
 
 def innermost(optimizer: Any) -> Optimizer:
-    """The optimizer whose hooks run: accelerate's wrapper holds it."""
+    """Returns the optimizer whose hooks run, which accelerate's wrapper holds."""
     inner = getattr(optimizer, "optimizer", None)
     return inner if isinstance(inner, Optimizer) else optimizer

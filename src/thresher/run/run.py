@@ -33,8 +33,8 @@ class Parts:
         epochs: The beginning and the end of epochs, plans, progress and history.
         attributor: Credits losses to samples.
         accumulator: Collects the signals of a step.
-        records: What is remembered of every sample.
-        cost: What was computed.
+        records: Records of every sample.
+        cost: Counters of samples and steps.
         stopwatch: Times forward and backward passes.
         state: Saves and loads.
     """

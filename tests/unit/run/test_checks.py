@@ -85,7 +85,7 @@ REFUSED = [
     (
         {"method": [Kakurenbo(merge="sum"), SB]},
         ValueError,
-        "Kakurenbo adds up.*would count it twice: pass forward_passes='on",
+        "Kakurenbo adds up.*would add them twice: pass forward_passes='on",
     ),
     ({"method": [Kakurenbo(merge="sum"), SB], "forward_passes": "twice"}, ValueError, 'or use Kakurenbo\\(merge="scatter"\\)'),
     ({"loader": STREAM}, TypeError, "Stream, an IterableDataset: its samples have no ids.*Epoch methods need"),

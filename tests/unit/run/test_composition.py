@@ -261,7 +261,7 @@ def test_a_survey_looks_inside_a_model_whose_backward_pass_is_cut():
 
 
 def test_surveys_need_a_model_with_features():
-    with pytest.raises(ValueError, match=r"looks at the gradients of all samples before it plans: pass attach\(model=...\)"):
+    with pytest.raises(ValueError, match=r"needs the gradients of all samples before it plans: pass attach\(model=...\)"):
         make(Surveys(), model=None)
 
     class NoLinear(nn.Module):
@@ -277,7 +277,7 @@ def test_surveys_need_a_model_with_features():
             super().__init__()
             self.idle = nn.Linear(1, 1)
 
-    with pytest.raises(ValueError, match="Notes needs what the last nn.Linear gets, and NoLinear has none$"):
+    with pytest.raises(ValueError, match="Notes needs the input of the last nn.Linear, and NoLinear has none$"):
         make(Notes(([],), asks=("feature",)), model=NoLinear())
     run, _, optimizer = make(Notes(([],), asks=("feature",)), model=IdleLinear())
     train(run, optimizer)
@@ -365,7 +365,7 @@ def test_samples_of_a_stream_have_no_scores():
             yield from zip(*data(), strict=True)
 
     scores = thresher.scores.Scores(ids=torch.arange(N), values=torch.rand(N))
-    with pytest.raises(ValueError, match="RhoLoss looks samples up by id, and an IterableDataset has none"):
+    with pytest.raises(ValueError, match="RhoLoss needs the ids of samples, and those of an IterableDataset have none"):
         make(thresher.RhoLoss(scores), loader=DataLoader(Stream(), B))
 
 
