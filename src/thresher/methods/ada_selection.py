@@ -175,6 +175,9 @@ class AdaSelection(Ranked):
     """
 
     card: ClassVar[Card] = Card(
+        summary="mix base selectors by weights that adapt",
+        paper="arXiv:2306.10728",
+        rule="not chosen in its batch, by the mixed score of the selectors",
         biased="towards what the selectors of the pool prefer, early on towards small losses; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 89.39 % where full training has 92.57 % and random selection 90.74 %; CIFAR-100 71.38 %, 70.47 %, "

@@ -107,6 +107,9 @@ class BatchImportance:
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",), report=True)
     card: ClassVar[Card] = Card(
+        summary="draw rows by gradient norm, weigh them without bias",
+        paper="arXiv:1803.00942",
+        rule="not drawn in its batch, by its gradient norm",
         biased="no with exponent=1, where samples count alike: the expected weighted mean is the batch's mean; with class "
         "weights or ignored positions the divisor is that of the rows drawn. Below 1 by the tempered weights",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",

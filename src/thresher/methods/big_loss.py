@@ -27,6 +27,9 @@ class BigLoss(Ranked):
     """
 
     card: ClassVar[Card] = Card(
+        summary="train on the batch's largest losses",
+        paper="arXiv:2306.10728",
+        rule="its loss was not among the largest of its batch",
         biased="towards samples of large loss, outliers and wrong labels among them; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 92.25 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",

@@ -46,6 +46,9 @@ class CoresetCenter(Smallest):
     """
 
     card: ClassVar[Card] = Card(
+        summary="train on the losses closest to the batch's mean",
+        paper="arXiv:2306.10728",
+        rule="its loss was far from the mean of its batch",
         biased="against samples of small and of large loss; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 84.29 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",

@@ -50,6 +50,9 @@ class CoresetExtremes(Ranked):
     """
 
     card: ClassVar[Card] = Card(
+        summary="train on the batch's largest and smallest losses",
+        paper="arXiv:2306.10728",
+        rule="its loss was in the middle of its batch",
         biased="against samples of middling loss; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-100 69.33 % where full training has 70.47 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",

@@ -79,6 +79,9 @@ class EpochSelectiveBackprop:
     stage: ClassVar[Literal["epoch"]] = "epoch"
     requires: ClassVar[Requirements] = Requirements(refresh="eval")
     card: ClassVar[Card] = Card(
+        summary="Selective-Backprop once an epoch, by last losses",
+        paper="arXiv:2310.10102",
+        rule="hidden by chance of the percentile of its last loss",
         biased="Yes, towards samples of large loss: nothing is re-weighted.",
         forwards="Every hidden sample once an epoch.",
         claim="None: the paper compares with it. On Fractal-3K with beta 1 its epochs took 306 s, where hiding by forgetting "

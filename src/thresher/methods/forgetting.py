@@ -103,6 +103,9 @@ class Forgetting:
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="hide the samples that are forgotten least",
+        paper="arXiv:1812.05159",
+        rule="it was forgotten less often than others",
         biased="Yes, towards samples that are forgotten often or never learned: nothing is re-weighted.",
         forwards='Every hidden sample once an epoch; none with hide="once".',
         claim="Offline, about 30 % of CIFAR-10 left out of a second training without loss (recalled, not checked). Of the "

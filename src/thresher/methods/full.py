@@ -17,7 +17,13 @@ class FullData:
     """Keep everything. Attached, the loop computes what it computes unattached, bit for bit on CPU."""
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    card: ClassVar[Card] = Card(biased="No: every sample, every epoch.", forwards="None.", bytes_per_sample=4)
+    card: ClassVar[Card] = Card(
+        summary="every sample, every epoch",
+        rule="nothing is left out",
+        biased="No: every sample, every epoch.",
+        forwards="None.",
+        bytes_per_sample=4,
+    )
 
     def columns(self) -> dict[str, Column]:
         """The last loss, to look at."""

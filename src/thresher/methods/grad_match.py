@@ -73,6 +73,9 @@ class GradMatch:
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="a weighted subset whose gradient is that of all data",
+        paper="arXiv:2103.00123",
+        rule="not in the subset that matches the gradient",
         biased=(
             "yes: the weighted gradient of the subset comes close to that of all data in the last layer, at the time of the "
             "selection; what is left grows until the next"

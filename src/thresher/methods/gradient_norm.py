@@ -34,6 +34,9 @@ class GradientNorm(Ranked):
 
     requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",))
     card: ClassVar[Card] = Card(
+        summary="train on the batch's largest last-layer gradients",
+        paper="arXiv:2306.10728",
+        rule="its gradient norm was not among the largest of its batch",
         biased="towards samples of large gradient, wrong labels among them; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 91.97 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",

@@ -49,6 +49,9 @@ class ImportanceSampling:
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="draw samples by loss, with replacement",
+        paper="arXiv:2310.10102",
+        rule="not drawn, by its loss",
         biased="Yes, towards samples of large loss: nothing is re-weighted. No with "
         'weights="unbiased": the expected mean loss is that of all data, as long as no loss is zero.',
         forwards='Every sample once an epoch but the last; none with losses="last".',

@@ -49,6 +49,9 @@ class Mercury:
     stage: ClassVar[Literal["epoch"]] = "epoch"
     requires: ClassVar[Requirements] = Requirements(own_order=True, refresh="eval")
     card: ClassVar[Card] = Card(
+        summary="draw samples by loss, refreshed a group at a time, weigh them",
+        paper="SenSys 2021",
+        rule="not drawn, by its last loss",
         biased="No: the expected weighted mean loss is that of all data, as long as no loss is zero and samples count alike "
         "(no class weights or ignored positions, whose divisor is that of the samples drawn).",
         forwards="One group of samples once an epoch but the last: N / groups.",

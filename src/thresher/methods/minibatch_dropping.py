@@ -49,6 +49,9 @@ class MinibatchDropping:
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="drop whole mini-batches at random",
+        paper="arXiv:1910.13349",
+        rule="its mini-batch was dropped",
         biased="No: mini-batches are dropped whatever is in them.",
         forwards="None.",
         claim="Together with the paper's two other techniques, of the energy: more than 84 % without loss for ResNet-110 on "

@@ -79,6 +79,9 @@ class Obftf:
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("loss",))
     card: ClassVar[Card] = Card(
+        summary="train on the part of a batch with the batch's mean loss",
+        paper="arXiv:2104.13114",
+        rule="not in the part of its batch whose mean loss is the batch's",
         biased="yes, but little: the mean loss is the batch's, the mean gradient need not be; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; the paper "
         "has the losses from inference that runs anyway (`Scoring(losses=...)`)",

@@ -111,6 +111,9 @@ class Prune:
     """
 
     card: ClassVar[Card] = Card(
+        summary="keep a part of the dataset by a score",
+        paper="arXiv:2107.07075",
+        rule="pruned before training, by its score",
         biased="yes, by design: towards hard samples (or easy ones, as asked); nothing is re-weighted",
         forwards="none in training; before it those of the scores, with the training of the models that give them: "
         "models * (epochs + 1) times N for EL2N",

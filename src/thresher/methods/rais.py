@@ -121,6 +121,9 @@ class Rais:
     stage: ClassVar[Literal["epoch"]] = "epoch"
     requires: ClassVar[Requirements] = Requirements(own_order=True)
     card: ClassVar[Card] = Card(
+        summary="draw samples by robust estimates of gradient norm, weigh them",
+        paper="Johnson & Guestrin, NeurIPS 2018",
+        rule="not drawn, by its last gradient norm and how old that is",
         biased="No: the expected weighted mean loss is that of all data, where samples count alike (no class weights or "
         "ignored positions, whose divisor is that of the samples drawn).",
         forwards="None.",

@@ -31,6 +31,8 @@ class RandomBackprop:
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements()
     card: ClassVar[Card] = Card(
+        summary="train on a random part of the batch",
+        rule="not drawn in its batch",
         biased="no: every row is kept equally often",
         forwards="none: the rows left out are not even forwarded",
         caveat="it is random selection: what the others are compared with",

@@ -56,6 +56,9 @@ class RhoLoss(Ranked):
 
     requires: ClassVar[Requirements] = Requirements(signals=("loss",), check=True, cost=True)
     card: ClassVar[Card] = Card(
+        summary="train on what is learnable: loss above the irreducible loss",
+        paper="arXiv:2206.07137",
+        rule="its loss was little above its irreducible loss",
         biased="yes, by design: towards samples that another model finds easy and this one does not; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; before "
         "training one pass of the irreducible-loss model over all samples, besides what its own training takes",

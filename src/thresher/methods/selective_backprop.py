@@ -119,6 +119,9 @@ class SelectiveBackprop:
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("loss",), active=True)
     card: ClassVar[Card] = Card(
+        summary="train on the batch's large losses",
+        paper="arXiv:1910.00762",
+        rule="not chosen in its batch, by the rank of its loss",
         biased="yes, by design: towards samples of large loss, the more the larger `beta` or the smaller `keep`",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="up to 3.5 times faster to a target error than plain training, 1.02 to 1.8 times faster than importance sampling "

@@ -48,6 +48,9 @@ class SmallLoss(Smallest):
     """
 
     card: ClassVar[Card] = Card(
+        summary="train on the batch's smallest losses",
+        paper="arXiv:2001.03316",
+        rule="its loss was not among the smallest of its batch",
         biased="towards samples of small loss; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="robust to outliers, with a proof for sums of convex losses (MKL-SGD)",

@@ -35,6 +35,8 @@ class UniformSubset:
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="a fresh random subset each epoch",
+        rule="not in the random subset",
         biased="No: every sample is kept with the same chance.",
         forwards="None.",
         bytes_per_sample=4,
