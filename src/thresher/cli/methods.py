@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="Name of a method whose card is printed: its settings, its costs and what is missing of its paper."),
+        typer.Argument(
+            help="Name of a method whose card is printed: its settings, its costs and what is missing of its paper."
+        ),
     ] = None,
 ) -> None:
     """List the methods by name, or print the card of one method."""

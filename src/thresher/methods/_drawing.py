@@ -14,7 +14,7 @@ from thresher.plans import EpochPlan
 from thresher.selection import Values, share
 
 
-def probabilities(importance: Values) -> Values:
+def draw_probabilities(importance: Values) -> Values:
     """Chance of each sample in one draw, proportional to its importance.
 
     Args:
@@ -30,7 +30,7 @@ def probabilities(importance: Values) -> Values:
     return np.where(known, mass / max(mass.sum(), 1.0), np.nan)
 
 
-def draw(chances: Values, k: int, generator: torch.Generator) -> Values:
+def draw_positions(chances: Values, k: int, generator: torch.Generator) -> Values:
     """Draw `k` positions with replacement.
 
     Args:
@@ -64,7 +64,7 @@ def unbiased_weights(chances: Values, n: int) -> Values:
     return (len(chances) / (n * per_draw)).astype(np.float32)
 
 
-def everything(n: int, refresh: Tensor | None = None) -> EpochPlan:
+def full_plan(n: int, refresh: Tensor | None = None) -> EpochPlan:
     """The plan of an epoch before importances are known: all of `n` samples, in the loader's own order."""
     return EpochPlan(torch.arange(n), refresh=refresh, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
 
@@ -95,8 +95,8 @@ def drawn_plan(
     """
     n, kept = len(chances), np.flatnonzero(np.isnan(chances))
     if len(kept) == n:
-        return everything(n, refresh)
-    ids = draw(np.nan_to_num(chances), max(1, share(keep, n - len(kept))), generator)
+        return full_plan(n, refresh)
+    ids = draw_positions(np.nan_to_num(chances), max(1, share(keep, n - len(kept))), generator)
     if len(kept):
         ids = np.concatenate([kept, ids])
         ids = ids[torch.randperm(len(ids), generator=generator).numpy()]

@@ -18,7 +18,7 @@ ROUNDING = 1e-12
 """What is left of the target, as a share of its squared norm, from which on it is the rounding of float32 gradients."""
 DEPENDENT = 1e-9
 """Squared sine of the angle to the atoms taken below which another one brings nothing new."""
-BLOCK = 2**24
+RUN_BLOCK = 2**24
 """Numbers of run gradients that are written down at a time: 128 MiB."""
 
 
@@ -167,7 +167,7 @@ def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
         return padded.reshape(runs, size, -1)
 
     errors = (cut(error) / counts[:, None, None]).transpose(0, 2, 1)
-    gram, width = np.zeros((runs, runs)), max(1, BLOCK // max(1, runs * error.shape[1]))
+    gram, width = np.zeros((runs, runs)), max(1, RUN_BLOCK // max(1, runs * error.shape[1]))
     for start in range(0, feature.shape[1], width):
         means = (errors @ cut(feature[:, start : start + width])).reshape(runs, -1)
         gram += means @ means.T

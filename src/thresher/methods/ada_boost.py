@@ -16,16 +16,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 
-MARGIN = 1e-4
+HEADROOM = 1e-4
 """How far above the largest loss the losses are scaled by: keeps the largest weight finite, at 4.95."""
 
-Weights = Literal["scaled", "paper_abs"]
+BoostFormula = Literal["scaled", "paper_abs"]
 
 
-def check_weights(field: str, value: object) -> None:
+def check_formula(field: str, value: object) -> None:
     """Refuse a way to weigh that there is none of; `field` names class and argument.
 
     Raises:
@@ -35,12 +35,12 @@ def check_weights(field: str, value: object) -> None:
         raise ValueError(f"{field} must be one of ('scaled', 'paper_abs'), got {value!r}")
 
 
-def boost_weights(loss: Tensor, weights: Weights = "scaled") -> Tensor:
+def boost_weights(loss: Tensor, weights: BoostFormula = "scaled") -> Tensor:
     """AdaBoost's weight of each sample.
 
     Args:
         loss: Shape (n,), floating point.
-        weights: "scaled": artanh(l / ((1 + MARGIN) * largest)), the largest by absolute value of the finite losses;
+        weights: "scaled": artanh(l / ((1 + HEADROOM) * largest)), the largest by absolute value of the finite losses;
             "paper_abs": 1/2 ln|(1 + l) / (1 - l)|, about 44 where the loss is 1.
 
     Returns:
@@ -53,11 +53,11 @@ def boost_weights(loss: Tensor, weights: Weights = "scaled") -> Tensor:
     size = torch.where(loss.isfinite(), loss.abs(), tiny)
     part = loss / torch.cat((size, size.new_full((1,), tiny))).amax()
     # artanh(x / c) as log1p(2 x / (c - x)) / 2: exact to rounding for the smallest losses and for the largest.
-    return torch.log1p(2 * part / (1 - part + MARGIN)) / 2
+    return torch.log1p(2 * part / (1 - part + HEADROOM)) / 2
 
 
 @dataclass(frozen=True)
-class AdaBoost(Ranked):
+class AdaBoost(KeepLargest):
     """Keep the floor(keep * n) largest AdaBoost weights of each batch, at least one; of equal weights the higher id.
 
     A sample without a finite loss is kept before all others.
@@ -81,11 +81,11 @@ class AdaBoost(Ranked):
         caveat="on its own it is Big Loss under another name; as published it falls behind random selection everywhere but "
         "on a toy regression (CIFAR-100 50.19 % against 71.05 %)",
     )
-    weights: Weights = "scaled"
+    weights: BoostFormula = "scaled"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_weights("AdaBoost: `weights`", self.weights)
+        check_formula("AdaBoost: `weights`", self.weights)
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
         """AdaBoost's weights."""

@@ -33,8 +33,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked, in_id_order, largest, plan_of
-from thresher.methods.ada_boost import AdaBoost, Weights, check_weights
+from thresher.methods._ranked import KeepLargest, in_id_order, plan_of, top_positions
+from thresher.methods.ada_boost import AdaBoost, BoostFormula, check_formula
 from thresher.methods.big_loss import BigLoss
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
@@ -46,7 +46,7 @@ from thresher.plans import BatchPlan
 from thresher.selection import share
 
 UNIFORM = "uniform"
-SELECTORS: dict[str, type[Ranked] | None] = {
+SELECTORS: dict[str, type[KeepLargest] | None] = {
     "big_loss": BigLoss,
     "small_loss": SmallLoss,
     UNIFORM: None,
@@ -63,14 +63,14 @@ HUGE = 1e33
 
 
 @cache
-def selectors(pool: tuple[str, ...], adaboost: Weights) -> tuple[Ranked | None, ...]:
+def selectors(pool: tuple[str, ...], adaboost: BoostFormula) -> tuple[KeepLargest | None, ...]:
     """The selectors of a pool; None for the uniform one."""
-    made: dict[str, Ranked | None] = {name: None if kind is None else kind() for name, kind in SELECTORS.items()}
+    made: dict[str, KeepLargest | None] = {name: None if kind is None else kind() for name, kind in SELECTORS.items()}
     made["ada_boost"] = AdaBoost(weights=adaboost)
     return tuple(made[name] for name in pool)
 
 
-def known(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Which samples can be scored, and their signals.
 
     Args:
@@ -147,7 +147,7 @@ def log_scores(importance: Tensor, log_weights: Tensor, loss: Tensor, fade: floa
 
 
 @dataclass(frozen=True)
-class AdaSelection(Ranked):
+class AdaSelection(KeepLargest):
     """Keep the floor(keep * n) samples of each batch, at least one, that a weighted pool of selectors scores highest.
 
     Equal scores go to the higher id. A sample without a finite loss is kept before all others and is no part of any average.
@@ -198,7 +198,7 @@ class AdaSelection(Ranked):
     gamma: float = 0.5
     average: Literal["picked", "weighted"] = "picked"
     curriculum: bool = True
-    adaboost: Weights = "scaled"
+    adaboost: BoostFormula = "scaled"
     uniform: Literal["flat", "random"] = "flat"
     stop_after: int | None = None
     stop_below: float = 1e-3
@@ -221,7 +221,7 @@ class AdaSelection(Ranked):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"AdaSelection: `{name}` must be one of {allowed}, got {getattr(self, name)!r}")
-        check_weights("AdaSelection: `adaboost`", self.adaboost)
+        check_formula("AdaSelection: `adaboost`", self.adaboost)
         if self.stop_after is not None and not (isinstance(self.stop_after, int) and self.stop_after >= 1):
             raise ValueError(
                 f"AdaSelection: `stop_after` must be a whole number of 1 or more, or None, got {self.stop_after!r}"
@@ -255,14 +255,14 @@ class AdaSelection(Ranked):
         """The rows that the weighted pool scores highest."""
         by_id, ordered = in_id_order({name: signals[name] for name in ("id", *self.requires.signals)})
         k = max(1, share(self.keep, len(by_id)))
-        usable, values = known({name: ordered[name] for name in self.requires.signals})
+        usable, values = usable_signals({name: ordered[name] for name in self.requires.signals})
         loss = values["loss"].nan_to_num(0.0)
         scores = self._scores(values, generator)
         importance = log_importance(scores, usable)
         state = self._adapted(state, self._averages(scores, importance, loss, usable, k))
         fade = (step + 1) ** -self.gamma if self.curriculum else 0.0
         total = log_scores(importance, state["log_weights"], loss, fade)
-        return plan_of(by_id[largest(total, k)].sort().values, len(by_id), self.keep), state
+        return plan_of(by_id[top_positions(total, k)].sort().values, len(by_id), self.keep), state
 
     def _scores(self, values: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
         """Those of each selector, shape (n, M)."""

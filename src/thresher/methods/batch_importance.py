@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import check_keep, in_id_order, largest, plan_of
+from thresher.methods._ranked import check_keep, in_id_order, plan_of, top_positions
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
@@ -64,7 +64,7 @@ def with_replacement(mass: Tensor, draws: Tensor) -> Tensor:
     return torch.searchsorted(total, (1 - draws) * total[-1]).clamp(max=len(mass) - 1)
 
 
-def unbiased(mass: Tensor, positions: Tensor, exponent: float = 1.0) -> Tensor:
+def unbiased_row_weights(mass: Tensor, positions: Tensor, exponent: float = 1.0) -> Tensor:
     """Weights of drawn positions: w_i = mean(mass) / mass_i; with an exponent k, w_i^k scaled so that sum(w_i mass_i) stays.
 
     Args:
@@ -182,10 +182,10 @@ class BatchImportance:
         keys = torch.rand(n, generator=generator).to(scores.device, non_blocking=True)
         draws = torch.rand(b, generator=generator, dtype=by_norm.dtype).to(scores.device, non_blocking=True)
         # Those that are not finite, then others at random.
-        uniform = largest(torch.where(finite, keys, math.inf), b).flip(0)
+        uniform = top_positions(torch.where(finite, keys, math.inf), b).flip(0)
         unscored = n - finite.sum()
         forced = torch.arange(b, device=scores.device) < unscored
         positions = torch.where(active & ~forced, with_replacement(by_norm, draws), uniform)
         mass = torch.where(active, by_norm, finite.to(by_norm.dtype))
-        weights = unbiased(mass, positions, self.exponent) * (b / (b - unscored))
+        weights = unbiased_row_weights(mass, positions, self.exponent) * (b / (b - unscored))
         return positions, torch.where(forced, unscored.clamp(min=b) / n, weights).float()

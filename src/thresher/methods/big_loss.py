@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 
 
 @dataclass(frozen=True)
-class BigLoss(Ranked):
+class BigLoss(KeepLargest):
     """Keep the floor(keep * n) largest losses of each batch, at least one; of equal losses the higher id.
 
     Args:

@@ -58,7 +58,7 @@ class Requirements:
         return self.refresh is not None or bool(self.full_pass)
 
 
-NOTHING = Requirements()
+NO_REQUIREMENTS = Requirements()
 
 
 @runtime_checkable
@@ -125,7 +125,7 @@ Method = BeforeMethod | EpochMethod | BatchMethod
 
 STAGES: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch": BatchMethod}
 
-FUNCTIONS = {
+CONTRACT_FUNCTIONS = {
     "before": {"kept", "cost"},
     "epoch": {"columns", "plan_epoch", "full_pass", "cost"},
     "batch": {"init_state", "count", "plan_batch", "active", "report", "check", "cost"},
@@ -148,7 +148,7 @@ FORMER: dict[str, dict[str, str]] = {
 
 def requirements_of(method: Any) -> Requirements:
     """Returns what a method declares in `requires`; nothing where it declares nothing."""
-    return getattr(method, "requires", NOTHING)
+    return getattr(method, "requires", NO_REQUIREMENTS)
 
 
 def way_around(method: Any, *needs: str) -> str:
@@ -181,7 +181,7 @@ def check_declaration(method: Any) -> None:
     kind, requires = type(method), requirements_of(method)
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
-    for function in sorted(FUNCTIONS[method.stage] & {one.name for one in fields(Requirements)}):
+    for function in sorted(CONTRACT_FUNCTIONS[method.stage] & {one.name for one in fields(Requirements)}):
         declared, defined = bool(getattr(requires, function)), hasattr(kind, function)
         if declared and not defined:
             raise TypeError(f"{kind.__name__} declares Requirements({function}=...), but does not define {function}")
@@ -189,10 +189,12 @@ def check_declaration(method: Any) -> None:
             raise TypeError(
                 f"{kind.__name__} defines {function}, but does not declare it: requires = Requirements({function}=...)"
             )
-    known = FUNCTIONS[method.stage] | {"stage", "requires", "card"} | {one.name for one in fields(Requirements)}
+    known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"} | {one.name for one in fields(Requirements)}
     settings = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
     for name, value in sorted(_public(kind).items()):
-        if name in FUNCTIONS[method.stage] | {"stage", "requires", "card"} or (name in settings and hasattr(kind, "requires")):
+        if name in CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"} or (
+            name in settings and hasattr(kind, "requires")
+        ):
             continue
         if name in FORMER[method.stage]:
             raise TypeError(

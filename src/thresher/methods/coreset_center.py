@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from thresher.methods._ranked import KeepSmallest
 from thresher.methods.card import Card
-from thresher.methods.small_loss import Smallest
 
 
 def closeness(loss: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def closeness(loss: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CoresetCenter(Smallest):
+class CoresetCenter(KeepSmallest):
     """Keep the floor(keep * n) losses of each batch that are closest to its mean, at least one; of equally close the lower id.
 
     Samples without a finite loss are kept before all others, and are no part of the mean.

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 
 
@@ -36,7 +36,7 @@ def rank_distance(loss: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CoresetExtremes(Ranked):
+class CoresetExtremes(KeepLargest):
     """Keep k = floor(keep * n) samples of each batch, at least one: ceil(k / 2) largest losses, floor(k / 2) smallest.
 
     Both ends are those of one order by (loss, id). Samples without a finite loss are kept before all others, and count

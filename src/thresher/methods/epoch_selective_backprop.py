@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import everything
+from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
@@ -129,7 +129,7 @@ class EpochSelectiveBackprop:
         """One draw a sample, in the order of the ids."""
         loss = on_host(records["loss"])
         if epoch == 0:
-            return everything(len(loss))
+            return full_plan(len(loss))
         chance = self.chances(loss)
         kept = torch.rand(len(loss), generator=generator, dtype=torch.float64).numpy() < chance
         refresh = ids_of(~kept)

@@ -24,14 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import everything
+from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Mask, Values, chosen, ids_of, on_host, share
 
-UNSEEN = -1
+UNSEEN_TURNS = -1
 """Turns of a sample that was never seen."""
 
 
@@ -39,7 +39,7 @@ def turns(old: Tensor, new: Tensor) -> Tensor:
     """How often a sample has turned from wrong to right or back: odd while it is right, 0 while it never was.
 
     Args:
-        old: Turns so far, `UNSEEN` before the first sight; shape (n,), a signed integer dtype.
+        old: Turns so far, `UNSEEN_TURNS` before the first sight; shape (n,), a signed integer dtype.
         new: Whether it is right now, shape (n,).
 
     Returns:
@@ -52,7 +52,7 @@ def turns(old: Tensor, new: Tensor) -> Tensor:
     return torch.where(known > most, most - 1, known).to(old.dtype)
 
 
-def events(column: Tensor) -> Tensor:
+def forgetting_events(column: Tensor) -> Tensor:
     """Forgetting events of each sample: how often it turned from right to wrong.
 
     Args:
@@ -149,7 +149,7 @@ class Forgetting:
     def columns(self) -> dict[str, Column]:
         """Turns between right and wrong: 2 bytes a sample; with hide="once" in 1, and 1 for what is hidden."""
         dtype = torch.int16 if self.hide == "each_epoch" else torch.int8
-        columns = {"forgetting": Column(dtype, fill=UNSEEN, signal="correct", merge=turns)}
+        columns = {"forgetting": Column(dtype, fill=UNSEEN_TURNS, signal="correct", merge=turns)}
         if self.hide == "once":
             columns["hidden"] = Column(torch.bool, merge="plan")
         return columns
@@ -163,7 +163,7 @@ class Forgetting:
         column = records["forgetting"]
         n = len(column)
         if not self.hides(epoch, epochs) or epoch == 0:
-            return everything(n)
+            return full_plan(n)
         hidden = on_host(records["hidden"]).copy() if self.hide == "once" else np.zeros(n, dtype=np.bool_)
         if not hidden.any():
             hidden = fewest(self._counts(column), min(share(self.fraction, n), n - 1), generator)
@@ -178,4 +178,4 @@ class Forgetting:
     def _counts(self, column: Tensor) -> Values:
         """Events, -1 for samples that are not to be hidden."""
         known = 1 if self.never_learned == "keep" else 0
-        return np.where(on_host(column) < known, -1, on_host(events(column)))
+        return np.where(on_host(column) < known, -1, on_host(forgetting_events(column)))

@@ -14,13 +14,13 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 
 
 @dataclass(frozen=True)
-class GradientNorm(Ranked):
+class GradientNorm(KeepLargest):
     """Keep the floor(keep * n) largest gradient norms of each batch, at least one; of equal norms the higher id.
 
     A sample without a finite norm is kept before all others.

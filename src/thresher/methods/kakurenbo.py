@@ -29,7 +29,7 @@ from thresher.selection import Mask, Values, ids_of, largest, on_host, share, sm
 SCHEDULE: Milestones = ((0, 1.0), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4))
 
 
-def easiest(loss: Values, fraction: float, *, by_threshold: bool = False) -> Mask:
+def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = False) -> Mask:
     """Candidates for hiding.
 
     Args:
@@ -193,7 +193,7 @@ class Kakurenbo:
         n, fraction = len(loss), self.fraction(epoch, epochs)
         if epoch == 0 and not self.first_epoch_hides:
             return EpochPlan(torch.arange(n), facts=self._facts(0.0, 0.0, 0))
-        left_out = easiest(loss, fraction, by_threshold=self.candidates == "threshold")
+        left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold")
         moved_back = 0
         if self.move_back:
             candidates = int(np.count_nonzero(left_out))

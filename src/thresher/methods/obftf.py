@@ -40,7 +40,7 @@ def quantiles(finite: Tensor, n: int, k: int) -> Tensor:
     return torch.where(slot < among, middle, n - 1 - (slot - among)).sort().values
 
 
-def swapped(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
+def best_swap(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
     """The chosen positions after the swap that brings their mean closest to the mean of all, if one brings it closer.
 
     Args:
@@ -126,5 +126,5 @@ class Obftf:
         values = torch.where(finite, loss, 0).to(wide)
         chosen = quantiles(finite.sum(), len(loss), k)
         for _ in range(self.swaps):
-            chosen = swapped(values, finite, chosen)
+            chosen = best_swap(values, finite, chosen)
         return chosen

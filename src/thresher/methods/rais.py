@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import drawn_plan, everything, probabilities
+from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -69,7 +69,7 @@ def nonnegative_least_squares(x: Values, y: Values) -> Values:
     return best
 
 
-def learned(x: Values, squared: Values) -> tuple[Values, Values]:
+def fitted_estimates(x: Values, squared: Values) -> tuple[Values, Values]:
     """The weights of the features: c of the estimate, d of its error.
 
     Args:
@@ -162,7 +162,7 @@ class Rais:
         norm, seen = on_host(records["grad_norm"]), on_host(records["epoch"])
         known = np.isfinite(norm)
         if epoch == 0 or not known.any():
-            return everything(len(norm))
+            return full_plan(len(norm))
         c, d = self._learned(records, epoch)
         x = features(norm[known], epoch - seen[known], _mean_square(norm[known]))
         chances = np.full(len(norm), np.nan)
@@ -177,7 +177,7 @@ class Rais:
         )
 
     def _chances(self, squared: Values, error: Values) -> Values:
-        p = probabilities(np.sqrt(squared + self.robustness * error))
+        p = draw_probabilities(np.sqrt(squared + self.robustness * error))
         return (1 - self.uniform) * p + self.uniform / len(p)
 
     @staticmethod
@@ -189,7 +189,7 @@ class Rais:
             return TRUSTING
         age = epoch - 1 - on_host(records["epoch_then"])[pairs]
         scale = _mean_square(then[pairs])
-        return learned(features(then[pairs], age, scale), norm[pairs].astype(np.float64) ** 2 / scale)
+        return fitted_estimates(features(then[pairs], age, scale), norm[pairs].astype(np.float64) ** 2 / scale)
 
 
 def _mean_square(norm: Values) -> float:

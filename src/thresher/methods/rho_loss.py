@@ -18,14 +18,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.scores import Scores
 
 
-def looked_up(table: Tensor, ids: Tensor) -> Tensor:
+def table_entries(table: Tensor, ids: Tensor) -> Tensor:
     """The entries of a table, NaN for ids beyond its end; without waiting for the device.
 
     Args:
@@ -40,7 +40,7 @@ def looked_up(table: Tensor, ids: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RhoLoss(Ranked):
+class RhoLoss(KeepLargest):
     """Keep the samples of each batch with the largest reducible loss: their loss less their irreducible loss.
 
     A sample whose irreducible loss is unknown has no score, like one whose loss is not finite: it is kept before all
@@ -113,7 +113,7 @@ class RhoLoss(Ranked):
         Raises:
             ValueError: Some have none.
         """
-        unknown = ids[~looked_up(self.table(), ids.cpu()).isfinite()]
+        unknown = ids[~table_entries(self.table(), ids.cpu()).isfinite()]
         if len(unknown):
             raise ValueError(
                 f"RhoLoss: `irreducible` has no finite loss for {len(unknown)} of {len(ids)} samples, the first is "
@@ -133,5 +133,5 @@ class RhoLoss(Ranked):
     ) -> tuple[BatchPlan, State]:
         """The rows with the largest reducible loss; the table moves to their device with the first of them."""
         table = state["irreducible"].to(signals["id"].device, non_blocking=True)
-        known = {**signals, "irreducible": looked_up(table, signals["id"])}
+        known = {**signals, "irreducible": table_entries(table, signals["id"])}
         return super().plan_batch(known, {**state, "irreducible": table}, step=step, generator=generator)

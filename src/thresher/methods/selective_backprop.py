@@ -27,14 +27,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import largest
+from thresher.methods._ranked import top_positions
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
 
 
-def remembered(history: Tensor, loss: Tensor, size: int) -> Tensor:
+def extended_history(history: Tensor, loss: Tensor, size: int) -> Tensor:
     """The last `size` losses once `loss` has come in; those that are not finite take their place as NaN.
 
     Args:
@@ -215,7 +215,7 @@ class SelectiveBackprop:
         if self.keep is not None:
             picked, state = self._fixed(loss, self.keep, generator), dict(state)
         else:
-            history = remembered(state["history"], loss.float(), self.history)
+            history = extended_history(state["history"], loss.float(), self.history)
             picked, state = self._drawn(loss.float(), history, generator), {**state, "history": history}
         return self._plan(by_id.index_select(0, picked).sort().values, len(ids), 1 - self.expected_keep), state
 
@@ -224,10 +224,10 @@ class SelectiveBackprop:
         n = len(loss)
         k = max(1, share(keep, n))
         if not self.draw:
-            return largest(loss, k)
-        ascending = largest(loss, n)
+            return top_positions(loss, k)
+        ascending = top_positions(loss, n)
         places = precedence(n, keep, generator).to(loss.device, non_blocking=True)
-        return ascending[largest(torch.where(loss[ascending].isfinite(), places, math.inf), k)]
+        return ascending[top_positions(torch.where(loss[ascending].isfinite(), places, math.inf), k)]
 
     def _drawn(self, loss: Tensor, history: Tensor, generator: torch.Generator) -> Tensor:
         """Positions drawn by the percentiles; how many is known to the device alone, so that this waits for it."""

@@ -11,31 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepSmallest
 from thresher.methods.card import Card
-from thresher.methods.contract import State
-from thresher.plans import BatchPlan
 
 
 @dataclass(frozen=True)
-class Smallest(Ranked):
-    """Keeps the samples with the smallest values: the lower end of the order by (value, id), of which `Ranked` keeps the upper.
-
-    Subclasses give the negative of the value as their score.
-    """
-
-    def plan_batch(
-        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
-    ) -> tuple[BatchPlan, State]:
-        """The rows with the smallest values; of equal ones those with the lower id."""
-        return super().plan_batch({**signals, "id": -signals["id"]}, state, step=step, generator=generator)
-
-
-@dataclass(frozen=True)
-class SmallLoss(Smallest):
+class SmallLoss(KeepSmallest):
     """Keep the floor(keep * n) smallest losses of each batch, at least one; of equal losses the lower id.
 
     A sample without a finite loss is kept before all others.

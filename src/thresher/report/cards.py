@@ -296,12 +296,18 @@ def _result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
 
 def write_pages(arguments: Sequence[str] | None = None) -> None:
     """Writes the pages of the methods of this package and their index into a folder."""
-    parser = argparse.ArgumentParser(prog="python -m thresher.report.cards", description="Write the pages of all methods and their index.")
+    parser = argparse.ArgumentParser(
+        prog="python -m thresher.report.cards", description="Write the pages of all methods and their index."
+    )
     parser.add_argument("folder", type=Path, help="folder for the pages, such as docs/methods")
-    parser.add_argument("--results", type=Path, default=COMPARISONS, help="folder with results.json files to quote (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=Path, default=COMPARISONS, help="folder with results.json files to quote (default: %(default)s)"
+    )
     given = parser.parse_args(arguments)
     if not given.results.is_dir():
-        parser.error(f"--results {given.results}: no such folder; give the folder that has the results.json files of the comparisons")
+        parser.error(
+            f"--results {given.results}: no such folder; give the folder that has the results.json files of the comparisons"
+        )
     given.folder.mkdir(parents=True, exist_ok=True)
     for name, page in all_pages(given.results).items():
         (given.folder / name).write_text(page, encoding="utf-8")
