@@ -15,7 +15,7 @@ from thresher import testing as testing
 from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
 from thresher.methods import Requirements as Requirements
-from thresher.methods.built_in import *
+from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
 from thresher.plans import BatchPlan as BatchPlan
 from thresher.plans import EpochPlan as EpochPlan

@@ -243,9 +243,10 @@ def _measurements(name: str, folder: Path) -> str:
         return "Not measured yet."
     return "\n\n".join(
         [
-            "Each row gives the mean ± standard deviation over the seeds, the difference to full training (paired by seed, with "
-            "its 95 % interval), and the counted cost and the CPU time as shares of full training. The rows uniform@ (a random "
-            "subset each epoch) and shorter@ (full data for fewer epochs) are controls at the cost of the method above them.",
+            "Each row gives the mean ± standard deviation over the seeds, the difference to full training (paired by seed, "
+            "with its 95 % interval), and the counted cost and the CPU time as shares of full training. The rows uniform@ (a "
+            "random subset each epoch) and shorter@ (full data for fewer epochs) are controls at the cost of the method above "
+            "them.",
             *tables,
         ]
     )
