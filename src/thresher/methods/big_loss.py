@@ -1,8 +1,8 @@
 """Big Loss: train on the samples of each batch with the largest losses.
 
-Selective-Backprop in its simplest form, with a fixed share of the batch instead of chances: one of the base selectors of
-AdaSelection, arXiv:2306.10728, which names arXiv:1910.00762 as its source. `SelectiveBackprop(keep=...)` chooses the same.
-Biased towards hard samples by design; nothing is re-weighted.
+This is Selective-Backprop in its simplest form, with a fixed share of the batch instead of probabilities. It is one of the
+base selectors of AdaSelection, arXiv:2306.10728, which names arXiv:1910.00762 as its source. `SelectiveBackprop(keep=...)`
+chooses the same samples. It is biased towards hard samples by design: nothing is re-weighted.
 """
 
 from collections.abc import Mapping
@@ -17,13 +17,23 @@ from thresher.methods.card import Card
 
 @dataclass(frozen=True)
 class BigLoss(KeepLargest):
-    """Keep the floor(keep * n) largest losses of each batch, at least one; of equal losses the higher id.
+    """Trains on the floor(keep * n) samples of each batch with the largest losses, at least one.
+
+    Of samples with equal losses, those with the higher ids are kept. A sample without a finite loss is kept before all others.
 
     Args:
-        keep: Share kept of each batch, (0, 1]. Published: 0.1 to 0.5.
+        keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
 
     Raises:
-        ValueError: `keep` outside (0, 1].
+        ValueError: `keep` is outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from thresher import BigLoss
+        >>> signals = {"id": torch.arange(4), "loss": torch.tensor([0.1, 0.9, 0.5, 0.2])}
+        >>> plan, state = BigLoss(keep=0.5).plan_batch(signals, {}, step=0, generator=torch.Generator())
+        >>> plan.rows
+        tensor([1, 2])
     """
 
     card: ClassVar[Card] = Card(
@@ -38,5 +48,5 @@ class BigLoss(KeepLargest):
     )
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """The loss."""
+        """Returns the loss."""
         return signals["loss"]
