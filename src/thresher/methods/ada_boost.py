@@ -91,8 +91,8 @@ class AdaBoost(KeepLargest):
         biased="towards samples of large loss; with weights='paper_abs' towards losses near 1; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 85.13 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
-        caveat="on its own it chooses what Big Loss chooses; the published numbers are below those of random selection except on "
-        "a toy regression (CIFAR-100 50.19 % against 71.05 %)",
+        caveat="on its own it chooses what Big Loss chooses; the published numbers are below those of random selection "
+        "except on a toy regression (CIFAR-100 50.19 % against 71.05 %)",
     )
     weights: BoostFormula = "scaled"
 

@@ -1,17 +1,17 @@
 """AdaSelection: score the samples of a batch by several selectors at once, with weights that adapt from step to step.
 
-Zhang et al., "AdaSelection: Accelerating Deep Learning Training through Data Subsampling", arXiv:2306.10728. We found no official
-code, and could not read the formulas of the paper: the following is an exact form of its prose. The method is biased by design:
-nothing is re-weighted.
+Zhang et al., "AdaSelection: Accelerating Deep Learning Training through Data Subsampling", arXiv:2306.10728. We found no
+official code, and could not read the formulas of the paper: the following is an exact form of its prose. The method is biased
+by design: nothing is re-weighted.
 
-In step t, from 1, each selector m of the pool has a score s_i for sample i, of which it alone would keep the largest (for coreset
-extremes this is the distance of a loss's rank from the middle, as a share). Then:
+In step t, from 1, each selector m of the pool has a score s_i for sample i, of which it alone would keep the largest (for
+coreset extremes this is the distance of a loss's rank from the middle, as a share). Then:
 - the importance of sample i for m is a_i = exp(s_i) / sum exp(s_j) (equation 2);
 - the weight of m becomes w * exp(beta * (L_t - L_{t-1}) / L_{t-1}), and all weights are scaled to a sum of 1 (3). L is the mean
   loss of the samples that m would keep, or the mean over all samples weighted by a (`average="weighted"`). With the plain mean
   of the batch, all weights would change alike, and the order of the samples would not change at all;
-- the score of i is exp(-l_i / t ** gamma) times the sum of w * a_i over all m (4, 5), and the k largest scores are kept (6). The
-  first factor is a curriculum: it favours small losses at the beginning, and is 1 for all samples later.
+- the score of i is exp(-l_i / t ** gamma) times the sum of w * a_i over all m (4, 5), and the k largest scores are kept (6).
+  The first factor is a curriculum: it favours small losses at the beginning, and is 1 for all samples later.
 
 As written, equation (3) drifts: a relative change that goes up and down at random is above 0 on average. With `beta` above 0,
 the selector whose average is noisiest for its size takes all the weight, independently of how well it selects. This is small
@@ -193,13 +193,14 @@ class AdaSelection(KeepLargest):
         summary="mix base selectors by weights that adapt",
         paper="arXiv:2306.10728",
         rule="not chosen in its batch, by the mixed score of the selectors",
-        biased="towards the samples that the selectors of the pool prefer, at first towards small losses; nothing is re-weighted",
+        biased="towards the samples that the selectors of the pool prefer, at first towards small losses; nothing is "
+        "re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 89.39 % where full training has 92.57 % and random selection 90.74 %; CIFAR-100 71.38 %, 70.47 %, "
         "71.05 %; SVHN 93.38 %, 95.71 %, 93.32 %; means over keep = 0.1 to 0.5; at least 20 % less time (CIFAR-10)",
         caveat="by the paper's own numbers random selection is within 0.35 points on CIFAR-100, SVHN, Bike and Wikitext-2 and "
         "better on CIFAR-10; only a toy regression shows a clear gain. Here, with beta=0.5, the weights drift to Small Loss, "
-        "whose average is noisiest, and with a small `keep` a network learns almost nothing. `change=\"log\"`, which is our "
+        'whose average is noisiest, and with a small `keep` a network learns almost nothing. `change="log"`, which is our '
         "addition, does not drift: with keep=0.3 it is within 1.4 points of full training on three of four tasks, no better "
         "than random selection, which costs less (docs/reproduce.md). The choice takes about 50 small tensor operations per "
         "step, two and a half times the time of Big Loss",
@@ -249,7 +250,7 @@ class AdaSelection(KeepLargest):
         return Requirements(signals=("loss", *norms), report=True)
 
     def init_state(self) -> State:
-        """Returns the first state: equal weights as logarithms, no average loss, and with `stop_after` the steps without change."""
+        """Returns the first state: equal weights, no average loss, and with `stop_after` the number of steps without change."""
         size = len(self.pool)
         state: State = {"log_weights": torch.full((size,), -math.log(size)), "average": torch.full((size,), math.nan)}
         return state if self.stop_after is None else {**state, "still": torch.zeros((), dtype=torch.int64)}

@@ -5,10 +5,10 @@ arXiv:1803.00942. Original code: github.com/idiap/importance-sampling.
 
 Where paper and code differ from this method:
 - They draw a new pool of B samples for every step. Here the batch of the loader is the pool, and b rows of it are trained on.
-- Until importance sampling is expected to pay, they draw b samples and score only these. Here the pool is always scored, so that
-  its scores show the gain of importance sampling; until it pays, b rows of the pool are drawn without replacement.
-- The code uses the gradient at the output of a layer. Where the softmax is part of that layer, this is the gradient with respect
-  to probabilities, which is not the published bound. Here it is the gradient at the model's outputs.
+- Until importance sampling is expected to pay, they draw b samples and score only these. Here the pool is always scored, so
+  that its scores show the gain of importance sampling; until it pays, b rows of the pool are drawn without replacement.
+- The code uses the gradient at the output of a layer. Where the softmax is part of that layer, this is the gradient with
+  respect to probabilities, which is not the published bound. Here it is the gradient at the model's outputs.
 """
 
 import math

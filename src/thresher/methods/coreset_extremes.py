@@ -1,7 +1,7 @@
 """Coreset approximation 1: train on the largest and the smallest losses of each batch, half and half.
 
-It is a base selector of AdaSelection, arXiv:2306.10728, section 3.1: the mean loss of both ends together is close to that of the
-batch. There is no official code. It is biased against middling losses: nothing is re-weighted. The paper leaves open what
+It is a base selector of AdaSelection, arXiv:2306.10728, section 3.1: the mean loss of both ends together is close to that of
+the batch. There is no official code. It is biased against middling losses: nothing is re-weighted. The paper leaves open what
 happens with an odd number; here the additional sample is one with a large loss.
 """
 
@@ -66,8 +66,8 @@ class CoresetExtremes(KeepLargest):
         biased="against samples of middling loss; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-100 69.33 % where full training has 70.47 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
-        caveat="it is behind random selection in all six tasks of that table (CIFAR-100 71.05 %, SVHN 67.89 % against 93.32 %): "
-        "half of the samples that it trains on are learned already",
+        caveat="it is behind random selection in all six tasks of that table (CIFAR-100 71.05 %, SVHN 67.89 % against 93.32 "
+        "%): half of the samples that it trains on are learned already",
     )
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:

@@ -97,7 +97,8 @@ class EpochSelectiveBackprop:
         claim="None: the paper only compares with it. On Fractal-3K with beta = 1 its epochs took 306 s; hiding by forgetting "
         "took 398 s.",
         differences=(
-            "Draws come from the generator of the run; in the code they come from a global generator that differs between ranks.",
+            "Draws come from the generator of the run; in the code they come from a global generator that differs between "
+            "ranks.",
             "Hidden samples are forwarded in eval mode; in the code they are forwarded in train mode.",
             "Samples without a finite loss are kept and not counted; the code fails on them.",
         ),

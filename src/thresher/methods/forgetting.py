@@ -121,8 +121,8 @@ class Forgetting:
         rule="it was forgotten less often than others",
         biased="Yes, towards samples that are forgotten often or never learned: nothing is re-weighted.",
         forwards='Every hidden sample once per epoch; none with hide="once".',
-        claim="For the offline form: about 30 % of CIFAR-10 left out of a second training without a loss of accuracy (recalled, "
-        "not checked). For this online form there is none; KAKURENBO only compares with it.",
+        claim="For the offline form: about 30 % of CIFAR-10 left out of a second training without a loss of accuracy "
+        "(recalled, not checked). For this online form there is none; KAKURENBO only compares with it.",
         differences=(
             'Samples that were never right are kept, as in the original; KAKURENBO hides them first (never_learned="cut").',
             "Equal counts are drawn at random, anew in each epoch; both codes leave them to an unstable sort.",
@@ -130,11 +130,12 @@ class Forgetting:
             "A sample that a distributed sampler repeats is counted once.",
         ),
         bytes_per_sample=2,
-        caveat="After few epochs few samples were ever forgotten. As long as the samples that were never forgotten are more than "
-        "the hidden share, the choice among them is random selection.",
+        caveat="After few epochs few samples were ever forgotten. As long as the samples that were never forgotten are more "
+        "than the hidden share, the choice among them is random selection.",
         missing=(
             "The margins and the complete histories that the original code stores.",
-            "A new model after the first epochs, as in the other form of the comparison: prune before a second training instead.",
+            "A new model after the first epochs, as in the other form of the comparison: prune before a second training "
+            "instead.",
         ),
     )
     fraction: float = 0.1
@@ -160,7 +161,7 @@ class Forgetting:
         return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the turns, and with `hide="once"` the hidden samples; 2 bytes."""
+        """Returns the recorded columns, 2 bytes per sample: the turns, and with `hide="once"` also the hidden samples."""
         dtype = torch.int16 if self.hide == "each_epoch" else torch.int8
         columns = {"forgetting": Column(dtype, fill=UNSEEN_TURNS, signal="correct", merge=turns)}
         if self.hide == "once":

@@ -69,7 +69,8 @@ class ImportanceSampling:
         claim="None: the paper only compares with it. On Fractal-3K its epochs took 576 s; hiding by forgetting took 398 s.",
         differences=(
             'Epoch 0 trains on every sample; the code draws it uniformly with replacement (first_epoch="uniform").',
-            "The forward-only pass runs in eval mode and without gradient; in the code it runs in train mode and builds a graph.",
+            "The forward-only pass runs in eval mode and without gradient; in the code it runs in train mode and builds a "
+            "graph.",
             "Draws invert the cumulative distribution; the code's torch.multinomial refuses more than 2^24 samples.",
             "A sample without a finite loss of 0 or more is kept once; the code fails on it.",
         ),

@@ -3,9 +3,10 @@
 Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning", ICLR 2024, arXiv:2303.04947.
 Original code: github.com/NUS-HPC-AI-Lab/InfoBatch. It is unbiased: the expected weighted loss is that of the full data.
 
-The code keeps int((1 - r) * n) of the n samples below the mean with a weight of 1 / (1 - r), so that up to one sample's weight is
-lost. Here their weight is n over the number kept, which is at least one (`rescale="ratio"` restores the weight of the code). Two
-habits of the code are left out: old weights in the annealing epochs, and a loss of 3 for samples that were not seen yet.
+The code keeps int((1 - r) * n) of the n samples below the mean with a weight of 1 / (1 - r), so that up to one sample's weight
+is lost. Here their weight is n over the number kept, which is at least one (`rescale="ratio"` restores the weight of the
+code). Two habits of the code are left out: old weights in the annealing epochs, and a loss of 3 for samples that were not seen
+yet.
 """
 
 from collections.abc import Mapping
@@ -79,8 +80,8 @@ class InfoBatch:
         rule="pruned: its loss was below the {threshold}, and it was drawn with chance {prune_fraction}",
         biased="No: the expected weighted sum of the losses over an epoch is that of all data.",
         forwards="None.",
-        claim="Saves 40 % of the cost without a loss of accuracy on CIFAR-10, CIFAR-100, ImageNet-1K and ADE20K, and 20 to 27 % "
-        "in pre-training, diffusion models and instruction tuning.",
+        claim="Saves 40 % of the cost without a loss of accuracy on CIFAR-10, CIFAR-100, ImageNet-1K and ADE20K, and 20 to "
+        "27 % in pre-training, diffusion models and instruction tuning.",
         differences=(
             "The weight is the number of samples below the mean over the number of them that is kept; in the code it is "
             '1 / (1 - r) (rescale="ratio").',

@@ -3,9 +3,9 @@
 "One Backward from Ten Forward, Subsampling for Large-Scale Deep Learning", arXiv:2104.13114.
 
 The paper states the choice as a 0/1 program: choose b of n losses so that the difference of the means is least. An exact
-solution for each batch costs more than it saves. Here the choice starts from evenly spaced quantiles of the losses, and each of
-a few rounds makes the one swap of a chosen row and another row that brings the means closest. A round is a few operations on the
-device, and the number of rounds is fixed.
+solution for each batch costs more than it saves. Here the choice starts from evenly spaced quantiles of the losses, and each
+of a few rounds makes the one swap of a chosen row and another row that brings the means closest. A round is a few operations
+on the device, and the number of rounds is fixed.
 """
 
 import math
@@ -97,10 +97,10 @@ class Obftf:
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; the paper "
         "takes the losses from inference that runs anyway (`Scoring(losses=...)`)",
         differences=("The paper solves a 0/1 program; here quantiles and a fixed number of swaps come close to its solution.",),
-        caveat="random rows have the mean loss of the batch on average, too: the gain is only less variance of the loss, which the "
-        "gradient need not follow. On none of the planted problems (`thresher.testing`) does it beat random rows of the same "
-        "cost, which are twice as many. The choice takes about seven times as long as that of Big Loss, because every swap "
-        "compares all pairs of rows",
+        caveat="random rows have the mean loss of the batch on average, too: the gain is only less variance of the loss, "
+        "which the gradient need not follow. On none of the planted problems (`thresher.testing`) does it beat random rows "
+        "of the same cost, which are twice as many. The choice takes about seven times as long as that of Big Loss, because "
+        "every swap compares all pairs of rows",
     )
     keep: float = 0.1
     swaps: int = 8

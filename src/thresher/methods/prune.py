@@ -92,8 +92,7 @@ def keep_in_batch(before_fraction: float = 0.25, total_fraction: float = 0.5) ->
         raise ValueError(f"keep_in_batch: `before_fraction` is a share removed, within [0, 1), got {before_fraction}")
     if not before_fraction <= total_fraction < 1:
         raise ValueError(
-            f"keep_in_batch: `total_fraction` includes `before_fraction`, within [{before_fraction}, 1), "
-            f"got {total_fraction}"
+            f"keep_in_batch: `total_fraction` includes `before_fraction`, within [{before_fraction}, 1), got {total_fraction}"
         )
     return (1 - total_fraction) / (1 - before_fraction)
 
@@ -139,9 +138,9 @@ class Prune:
             "The code sorts without a rule for ties; here the order is by (score, id).",
             "The code trains for a fixed number of steps for every `keep`; here it is a fixed number of epochs.",
         ),
-        caveat="scores of K models of e epochs cost more than a training of E epochs saves, unless K * e < (1 - keep) * E or the "
-        "scores serve several trainings. Equal scores, as most numbers of forgetting events are, are ordered by id: where the "
-        "dataset is sorted by class, use `per_class_floor`, or whole classes are lost",
+        caveat="scores of K models of e epochs cost more than a training of E epochs saves, unless K * e < (1 - keep) * E "
+        "or the scores serve several trainings. Equal scores, as most numbers of forgetting events are, are ordered by id: "
+        "where the dataset is sorted by class, use `per_class_floor`, or whole classes are lost",
     )
     stage: ClassVar[Literal["before"]] = "before"
     requires: ClassVar[Requirements] = Requirements(cost=True)

@@ -69,7 +69,8 @@ class RhoLoss(KeepLargest):
         summary="train on what is learnable: loss above the irreducible loss",
         paper="arXiv:2206.07137",
         rule="its loss was little above its irreducible loss",
-        biased="yes, by design: towards samples that are easy for the other model and hard for this one; nothing is re-weighted",
+        biased="yes, by design: towards samples that are easy for the other model and hard for this one; nothing is "
+        "re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; before "
         "training one pass of the irreducible-loss model over all samples, besides what its own training takes",
         claim="18 times fewer steps and 2 % higher final accuracy on Clothing-1M; scoring is assumed to run in parallel and is "
@@ -79,9 +80,9 @@ class RhoLoss(KeepLargest):
             "The code scores in train mode; here a scoring pass is in eval mode.",
         ),
         bytes_per_sample=4,
-        caveat="with keep=0.1 a step costs as much as about 4.3 steps on random rows, because every row of the candidate batch is "
-        "forwarded: at equal cost it wins only where it needs fewer than a quarter of the steps. Of the planted problems "
-        "(`thresher.testing`) it wins the one without noise; with wrong labels it is no better than random rows",
+        caveat="with keep=0.1 a step costs as much as about 4.3 steps on random rows, because every row of the candidate "
+        "batch is forwarded: at equal cost it wins only where it needs fewer than a quarter of the steps. Of the planted "
+        "problems (`thresher.testing`) it wins the one without noise; with wrong labels it is no better than random rows",
         missing=("Training the irreducible-loss model at the same time (`update_irreducible`), off by default in the code.",),
     )
     keep: float = field(default=0.1, kw_only=True)

@@ -5,18 +5,19 @@ Original code: github.com/angelajiang/SelectiveBackprop. It is biased towards ha
 
 As in the code, the percentile is strict and the history includes the losses of the batch itself, so that the smallest loss of
 the history is never chosen. Where the code differs from the paper or goes beyond it:
-- It trains on every sample in epoch 0 and does not fill the history there. The setting is `warmup_steps`, the steps of an epoch.
-- Its `topk` keeps every sample (its sample size is fixed to 0), and `lowk` and `randomk` do the same as `topk`. `keep` does what
-  the name `topk` promises: it keeps a fixed number of the largest losses, so that every batch has the same size.
+- It trains on every sample in epoch 0 and does not fill the history there. The setting is `warmup_steps`, the steps of an
+  epoch.
+- Its `topk` keeps every sample (its sample size is fixed to 0), and `lowk` and `randomk` do the same as `topk`. `keep` does
+  what the name `topk` promises: it keeps a fixed number of the largest losses, so that every batch has the same size.
 - Its beta is 3 on the command line and 1 in the research scripts.
 - Its least probability is a setting, 0 by default: `min_probability`.
 - It gives a percentile to a loss that is NaN or infinite; here such a sample is kept and never counted.
 
-Two other algorithms have the same name. KAKURENBO compares with `thresher.EpochSelectiveBackprop`, which chooses once per epoch
-from a histogram of all last losses. Composer (github.com/mosaicml/composer) draws a fixed number of rows by the rank of their
-losses, in a part of the training, and leaves every n-th batch whole: SelectiveBackprop(keep=0.5, draw=True, start=0.5, end=0.9,
-interrupt=2). Composer counts batches from the start of each epoch; here `interrupt` counts those of the whole training. Composer
-draws no row from a batch of one sample; here at least one row is drawn.
+Two other algorithms have the same name. KAKURENBO compares with `thresher.EpochSelectiveBackprop`, which chooses once per
+epoch from a histogram of all last losses. Composer (github.com/mosaicml/composer) draws a fixed number of rows by the rank of
+their losses, in a part of the training, and leaves every n-th batch whole: SelectiveBackprop(keep=0.5, draw=True, start=0.5,
+end=0.9, interrupt=2). Composer counts batches from the start of each epoch; here `interrupt` counts those of the whole
+training. Composer draws no row from a batch of one sample; here at least one row is drawn.
 """
 
 import math
@@ -227,7 +228,7 @@ class SelectiveBackprop:
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Returns the rows with large losses, and the state with the new history; the choice is made in the order of the ids."""
+        """Returns the rows with large losses and the next state; the choice is made in the order of the ids."""
         ids = signals["id"]
         if step < self.warmup_steps:
             return self._plan(torch.arange(len(ids), device=ids.device), len(ids), 0.0), dict(state)
