@@ -379,7 +379,7 @@ def test_one_sample(per: str) -> None:
         ({"runs": "sorted"}, r"`runs` must be one of \('shuffled', 'consecutive'\), got 'sorted'"),
         ({"weights_divisor": "losses"}, r"`weights_divisor` must be one of \('weights', 'samples'\), got 'losses'"),
         ({"fill": "random"}, r"`fill` must be one of \(True, False\), got 'random'"),
-        ({"per": "class_gradient", "gradient": "bias"}, "`per`='class_gradient' is about one row of weights, got `gradient`"),
+        ({"per": "class_gradient", "gradient": "bias"}, "`per`='class_gradient' matches one row of weights, got `gradient`"),
         ({"penalty": -1}, "`penalty` must be a finite number of 0 or more, got -1"),
         ({"penalty": math.inf}, "`penalty` must be a finite number of 0 or more, got inf"),
         ({"penalty": math.nan}, "`penalty` must be a finite number of 0 or more, got nan"),
