@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher.methods.infobatch import well_learned
-from thresher.methods.kakurenbo import easiest
+from thresher.methods.kakurenbo import hiding_candidates
 from thresher.selection import chosen, largest, quantile_cut, share, smallest
 
 hard = settings(deadline=None, derandomize=True, database=None, max_examples=depth(60, 300))
@@ -61,7 +61,7 @@ def test_share_is_exact_for_hundredths(percent: int, n: int) -> None:
 @given(losses, hundredths)
 def test_easiest_by_threshold_is_closed_under_ties(values: list[float], percent: int) -> None:
     array = np.array(values, np.float32)
-    sort, threshold = easiest(array, percent / 100), easiest(array, percent / 100, by_threshold=True)
+    sort, threshold = hiding_candidates(array, percent / 100), hiding_candidates(array, percent / 100, by_threshold=True)
     assert not (sort & ~threshold).any()
     finite = np.isfinite(array)
     assert not (threshold & ~finite).any()

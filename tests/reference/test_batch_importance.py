@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from thresher import BatchImportance, BatchPlan
-from thresher.methods.batch_importance import masses, unbiased, variance_gain
+from thresher.methods.batch_importance import masses, unbiased_row_weights, variance_gain
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
@@ -166,7 +166,7 @@ def test_the_instances_are_hard() -> None:
 def test_worked_vector() -> None:
     g = torch.tensor([0.5, 0.3, 0.1, 0.1])
     assert variance_gain(masses(g), torch.tensor(4)).item() == pytest.approx(1.2)
-    assert unbiased(masses(g), torch.arange(4)).tolist() == pytest.approx([0.5, 0.8333333, 2.5, 2.5])
+    assert unbiased_row_weights(masses(g), torch.arange(4)).tolist() == pytest.approx([0.5, 0.8333333, 2.5, 2.5])
     assert Transcribed.gain([Fraction(5), Fraction(3), Fraction(1), Fraction(1)]) == pytest.approx(1.2)
 
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher import Kakurenbo
 from thresher.losses.signals import batch_confidence, classes
-from thresher.methods.kakurenbo import easiest
+from thresher.methods.kakurenbo import hiding_candidates
 from thresher.records import Records
 
 CPU = torch.device("cpu")
@@ -371,7 +371,7 @@ def test_ties_at_the_threshold() -> None:
         (0.0, False, []),
         (0.0, True, [0, 1, 2, 3, 4]),
     ):
-        assert np.flatnonzero(easiest(loss, fraction, by_threshold=by_threshold)).tolist() == marked
+        assert np.flatnonzero(hiding_candidates(loss, fraction, by_threshold=by_threshold)).tolist() == marked
     sort, threshold = Kakurenbo(0.4), Kakurenbo(0.4, candidates="threshold")
     for method, hidden in ((sort, [0, 1]), (threshold, [0, 1, 2, 3])):
         plan = planned(method, filled(method, loss, np.ones(5), np.ones(5)), 1, 100)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import Mercury
-from thresher.methods._drawing import probabilities, unbiased_weights
+from thresher.methods._drawing import draw_probabilities, unbiased_weights
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 def test_worked_vector() -> None:
     """Importances 1, 1, 2, 4 of a shard."""
-    chances = probabilities(np.array([1.0, 1.0, 2.0, 4.0]))
+    chances = draw_probabilities(np.array([1.0, 1.0, 2.0, 4.0]))
     assert chances.tolist() == [0.125, 0.125, 0.25, 0.5]
     assert unbiased_weights(chances, 4).tolist() == [2, 2, 1, 0.5]
     method = Mercury(groups=4)

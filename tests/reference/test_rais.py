@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import EpochPlan, Rais
-from thresher.methods._drawing import probabilities, unbiased_weights
+from thresher.methods._drawing import draw_probabilities, unbiased_weights
 from thresher.methods.rais import gain
 from thresher.records import NEVER_SEEN, Records
 from thresher.rng import seeded
@@ -30,7 +30,7 @@ def planned(method: Rais, columns: dict[str, np.ndarray], key: int = 0, epoch: i
 def test_worked_vector() -> None:
     """The limit of exact importances: last norms 4, 1, 1, 2, seen in the epoch before."""
     norm = np.float32([4, 1, 1, 2])
-    chances = probabilities(norm)
+    chances = draw_probabilities(norm)
     assert chances.tolist() == [0.5, 0.125, 0.125, 0.25]
     assert unbiased_weights(chances, 4).tolist() == [0.5, 2, 2, 1]
     assert gain(norm.astype(np.float64) ** 2, chances) == 1.375

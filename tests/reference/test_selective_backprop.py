@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from thresher import SelectiveBackprop
-from thresher.methods.selective_backprop import percentile, remembered
+from thresher.methods.selective_backprop import extended_history, percentile
 from thresher.rng import seeded
 
 
@@ -150,7 +150,7 @@ DRAWS = [0.5, 0.01, 0.2, 0.3, 0.7]
 
 def test_worked_vector_a(monkeypatch: pytest.MonkeyPatch) -> None:
     loss = torch.tensor(A)
-    q = percentile(loss, remembered(torch.empty(0), loss, 1024))
+    q = percentile(loss, extended_history(torch.empty(0), loss, 1024))
     assert q.tolist() == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
     assert q.square().tolist() == pytest.approx([0, 0.04, 0.16, 0.36, 0.64])
     assert q.square().mean().item() == pytest.approx(0.24)
@@ -168,7 +168,7 @@ def test_worked_vector_b() -> None:
     history = torch.tensor([1.0, 2, 3, 4])
     three = torch.tensor([3.0])
     assert percentile(three, history).tolist() == [0.5]
-    pushed = remembered(history, torch.tensor([5.0]), 4)
+    pushed = extended_history(history, torch.tensor([5.0]), 4)
     assert pushed.tolist() == [2, 3, 4, 5]
     assert percentile(three, pushed).tolist() == [0.25]
 

@@ -1,10 +1,10 @@
-"""`thresher methods`: what there is to choose from, and what to know of one."""
+"""`thresher methods`: lists the methods, or prints the card of one method."""
 
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from thresher import methods as registry
+from thresher.methods import registry
 
 if TYPE_CHECKING:
     from rich.markdown import Markdown
@@ -12,15 +12,20 @@ if TYPE_CHECKING:
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="Of a method, to read its card: settings, costs, what is missing.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="Name of a method whose card is printed: its settings, its costs and what is missing of its paper."
+        ),
+    ] = None,
 ) -> None:
-    """List the methods by name, or print the card of one."""
+    """List the methods by name, or print the card of one method."""
     from thresher.cli.compare import PLAIN_WIDTH, console_of
 
-    console_of(PLAIN_WIDTH).print(_list() if name is None else _card(name))
+    console_of(PLAIN_WIDTH).print(_methods_table() if name is None else _method_card(name))
 
 
-def _list() -> "Table":
+def _methods_table() -> "Table":
     from rich.table import Table
 
     table = Table("method", "stage", "paper", "what it does", box=None, pad_edge=False)
@@ -29,9 +34,9 @@ def _list() -> "Table":
     return table
 
 
-def _card(name: str) -> "Markdown":
+def _method_card(name: str) -> "Markdown":
     from rich.markdown import Markdown
 
     from thresher.report import cards
 
-    return Markdown(cards.text(name))
+    return Markdown(cards.card_page(name))

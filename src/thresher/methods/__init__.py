@@ -1,4 +1,4 @@
-"""The methods, one a file. Listing them imports none of them, nor torch."""
+"""The methods, one per file. Listing them imports neither a method nor torch; `built_in` has one line per method."""
 
 from thresher.methods.contract import BatchMethod as BatchMethod
 from thresher.methods.contract import BeforeMethod as BeforeMethod

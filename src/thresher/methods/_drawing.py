@@ -1,7 +1,7 @@
-"""Draws with replacement: chances from importances, the draws themselves, and weights that make them stand for all samples.
+"""Draws with replacement: the probabilities of the samples, the draws, and the weights that remove the bias.
 
-A sample whose importance is not known is never drawn but kept, once. torch.multinomial takes no more than 2^24 categories, so
-the draws invert the cumulative distribution, in double precision.
+A sample whose importance is not known is never drawn but kept once. The draws invert the cumulative distribution in double
+precision, because torch.multinomial accepts at most 2^24 categories.
 """
 
 from collections.abc import Mapping
@@ -14,32 +14,33 @@ from thresher.plans import EpochPlan
 from thresher.selection import Values, share
 
 
-def probabilities(importance: Values) -> Values:
-    """Chance of each sample in one draw, proportional to its importance.
+def draw_probabilities(importance: Values) -> Values:
+    """Returns the probability of each sample in one draw, proportional to its importance.
 
     Args:
-        importance: Shape (N,), floating point. One that is not finite or is below zero is not known.
+        importance: Importances, shape (N,), floating point; one that is not finite or is below zero counts as not known.
 
     Returns:
-        Shape (N,), float64: NaN where the importance is not known; the others add up to 1, all equal where all are zero.
+        Probabilities, shape (N,), float64: NaN where the importance is not known. The others add up to 1, and are equal where
+        all known importances are zero.
     """
     known = np.isfinite(importance) & (importance >= 0)
     mass = np.where(known, importance, 0).astype(np.float64)
     largest = mass.max(initial=0.0)
-    mass = mass / largest if largest else known.astype(np.float64)  # so that the sum of huge ones is finite
+    mass = mass / largest if largest else known.astype(np.float64)  # the sum of huge importances stays finite
     return np.where(known, mass / max(mass.sum(), 1.0), np.nan)
 
 
-def draw(chances: Values, k: int, generator: torch.Generator) -> Values:
-    """Draw `k` positions with replacement.
+def draw_positions(chances: Values, k: int, generator: torch.Generator) -> Values:
+    """Draws `k` positions with replacement.
 
     Args:
-        chances: Shape (N,), float64, none NaN, not all zero; a position of chance 0 is never drawn.
-        k: How many.
-        generator: On the CPU.
+        chances: Probabilities, shape (N,), float64, without NaN, not all zero; a position of probability 0 is never drawn.
+        k: Number of draws.
+        generator: Random generator on the CPU.
 
     Returns:
-        Shape (k,), int64, in the order of the draws.
+        Positions, shape (k,), int64, in the order of the draws.
     """
     edges = np.cumsum(chances)
     points = torch.rand(k, generator=generator, dtype=torch.float64).numpy() * edges[-1]
@@ -48,15 +49,15 @@ def draw(chances: Values, k: int, generator: torch.Generator) -> Values:
 
 
 def unbiased_weights(chances: Values, n: int) -> Values:
-    """Weights under which the mean loss of what an epoch trains on is expected to be the mean loss of all samples.
+    """Returns weights with which the expected mean loss over an epoch is the mean loss of all samples.
 
     Args:
-        chances: Of each sample of the epoch in one draw, shape (K,); NaN where it was kept without a draw.
-        n: Samples of the dataset.
+        chances: Probability in one draw of each sample of the epoch, shape (K,); NaN where it was kept without a draw.
+        n: Number of samples of the dataset.
 
     Returns:
-        Shape (K,), float32. A sample of chance p gets 1 / (n p) where all K were drawn, K / (n k p) where k of them were;
-        one that was kept without a draw gets K / n.
+        Weights, shape (K,), float32. A sample of probability p has 1 / (n p) where all K were drawn, and K / (n k p) where k of
+        them were drawn; a sample that was kept without a draw has K / n.
     """
     kept = np.isnan(chances)
     draws = len(chances) - int(np.count_nonzero(kept))
@@ -64,8 +65,8 @@ def unbiased_weights(chances: Values, n: int) -> Values:
     return (len(chances) / (n * per_draw)).astype(np.float32)
 
 
-def everything(n: int, refresh: Tensor | None = None) -> EpochPlan:
-    """The plan of an epoch before importances are known: all of `n` samples, in the loader's own order."""
+def full_plan(n: int, refresh: Tensor | None = None) -> EpochPlan:
+    """Returns the plan of an epoch in which no importance is known yet: all `n` samples, in the order of the loader."""
     return EpochPlan(torch.arange(n), refresh=refresh, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
 
 
@@ -79,24 +80,25 @@ def drawn_plan(
     remember: Mapping[str, Tensor] | None = None,
     facts: Mapping[str, float] | None = None,
 ) -> EpochPlan:
-    """The plan of an epoch of draws.
+    """Returns the plan of an epoch of draws.
 
     Args:
-        chances: Of each sample in one draw, shape (N,); NaN where it is to be kept without a draw.
-        keep: Draws as a share of the samples that have a chance, > 0.
-        generator: On the CPU.
-        weighted: Give the samples the weights that make the plan unbiased.
-        refresh: As in `EpochPlan`.
-        remember: As in `EpochPlan`.
-        facts: Beside the fractions and `distinct`, the share of the samples that is there at least once.
+        chances: Probability of each sample in one draw, shape (N,); NaN where it is kept without a draw.
+        keep: Number of draws as a share of the samples that have a probability, > 0.
+        generator: Random generator on the CPU.
+        weighted: Whether the samples have the weights that make the plan unbiased.
+        refresh: Ids that are refreshed after the epoch, as in `EpochPlan`. Default None: no ids.
+        remember: Columns that are stored, as in `EpochPlan`. Default None: no columns.
+        facts: Numbers for the history, in addition to the fractions and to `distinct`, the share of the samples that appear at
+            least once. Default None: no numbers.
 
     Returns:
-        The samples in random order; everything where no sample has a chance.
+        Plan with the samples in random order; with all samples in order where no sample has a probability.
     """
     n, kept = len(chances), np.flatnonzero(np.isnan(chances))
     if len(kept) == n:
-        return everything(n, refresh)
-    ids = draw(np.nan_to_num(chances), max(1, share(keep, n - len(kept))), generator)
+        return full_plan(n, refresh)
+    ids = draw_positions(np.nan_to_num(chances), max(1, share(keep, n - len(kept))), generator)
     if len(kept):
         ids = np.concatenate([kept, ids])
         ids = ids[torch.randperm(len(ids), generator=generator).numpy()]

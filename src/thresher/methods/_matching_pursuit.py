@@ -1,8 +1,8 @@
-"""Orthogonal matching pursuit with weights above zero: a few vectors whose weighted sum comes close to a target.
+"""Orthogonal matching pursuit with weights above zero: find a few vectors whose weighted sum is close to a target.
 
-Vectors ("atoms") are known by their inner products alone, so that the gradient of a whole layer is never written down: that of
-a sample is the outer product of its error e (the gradient at the layer's outputs) and its feature h (the layer's input), and
-<e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. All arithmetic is in double precision.
+Vectors ("atoms") are represented by their inner products only, so that the gradient of a whole layer is never stored: that of
+a sample is the outer product of its error e (the gradient at the outputs of the layer) and its feature h (the input of the
+layer), and <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. All arithmetic is in double precision.
 """
 
 import math
@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from thresher.selection import Values
 
 ROUNDING = 1e-12
-"""What is left of the target, as a share of its squared norm, from which on it is the rounding of float32 gradients."""
+"""Residual, as a share of the squared norm of the target, that is only the rounding of float32 gradients."""
 DEPENDENT = 1e-9
-"""Squared sine of the angle to the atoms taken below which another one brings nothing new."""
-BLOCK = 2**24
-"""Numbers of run gradients that are written down at a time: 128 MiB."""
+"""Squared sine of the angle to the chosen atoms below which another atom adds nothing."""
+RUN_BLOCK = 2**24
+"""Number of values of run gradients that are in memory at a time: 128 MiB."""
 
 
 class Atoms(NamedTuple):
-    """Vectors and a target, by their inner products.
+    """Vectors and a target, represented by their inner products.
 
     Attributes:
-        row: From the position of an atom to its inner products with all n of them, shape (n,), float64.
+        row: Function from the position of an atom to its inner products with all n atoms, shape (n,), float64.
         correlation: Inner products of the atoms with the target, shape (n,), float64.
         energy: Inner product of the target with itself.
     """
@@ -37,12 +37,12 @@ class Atoms(NamedTuple):
 
 
 class Match(NamedTuple):
-    """Atoms taken.
+    """Atoms that were chosen, with their weights.
 
     Attributes:
-        chosen: Positions, in the order in which they were taken, shape (k,), int64.
-        weights: Their factors, above zero, shape (k,), float64.
-        residual: Squared norm of what they leave of the target.
+        chosen: Positions of the atoms in the order of the choice, shape (k,), int64.
+        weights: Weights of the atoms, above zero, shape (k,), float64.
+        residual: Squared norm of the difference between the target and the weighted sum.
     """
 
     chosen: NDArray[np.int64]
@@ -51,7 +51,7 @@ class Match(NamedTuple):
 
 
 class _Basis:
-    """The atoms taken so far, and the inverse of their Gram matrix, which grows and shrinks by one atom at a time."""
+    """The atoms chosen so far and the inverse of their Gram matrix, which grows and shrinks by one atom at a time."""
 
     def __init__(self, atoms: Atoms, size: int, penalty: float) -> None:
         self.atoms, self.penalty = atoms, penalty
@@ -61,11 +61,11 @@ class _Basis:
 
     @property
     def rows(self) -> Values:
-        """Inner products of the atoms taken with all, shape (k, n)."""
+        """Inner products of the chosen atoms with all atoms, shape (k, n)."""
         return self._rows[: len(self.chosen)]
 
     def add(self, atom: int) -> bool:
-        """Take an atom, unless it is a sum of the others."""
+        """Adds an atom, unless it is a linear combination of the chosen ones; returns whether it was added."""
         row, k = self.atoms.row(atom), len(self.chosen)
         cross, own = row[self.chosen], row[atom] + self.penalty
         step = self._inverse @ cross
@@ -81,7 +81,7 @@ class _Basis:
         return True
 
     def drop(self, i: int) -> None:
-        """Give the i-th atom taken back."""
+        """Removes the i-th chosen atom."""
         others = np.arange(len(self.chosen)) != i
         column, pivot = self._inverse[i, others], self._inverse[i, i]
         self._inverse = self._inverse[np.ix_(others, others)] - np.outer(column, column / pivot)
@@ -89,26 +89,26 @@ class _Basis:
         del self.chosen[i]
 
     def solve(self) -> Values:
-        """The best weights whatever their signs, refined once."""
+        """Returns the best weights of any sign, refined once."""
         wanted = self.atoms.correlation[self.chosen]
         weights = self._inverse @ wanted
         return weights + self._inverse @ (wanted - self.rows[:, self.chosen] @ weights - self.penalty * weights)
 
 
 def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float = 0.0) -> Match:
-    """Take the atom that points most along what is left of the target, weigh all taken anew, and go on.
+    """Adds the atom with the largest inner product with the residual, computes all weights anew, and repeats.
 
-    An atom whose weight is not above zero is given back, the lowest first; no atom is taken twice. It ends with the budget,
-    when little enough is left, or when no atom points along what is left.
+    Atoms whose weight is not above zero are removed, the lowest weight first; no atom is chosen twice. The search ends when the
+    budget is used up, when the residual is small enough, or when no atom has a positive inner product with it.
 
     Args:
-        atoms: What there is.
-        budget: How many to take at most.
-        penalty: lambda, on the squared norm of the weights: min |target - sum of weighted atoms|^2 + lambda |weights|^2.
-        tolerance: Norm of what may be left over the target's own.
+        atoms: Atoms and the target.
+        budget: Largest number of atoms.
+        penalty: Factor lambda on the squared norm of the weights: min |target - sum of weighted atoms|^2 + lambda |weights|^2.
+        tolerance: Norm of the residual over that of the target at which the search ends.
 
     Returns:
-        The atoms taken; ties go to the lower position.
+        Chosen atoms; of equally good ones, that with the lower position.
     """
     n = len(atoms.correlation)
     basis, weights = _Basis(atoms, min(budget, n), penalty), np.empty(0)
@@ -132,11 +132,11 @@ def match(atoms: Atoms, budget: int, *, penalty: float = 0.0, tolerance: float =
 
 
 def sample_atoms(error: Values, feature: Values) -> Atoms:
-    """The gradient of each sample is an atom, their sum the target.
+    """Returns atoms that are the gradients of the samples; the target is their sum.
 
     Args:
-        error: Shape (n, C).
-        feature: Shape (n, D).
+        error: Gradient of each sample's loss at the outputs, shape (n, C).
+        feature: Input of the last layer, shape (n, D).
     """
     error, feature = error.astype(np.float64), feature.astype(np.float64)
     total = error.T @ feature
@@ -148,14 +148,14 @@ def sample_atoms(error: Values, feature: Values) -> Atoms:
 
 
 def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
-    """The mean gradient of each run of `size` samples is an atom, their sum the target; the last run may be shorter.
+    """Returns atoms that are the mean gradients of runs of `size` samples; the target is their sum.
 
-    The inner products of R runs are a matrix of R^2 numbers, summed up over blocks of the features.
+    The last run may be shorter. The inner products of R runs are a matrix of R^2 numbers, summed over blocks of the features.
 
     Args:
-        error: Shape (n, C).
-        feature: Shape (n, D).
-        size: Samples of a run.
+        error: Gradient of each sample's loss at the outputs, shape (n, C).
+        feature: Input of the last layer, shape (n, D).
+        size: Number of samples per run, 1 or more.
     """
     n, runs = len(error), -(-len(error) // size)
     counts = np.full(runs, float(size))
@@ -167,7 +167,7 @@ def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
         return padded.reshape(runs, size, -1)
 
     errors = (cut(error) / counts[:, None, None]).transpose(0, 2, 1)
-    gram, width = np.zeros((runs, runs)), max(1, BLOCK // max(1, runs * error.shape[1]))
+    gram, width = np.zeros((runs, runs)), max(1, RUN_BLOCK // max(1, runs * error.shape[1]))
     for start in range(0, feature.shape[1], width):
         means = (errors @ cut(feature[:, start : start + width])).reshape(runs, -1)
         gram += means @ means.T
@@ -175,26 +175,26 @@ def run_atoms(error: Values, feature: Values, size: int) -> Atoms:
 
 
 def with_bias(feature: Values) -> Values:
-    """Features with a one in front, which makes the gradient of the bias a part of the gradient of the weights."""
+    """Returns the features with a leading one, which makes the gradient of the bias a part of that of the weights."""
     return np.hstack([np.ones((len(feature), 1), feature.dtype), feature])
 
 
 def match_runs(
     error: Values, feature: Values, order: Values, size: int, budget: int, *, penalty: float = 0.0, tolerance: float = 0.0
 ) -> tuple[Values, float]:
-    """Match the sum of the mean gradients of mini-batches by ceil(budget / size) of them.
+    """Matches the sum of the mean gradients of mini-batches with ceil(budget / size) of them.
 
     Args:
         error: Gradient of each sample's loss at the outputs, shape (n, C), finite.
         feature: Input of the last layer, shape (n, D), finite; D may be 0, for the bias alone.
-        order: Samples in the order that is cut into mini-batches, shape (n,).
-        size: Samples of a mini-batch; the last may have fewer.
-        budget: Samples wanted.
-        penalty: On the squared norm of the weights.
-        tolerance: Relative distance to the target that is close enough.
+        order: Positions of the samples in the order that is cut into mini-batches, shape (n,).
+        size: Number of samples per mini-batch; the last may have fewer.
+        budget: Number of samples wanted.
+        penalty: Factor on the squared norm of the weights. Default 0.
+        tolerance: Relative distance to the target at which the search ends. Default 0.
 
     Returns:
-        Weight of each sample, shape (n,), 0 where not chosen; and the relative distance to the target that is left.
+        Weight of each sample, shape (n,), 0 where it is not chosen, and the relative distance to the target.
     """
     atoms = run_atoms(error[order], with_bias(feature[order]), size)
     found = match(atoms, math.ceil(budget / size), penalty=penalty, tolerance=tolerance)
@@ -214,19 +214,19 @@ def match_classes(
     penalty: float = 0.0,
     tolerance: float = 0.0,
 ) -> tuple[Values, float]:
-    """Match the sum of the gradients of each class by ceil(budget * share of the class) of its samples.
+    """Matches the sum of the gradients of each class with ceil(budget * share of the class) of its samples.
 
     Args:
-        error: As for `match_runs`.
-        feature: As for `match_runs`.
-        labels: Class of each sample, shape (n,), an output's number.
-        budget: Samples wanted; the classes' own add up to as many or a few more.
-        own_row: Whether to match the gradient of the class's own output alone.
-        penalty: On the squared norm of the weights.
-        tolerance: Relative distance to a target that is close enough.
+        error: Gradient of each sample's loss at the outputs, shape (n, C), finite.
+        feature: Input of the last layer, shape (n, D), finite; D may be 0, for the bias alone.
+        labels: Class of each sample, which is the number of an output, shape (n,), int64.
+        budget: Number of samples wanted; those of the classes add up to this number or a few more.
+        own_row: Whether only the gradient of the output of the class is matched.
+        penalty: Factor on the squared norm of the weights. Default 0.
+        tolerance: Relative distance to a target at which the search ends. Default 0.
 
     Returns:
-        As for `match_runs`.
+        Weight of each sample, shape (n,), 0 where it is not chosen, and the relative distance to the targets.
     """
     weight, residual, energy = np.zeros(len(error)), 0.0, 0.0
     for label in np.unique(labels):

@@ -1,4 +1,4 @@
-"""An epoch method on the samples that pruning left: it plans as if there were no others."""
+"""An epoch method after pruning: it plans for the remaining samples as if there were no others."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -12,12 +12,12 @@ from thresher.records import Column
 
 
 class OnSubset:
-    """Shows an epoch method the records of some samples, and gives its answer the dataset's ids.
+    """An epoch method that plans for a subset of the dataset; its plans have the ids of the dataset.
 
     Args:
-        method: The epoch method.
-        kept: Samples that training has at all, shape (K,), int64, ascending.
-        n: Samples of the dataset.
+        method: Epoch method that makes the plans.
+        kept: Ids of the samples that the training has at all, shape (K,), int64, ascending.
+        n: Number of samples of the dataset.
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
@@ -31,11 +31,11 @@ class OnSubset:
         return getattr(self.method, name)
 
     def columns(self) -> dict[str, Column]:
-        """The method's."""
+        """Returns the columns of the method."""
         return self.method.columns()
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """The method's plan of the samples kept, by their ids in the dataset; its fractions count what was pruned, too."""
+        """Returns the plan of the method with the ids of the dataset; its fractions include the samples that were pruned."""
         columns = self.columns()
         inside = {
             name: values.index_select(0, self.kept.to(values.device)) if name in columns else values

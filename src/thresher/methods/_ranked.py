@@ -1,4 +1,4 @@
-"""The base of methods that keep the samples of a batch with the largest scores: a fixed share of it, ties by id."""
+"""Bases of the methods that keep the rows of a batch with the largest or the smallest scores, a fixed share of each batch."""
 
 import math
 from collections.abc import Mapping
@@ -13,53 +13,72 @@ from thresher.plans import BatchPlan
 from thresher.selection import share
 
 
-def largest(scores: Tensor, k: int) -> Tensor:
-    """Positions of the `k` largest scores; those that are not finite come first of all, ties go to the later position.
+def top_positions(scores: Tensor, k: int) -> Tensor:
+    """Returns the positions of the `k` largest scores, ordered by (score, position).
 
     Args:
-        scores: Shape (n,).
-        k: How many, 1 or more; all where there are fewer.
+        scores: Scores, shape (n,), floating point; one that is not finite counts as larger than all others.
+        k: Number of positions, 1 or more; all n positions are returned where n is smaller.
 
     Returns:
-        Positions, shape (min(k, n),), int64, the largest last.
+        Positions, shape (min(k, n),), int64, the largest score last.
     """
     ascending = scores.nan_to_num(math.inf, math.inf, math.inf).argsort(stable=True)
     return ascending[max(0, len(scores) - k) :]
 
 
 def check_keep(method: object, keep: object) -> None:
-    """Refuse a `keep` that is no share.
+    """Refuses a `keep` that is not a share.
+
+    Args:
+        method: Method whose setting it is; its class name begins the message.
+        keep: Value of the setting.
 
     Raises:
-        ValueError: Outside (0, 1], or no number.
+        ValueError: `keep` is not a number, or is outside (0, 1].
     """
     if not (isinstance(keep, int | float) and not isinstance(keep, bool) and 0 < keep <= 1):
         raise ValueError(f"{type(method).__name__}: `keep` is the share kept, within (0, 1], got {keep!r}")
 
 
 def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """The rows sorted by id, shape (n,), and the signals in that order: an answer then does not depend on the rows' order."""
+    """Sorts the rows of a batch by id, so that a choice among them does not depend on the order of the rows.
+
+    Args:
+        signals: Signals by name, each of shape (n,); "id" is among them.
+
+    Returns:
+        Row numbers in the order of the ids, shape (n,), int64, and the signals in that order.
+    """
     by_id = signals["id"].argsort(stable=True)
     return by_id, {name: values.detach().index_select(0, by_id) for name, values in signals.items()}
 
 
 def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *, drawn: bool = False) -> BatchPlan:
-    """A plan with its facts, from ascending rows of a batch of n."""
+    """Returns a plan with the scheduled and the actual fraction as its facts.
+
+    Args:
+        rows: Row numbers, ascending, shape (k,), int64.
+        n: Number of rows of the batch.
+        keep: Scheduled share kept, (0, 1].
+        weights: Factors on the losses, shape (k,), float32. Default None: 1 for all.
+        drawn: Whether the rows were drawn, so that a row may appear several times.
+    """
     facts = {"scheduled_fraction": 1 - keep, "actual_fraction": 1 - len(rows) / max(1, n)}
     return BatchPlan(rows, weights=weights, facts=facts, drawn=drawn)
 
 
 @dataclass(frozen=True)
-class Ranked:
-    """Keeps floor(keep * n) samples of a batch, at least one: those with the largest scores.
+class KeepLargest:
+    """Keeps the floor(keep * n) rows of each batch with the largest scores, at least one; ties are ordered by (score, id).
 
-    Subclasses say what the score is. A sample without a finite score is kept before all others.
+    Subclasses define the score. A sample without a finite score is kept before all others.
 
     Args:
-        keep: Share kept of each batch, (0, 1].
+        keep: Share kept of each batch, (0, 1]. Default 0.5.
 
     Raises:
-        ValueError: `keep` outside (0, 1].
+        ValueError: `keep` is outside (0, 1].
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
@@ -70,21 +89,36 @@ class Ranked:
         check_keep(self, self.keep)
 
     def init_state(self) -> State:
-        """Nothing is remembered."""
+        """Returns an empty state: nothing is remembered from step to step."""
         return {}
 
     def count(self, n: int) -> int | None:
-        """A fixed share of each batch."""
+        """Returns the number of rows that are kept of a batch of `n`."""
         return max(1, share(self.keep, n))
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """What is ranked, shape (n,), not finite where a signal is not; `signals` are in the order of the ids."""
+        """Returns the score of each sample, shape (n,); not finite where a signal is not.
+
+        Args:
+            signals: Signals by name, each of shape (n,), in the order of the ids.
+        """
         raise NotImplementedError
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """The rows with the largest scores."""
+        """Returns the rows with the largest scores; of equal scores those with the higher ids."""
         by_id, ordered = in_id_order(signals)
-        picked = largest(self.scores(ordered), max(1, share(self.keep, len(by_id))))
+        picked = top_positions(self.scores(ordered), max(1, share(self.keep, len(by_id))))
         return plan_of(by_id.index_select(0, picked).sort().values, len(by_id), self.keep), dict(state)
+
+
+@dataclass(frozen=True)
+class KeepSmallest(KeepLargest):
+    """Keeps the rows with the smallest values, ordered by (value, id); subclasses return the negative value as the score."""
+
+    def plan_batch(
+        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
+    ) -> tuple[BatchPlan, State]:
+        """Returns the rows with the smallest values; of equal values those with the lower ids."""
+        return super().plan_batch({**signals, "id": -signals["id"]}, state, step=step, generator=generator)

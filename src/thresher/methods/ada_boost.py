@@ -1,12 +1,12 @@
 """AdaBoost: train on the samples of each batch with the largest AdaBoost weights, 1/2 ln((1 + l) / (1 - l)).
 
-A base selector of AdaSelection, arXiv:2306.10728, equation (1), after the step size of arXiv:1307.1192. No official code.
-Nothing is re-weighted.
+It is a base selector of AdaSelection, arXiv:2306.10728, equation (1), after the step size of arXiv:1307.1192. There is no
+official code. Nothing is re-weighted.
 
-The formula needs losses below 1. By default they are divided by a little more than the batch's largest: the order of the
-weights is then that of the losses, so that on its own this chooses as `BigLoss` does, and differs only as a part of
-AdaSelection, where the size of a weight counts. `weights="paper_abs"` takes the absolute value of the ratio and the losses
-as they are: above 1 the weight falls again, as the paper's results suggest.
+The formula needs losses below 1. By default the losses are divided by a little more than the largest loss of the batch. The
+order of the weights is then that of the losses, so that this method alone chooses as `BigLoss` does; it differs only inside
+AdaSelection, where the size of a weight counts. `weights="paper_abs"` uses the losses as they are and the absolute value of the
+ratio: the weight falls again for losses above 1, as the results of the paper suggest.
 """
 
 from collections.abc import Mapping
@@ -16,35 +16,39 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 
-MARGIN = 1e-4
-"""How far above the largest loss the losses are scaled by: keeps the largest weight finite, at 4.95."""
+HEADROOM = 1e-4
+"""Relative distance of the divisor above the largest loss: it keeps the largest weight finite, at 4.95."""
 
-Weights = Literal["scaled", "paper_abs"]
+BoostFormula = Literal["scaled", "paper_abs"]
 
 
-def check_weights(field: str, value: object) -> None:
-    """Refuse a way to weigh that there is none of; `field` names class and argument.
+def check_formula(field: str, value: object) -> None:
+    """Refuses an unknown formula for the weights.
+
+    Args:
+        field: Names of the class and the argument, which begin the message.
+        value: Value of the argument.
 
     Raises:
-        ValueError: Neither "scaled" nor "paper_abs".
+        ValueError: `value` is neither "scaled" nor "paper_abs".
     """
     if value not in ("scaled", "paper_abs"):
         raise ValueError(f"{field} must be one of ('scaled', 'paper_abs'), got {value!r}")
 
 
-def boost_weights(loss: Tensor, weights: Weights = "scaled") -> Tensor:
-    """AdaBoost's weight of each sample.
+def boost_weights(loss: Tensor, weights: BoostFormula = "scaled") -> Tensor:
+    """Returns AdaBoost's weight of each sample.
 
     Args:
-        loss: Shape (n,), floating point.
-        weights: "scaled": artanh(l / ((1 + MARGIN) * largest)), the largest by absolute value of the finite losses;
-            "paper_abs": 1/2 ln|(1 + l) / (1 - l)|, about 44 where the loss is 1.
+        loss: Loss of each sample, shape (n,), floating point.
+        weights: Formula of the weights. "scaled" is artanh(l / ((1 + HEADROOM) * L)), where L is the largest absolute value of
+            the finite losses; "paper_abs" is 1/2 ln|(1 + l) / (1 - l)|, about 44 where the loss is 1.
 
     Returns:
-        Shape (n,), finite where `loss` is.
+        Weights, shape (n,), finite where the loss is finite.
     """
     tiny = torch.finfo(loss.dtype).tiny
     if weights == "paper_abs":
@@ -53,37 +57,49 @@ def boost_weights(loss: Tensor, weights: Weights = "scaled") -> Tensor:
     size = torch.where(loss.isfinite(), loss.abs(), tiny)
     part = loss / torch.cat((size, size.new_full((1,), tiny))).amax()
     # artanh(x / c) as log1p(2 x / (c - x)) / 2: exact to rounding for the smallest losses and for the largest.
-    return torch.log1p(2 * part / (1 - part + MARGIN)) / 2
+    return torch.log1p(2 * part / (1 - part + HEADROOM)) / 2
 
 
 @dataclass(frozen=True)
-class AdaBoost(Ranked):
-    """Keep the floor(keep * n) largest AdaBoost weights of each batch, at least one; of equal weights the higher id.
+class AdaBoost(KeepLargest):
+    """Trains on the floor(keep * n) samples of each batch with the largest AdaBoost weights, at least one.
 
-    A sample without a finite loss is kept before all others.
+    Of samples with equal weights, those with the higher ids are kept. A sample without a finite loss is kept before all others.
 
     Args:
-        keep: Share kept of each batch, (0, 1]. Published: 0.1 to 0.5.
-        weights: "scaled": losses divided by a little more than the batch's largest; "paper_abs": the paper's formula on the
-            losses as they are, by absolute value.
+        keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
+        weights: Formula of the weights. "scaled" (default) divides the losses by a little more than the largest of the batch;
+            "paper_abs" is the paper's formula with the losses as they are and the absolute value of the ratio.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import AdaBoost
+        >>> signals = {"id": torch.arange(4), "loss": torch.tensor([0.1, 0.9, 3.0, 0.2])}
+        >>> for weights in ("scaled", "paper_abs"):
+        ...     AdaBoost(keep=0.25, weights=weights).plan_batch(signals, {}, step=0, generator=torch.Generator())[0].rows
+        tensor([2])
+        tensor([1])
     """
 
     card: ClassVar[Card] = Card(
+        summary="train on the batch's largest AdaBoost weights",
+        paper="arXiv:2306.10728",
+        rule="its AdaBoost weight was not among the largest of its batch",
         biased="towards samples of large loss; with weights='paper_abs' towards losses near 1; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 85.13 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
-        caveat="on its own it is Big Loss under another name; as published it falls behind random selection everywhere but "
-        "on a toy regression (CIFAR-100 50.19 % against 71.05 %)",
+        caveat="on its own it chooses what Big Loss chooses; the published numbers are below those of random selection "
+        "except on a toy regression (CIFAR-100 50.19 % against 71.05 %)",
     )
-    weights: Weights = "scaled"
+    weights: BoostFormula = "scaled"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_weights("AdaBoost: `weights`", self.weights)
+        check_formula("AdaBoost: `weights`", self.weights)
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """AdaBoost's weights."""
+        """Returns AdaBoost's weights."""
         return boost_weights(signals["loss"], self.weights)

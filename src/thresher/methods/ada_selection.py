@@ -1,27 +1,27 @@
-"""AdaSelection: score the samples of a batch by several selectors at once, whose weights adapt from step to step.
+"""AdaSelection: score the samples of a batch by several selectors at once, with weights that adapt from step to step.
 
-Zhang et al., "AdaSelection: Accelerating Deep Learning Training through Data Subsampling", arXiv:2306.10728. No official
-code was found, and its formulas were not to be had: what follows is what the prose fixes, made exact. Biased by design;
-nothing is re-weighted.
+Zhang et al., "AdaSelection: Accelerating Deep Learning Training through Data Subsampling", arXiv:2306.10728. We found no
+official code, and could not read the formulas of the paper: the following is an exact form of its prose. The method is biased
+by design: nothing is re-weighted.
 
-At step t, from 1, with the scores s that each selector m of the pool keeps the largest of (its own; for coreset extremes
-the distance of a loss's rank from the middle, as a share):
-- importance of sample i to m: a_i = exp(s_i) / sum exp(s_j) (equation 2);
-- weight of m: w <- w * exp(beta * (L_t - L_{t-1}) / L_{t-1}), all scaled to a sum of 1 (3). L is the mean loss of the
-  samples that m would keep, or of all samples weighted by a (`average="weighted"`). Were it the plain mean of the batch,
-  all weights would move alike, and the order of the samples not at all;
-- score of i: exp(-l_i / t ** gamma) * sum over m of w * a_i (4, 5), the first factor a curriculum: early on small losses
-  are favoured, later it is 1 for all; the k largest scores are kept (6).
+In step t, from 1, each selector m of the pool has a score s_i for sample i, of which it alone would keep the largest (for
+coreset extremes this is the distance of a loss's rank from the middle, as a share). Then:
+- the importance of sample i for m is a_i = exp(s_i) / sum exp(s_j) (equation 2);
+- the weight of m becomes w * exp(beta * (L_t - L_{t-1}) / L_{t-1}), and all weights are scaled to a sum of 1 (3). L is the mean
+  loss of the samples that m would keep, or the mean over all samples weighted by a (`average="weighted"`). With the plain mean
+  of the batch, all weights would change alike, and the order of the samples would not change at all;
+- the score of i is exp(-l_i / t ** gamma) times the sum of w * a_i over all m (4, 5), and the k largest scores are kept (6).
+  The first factor is a curriculum: it favours small losses at the beginning, and is 1 for all samples later.
 
-Taken literally (3) drifts: a relative change that goes up and down by chance is above 0 on average, so that with `beta` above
-0 the selector whose average is noisiest for its size takes all the weight, however it selects. That is small loss, soon after
-its losses come near 0, and with `beta` below 0 it is left out. `change="log"` does not drift: it takes log(L_t / L_{t-1}) in
-its place, whose sum over the steps is log(L_t / L_1), so that w is (L_t / L_1) ** beta, scaled, where averages are above 0;
-those that are not finite, or 0, are passed over. As losses fall that of small loss falls farthest: with `beta` above 0 it loses
-its weight, with `beta` below 0 it takes all.
+As written, equation (3) drifts: a relative change that goes up and down at random is above 0 on average. With `beta` above 0,
+the selector whose average is noisiest for its size takes all the weight, independently of how well it selects. This is small
+loss, soon after its losses come near 0; with `beta` below 0 it loses its weight. `change="log"` does not drift: it replaces the
+relative change by log(L_t / L_{t-1}), whose sum over the steps is log(L_t / L_1), so that w is (L_t / L_1) ** beta, scaled,
+where averages are above 0; averages that are 0 or not finite are skipped. As losses fall, that of small loss falls most: with
+`beta` above 0 small loss loses its weight, with `beta` below 0 it takes all of it.
 
 Scores are computed as logarithms, which have the same order and do not underflow. The selectors are the methods of the same
-names, and "uniform" is `RandomBackprop`: in the pool it scores all samples alike, or at random (`uniform="random"`).
+names. "uniform" stands for `RandomBackprop`: in the pool it scores all samples alike, or at random (`uniform="random"`).
 """
 
 import math
@@ -33,8 +33,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked, in_id_order, largest, plan_of
-from thresher.methods.ada_boost import AdaBoost, Weights, check_weights
+from thresher.methods._ranked import KeepLargest, in_id_order, plan_of, top_positions
+from thresher.methods.ada_boost import AdaBoost, BoostFormula, check_formula
 from thresher.methods.big_loss import BigLoss
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
@@ -46,7 +46,7 @@ from thresher.plans import BatchPlan
 from thresher.selection import share
 
 UNIFORM = "uniform"
-SELECTORS: dict[str, type[Ranked] | None] = {
+SELECTORS: dict[str, type[KeepLargest] | None] = {
     "big_loss": BigLoss,
     "small_loss": SmallLoss,
     UNIFORM: None,
@@ -55,58 +55,59 @@ SELECTORS: dict[str, type[Ranked] | None] = {
     "coreset_extremes": CoresetExtremes,
     "coreset_center": CoresetCenter,
 }
-"""What a pool may have. Uniform ranks nothing: it has no class."""
+"""Selectors that a pool may contain. The uniform selector has no class, because it ranks nothing."""
 
 Change = Literal["relative", "log"]
 HUGE = 1e33
-"""Losses and norms beyond this count as this, so that sums of a batch stay finite in single precision."""
+"""Bound on losses and norms: larger ones count as this, so that sums over a batch stay finite in single precision."""
 
 
 @cache
-def selectors(pool: tuple[str, ...], adaboost: Weights) -> tuple[Ranked | None, ...]:
-    """The selectors of a pool; None for the uniform one."""
-    made: dict[str, Ranked | None] = {name: None if kind is None else kind() for name, kind in SELECTORS.items()}
+def selectors(pool: tuple[str, ...], adaboost: BoostFormula) -> tuple[KeepLargest | None, ...]:
+    """Returns the selectors of a pool; None for the uniform one."""
+    made: dict[str, KeepLargest | None] = {name: None if kind is None else kind() for name, kind in SELECTORS.items()}
     made["ada_boost"] = AdaBoost(weights=adaboost)
     return tuple(made[name] for name in pool)
 
 
-def known(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-    """Which samples can be scored, and their signals.
+def usable_signals(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns which samples can be scored, and their signals.
 
     Args:
-        signals: Each of shape (n,), floating point.
+        signals: Signals by name, each of shape (n,), floating point.
 
     Returns:
-        Bool mask (n,) of the samples with all signals finite; the signals as float32 within [-HUGE, HUGE], NaN for the others.
+        Bool mask (n,) of the samples whose signals are all finite, and the signals as float32 within [-HUGE, HUGE], NaN for the
+        other samples.
     """
     usable = reduce(torch.logical_and, (values.abs() < math.inf for values in signals.values()))
     return usable, {name: torch.where(usable, each.float(), math.nan).clamp(-HUGE, HUGE) for name, each in signals.items()}
 
 
 def log_importance(scores: Tensor, usable: Tensor) -> Tensor:
-    """Logarithm of equation (2).
+    """Returns the logarithm of equation (2).
 
     Args:
-        scores: A column a selector, shape (n, M).
-        usable: Bool mask (n,).
+        scores: Scores, one column per selector, shape (n, M).
+        usable: Mask of the samples that can be scored, bool, shape (n,).
 
     Returns:
-        Shape (n, M): the exponentials of each column add up to 1 over the usable samples; -inf or NaN for the others.
+        Logarithms, shape (n, M): the exponentials of each column add up to 1 over the usable samples; -inf or NaN elsewhere.
     """
     return torch.where(usable[:, None], scores, -math.inf).log_softmax(0)
 
 
 def mean_of_kept(scores: Tensor, loss: Tensor, usable: Tensor, k: int) -> Tensor:
-    """Mean loss of the samples that each selector would keep, of those among them with a finite loss.
+    """Returns the mean loss of the usable samples that each selector would keep.
 
     Args:
-        scores: A column a selector, shape (n, M).
-        loss: Shape (n,), 0 where not usable.
-        usable: Bool mask (n,); the others are kept before all of these.
-        k: How many each keeps, at most n; ties by the position.
+        scores: Scores, one column per selector, shape (n, M).
+        loss: Losses, shape (n,), 0 where not usable.
+        usable: Mask of the samples that can be scored, bool, shape (n,); the others are kept before them.
+        k: Number of samples that each selector keeps, at most n; ties are ordered by position.
 
     Returns:
-        Shape (M,); NaN where no usable sample is kept.
+        Mean losses, shape (M,); NaN where no usable sample is kept.
     """
     left_out = len(loss) - k
     kept = torch.where(usable[:, None], scores, math.inf).argsort(dim=0, stable=True)[left_out:]
@@ -114,80 +115,98 @@ def mean_of_kept(scores: Tensor, loss: Tensor, usable: Tensor, k: int) -> Tensor
 
 
 def reweighted(log_weights: Tensor, before: Tensor, average: Tensor, beta: float, change: Change = "relative") -> Tensor:
-    """Logarithm of equation (3), scaled to a sum of 1.
+    """Returns the logarithm of equation (3), scaled to a sum of 1.
 
     Args:
-        log_weights: Of the selectors, shape (M,).
-        before: L_{t-1}, shape (M,).
-        average: L_t, shape (M,).
-        beta: How much a change counts.
-        change: What one is: (L_t - L_{t-1}) / L_{t-1}, or log(L_t / L_{t-1}).
+        log_weights: Logarithms of the weights of the selectors, shape (M,).
+        before: Average losses L_{t-1}, shape (M,).
+        average: Average losses L_t, shape (M,).
+        beta: Factor on the change.
+        change: Kind of change: "relative" (default) is (L_t - L_{t-1}) / L_{t-1}, "log" is log(L_t / L_{t-1}).
 
     Returns:
-        Shape (M,). A selector's weight stays, up to the scale, where an average is not finite or was 0, and with "log" where
-        it is 0, has changed its sign, or is beyond single precision's range times the last.
+        Logarithms of the new weights, shape (M,). The weight of a selector stays the same, up to the scale, where an average is
+        not finite or was 0, and with "log" also where it is 0, has changed its sign, or has changed by more than the range of
+        single precision.
     """
     moved = (average - before) / before if change == "relative" else (average / before).log()
     return (log_weights + (beta * moved).nan_to_num(0.0, 0.0, 0.0)).log_softmax(0)
 
 
 def log_scores(importance: Tensor, log_weights: Tensor, loss: Tensor, fade: float) -> Tensor:
-    """Logarithm of equation (5).
+    """Returns the logarithm of equation (5).
 
     Args:
         importance: Logarithm of equation (2), shape (n, M).
         log_weights: Logarithm of equation (3), shape (M,).
-        loss: Shape (n,).
-        fade: 1 / t ** gamma, how much the curriculum counts; 0 for none.
+        loss: Losses, shape (n,).
+        fade: Factor of the curriculum, 1 / t ** gamma; 0 for no curriculum.
 
     Returns:
-        Shape (n,).
+        Logarithms of the scores, shape (n,).
     """
     return (importance + log_weights).logsumexp(1) - fade * loss
 
 
 @dataclass(frozen=True)
-class AdaSelection(Ranked):
-    """Keep the floor(keep * n) samples of each batch, at least one, that a weighted pool of selectors scores highest.
+class AdaSelection(KeepLargest):
+    """Trains on the floor(keep * n) samples of each batch, at least one, that a weighted pool of selectors scores highest.
 
-    Equal scores go to the higher id. A sample without a finite loss is kept before all others and is no part of any average.
+    Of samples with equal scores, those with the higher ids are kept. A sample without a finite loss is kept before all others
+    and counts in no average.
 
     Args:
-        keep: Share kept of each batch, (0, 1]. Published: 0.1 to 0.5.
-        pool: The selectors, each once: "big_loss", "small_loss", "uniform", "gradient_norm", "ada_boost",
-            "coreset_extremes", "coreset_center". Published: big and small loss; with uniform; with one of gradient norm and
-            coreset extremes as well.
-        beta: How a selector's weight answers the change of its average loss, [-1, 1]: above 0 it grows with the loss, below
-            0 it grows as the loss falls, at 0 all weights stay equal. Not published.
-        gamma: Speed at which the curriculum ends, above 0: losses count as l / t ** gamma in it. Not published.
-        average: L of a selector: "picked": mean loss of the samples that it would keep; "weighted": of all by its importance.
-        curriculum: Favour small losses early on.
-        adaboost: How "ada_boost" weighs: "scaled" or "paper_abs", see `AdaBoost`.
-        uniform: What "uniform" scores: "flat": all samples alike; "random": by chance, anew each step.
-        stop_after: Steps in a row that the weights must keep still to be fixed for good, 1 or more; None: never. The history
-            then says so (`weights_fixed`): the sign to stop training that the paper leaves to future work.
-        stop_below: No weight moves by this much in a step that counts as still, above 0.
-        change: What `beta` multiplies: "relative": the relative change, with which all weight drifts to the selector with the
-            noisiest average; "log": that of the logarithm, with which it does not, for `beta` above 0.
+        keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
+        pool: Names of the selectors, each once: "big_loss", "small_loss", "uniform", "gradient_norm", "ada_boost",
+            "coreset_extremes", "coreset_center". Default: the first three. Published: big and small loss; these with uniform;
+            these three with gradient norm or coreset extremes.
+        beta: Factor on the change of a selector's average loss, [-1, 1]: above 0 its weight grows with the loss, below 0 it
+            grows as the loss falls, at 0 all weights stay equal. Default 0.5; not published.
+        gamma: Speed at which the curriculum ends, above 0: losses count as l / t ** gamma in it. Default 0.5; not published.
+        average: Average loss L of a selector: "picked" (default) is the mean over the samples that it would keep; "weighted"
+            is the mean over all samples, weighted by its importance.
+        curriculum: Whether small losses are favoured at the beginning. Default True.
+        adaboost: Formula of the selector "ada_boost": "scaled" (default) or "paper_abs", as in `AdaBoost`.
+        uniform: Scores of the selector "uniform": "flat" (default) are equal for all samples; "random" are drawn anew in each
+            step.
+        stop_after: Number of consecutive steps without a change after which the weights are fixed, 1 or more. The history then
+            has `weights_fixed`, which can serve as the sign to stop training that the paper leaves to future work. Default
+            None: never.
+        stop_below: Largest change of a weight in a step that counts as one without a change, above 0. Default 0.001.
+        change: Kind of change that `beta` multiplies: "relative" (default), with which all weight drifts to the selector with
+            the noisiest average; "log", the change of the logarithm, without this drift for `beta` above 0.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import AdaSelection
+        >>> method = AdaSelection(pool=("big_loss", "small_loss"), curriculum=False)
+        >>> signals = {"id": torch.arange(4), "loss": torch.tensor([0.1, 0.9, 0.5, 0.2])}
+        >>> plan, state = method.plan_batch(signals, method.init_state(), step=0, generator=torch.Generator())
+        >>> plan.rows, method.report(state)
+        (tensor([0, 1]), {'weight_big_loss': 0.5, 'weight_small_loss': 0.5})
     """
 
     card: ClassVar[Card] = Card(
-        biased="towards what the selectors of the pool prefer, early on towards small losses; nothing is re-weighted",
+        summary="mix base selectors by weights that adapt",
+        paper="arXiv:2306.10728",
+        rule="not chosen in its batch, by the mixed score of the selectors",
+        biased="towards the samples that the selectors of the pool prefer, at first towards small losses; nothing is "
+        "re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 89.39 % where full training has 92.57 % and random selection 90.74 %; CIFAR-100 71.38 %, 70.47 %, "
         "71.05 %; SVHN 93.38 %, 95.71 %, 93.32 %; means over keep = 0.1 to 0.5; at least 20 % less time (CIFAR-10)",
         caveat="by the paper's own numbers random selection is within 0.35 points on CIFAR-100, SVHN, Bike and Wikitext-2 and "
-        "better on CIFAR-10; only a toy regression shows a clear gain. Here, with `beta` at 0.5, the weights drift to Small "
-        "Loss, whose average is noisiest, and at low rates a network learns next to nothing. Not so with "
-        '`change="log"`, ours: at a rate of 0.3 it is within 1.4 points of full training on three of four tasks, no better '
-        "than random selection, which costs less (docs/reproduce.md). To decide takes some 50 small tensor operations a step, "
-        "two and a half times the time of Big Loss",
+        "better on CIFAR-10; only a toy regression shows a clear gain. Here, with beta=0.5, the weights drift to Small Loss, "
+        'whose average is noisiest, and with a small `keep` a network learns almost nothing. `change="log"`, which is our '
+        "addition, does not drift: with keep=0.3 it is within 1.4 points of full training on three of four tasks, no better "
+        "than random selection, which costs less (docs/reproduce.md). The choice takes about 50 small tensor operations per "
+        "step, two and a half times the time of Big Loss",
         missing=(
-            "The formulas are a reconstruction from the prose; beta, gamma and what the average loss is of are not published.",
-            "The weights of several processes are not averaged: each adapts to its own batches.",
+            "The formulas are a reconstruction from the prose; beta, gamma and the kind of average loss are not published.",
+            "The weights of several processes are not averaged: each process adapts to its own batches.",
         ),
     )
     pool: tuple[str, ...] = ("big_loss", "small_loss", UNIFORM)
@@ -195,7 +214,7 @@ class AdaSelection(Ranked):
     gamma: float = 0.5
     average: Literal["picked", "weighted"] = "picked"
     curriculum: bool = True
-    adaboost: Weights = "scaled"
+    adaboost: BoostFormula = "scaled"
     uniform: Literal["flat", "random"] = "flat"
     stop_after: int | None = None
     stop_below: float = 1e-3
@@ -218,7 +237,7 @@ class AdaSelection(Ranked):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"AdaSelection: `{name}` must be one of {allowed}, got {getattr(self, name)!r}")
-        check_weights("AdaSelection: `adaboost`", self.adaboost)
+        check_formula("AdaSelection: `adaboost`", self.adaboost)
         if self.stop_after is not None and not (isinstance(self.stop_after, int) and self.stop_after >= 1):
             raise ValueError(
                 f"AdaSelection: `stop_after` must be a whole number of 1 or more, or None, got {self.stop_after!r}"
@@ -226,21 +245,24 @@ class AdaSelection(Ranked):
 
     @property
     def requires(self) -> Requirements:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The loss, and the gradient norm where a selector of the pool needs it."""
+        """Returns the needs: the loss, and the gradient norm where a selector of the pool needs it."""
         norms = ("grad_norm",) if "gradient_norm" in self.pool else ()
         return Requirements(signals=("loss", *norms), report=True)
 
     def init_state(self) -> State:
-        """Equal weights (as logarithms), no average loss yet, and with `stop_after` how long the weights have been still."""
+        """Returns the first state: equal weights, no average loss, and with `stop_after` the number of steps without change."""
         size = len(self.pool)
         state: State = {"log_weights": torch.full((size,), -math.log(size)), "average": torch.full((size,), math.nan)}
         return state if self.stop_after is None else {**state, "still": torch.zeros((), dtype=torch.int64)}
 
     def report(self, state: State) -> dict[str, float]:
-        """The selectors' weights, for the history; waits for the device.
+        """Returns the weights of the selectors for the history; this waits for the device.
+
+        Args:
+            state: State of the method.
 
         Returns:
-            `weight_big_loss` and so on, which add up to 1; with `stop_after` `weights_fixed`, 0 or 1.
+            Weights by name, such as `weight_big_loss`, which add up to 1; with `stop_after` also `weights_fixed`, 0 or 1.
         """
         weights = state["log_weights"].exp().tolist()
         found = {f"weight_{name}": weight for name, weight in zip(self.pool, weights, strict=True)}
@@ -249,20 +271,20 @@ class AdaSelection(Ranked):
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """The rows that the weighted pool scores highest."""
+        """Returns the rows that the weighted pool scores highest, and the state with the new weights."""
         by_id, ordered = in_id_order({name: signals[name] for name in ("id", *self.requires.signals)})
         k = max(1, share(self.keep, len(by_id)))
-        usable, values = known({name: ordered[name] for name in self.requires.signals})
+        usable, values = usable_signals({name: ordered[name] for name in self.requires.signals})
         loss = values["loss"].nan_to_num(0.0)
         scores = self._scores(values, generator)
         importance = log_importance(scores, usable)
         state = self._adapted(state, self._averages(scores, importance, loss, usable, k))
         fade = (step + 1) ** -self.gamma if self.curriculum else 0.0
         total = log_scores(importance, state["log_weights"], loss, fade)
-        return plan_of(by_id[largest(total, k)].sort().values, len(by_id), self.keep), state
+        return plan_of(by_id[top_positions(total, k)].sort().values, len(by_id), self.keep), state
 
     def _scores(self, values: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
-        """Those of each selector, shape (n, M)."""
+        """Returns the scores of each selector, shape (n, M)."""
         loss, columns = values["loss"], []
         for selector in selectors(self.pool, self.adaboost):
             if selector is not None:
@@ -275,7 +297,7 @@ class AdaSelection(Ranked):
         return torch.stack(columns, dim=1)
 
     def _averages(self, scores: Tensor, importance: Tensor, loss: Tensor, usable: Tensor, k: int) -> Tensor:
-        """L of each selector, shape (M,); of a flat uniform one what k random samples have on average."""
+        """Returns L of each selector, shape (M,); for a flat uniform selector the mean of all usable samples."""
         if self.average == "weighted":
             return (importance.exp() * loss[:, None]).sum(0)
         found = mean_of_kept(scores, loss, usable, min(k, len(loss)))
@@ -284,11 +306,11 @@ class AdaSelection(Ranked):
         return found
 
     def _adapted(self, state: State, average: Tensor) -> State:
-        """The state with the weights of this step."""
+        """Returns the state with the weights of this step."""
         old, before = (state[name].to(average.device, non_blocking=True) for name in ("log_weights", "average"))
         new = reweighted(old, before, average, self.beta, self.change)
         following = {"average": average}
-        if self.change == "log":  # so that its sum over the steps has no gaps
+        if self.change == "log":  # skipped averages leave no gap in the sum over the steps
             following["average"] = torch.where(average.isfinite() & (average != 0), average, before)
         if self.stop_after is None:
             return {**state, **following, "log_weights": new}

@@ -1,14 +1,14 @@
-"""Importance sampling inside the batch: rows drawn by gradient norm, with weights that keep the gradient unbiased.
+"""Importance sampling inside the batch: draw rows by their gradient norm, with weights that keep the gradient unbiased.
 
 Katharopoulos and Fleuret, "Not All Samples Are Created Equal: Deep Learning with Importance Sampling", ICML 2018,
 arXiv:1803.00942. Original code: github.com/idiap/importance-sampling.
 
-Where paper and code go another way:
-- They draw a pool of B samples anew for every step; here the loader's batch is the pool, and b rows of it are trained on.
-- Until importance sampling is expected to pay they draw b samples and score those alone. Here the pool is scored anyway,
-  so that its scores say what importance sampling would gain; the b rows are then drawn from it without replacement.
-- The code takes the gradient at the output of a layer, which with a softmax fused into it is one with respect to
-  probabilities: not the published bound. Here it is the gradient at the model's outputs.
+Where paper and code differ from this method:
+- They draw a new pool of B samples for every step. Here the batch of the loader is the pool, and b rows of it are trained on.
+- Until importance sampling is expected to pay, they draw b samples and score only these. Here the pool is always scored, so
+  that its scores show the gain of importance sampling; until it pays, b rows of the pool are drawn without replacement.
+- The code uses the gradient at the output of a layer. Where the softmax is part of that layer, this is the gradient with
+  respect to probabilities, which is not the published bound. Here it is the gradient at the model's outputs.
 """
 
 import math
@@ -19,7 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import check_keep, in_id_order, largest, plan_of
+from thresher.methods._ranked import check_keep, in_id_order, plan_of, top_positions
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
@@ -27,13 +27,15 @@ from thresher.selection import share
 
 
 def masses(scores: Tensor) -> Tensor:
-    """What rows are drawn by: scores over the largest of them, 0 where not finite; 1 for all others where none is above 0.
+    """Returns the masses to which the probabilities of the rows are proportional: the scores over the largest of them.
+
+    A score that is not finite has mass 0. Where no score is above 0, all finite ones have mass 1.
 
     Args:
-        scores: Shape (n,), n >= 1.
+        scores: Scores, shape (n,), n >= 1.
 
     Returns:
-        Shape (n,), float64 (float32 where the device has nothing wider), within [0, 1].
+        Masses, shape (n,), float64 (float32 on devices without it), within [0, 1].
     """
     wide = torch.float32 if scores.device.type == "mps" else torch.float64
     finite = scores.isfinite()
@@ -43,34 +45,36 @@ def masses(scores: Tensor) -> Tensor:
 
 
 def variance_gain(mass: Tensor, n: Tensor) -> Tensor:
-    """tau: by what factor uniform batches must be larger for as little variance, 1 (all alike) to sqrt(n).
+    """Returns tau, the factor by which a uniform batch has to be larger for the same variance: 1 (equal masses) to sqrt(n).
 
     Args:
-        mass: Shape (m,), 0 for rows that do not count.
-        n: Number of rows that count; NaN comes of 0.
+        mass: Masses, shape (m,), 0 for rows that do not count.
+        n: Number of rows that count, a scalar tensor; the result is NaN where it is 0.
     """
     return (n * mass.square().sum()).sqrt() / mass.sum()
 
 
 def with_replacement(mass: Tensor, draws: Tensor) -> Tensor:
-    """Positions drawn with probability mass_i / sum(mass), one a draw.
+    """Returns positions that are drawn with probability mass_i / sum(mass), one per draw.
 
     Args:
-        mass: Shape (n,), 0 or more.
-        draws: Uniform on [0, 1), shape (b,), on the same device and of the same dtype.
+        mass: Masses, shape (n,), 0 or more.
+        draws: Random numbers, uniform on [0, 1), shape (b,), on the same device and of the same dtype.
     """
     total = mass.cumsum(0)
-    # From (0, 1]: the first position that is reached has a mass above 0.
+    # 1 - draws lies in (0, 1], so that the position found always has a mass above 0.
     return torch.searchsorted(total, (1 - draws) * total[-1]).clamp(max=len(mass) - 1)
 
 
-def unbiased(mass: Tensor, positions: Tensor, exponent: float = 1.0) -> Tensor:
-    """Weights of drawn positions: w_i = mean(mass) / mass_i; with an exponent k, w_i^k scaled so that sum(w_i mass_i) stays.
+def unbiased_row_weights(mass: Tensor, positions: Tensor, exponent: float = 1.0) -> Tensor:
+    """Returns the weights of drawn positions: w_i = mean(mass) / mass_i, or powers of them.
+
+    With an exponent k below 1 the weights are w_i^k, scaled so that sum(w_i mass_i) stays the same.
 
     Args:
-        mass: Shape (n,); a position without mass weighs 0.
-        positions: Shape (b,).
-        exponent: k, 1 or less; 1 leaves no bias.
+        mass: Masses, shape (n,); a position without mass has weight 0.
+        positions: Positions drawn, shape (b,), int64.
+        exponent: Exponent k, 1 or less. Default 1: no bias.
     """
     picked = mass[positions]
     drawn = picked > 0
@@ -83,44 +87,60 @@ def unbiased(mass: Tensor, positions: Tensor, exponent: float = 1.0) -> Tensor:
 
 @dataclass(frozen=True)
 class BatchImportance:
-    """Draw b = floor(keep * B) rows of each batch of B by the norm of their gradient, weighed against the bias.
+    """Draws b = floor(keep * B) rows of each batch of B by their gradient norms, with weights that remove the bias.
 
-    Row i is drawn with replacement with probability g_i = s_i / sum(s), s_i being its gradient norm, and weighs
-    1 / (B g_i): the mean of the b weighted losses has the batch's mean for its expectation. This begins once a moving
-    average of the gain tau = sqrt(B sum(g_i^2)) is above `threshold`; before, b rows are drawn uniformly, without
-    replacement, and weigh 1. The average starts from 0, so that the first steps are uniform.
+    Row i is drawn with replacement with probability g_i = s_i / sum(s), where s_i is its gradient norm, and has weight
+    1 / (B g_i): the expected mean of the b weighted losses is the mean of the batch. This begins when a moving average of the
+    gain tau = sqrt(B sum(g_i^2)) is above `threshold`; before that, b rows are drawn uniformly without replacement, with weight
+    1. The average starts at 0, so that the first steps are uniform.
 
-    Rows whose score is not finite are kept once each before all others, with weight b / B; the rest of the b rows are
-    drawn among the others, for whose share of the batch's mean they stand. More than b such rows stand for all of them.
+    Rows whose score is not finite are kept once each, before all others, with weight b / B; the rest of the b rows are drawn
+    among the other rows and represent their part of the mean. Where there are more than b such rows, b of them represent all.
 
     Args:
-        keep: b / B, (0, 1]: floor(keep * n) rows of a batch, at least one. Published: 1/3 (code), 0.2 (paper).
-        smoothing: Share of the moving average that one step leaves, [0, 1). Published: 0.9.
-        threshold: The gain from which importance sampling pays, 0 or more. None: (B + 3b) / (3b), by the cost of forward
-            and backward passes; 2 for keep=1/3. A gain is never above sqrt(B).
-        exponent: k on the weights, 1 or less; below 1 large weights are tempered and the gradient is biased. Published: 1.
+        keep: Share kept of each batch, b / B, (0, 1]: floor(keep * n) rows, at least one. Default 1/3, as in the official code;
+            published: 0.2.
+        smoothing: Share of the moving average that remains after one step, [0, 1). Default and published: 0.9.
+        threshold: Least gain at which importance sampling pays, 0 or more; a gain is never above sqrt(B). Default None:
+            (B + 3b) / (3b), by the cost of forward and backward passes, which is 2 for keep=1/3.
+        exponent: Exponent k of the weights, 1 or less; below 1, large weights are reduced and the gradient is biased. Default
+            and published: 1.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import BatchImportance
+        >>> method = BatchImportance(keep=0.5, threshold=0.0, smoothing=0.0)
+        >>> signals = {"id": torch.arange(4), "grad_norm": torch.tensor([0.0, 3.0, 0.0, 1.0])}
+        >>> state = {"gain": torch.tensor(2.0)}
+        >>> plan, _ = method.plan_batch(signals, state, step=1, generator=torch.Generator().manual_seed(0))
+        >>> set(plan.rows.tolist()) <= {1, 3}
+        True
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("grad_norm",), report=True)
     card: ClassVar[Card] = Card(
-        biased="no with exponent=1, where samples count alike: the expected weighted mean is the batch's mean; with class "
-        "weights or ignored positions the divisor is that of the rows drawn. Below 1 by the tempered weights",
+        summary="draw rows by gradient norm, weigh them without bias",
+        paper="arXiv:1803.00942",
+        rule="not drawn in its batch, by its gradient norm",
+        biased="no with exponent=1 where all samples count the same: the expected weighted mean is the mean of the batch; with "
+        "class weights or ignored positions the divisor is that of the rows drawn. Yes with an exponent below 1",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
-        claim="train loss up to ten times lower and test error 5 to 17 % lower (relative) at equal time (recalled, not "
+        claim="training loss up to ten times lower and test error 5 to 17 % lower (relative) in equal time (recalled, not "
         "checked)",
         differences=(
-            "The pool is the loader's batch, not drawn anew for each step.",
-            "While rows are drawn uniformly the moving average takes the scores of the whole pool, not of b samples.",
+            "The pool is the batch of the loader, not a new draw for each step.",
+            "While rows are drawn uniformly, the moving average uses the scores of the whole pool, not of b samples.",
             "Uniform rows are drawn without replacement.",
-            "The gradient is that at the model's outputs, whatever the last layer is.",
+            "The gradient is always that at the model's outputs, for any last layer.",
         ),
-        caveat="less variance helps only where variance is what slows training, and tau is above the threshold: where the "
-        "scores of a batch are nearly alike it trains on random rows at the price of scoring all. Choosing takes about four "
-        "times as long as Big Loss, as both ways are drawn so that nothing waits for the device",
+        caveat="less variance helps only where variance slows the training down and tau is above the threshold: where the "
+        "scores of a batch are nearly equal, it trains on random rows and still pays for scoring all of them. The choice takes "
+        "about four times as long as that of Big Loss, because both kinds of draws are made so that nothing waits for the "
+        "device",
         missing=("Cached scores, and a model that predicts them.", "The norm of the full gradient as a score."),
     )
     keep: float = 1 / 3
@@ -140,21 +160,21 @@ class BatchImportance:
             raise ValueError(f"BatchImportance: `exponent` must be a finite number of 1 or less, got {self.exponent}")
 
     def init_state(self) -> State:
-        """The moving average of the gain, from 0."""
+        """Returns the first state: the moving average of the gain, 0."""
         return {"gain": torch.zeros(())}
 
     def report(self, state: State) -> dict[str, float]:
-        """The moving average, for the history."""
+        """Returns the moving average of the gain for the history."""
         return {"gain": float(state["gain"])}
 
     def count(self, n: int) -> int | None:
-        """A fixed share of each batch, rows drawn more than once counted as often."""
+        """Returns the number of rows that are drawn from a batch of `n`; repeated rows count each time."""
         return max(1, share(self.keep, n))
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """Rows drawn by gradient norm where that pays, else uniformly: both are drawn, and the device takes one."""
+        """Returns rows drawn by gradient norm where that pays, else uniformly; the device chooses between the two draws."""
         by_id, ordered = in_id_order(signals)
         n, scores = len(by_id), ordered["grad_norm"]
         if not n:
@@ -174,15 +194,15 @@ class BatchImportance:
         return torch.where(known > 0, self.smoothing * average + (1 - self.smoothing) * gain, average)
 
     def _drawn(self, scores: Tensor, b: int, active: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Positions and their weights, shapes (b,)."""
+        """Returns the positions that are trained on and their weights, both of shape (b,)."""
         n, finite, by_norm = len(scores), scores.isfinite(), masses(scores)
         keys = torch.rand(n, generator=generator).to(scores.device, non_blocking=True)
         draws = torch.rand(b, generator=generator, dtype=by_norm.dtype).to(scores.device, non_blocking=True)
-        # Those that are not finite, then others at random.
-        uniform = largest(torch.where(finite, keys, math.inf), b).flip(0)
+        # Rows without a finite score come first, then the others in random order.
+        uniform = top_positions(torch.where(finite, keys, math.inf), b).flip(0)
         unscored = n - finite.sum()
         forced = torch.arange(b, device=scores.device) < unscored
         positions = torch.where(active & ~forced, with_replacement(by_norm, draws), uniform)
         mass = torch.where(active, by_norm, finite.to(by_norm.dtype))
-        weights = unbiased(mass, positions, self.exponent) * (b / (b - unscored))
+        weights = unbiased_row_weights(mass, positions, self.exponent) * (b / (b - unscored))
         return positions, torch.where(forced, unscored.clamp(min=b) / n, weights).float()

@@ -1,8 +1,8 @@
 """Big Loss: train on the samples of each batch with the largest losses.
 
-Selective-Backprop in its simplest form, with a fixed share of the batch instead of chances: one of the base selectors of
-AdaSelection, arXiv:2306.10728, which names arXiv:1910.00762 as its source. `SelectiveBackprop(keep=...)` chooses the same.
-Biased towards hard samples by design; nothing is re-weighted.
+This is Selective-Backprop in its simplest form, with a fixed share of the batch instead of probabilities. It is one of the
+base selectors of AdaSelection, arXiv:2306.10728, which names arXiv:1910.00762 as its source. `SelectiveBackprop(keep=...)`
+chooses the same samples. It is biased towards hard samples by design: nothing is re-weighted.
 """
 
 from collections.abc import Mapping
@@ -11,22 +11,35 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 
 
 @dataclass(frozen=True)
-class BigLoss(Ranked):
-    """Keep the floor(keep * n) largest losses of each batch, at least one; of equal losses the higher id.
+class BigLoss(KeepLargest):
+    """Trains on the floor(keep * n) samples of each batch with the largest losses, at least one.
+
+    Of samples with equal losses, those with the higher ids are kept. A sample without a finite loss is kept before all others.
 
     Args:
-        keep: Share kept of each batch, (0, 1]. Published: 0.1 to 0.5.
+        keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
 
     Raises:
-        ValueError: `keep` outside (0, 1].
+        ValueError: `keep` is outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from thresher import BigLoss
+        >>> signals = {"id": torch.arange(4), "loss": torch.tensor([0.1, 0.9, 0.5, 0.2])}
+        >>> plan, state = BigLoss(keep=0.5).plan_batch(signals, {}, step=0, generator=torch.Generator())
+        >>> plan.rows
+        tensor([1, 2])
     """
 
     card: ClassVar[Card] = Card(
+        summary="train on the batch's largest losses",
+        paper="arXiv:2306.10728",
+        rule="its loss was not among the largest of its batch",
         biased="towards samples of large loss, outliers and wrong labels among them; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-10 92.25 % where full training has 92.57 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
@@ -35,5 +48,5 @@ class BigLoss(Ranked):
     )
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """The loss."""
+        """Returns the loss."""
         return signals["loss"]

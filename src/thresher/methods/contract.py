@@ -1,38 +1,41 @@
-"""What a method is: three protocols, one for each stage, and the declaration of what a method needs and does.
+"""The contract of methods: one protocol per stage, and the declaration of what a method needs and does.
 
 Nothing here imports torch, so that the methods can be listed without it.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 State = dict[str, Any]
-"""What a batch method remembers from step to step: tensors and plain values by name, never changed, always replaced."""
+"""Memory of a batch method from step to step: tensors and plain values by name. It is never changed, always replaced."""
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """What a method needs of the training it is attached to, and which optional functions of the contract it defines.
+    """Declaration of what a method needs from a training, and of the optional functions that it defines.
+
+    A method declares it in its class attribute (or property) `requires`; `attach` and `thresher.testing.check_method` check it.
 
     Args:
-        signals: Names of the signals by which a batch method chooses, such as `("loss",)`. Empty: the method chooses before
-            any forward pass. Epoch methods name their signals in `columns()` instead.
-        optimizer: Whether plans scale the learning rate, so that `attach` must be given the optimizer.
-        refresh: Mode of the model in the forward-only pass over samples that a plan names in `refresh`: "eval" or "train".
-            None: the plans never ask for such a pass.
-        full_pass: Names of everything that `full_pass(epoch, epochs)` may return, out of "error", "feature" and "label".
-            Empty: the method does not define that function.
-        own_order: Whether plans decide the order of training (`EpochPlan(drawn=True)`), which takes a loader with
-            `shuffle=True`.
-        active: Whether the method defines `active(progress, step)`.
-        report: Whether the method defines `report(state)`.
-        check: Whether the method defines `check(ids)`.
-        cost: Whether the method has a property `cost`: the number of samples that were put through a (forward, backward) pass
-            before training, for scores that the method uses.
-        switches: Settings of the method that make a need go away, by the name of the need, for messages: "optimizer",
-            "refresh", "feature", "sum" (a column that adds up), or a signal; such as {"optimizer": "adjust_lr=False"}.
+        signals: Names of the signals by which a batch method chooses, such as `("loss",)`. Default (): the method chooses
+            before any forward pass. Epoch methods name their signals in `columns()` instead.
+        optimizer: Whether plans scale the learning rate, so that `attach` must be given the optimizer. Default False.
+        refresh: Mode of the model, "eval" or "train", in the forward-only pass over the samples that a plan names in
+            `refresh`. Default None: the plans never ask for such a pass.
+        full_pass: Names that the function `full_pass(epoch, epochs)` may return, out of "error", "feature" and "label".
+            Default (): the method does not define that function.
+        own_order: Whether plans decide the order of training (`EpochPlan(drawn=True)`), for which the loader must have
+            `shuffle=True`. Default False.
+        active: Whether the method defines the function `active(progress, step)`. Default False.
+        report: Whether the method defines the function `report(state)`. Default False.
+        check: Whether the method defines the function `check(ids)`. Default False.
+        cost: Whether the method has the property `cost`: the numbers of samples that were put through (forward, backward)
+            passes before training, for scores that the method uses. Default False.
+        switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
+            "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
+            are added up) and the names of signals. Default {}.
 
     Example:
         >>> Requirements(signals=("loss", "confidence")).model
@@ -54,16 +57,23 @@ class Requirements:
 
     @property
     def model(self) -> bool:
-        """Whether the run makes forward passes of its own for the epoch plans, so that it must have the model."""
+        """Whether the run makes forward passes of its own for the epoch plans, for which it needs the model."""
         return self.refresh is not None or bool(self.full_pass)
 
 
-NOTHING = Requirements()
+NO_REQUIREMENTS = Requirements()
+"""Declaration of a method that has no attribute `requires`."""
 
 
 @runtime_checkable
 class BeforeMethod(Protocol):
-    """A method that decides before training which samples there are at all; a frozen dataclass."""
+    """A method that decides before training which samples the training has at all; a frozen dataclass.
+
+    Example:
+        >>> from thresher import Prune
+        >>> isinstance(Prune("scores.parquet"), BeforeMethod)
+        True
+    """
 
     stage: ClassVar[Literal["before"]]
 
@@ -76,20 +86,33 @@ class BeforeMethod(Protocol):
 class EpochMethod(Protocol):
     """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state.
 
-    With `requires = Requirements(full_pass=...)` it also defines `full_pass(epoch, epochs)`, which returns the names of what it
-    must know of all samples before this plan: "error" (the gradient of a sample's mean loss with respect to the model's
-    outputs), "feature" (the input of the last `nn.Linear`) and "label". The run then makes a forward-only pass over all
-    samples, and `records` has these columns too: (N, numbers per sample), float32; labels (N,), int64.
+    With `requires = Requirements(full_pass=...)` it also defines `full_pass(epoch, epochs)`, which returns the names of the
+    values that it needs for all samples before this plan: "error" (the gradient of a sample's mean loss with respect to the
+    model's outputs), "feature" (the input of the last `nn.Linear`) and "label". The run then makes a forward-only pass over
+    all samples and adds these columns to `records`: errors and features of shape (N, numbers per sample), float32, and labels
+    of shape (N,), int64.
+
+    Example:
+        >>> from thresher import InfoBatch
+        >>> isinstance(InfoBatch(), EpochMethod)
+        True
     """
 
     stage: ClassVar[Literal["epoch"]]
 
     def columns(self) -> dict[str, Any]:
-        """Returns what must be remembered of each sample: column name to `thresher.Column`."""
+        """Returns the columns that are recorded for each sample, as a `thresher.Column` by name."""
         ...
 
     def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: Any) -> Any:
-        """Returns a `thresher.EpochPlan` from the records alone: pure, the same on every rank and after every resume."""
+        """Returns the `thresher.EpochPlan` of one epoch, which must be the same on every rank and after every resume.
+
+        Args:
+            records: Mapping from the name of a column to its values, shape (N,).
+            epoch: Number of the epoch, from 0.
+            epochs: Number of epochs of the training.
+            generator: Random generator on the CPU, seeded from the seed of the run and the epoch: the only source of chance.
+        """
         ...
 
 
@@ -97,26 +120,39 @@ class EpochMethod(Protocol):
 class BatchMethod(Protocol):
     """A method that decides inside each batch; a frozen dataclass that owns no tensors and no random state.
 
-    What `requires` declares, it also defines: `active(progress, step) -> bool`, where `progress` is the share of training that
-    is done (where it returns False, the whole batch is trained and `plan_batch` is not called); `report(state)`, which returns
-    numbers by name for the history, once an epoch; `check(ids)`, which raises ValueError where the method cannot choose among
-    the samples with these ids.
+    It also defines each of these functions that `requires` declares:
+
+    - `active(progress, step)` returns whether the method chooses from this batch; where it returns False, the whole batch is
+      trained on and `plan_batch` is not called. `progress` is the share of the training that is done, [0, 1].
+    - `report(state)` returns numbers by name for the history; it is called once per epoch.
+    - `check(ids)` raises ValueError where the method cannot choose among the samples with these ids.
+
+    Example:
+        >>> from thresher import BigLoss
+        >>> isinstance(BigLoss(), BatchMethod)
+        True
     """
 
     stage: ClassVar[Literal["batch"]]
 
     def init_state(self) -> State:
-        """Returns what the method remembers before the first step."""
+        """Returns the state of the method before the first step."""
         ...
 
     def count(self, n: int) -> int | None:
-        """Returns how many rows of a batch of n are kept, where that is known before the losses are; else None."""
+        """Returns the number of rows that are kept of a batch of n, or None where it depends on the losses or on chance."""
         ...
 
     def plan_batch(self, signals: Any, state: State, *, step: int, generator: Any) -> tuple[Any, State]:
-        """Returns a `thresher.BatchPlan` and the next state, a new dict; pure, and independent of the order of the rows.
+        """Returns the `thresher.BatchPlan` of one batch and the next state, which is a new dict.
 
-        `signals` maps a name to an (n,) tensor; `id` is always among them: int64, each once. `generator` is on the CPU.
+        The answer must not depend on the order of the rows.
+
+        Args:
+            signals: Mapping from the name of a signal to its values, shape (n,); "id" is always there: int64, all different.
+            state: State that the last step returned; it must not be changed.
+            step: Number of the batch in the training, from 0.
+            generator: Random generator on the CPU, seeded from the seed of the run and the step: the only source of chance.
         """
         ...
 
@@ -125,12 +161,12 @@ Method = BeforeMethod | EpochMethod | BatchMethod
 
 STAGES: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch": BatchMethod}
 
-FUNCTIONS = {
+CONTRACT_FUNCTIONS = {
     "before": {"kept", "cost"},
     "epoch": {"columns", "plan_epoch", "full_pass", "cost"},
     "batch": {"init_state", "count", "plan_batch", "active", "report", "check", "cost"},
 }
-"""Functions and properties of the contract by stage."""
+"""Functions and properties that the contract knows, by stage."""
 
 FORMER: dict[str, dict[str, str]] = {
     "before": {},
@@ -147,16 +183,25 @@ FORMER: dict[str, dict[str, str]] = {
 
 
 def requirements_of(method: Any) -> Requirements:
-    """Returns what a method declares in `requires`; nothing where it declares nothing."""
-    return getattr(method, "requires", NOTHING)
+    """Returns the declaration `requires` of a method; an empty one where the method has none.
+
+    Args:
+        method: Instance of a method.
+
+    Example:
+        >>> from thresher import Kakurenbo
+        >>> requirements_of(Kakurenbo()).optimizer
+        True
+    """
+    return getattr(method, "requires", NO_REQUIREMENTS)
 
 
 def way_around(method: Any, *needs: str) -> str:
-    """Returns how to do without something that a method needs, to end a sentence with; "" where there is no way.
+    """Returns the end of a message: the settings with which a method does without something; "" where there are none.
 
     Args:
-        method: The method.
-        needs: Names of what it needs, as in `Requirements.switches`.
+        method: Instance of a method.
+        needs: Names of the needs, as in `Requirements.switches`.
 
     Example:
         >>> from thresher import Kakurenbo
@@ -169,19 +214,29 @@ def way_around(method: Any, *needs: str) -> str:
 
 
 def check_declaration(method: Any) -> None:
-    """Refuses a method whose declaration and functions do not belong together, or with attributes that mean nothing.
+    """Refuses a method whose declaration does not match its functions, or that has public attributes without a meaning.
 
     Args:
-        method: An instance with a valid `stage`.
+        method: Instance of a method, with a valid `stage`.
 
     Raises:
-        TypeError: `requires` is not a `Requirements`, a declared function is missing, a defined one is not declared, or a
-            public attribute is neither a setting nor part of the contract; the message names the nearest right one.
+        TypeError: `requires` is not a `Requirements`, a declared function is missing, a defined function is not declared, or
+            a public attribute is neither a setting nor part of the contract; the message then names the nearest right one.
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass(frozen=True)
+        ... class Misspelt:
+        ...     stage = "epoch"
+        ...     colums = 1
+        >>> check_declaration(Misspelt())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        TypeError: Misspelt.colums is neither a setting nor part of the contract of methods; the nearest name is 'columns'. ...
     """
     kind, requires = type(method), requirements_of(method)
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
-    for function in sorted(FUNCTIONS[method.stage] & {one.name for one in fields(Requirements)}):
+    for function in sorted(CONTRACT_FUNCTIONS[method.stage] & {one.name for one in fields(Requirements)}):
         declared, defined = bool(getattr(requires, function)), hasattr(kind, function)
         if declared and not defined:
             raise TypeError(f"{kind.__name__} declares Requirements({function}=...), but does not define {function}")
@@ -189,24 +244,30 @@ def check_declaration(method: Any) -> None:
             raise TypeError(
                 f"{kind.__name__} defines {function}, but does not declare it: requires = Requirements({function}=...)"
             )
-    known = FUNCTIONS[method.stage] | {"stage", "requires", "card"} | {one.name for one in fields(Requirements)}
+    known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"}
     settings = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
     for name, value in sorted(_public(kind).items()):
-        if name in FUNCTIONS[method.stage] | {"stage", "requires", "card"} or (name in settings and hasattr(kind, "requires")):
-            continue
-        if name in FORMER[method.stage]:
-            raise TypeError(
-                f"{kind.__name__}.{name} is no longer part of the contract of methods: write {FORMER[method.stage][name]}"
-            )
-        if name in settings:
-            continue
-        helper = callable(value) or isinstance(value, property)
-        nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8 if helper else 0.0)
-        if nearest:
-            raise TypeError(
-                f"{kind.__name__}.{name} is neither a setting nor part of the contract of methods; the nearest name is "
-                f"{nearest[0]!r}. Call it _{name} if it is the method's own; see thresher.Requirements."
-            )
+        if name not in known and not (name in settings and hasattr(kind, "requires")):
+            _check_attribute(method, name, value, settings)
+
+
+def _check_attribute(method: Any, name: str, value: Any, settings: Iterable[str]) -> None:
+    """Refuses a public attribute that the contract had in the past, or that looks like a misspelt part of it."""
+    kind = type(method)
+    if name in FORMER[method.stage]:
+        raise TypeError(
+            f"{kind.__name__}.{name} is no longer part of the contract of methods: write {FORMER[method.stage][name]}"
+        )
+    if name in settings:
+        return
+    known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"} | {one.name for one in fields(Requirements)}
+    helper = callable(value) or isinstance(value, property)
+    nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8 if helper else 0.0)
+    if nearest:
+        raise TypeError(
+            f"{kind.__name__}.{name} is neither a setting nor part of the contract of methods; the nearest name is "
+            f"{nearest[0]!r}. Call it _{name} if it is the method's own; see thresher.Requirements."
+        )
 
 
 def _public(kind: type) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Coreset approximation 1: train on the largest and the smallest losses of each batch, half and half.
 
-A base selector of AdaSelection, arXiv:2306.10728, section 3.1: the mean loss of both ends is close to that of the batch.
-No official code. Biased against the middle; nothing is re-weighted. The paper does not say what an odd number does: here
-the extra sample is one of large loss.
+It is a base selector of AdaSelection, arXiv:2306.10728, section 3.1: the mean loss of both ends together is close to that of
+the batch. There is no official code. It is biased against middling losses: nothing is re-weighted. The paper leaves open what
+happens with an odd number; here the additional sample is one with a large loss.
 """
 
 import math
@@ -13,19 +13,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 
 
 def rank_distance(loss: Tensor) -> Tensor:
-    """How far each loss is from the middle of the order by (loss, position), the upper of two equally far ones further.
+    """Returns the distance of each loss from the middle of the order by (loss, position).
+
+    Of two losses at the same distance, the upper one counts as farther.
 
     Args:
-        loss: Shape (n,).
+        loss: Loss of each sample, shape (n,).
 
     Returns:
-        Shape (n,), float32: within [0, 1], all different, in turns from the upper end and the lower one when descending;
-        NaN for losses that are not finite, which have no rank.
+        Distances, shape (n,), float32, within [0, 1], all different: in descending order they belong to the upper and the lower
+        end in turns. A loss that is not finite has no rank, and NaN as its distance.
     """
     finite = loss.isfinite()
     order = torch.where(finite, loss, math.inf).argsort(stable=True)
@@ -36,27 +38,38 @@ def rank_distance(loss: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class CoresetExtremes(Ranked):
-    """Keep k = floor(keep * n) samples of each batch, at least one: ceil(k / 2) largest losses, floor(k / 2) smallest.
+class CoresetExtremes(KeepLargest):
+    """Trains on k = floor(keep * n) samples of each batch, at least one: ceil(k / 2) largest and floor(k / 2) smallest losses.
 
-    Both ends are those of one order by (loss, id). Samples without a finite loss are kept before all others, and count
+    Both ends are those of one order by (loss, id). Samples without a finite loss are kept before all others and count
     towards k.
 
     Args:
-        keep: Share kept of each batch, (0, 1]. Published: 0.1 to 0.5.
+        keep: Share kept of each batch, (0, 1]. Default 0.5; published: 0.1 to 0.5.
 
     Raises:
-        ValueError: `keep` outside (0, 1].
+        ValueError: `keep` is outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from thresher import CoresetExtremes
+        >>> signals = {"id": torch.arange(4), "loss": torch.tensor([0.1, 0.9, 0.5, 0.4])}
+        >>> plan, state = CoresetExtremes(keep=0.5).plan_batch(signals, {}, step=0, generator=torch.Generator())
+        >>> plan.rows
+        tensor([0, 1])
     """
 
     card: ClassVar[Card] = Card(
+        summary="train on the batch's largest and smallest losses",
+        paper="arXiv:2306.10728",
+        rule="its loss was in the middle of its batch",
         biased="against samples of middling loss; nothing is re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="CIFAR-100 69.33 % where full training has 70.47 %, mean over keep = 0.1 to 0.5 (AdaSelection, table 4)",
-        caveat="behind random selection in all six tasks of that table (CIFAR-100 71.05 %, SVHN 67.89 % against 93.32 %): "
-        "half of what it trains on is known already",
+        caveat="it is behind random selection in all six tasks of that table (CIFAR-100 71.05 %, SVHN 67.89 % against 93.32 "
+        "%): half of the samples that it trains on are learned already",
     )
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
-        """The distance of the loss's rank from the middle."""
+        """Returns the distance of each loss from the middle of the order."""
         return rank_distance(signals["loss"])

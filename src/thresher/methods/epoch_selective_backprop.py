@@ -1,15 +1,16 @@
-"""Selective-Backprop once an epoch: hide samples by chance of the percentile of their last loss.
+"""Selective-Backprop once per epoch: keep each sample with a probability that grows with the percentile of its last loss.
 
-As Nguyen et al. compare with it, "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network Training", NeurIPS 2023,
-arXiv:2310.10102. Original code: github.com/TruongThaoNguyen/kakurenbo (the `_sb` scripts). Biased towards hard samples by
-design; nothing is re-weighted. Selective-Backprop as its own paper has it, batch by batch, is `thresher.SelectiveBackprop`.
+This is the form with which Nguyen et al. compare, "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network Training",
+NeurIPS 2023, arXiv:2310.10102. Original code: github.com/TruongThaoNguyen/kakurenbo (the `_sb` scripts). It is biased towards
+hard samples by design: nothing is re-weighted. The method of the paper on Selective-Backprop, which works batch by batch, is
+`thresher.SelectiveBackprop`.
 
-As in the code a percentile is read off a histogram of all losses between the smallest and the largest and counts the
-sample's own bin, so that the largest loss always stays. One outlier puts all others into a few bins, which raises their
-chances: `percentile="rank"` counts losses instead.
+As in the code, percentiles come from a histogram of all losses between the smallest and the largest, and include the bin of the
+sample itself, so that the largest loss is always kept. One outlier puts all other losses into a few bins, which raises their
+probabilities; `percentile="rank"` counts the losses instead.
 Where the code differs:
-- It draws from the global generator of every rank, which agree only as long as they drew as often.
-- Its hidden samples are forwarded in train mode.
+- It draws from the global generator of each rank; these agree only while all ranks have drawn the same number of times.
+- It forwards hidden samples in train mode.
 - A loss that is not finite breaks its histogram; here such samples are kept and not counted.
 """
 
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import everything
+from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
@@ -31,14 +32,14 @@ from thresher.selection import Values, ids_of, on_host
 
 
 def share_up_to_bin(loss: Values, bins: int) -> Values:
-    """Share of the losses in the bin of each loss and those below it, of equal bins from the smallest loss to the largest.
+    """Returns the share of losses in the histogram bin of each loss and in the bins below it.
 
     Args:
-        loss: Shape (n,), finite, n >= 1.
-        bins: How many.
+        loss: Loss of each sample, shape (n,), finite, n >= 1.
+        bins: Number of equal bins between the smallest and the largest loss, 1 or more.
 
     Returns:
-        Shape (n,), float64, within (0, 1]; all 1 where all losses are equal.
+        Shares, shape (n,), float64, within (0, 1]; all 1 where all losses are equal.
     """
     low, high = np.float64(loss.min()), np.float64(loss.max())
     if low == high:
@@ -49,48 +50,61 @@ def share_up_to_bin(loss: Values, bins: int) -> Values:
 
 
 def share_up_to(loss: Values) -> Values:
-    """Share of the losses that are not above each loss.
+    """Returns the share of losses that are not above each loss.
 
     Args:
-        loss: Shape (n,), finite.
+        loss: Loss of each sample, shape (n,), finite.
 
     Returns:
-        Shape (n,), float64, within (0, 1].
+        Shares, shape (n,), float64, within (0, 1].
     """
     return np.searchsorted(np.sort(loss), loss, side="right") / len(loss)
 
 
 @dataclass(frozen=True)
 class EpochSelectiveBackprop:
-    """Keep each sample with chance q ** beta of the percentile q of its last loss; refresh what is hidden.
+    """Keeps each sample with probability q ** beta, where q is the percentile of its last loss, and refreshes the others.
 
-    About 1 / (1 + beta) stays where the losses spread evenly over the bins, more where few are large.
+    About 1 / (1 + beta) of the samples are kept where the losses are spread evenly over the bins, and more where few losses
+    are large.
 
     Args:
-        beta: Selectivity, 0 or more; 0 keeps everything. Published: 0.43, which aims at 70 %; 1 on Fractal-3K.
-        bins: Of the histogram, 1 or more. Published: 1000.
-        min_probability: Least chance of any sample, [0, 1]. Published: 0.
-        percentile: "histogram", as published; "rank": the exact share of losses up to the sample's own.
+        beta: Selectivity, 0 or more; 0 keeps every sample. Default and published: 0.43, which aims at 70 %; published for
+            Fractal-3K: 1.
+        bins: Number of bins of the histogram, 1 or more. Default and published: 1000.
+        min_probability: Least probability with which a sample is kept, [0, 1]. Default and published: 0.
+        percentile: Kind of percentile: "histogram" (default and published), or "rank" for the exact share of the losses that
+            are not above the loss of the sample.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import numpy as np
+        >>> from thresher import EpochSelectiveBackprop
+        >>> EpochSelectiveBackprop(beta=1.0).chances(np.array([0.1, 0.9, 0.2, np.nan])).round(2).tolist()
+        [0.33, 1.0, 0.67, 1.0]
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     requires: ClassVar[Requirements] = Requirements(refresh="eval")
     card: ClassVar[Card] = Card(
+        summary="Selective-Backprop once an epoch, by last losses",
+        paper="arXiv:2310.10102",
+        rule="hidden by chance of the percentile of its last loss",
         biased="Yes, towards samples of large loss: nothing is re-weighted.",
-        forwards="Every hidden sample once an epoch.",
-        claim="None: the paper compares with it. On Fractal-3K with beta 1 its epochs took 306 s, where hiding by forgetting "
+        forwards="Every hidden sample once per epoch.",
+        claim="None: the paper only compares with it. On Fractal-3K with beta = 1 its epochs took 306 s; hiding by forgetting "
         "took 398 s.",
         differences=(
-            "Draws come from the run's own generator; the code's come from a global one that ranks have to share by luck.",
-            "Hidden samples are forwarded in eval mode; the code does so in train mode.",
-            "Samples without a finite loss are kept and not counted; the code cannot bin them.",
+            "Draws come from the generator of the run; in the code they come from a global generator that differs between "
+            "ranks.",
+            "Hidden samples are forwarded in eval mode; in the code they are forwarded in train mode.",
+            "Samples without a finite loss are kept and not counted; the code fails on them.",
         ),
         bytes_per_sample=4,
-        caveat="With the published histogram one outlier decides how many are hidden: all others fall into few bins. "
-        'percentile="rank" is not moved by it.',
+        caveat="With the published histogram one outlier decides how many samples are hidden, because all other losses fall "
+        'into a few bins. percentile="rank" does not depend on outliers.',
     )
     beta: float = 0.43
     bins: int = 1000
@@ -110,11 +124,18 @@ class EpochSelectiveBackprop:
             raise ValueError(f"EpochSelectiveBackprop: `percentile` must be 'histogram' or 'rank', got {self.percentile!r}")
 
     def columns(self) -> dict[str, Column]:
-        """The last loss: 4 bytes a sample."""
+        """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def chances(self, loss: Values) -> Values:
-        """Chance of each sample to stay: 1 where the loss is not finite. Shapes (N,), float64 out."""
+        """Returns the probability with which each sample is kept.
+
+        Args:
+            loss: Last loss of each sample, shape (N,).
+
+        Returns:
+            Probabilities, shape (N,), float64; 1 where the loss is not finite.
+        """
         chance, usable = np.ones(len(loss)), np.isfinite(loss)
         if usable.any():
             finite = loss[usable]
@@ -123,10 +144,10 @@ class EpochSelectiveBackprop:
         return chance
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """One draw a sample, in the order of the ids."""
+        """Returns a plan for which each sample was drawn once, in the order of the ids."""
         loss = on_host(records["loss"])
         if epoch == 0:
-            return everything(len(loss))
+            return full_plan(len(loss))
         chance = self.chances(loss)
         kept = torch.rand(len(loss), generator=generator, dtype=torch.float64).numpy() < chance
         refresh = ids_of(~kept)

@@ -1,19 +1,19 @@
-"""Forgetting: each epoch, hide the samples that were forgotten least often so far.
+"""Forgetting: in each epoch, hide the samples that were forgotten least often so far.
 
 Toneva et al., "An Empirical Study of Example Forgetting during Deep Neural Network Learning", ICLR 2019, arXiv:1812.05159.
-Original code: github.com/mtoneva/example_forgetting. A sample is forgotten when it was right the last time it was seen and is
-wrong now. Biased towards samples that are hard to hold on to; nothing is re-weighted.
+Original code: github.com/mtoneva/example_forgetting. A sample is forgotten when its prediction was right the last time and is
+wrong now. The method is biased towards samples that are often forgotten: nothing is re-weighted.
 
 The paper counts during one whole training and prunes before a second one: `thresher.Prune` with `thresher.scores.forgetting`.
-This is the online form that KAKURENBO is compared with (`_forget_lag` of github.com/TruongThaoNguyen/kakurenbo): nothing is
-hidden in the first epochs, then a fixed share. Hidden samples are refreshed, so that their counts go on and they can return.
-Where the codes differ:
-- A sample that was never right counts as forgotten most in Toneva's code and as never forgotten, so hidden first, in
-  KAKURENBO's: `never_learned="keep"` or `"cut"`.
-- `hide="once"` hides what the counts say at the end of the first epochs for good, as KAKURENBO's `_forget_original`, which
-  then starts a new model, and Toneva's do.
-- Ties, of which there are very many, go by whatever an unstable sort makes of them there; here by lot, anew each epoch.
-- KAKURENBO's counts a sample twice that a distributed sampler repeats, and forwards hidden samples in train mode.
+This is the online form with which KAKURENBO is compared (`_forget_lag` of github.com/TruongThaoNguyen/kakurenbo): the first
+epochs hide nothing, later epochs hide a fixed share. Hidden samples are refreshed, so that their counts continue and they can
+return. Where the two codes differ from this method or from each other:
+- A sample that was never right counts as forgotten most often in Toneva's code. In KAKURENBO's code it counts as never
+  forgotten and is hidden first. The settings are `never_learned="keep"` and `"cut"`.
+- `hide="once"` hides the same samples for the rest of the training, by the counts at the end of the first epochs. Toneva's code
+  does so, and KAKURENBO's `_forget_original`, which then starts with a new model.
+- Very many counts are equal. The codes order them by an unstable sort; here they are drawn at random, anew in each epoch.
+- KAKURENBO's code counts a sample twice that a distributed sampler repeats, and forwards hidden samples in train mode.
 """
 
 from collections.abc import Mapping
@@ -24,27 +24,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import everything
+from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Mask, Values, chosen, ids_of, on_host, share
 
-UNSEEN = -1
-"""Turns of a sample that was never seen."""
+UNSEEN_TURNS = -1
+"""Number of turns that stands for a sample that was never seen."""
 
 
 def turns(old: Tensor, new: Tensor) -> Tensor:
-    """How often a sample has turned from wrong to right or back: odd while it is right, 0 while it never was.
+    """Counts how often the prediction for a sample has turned from wrong to right or from right to wrong.
+
+    The number is odd while the prediction is right, and 0 as long as it never was right.
 
     Args:
-        old: Turns so far, `UNSEEN` before the first sight; shape (n,), a signed integer dtype.
-        new: Whether it is right now, shape (n,).
+        old: Turns so far, shape (n,), a signed integer dtype; `UNSEEN_TURNS` for a sample that was never seen.
+        new: Whether the prediction is right now, shape (n,).
 
     Returns:
-        Shape (n,), of the dtype of `old`. Where it is full it keeps its last bit, whether the sample is right, and the most
-        events that fit: 16,383 in int16, 63 in int8.
+        Turns, shape (n,), of the dtype of `old`. At the limit of the dtype the last bit, which is the state of the prediction,
+        stays correct, and the number of forgetting events stays at the largest possible: 16,383 in int16, 63 in int8.
     """
     most = torch.iinfo(old.dtype).max
     known = old.clamp(min=0).int()
@@ -52,25 +54,25 @@ def turns(old: Tensor, new: Tensor) -> Tensor:
     return torch.where(known > most, most - 1, known).to(old.dtype)
 
 
-def events(column: Tensor) -> Tensor:
-    """Forgetting events of each sample: how often it turned from right to wrong.
+def forgetting_events(column: Tensor) -> Tensor:
+    """Returns the number of forgetting events of each sample: the turns from right to wrong.
 
     Args:
-        column: Turns, shape (N,); see `turns`.
+        column: Turns as counted by `turns`, shape (N,).
 
     Returns:
-        Shape (N,), int64; 0 for a sample that was never right or never seen.
+        Numbers of events, shape (N,), int64; 0 for a sample that was never right or never seen.
     """
     return column.long().clamp(min=0) // 2
 
 
 def fewest(counts: Values, k: int, generator: torch.Generator) -> Mask:
-    """Mark the `k` smallest counts, ties by lot.
+    """Marks the `k` smallest counts; ties are drawn at random.
 
     Args:
-        counts: Shape (N,), integers; negative ones are never marked.
-        k: How many; more than there are counts of 0 or more marks all of those.
-        generator: On the CPU.
+        counts: Counts, shape (N,), integers; negative counts are never marked.
+        k: Number of counts to mark; all counts of 0 or more are marked where there are fewer.
+        generator: Random generator on the CPU.
 
     Returns:
         Bool mask (N,).
@@ -88,37 +90,52 @@ def fewest(counts: Values, k: int, generator: torch.Generator) -> Mask:
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Train on everything first, then hide a fixed share of the samples: those forgotten least often.
+    """Trains on every sample in the first epochs, then hides a fixed share: the samples that were forgotten least often.
 
     Args:
-        fraction: F, share of N to hide, [0, 1). Published: 0.1 in KAKURENBO's comparison on CIFAR-100.
-        start: First epoch that hides, 0 or more; below 1 a share of the epochs. Nothing is hidden in a training that ends
-            before. Published: 20.
-        hide: "each_epoch": by the counts so far, hidden samples being refreshed; "once": by the counts at `start`, for good.
-        never_learned: A sample that was never right is kept ("keep"), or counts as never forgotten ("cut").
+        fraction: Share of the N samples to hide, F, [0, 1). Default and published: 0.1 (KAKURENBO's comparison on CIFAR-100).
+        start: First epoch that hides: a whole number, 0 or more, or a share of the epochs below 1. A training that ends before
+            hides nothing. Default and published: 20.
+        hide: Time of the choice: "each_epoch" (default) hides by the counts so far and refreshes hidden samples; "once" hides
+            by the counts at `start`, for the rest of the training.
+        never_learned: Handling of samples that were never right: "keep" (default) never hides them; "cut" counts them as never
+            forgotten.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Forgetting
+        >>> turns = torch.tensor([1, 3, 0, 5], dtype=torch.int16)  # forgotten 0, 1, 0 and 2 times; sample 2 was never right
+        >>> method = Forgetting(fraction=0.25, start=1)
+        >>> plan = method.plan_epoch({"forgetting": turns}, epoch=1, epochs=10, generator=torch.Generator())
+        >>> plan.ids, plan.refresh
+        (tensor([1, 2, 3]), tensor([0]))
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="hide the samples that are forgotten least",
+        paper="arXiv:1812.05159",
+        rule="it was forgotten less often than others",
         biased="Yes, towards samples that are forgotten often or never learned: nothing is re-weighted.",
-        forwards='Every hidden sample once an epoch; none with hide="once".',
-        claim="Offline, about 30 % of CIFAR-10 left out of a second training without loss (recalled, not checked). Of the "
-        "online form, KAKURENBO's for comparison, none.",
+        forwards='Every hidden sample once per epoch; none with hide="once".',
+        claim="For the offline form: about 30 % of CIFAR-10 left out of a second training without a loss of accuracy "
+        "(recalled, not checked). For this online form there is none; KAKURENBO only compares with it.",
         differences=(
             'Samples that were never right are kept, as in the original; KAKURENBO hides them first (never_learned="cut").',
-            "Ties go by lot, anew each epoch; both codes leave them to an unstable sort.",
-            "Hidden samples are forwarded in eval mode; KAKURENBO does so in train mode.",
+            "Equal counts are drawn at random, anew in each epoch; both codes leave them to an unstable sort.",
+            "Hidden samples are forwarded in eval mode; in KAKURENBO's code they are forwarded in train mode.",
             "A sample that a distributed sampler repeats is counted once.",
         ),
         bytes_per_sample=2,
-        caveat="After few epochs few samples were ever forgotten: while those that never were are more than the hidden share, "
-        "the choice among them is random selection.",
+        caveat="After few epochs few samples were ever forgotten. As long as the samples that were never forgotten are more "
+        "than the hidden share, the choice among them is random selection.",
         missing=(
-            "The margins and whole histories that the original stores.",
-            "A new model after the first epochs, as in the comparison's other form: prune before a second training for that.",
+            "The margins and the complete histories that the original code stores.",
+            "A new model after the first epochs, as in the other form of the comparison: prune before a second training "
+            "instead.",
         ),
     )
     fraction: float = 0.1
@@ -140,27 +157,27 @@ class Forgetting:
 
     @property
     def requires(self) -> Requirements:
-        """The model, where hidden samples are refreshed."""
+        """Returns the needs: the model, where hidden samples are refreshed."""
         return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
 
     def columns(self) -> dict[str, Column]:
-        """Turns between right and wrong: 2 bytes a sample; with hide="once" in 1, and 1 for what is hidden."""
+        """Returns the recorded columns, 2 bytes per sample: the turns, and with `hide="once"` also the hidden samples."""
         dtype = torch.int16 if self.hide == "each_epoch" else torch.int8
-        columns = {"forgetting": Column(dtype, fill=UNSEEN, signal="correct", merge=turns)}
+        columns = {"forgetting": Column(dtype, fill=UNSEEN_TURNS, signal="correct", merge=turns)}
         if self.hide == "once":
             columns["hidden"] = Column(torch.bool, merge="plan")
         return columns
 
     def hides(self, epoch: int, epochs: int) -> bool:
-        """Whether the first epochs are over."""
+        """Returns whether an epoch hides samples."""
         return epoch >= (self.start * epochs if self.start < 1 else self.start) - 1e-9
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """All but the least forgotten."""
+        """Returns a plan without the samples that were forgotten least often."""
         column = records["forgetting"]
         n = len(column)
         if not self.hides(epoch, epochs) or epoch == 0:
-            return everything(n)
+            return full_plan(n)
         hidden = on_host(records["hidden"]).copy() if self.hide == "once" else np.zeros(n, dtype=np.bool_)
         if not hidden.any():
             hidden = fewest(self._counts(column), min(share(self.fraction, n), n - 1), generator)
@@ -173,6 +190,6 @@ class Forgetting:
         )
 
     def _counts(self, column: Tensor) -> Values:
-        """Events, -1 for samples that are not to be hidden."""
+        """Returns the numbers of forgetting events, -1 for samples that must not be hidden."""
         known = 1 if self.never_learned == "keep" else 0
-        return np.where(on_host(column) < known, -1, on_host(events(column)))
+        return np.where(on_host(column) < known, -1, on_host(forgetting_events(column)))

@@ -1,4 +1,4 @@
-"""Full training: every sample, every epoch. The baseline that every other method is held against."""
+"""Full training: every sample, every epoch. It is the baseline with which every other method is compared."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,15 +14,31 @@ from thresher.records import NEVER_SEEN, Column
 
 @dataclass(frozen=True)
 class FullData:
-    """Keep everything. Attached, the loop computes what it computes unattached, bit for bit on CPU."""
+    """Trains on every sample in every epoch.
+
+    With this method attached, a training loop computes exactly what it computes without Thresher, bit for bit on CPU.
+
+    Example:
+        >>> import torch
+        >>> from thresher import FullData
+        >>> records = {"loss": torch.tensor([0.5, 0.1, 0.9])}
+        >>> FullData().plan_epoch(records, epoch=1, epochs=5, generator=torch.Generator()).ids
+        tensor([0, 1, 2])
+    """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    card: ClassVar[Card] = Card(biased="No: every sample, every epoch.", forwards="None.", bytes_per_sample=4)
+    card: ClassVar[Card] = Card(
+        summary="every sample, every epoch",
+        rule="nothing is left out",
+        biased="No: every sample, every epoch.",
+        forwards="None.",
+        bytes_per_sample=4,
+    )
 
     def columns(self) -> dict[str, Column]:
-        """The last loss, to look at."""
+        """Returns the columns that are recorded for each sample: the last loss, only to be looked at; 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """All N samples."""
+        """Returns a plan with all N samples."""
         return EpochPlan(torch.arange(len(records["loss"])), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})

@@ -1,23 +1,26 @@
-"""GRAD-MATCH: every few epochs, a small weighted subset whose last-layer gradient is that of all data.
+"""GRAD-MATCH: every few epochs, choose a small weighted subset whose last-layer gradient is close to that of all data.
 
 Killamsetty et al., "GRAD-MATCH: Gradient Matching based Data Subset Selection for Efficient Deep Model Training", ICML 2021,
 arXiv:2103.00123. Original code: github.com/decile-team/cords. The subset is found by orthogonal matching pursuit with weights
-above zero (`matching_pursuit`), on gradients of the last layer that one forward pass gives: p - y for its bias, and p - y times
-the layer's input for its weights.
+above zero, on gradients of the last layer, for which one forward pass is enough: p - y for its bias, and p - y times the input
+of the layer for its weights.
 
-As in the code, the weight of a sample is relative to training on everything (all weights 1 match exactly), mini-batches count
-alike whatever their sizes, and what is missing from the budget is filled up at random with weight 1. The weighted loss of a
-batch is divided by the sum of its weights there; here weights are scaled to a mean of 1 over the subset, so that a batch counts
-as much as its weights say. Either way the subset's gradient has the direction of that of all data, but is longer, as if the
-learning rate were higher (1.5 to 2.3 times in `benchmarks/grad_match.py`); `weights_divisor="samples"` keeps its length.
-Where the code goes beyond the paper or against it:
-- Until the first selection it trains on a random subset (20 epochs of it). Here those epochs train on everything, and by
-  default that is epoch 0 alone: the gradients of a random initialisation say little.
-- Its warm start counts epochs up to warm_start * epochs that it leaves out. Here they train on subsets.
-- Its mini-batches are runs of consecutive samples, the same at each selection: `runs="consecutive"`.
-- A vector that is chosen again enters its equations a second time while its list of samples stays; one that was given back for
-  a negative weight can return, and takes from the budget each time. Here each is taken once and the budget counts what is kept.
-- It penalises weights from the second vector on; here from the first.
+As in the code, the weight of a sample is relative to training on every sample (weights of 1 for all of them match exactly), all
+mini-batches count the same independently of their sizes, and the rest of the budget is filled up with random samples of weight
+1. The code divides the weighted loss of a batch by the sum of its weights. Here the weights are scaled to a mean of 1 over the
+subset, so that a batch with larger weights counts more. In both cases the gradient of the subset has the direction of that of
+all data, but is longer, as with a higher learning rate (1.5 to 2.3 times in `benchmarks/grad_match.py`);
+`weights_divisor="samples"` keeps its length.
+
+Where the code differs from the paper or goes beyond it:
+- Until the first selection it trains on a random subset (for 20 epochs). Here those epochs train on every sample. By default
+  this is epoch 0 only, because the gradients of a random initialisation carry little information.
+- It leaves out the epochs between the warm start and the first selection. Here they train on subsets.
+- Its mini-batches are runs of consecutive samples, the same at each selection (`runs="consecutive"`).
+- A vector that is chosen again enters its equations twice, while its list of samples stays the same. A vector that was dropped
+  for a negative weight can return and uses the budget each time. Here each vector is chosen at most once, and the budget counts
+  the vectors that are kept.
+- It penalises weights from the second vector on; here the penalty acts from the first.
 """
 
 import math
@@ -40,67 +43,87 @@ from thresher.selection import Values, chosen, ids_of, on_host, share
 
 @dataclass(frozen=True)
 class GradMatch:
-    """Every few epochs, look at all samples, choose a weighted subset by matching gradients, and train on it until the next.
+    """Chooses a weighted subset by matching gradients every few epochs, and trains on it until the next selection.
 
-    A selection takes a forward-only pass over all samples and holds their errors (N, C) and features (N, D) meanwhile. With few
-    classes and `gradient="bias"` as many vectors as classes match exactly, and the rest of the subset is random; a `penalty`
-    then spreads the weights. Samples whose errors or features are not finite are kept, with weight 1, before all others.
+    A selection makes a forward-only pass over all samples, whose errors (N, C) and features (N, D) stay in memory during the
+    selection. With few classes and `gradient="bias"`, as many vectors as classes match exactly, and the rest of the subset is
+    random; a `penalty` then spreads the weights. Samples whose errors or features are not finite are kept with weight 1, before
+    all others.
 
     Args:
-        keep: Share kept, (0, 1]: floor(keep * N), at least one; rounded up to whole mini-batches, or for each class. 1 keeps
-            everything and selects nothing. Published: 0.1 (0.05 to 0.3).
-        every: R, epochs from one selection to the next, 1 or more. Published: 20.
-        per: What is chosen: "batch": mini-batches; "class": samples, class by class; "class_gradient": the same by the gradient
-            of the class's own output alone. Classes are those of a classifier with one label a sample. Published: the
-            first and the last.
-        batch_size: B, samples of the mini-batches chosen with "batch", 1 or more; those of training are the loader's own.
-            Published: 20.
-        gradient: "full": of the last layer's weights and bias, which must be an `nn.Linear`; "bias": of the bias, for any
-            model; not with "class_gradient". Published: "full".
-        penalty: lambda, on the squared norm of the weights, 0 or more. Published: 0 for "batch", 0.5 for "class_gradient".
-        tolerance: Relative distance to the target at which it stops before the budget is used up, [0, 1). Published: 1e-100,
-            which is never; 0 is the same here, where a distance of 1e-6 always ends it.
-        first: Epochs on everything before the first selection, 0 or more. The official code selects from epoch `every` on.
-        warm_start: kappa, [0, 1]: at least ceil(warm_start * epochs * keep) epochs on everything. Published: 0 or 0.5.
-        runs: How mini-batches are cut: "shuffled", anew at each selection, or "consecutive", as the official code does.
-        fill: Fill up with random samples of weight 1 where matching ends before the budget, as the official code does.
-        weights_divisor: What the sum of weighted losses is divided by, over the subset: "weights": their sum (mean weight 1,
-            as published); "samples": all samples (the gradient is about as long as that of all data).
+        keep: Share kept, (0, 1]: floor(keep * N) samples, at least one, rounded up to whole mini-batches, or for each class. 1
+            keeps every sample and selects nothing. Default and published: 0.1 (0.05 to 0.3).
+        every: Number of epochs from one selection to the next, R, 1 or more. Default and published: 20.
+        per: Unit of the choice: "batch" (default) for mini-batches, "class" for samples, class by class, "class_gradient" for
+            samples by the gradient of the output of their class only. Classes are those of a classifier with one label per
+            sample. Published: the first and the last.
+        batch_size: Number of samples in the mini-batches that are chosen with "batch", B, 1 or more; the mini-batches of the
+            training are those of the loader. Default and published: 20.
+        gradient: Gradient that is matched: "full" (default and published) is that of the weights and the bias of the last
+            layer, which must be an `nn.Linear`; "bias" is that of the bias, for any model, not with "class_gradient".
+        penalty: Factor on the squared norm of the weights, lambda, 0 or more. Default 0, as published for "batch"; published
+            for "class_gradient": 0.5.
+        tolerance: Relative distance to the target at which the search ends before the budget is used up, [0, 1). Default 0;
+            published: 1e-100. A distance of 1e-6 always ends the search.
+        first: Number of epochs on every sample before the first selection, 0 or more. Default 1; the official code selects
+            from epoch `every` on.
+        warm_start: Share of the training as a warm start, kappa, [0, 1]: at least ceil(warm_start * epochs * keep) epochs train
+            on every sample. Default 0; published: 0 or 0.5.
+        runs: Way in which mini-batches are cut: "shuffled" (default), anew at each selection, or "consecutive", as in the
+            official code.
+        fill: Whether the subset is filled up with random samples of weight 1 where the search ends before the budget, as in
+            the official code. Default True.
+        weights_divisor: Divisor of the sum of the weighted losses over the subset: "weights" (default and published) is the sum
+            of the weights, so that their mean is 1; "samples" is the number of all samples, so that the gradient is about as
+            long as that of all data.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import GradMatch
+        >>> error = torch.tensor([[0.5], [0.5], [-0.1], [0.4]])  # gradients with respect to the only output
+        >>> records = {"weight": torch.zeros(4), "error": error}
+        >>> method = GradMatch(keep=0.25, every=1, batch_size=1, gradient="bias", weights_divisor="samples")
+        >>> plan = method.plan_epoch(records, epoch=1, epochs=5, generator=torch.Generator().manual_seed(0))
+        >>> len(plan.ids), plan.facts["matched"]
+        (1, 1)
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="a weighted subset whose gradient is that of all data",
+        paper="arXiv:2103.00123",
+        rule="not in the subset that matches the gradient",
         biased=(
-            "yes: the weighted gradient of the subset comes close to that of all data in the last layer, at the time of the "
-            "selection; what is left grows until the next"
+            "yes: the weighted gradient of the subset is close to that of all data in the last layer and at the time of the "
+            "selection; the difference grows until the next selection"
         ),
-        forwards="every sample once at each selection, one epoch in `every`",
+        forwards="every sample once per selection, which is one epoch in `every`",
         claim=(
-            "ResNet-18 on CIFAR-10: 7 times faster for 2.5 % less accuracy, 3 times for 0.8 %; CIFAR-100: 4.8 and 3 times for "
-            "2.1 % and 0.7 % (from the source of the abstract; not checked against the paper)"
+            "ResNet-18 on CIFAR-10: 7 times faster at a loss of 2.5 % of accuracy, 3 times faster at 0.8 %; CIFAR-100: 4.8 and "
+            "3 times faster at 2.1 % and 0.7 % (from the source of the abstract; not checked against the paper)"
         ),
         differences=(
-            "Epochs before the first selection train on everything, not on a random subset.",
+            "Epochs before the first selection train on every sample, not on a random subset.",
             "The epochs between the warm start and the first selection are not left out.",
-            "Mini-batches are cut from a fresh permutation (`runs='consecutive'` restores theirs).",
-            "Each vector is taken at most once, and the budget counts the vectors kept.",
+            "Mini-batches are cut from a new permutation (`runs='consecutive'` restores those of the code).",
+            "Each vector is chosen at most once, and the budget counts the vectors that are kept.",
             "The penalty acts from the first vector on.",
             "Weights have mean 1 over the subset, not over each batch of it.",
         ),
         bytes_per_sample=4,
         caveat=(
-            "With gradient='bias' and C classes about C vectors match exactly, carry nearly all of the weight, and the rest of "
-            "the subset is random. Weights of mean 1 make the gradient longer than that of all data, as a higher learning rate "
-            "would."
+            "With gradient='bias' and C classes, about C vectors match exactly and have nearly all of the weight, and the rest "
+            "of the subset is random. Weights with a mean of 1 make the gradient longer than that of all data, as a higher "
+            "learning rate does."
         ),
         missing=(
             "Matching the gradient of a validation set.",
-            "Selection on several machines: the surveyed gradients must fit on one.",
-            "Class weights of the criterion are not part of the gradients that are matched, nor are shares of samples with "
-            "ignored positions.",
+            "Selection on several machines: the gradients of all samples must fit on one machine.",
+            "Class weights of the criterion in the gradients that are matched, and the shares of samples with ignored "
+            "positions.",
         ),
     )
     keep: float = 0.1
@@ -133,7 +156,7 @@ class GradMatch:
             if getattr(self, name) not in values:
                 raise ValueError(f"GradMatch: `{name}` must be one of {values}, got {getattr(self, name)!r}")
         if self.per == "class_gradient" and self.gradient == "bias":
-            raise ValueError("GradMatch: `per`='class_gradient' is about one row of weights, got `gradient`='bias'; use 'full'")
+            raise ValueError("GradMatch: `per`='class_gradient' matches one row of weights, got `gradient`='bias'; use 'full'")
         if not 0 <= self.penalty < math.inf:
             raise ValueError(f"GradMatch: `penalty` must be a finite number of 0 or more, got {self.penalty}")
         if not 0 <= self.tolerance < 1:
@@ -142,15 +165,15 @@ class GradMatch:
             raise ValueError(f"GradMatch: `warm_start` is a share of the epochs, within [0, 1], got {self.warm_start}")
 
     def columns(self) -> dict[str, Column]:
-        """The weights of the last selection, 0 for what was left out: 4 bytes a sample. No signal is remembered."""
+        """Returns the recorded columns, 4 bytes per sample: the weights of the last selection, 0 for samples left out."""
         return {"weight": Column(torch.float32, merge="plan")}
 
     def full_epochs(self, epochs: int) -> int:
-        """Epochs on everything, before the first selection."""
+        """Returns the number of epochs on every sample before the first selection."""
         return max(self.first, math.ceil(self.warm_start * epochs * self.keep - 1e-9))
 
     def full_pass(self, epoch: int, epochs: int) -> tuple[str, ...]:
-        """What must be known of all samples before this plan; nothing between selections."""
+        """Returns the names of the values that this plan needs for all samples; none between selections."""
         since = epoch - self.full_epochs(epochs)
         if since < 0 or since % self.every or self.keep == 1:
             return ()
@@ -158,13 +181,13 @@ class GradMatch:
 
     @property
     def requires(self) -> Requirements:
-        """A pass over all samples before each selection."""
+        """Returns the needs: a pass over all samples before each selection."""
         wanted = {"error": True, "feature": self.gradient == "full", "label": self.per != "batch"}
         names = tuple(name for name, needed in wanted.items() if needed)
         return Requirements(full_pass=names, switches={"feature": 'gradient="bias"'})
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """The subset of a new selection, or of the last one; everything before the first."""
+        """Returns a plan with the subset of a new or of the last selection; with every sample before the first selection."""
         if not self.full_pass(epoch, epochs):
             return self._plan(on_host(records["weight"]), {})
         error = on_host(records["error"])
@@ -175,7 +198,7 @@ class GradMatch:
     def _selected(
         self, error: Values, feature: Values, labels: Values, generator: torch.Generator
     ) -> tuple[Values, dict[str, float]]:
-        """Weight of every sample, shape (N,), float32, 0 where left out; and facts of the matching."""
+        """Returns the weight of every sample, shape (N,), float32, 0 where it is left out, and facts for the history."""
         n = len(error)
         weight = np.ones(n)
         usable = np.flatnonzero(np.isfinite(error).all(1) & np.isfinite(feature).all(1))

@@ -1,18 +1,18 @@
 """Importance sampling with replacement (ISWR): draw the samples of an epoch in proportion to their losses.
 
-As Nguyen et al. compare with it, "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network Training", NeurIPS 2023,
-arXiv:2310.10102. Original code: github.com/TruongThaoNguyen/kakurenbo (`ImportanceSamplerWithReplacement`).
-Biased towards hard samples as published; `weights="unbiased"` corrects for it.
+This is the form with which Nguyen et al. compare, "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network Training",
+NeurIPS 2023, arXiv:2310.10102. Original code: github.com/TruongThaoNguyen/kakurenbo (`ImportanceSamplerWithReplacement`).
+As published it is biased towards hard samples; `weights="unbiased"` removes the bias.
 
 Where the code differs:
-- Epoch 0 is drawn uniformly with replacement already: `first_epoch="uniform"`. Here it trains on everything, once.
-- It forwards the whole dataset before each epoch but the first, in train mode and without `no_grad`. Here the same number of
-  passes comes at the end of each epoch but the last, in eval mode; `losses="last"` saves them, with the losses that each
-  sample had when it was last trained on.
+- It already draws epoch 0 uniformly with replacement (`first_epoch="uniform"`). Here epoch 0 trains on every sample once.
+- It forwards the whole dataset before each epoch except the first, in train mode and without `no_grad`. Here the same number of
+  passes runs at the end of each epoch except the last, in eval mode. `losses="last"` saves them: it uses the loss of each
+  sample from its last training step.
 - It adds up the losses of samples that a distributed sampler repeats.
-- `torch.multinomial` refuses more than 2^24 samples.
-A sample whose loss is zero is never drawn. One whose loss is not finite or is below zero has no chance that could be told:
-it is kept, once.
+- It uses `torch.multinomial`, which refuses more than 2^24 samples.
+A sample whose loss is zero is never drawn. A sample whose loss is not finite or is below zero has no probability: it is kept
+once, without a draw.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import drawn_plan, everything, probabilities
+from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -34,34 +34,49 @@ from thresher.selection import on_host
 
 @dataclass(frozen=True)
 class ImportanceSampling:
-    """Draw each epoch with replacement, with chances p proportional to the losses.
+    """Draws each epoch with replacement, with probabilities p proportional to the losses.
 
     Args:
-        weights: "none": plain mean of the losses drawn, as published; "unbiased": each times 1 / (N p).
-        losses: "fresh": of a forward-only pass over all samples once an epoch, as published; "last": of the sample's last
-            training step, at no cost.
-        keep: Draws as a share of the samples, (0, 1]. Published: 1, an epoch as long as without it.
-        first_epoch: "all": every sample once; "uniform": drawn with equal chances, as the official code does.
+        weights: Weights of the losses: "none" (default and published) for none; "unbiased" for 1 / (N p).
+        losses: Source of the losses: "fresh" (default and published) is a forward-only pass over all samples once per epoch;
+            "last" is the last training step of each sample, at no cost.
+        keep: Number of draws as a share of the samples, (0, 1]. Default and published: 1, an epoch is as long as without the
+            method.
+        first_epoch: Samples of epoch 0: "all" (default) is every sample once; "uniform" draws them with equal probabilities,
+            as in the official code.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import ImportanceSampling
+        >>> records = {"loss": torch.tensor([0.0, 0.9, 0.0, 0.8])}
+        >>> method = ImportanceSampling(losses="last")
+        >>> plan = method.plan_epoch(records, epoch=1, epochs=10, generator=torch.Generator().manual_seed(0))
+        >>> sorted(set(plan.ids.tolist()))
+        [1, 3]
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="draw samples by loss, with replacement",
+        paper="arXiv:2310.10102",
+        rule="not drawn, by its loss",
         biased="Yes, towards samples of large loss: nothing is re-weighted. No with "
         'weights="unbiased": the expected mean loss is that of all data, as long as no loss is zero.',
-        forwards='Every sample once an epoch but the last; none with losses="last".',
-        claim="None: the paper compares with it. On Fractal-3K its epochs took 576 s, where hiding by forgetting took 398 s.",
+        forwards='Every sample once per epoch except the last; none with losses="last".',
+        claim="None: the paper only compares with it. On Fractal-3K its epochs took 576 s; hiding by forgetting took 398 s.",
         differences=(
-            'Epoch 0 trains on everything; the code draws it uniformly with replacement (first_epoch="uniform").',
-            "Losses are scored in eval mode and without gradient; the code scores in train mode and builds a graph.",
+            'Epoch 0 trains on every sample; the code draws it uniformly with replacement (first_epoch="uniform").',
+            "The forward-only pass runs in eval mode and without gradient; in the code it runs in train mode and builds a "
+            "graph.",
             "Draws invert the cumulative distribution; the code's torch.multinomial refuses more than 2^24 samples.",
             "A sample without a finite loss of 0 or more is kept once; the code fails on it.",
         ),
         bytes_per_sample=4,
-        caveat="By its published defaults it costs more than full training: as many steps, and a pass over all samples. "
-        'keep < 1 and losses="last" cost less. weights="unbiased" beats random samples on none of '
+        caveat="With its published defaults it costs more than full training: as many steps, and a pass over all samples. "
+        'keep < 1 and losses="last" reduce the cost. weights="unbiased" beats random samples on none of '
         "the planted problems (`thresher.testing`).",
     )
     weights: Literal["none", "unbiased"] = "none"
@@ -78,18 +93,18 @@ class ImportanceSampling:
 
     @property
     def requires(self) -> Requirements:
-        """An order of its own; the model, where all losses are refreshed."""
+        """Returns the needs: an order of its own, and the model where all losses are refreshed."""
         return Requirements(own_order=True, refresh="eval" if self.losses == "fresh" else None)
 
     def columns(self) -> dict[str, Column]:
-        """The last loss: 4 bytes a sample."""
+        """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Draws by loss, and a pass over all samples for the losses of the next epoch."""
+        """Returns a plan of draws by loss, with a forward-only pass over all samples for the losses of the next epoch."""
         loss = on_host(records["loss"])
         refresh = torch.arange(len(loss)) if self.losses == "fresh" and epoch + 1 < epochs else None
         if epoch == 0 and self.first_epoch == "all":
-            return everything(len(loss), refresh)
-        chances = probabilities(loss if epoch else np.ones(len(loss)))
+            return full_plan(len(loss), refresh)
+        chances = draw_probabilities(loss if epoch else np.ones(len(loss)))
         return drawn_plan(chances, self.keep, generator, weighted=self.weights == "unbiased", refresh=refresh)

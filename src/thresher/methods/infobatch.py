@@ -1,12 +1,12 @@
-"""InfoBatch: prune a random part of the samples below the mean loss, and rescale what is kept of them.
+"""InfoBatch: prune a random part of the samples below the mean loss, and raise the weight of the remaining ones.
 
 Qin et al., "InfoBatch: Lossless Training Speed Up by Unbiased Dynamic Data Pruning", ICLR 2024, arXiv:2303.04947.
-Original code: github.com/NUS-HPC-AI-Lab/InfoBatch. Unbiased: the expected weighted loss is that of the full data.
+Original code: github.com/NUS-HPC-AI-Lab/InfoBatch. It is unbiased: the expected weighted loss is that of the full data.
 
-Where code and paper differ: the code keeps int((1 - r) * n) of the n samples below the mean and weights them 1/(1 - r),
-which loses up to one sample's weight; here their weight is n over the number kept, at least one (`rescale="ratio"`
-restores the code's weight). The code's leftover weights in the annealing epochs and its scores of 3 before the first
-loss are not kept.
+The code keeps int((1 - r) * n) of the n samples below the mean with a weight of 1 / (1 - r), so that up to one sample's weight
+is lost. Here their weight is n over the number kept, which is at least one (`rescale="ratio"` restores the weight of the
+code). Two habits of the code are left out: old weights in the annealing epochs, and a loss of 3 for samples that were not seen
+yet.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ from thresher.selection import Mask, Values, chosen, ids_of, on_host, quantile_c
 
 
 def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
-    """Samples strictly below the threshold; those without a finite loss are never among them.
+    """Marks the samples whose loss is strictly below the threshold; a sample without a finite loss never is.
 
     Args:
-        loss: Shape (N,).
-        threshold: "mean" of the finite losses, or the quantile in (0, 1) to cut at.
+        loss: Last loss of each sample, shape (N,).
+        threshold: Threshold: "mean" for the mean of the finite losses, or a quantile of them, (0, 1).
 
     Returns:
         Bool mask (N,).
@@ -38,7 +38,7 @@ def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
         return usable
     finite = loss if usable.all() else loss[usable]
     if threshold == "mean":
-        # Rounding must not lift the mean of equal losses above them.
+        # Rounding must not lift the mean of equal losses above these losses.
         cut = min(np.mean(finite, dtype=np.float64), np.float64(finite.max()))
     else:
         cut = np.float64(quantile_cut(finite, threshold))
@@ -47,32 +47,46 @@ def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
 
 @dataclass(frozen=True)
 class InfoBatch:
-    """Soft pruning with rescaling, and full data at the end.
+    """Prunes a random part of the samples below the mean loss, with higher weights for the rest of them.
 
-    The sum of weighted losses over an epoch has the full data's expectation. A batch is divided by its own size, as in the
-    official code, so that an epoch of K batches in place of N takes steps N / K times as large: the total of an epoch stays.
+    The sum of the weighted losses over an epoch has the expectation of that of the full data. The sum over a batch is divided
+    by the size of the batch, as in the official code: an epoch with K instead of N samples takes fewer steps, which are N / K
+    times as large, so that their total stays the same. The last epochs train on all samples.
 
     Args:
-        prune_fraction: r, share pruned of the samples below the threshold, [0, 1). Published: 0.5.
-        delta: Share of the epochs that prune; the rest train on everything, with weights 1. [0, 1]. Published: 0.875.
-        threshold: "mean" (published), or a quantile in (0, 1).
-        rescale: Weight of the kept samples below the threshold: "mass": their number before pruning over their number
-            after; "ratio": 1 / (1 - r), as the official code.
+        prune_fraction: Share pruned of the samples below the threshold, r, [0, 1). Default and published: 0.5.
+        delta: Share of the epochs that prune, [0, 1]; the other epochs train on every sample with weight 1. Default and
+            published: 0.875.
+        threshold: Threshold of the loss: "mean" (default and published), or a quantile within (0, 1).
+        rescale: Weight of the remaining samples below the threshold: "mass" (default) is their number before pruning over
+            their number afterwards; "ratio" is 1 / (1 - r), as in the official code.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import InfoBatch
+        >>> records = {"loss": torch.tensor([0.1, 0.9, 0.2, 0.8])}
+        >>> plan = InfoBatch().plan_epoch(records, epoch=1, epochs=10, generator=torch.Generator().manual_seed(0))
+        >>> len(plan.ids), sorted(plan.weights.tolist())
+        (3, [1.0, 1.0, 2.0])
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="prune below the mean loss at random, rescale",
+        paper="arXiv:2303.04947",
+        rule="pruned: its loss was below the {threshold}, and it was drawn with chance {prune_fraction}",
         biased="No: the expected weighted sum of the losses over an epoch is that of all data.",
         forwards="None.",
-        claim="40 % of the cost at no loss of accuracy on CIFAR-10, CIFAR-100, ImageNet-1K and ADE20K; 20 to 27 % on "
-        "pre-training, diffusion and instruction tuning.",
+        claim="Saves 40 % of the cost without a loss of accuracy on CIFAR-10, CIFAR-100, ImageNet-1K and ADE20K, and 20 to "
+        "27 % in pre-training, diffusion models and instruction tuning.",
         differences=(
-            'The weight is the number below the mean over the number kept of it; the code\'s is 1 / (1 - r) (rescale="ratio").',
-            "The annealing epochs have weights of 1; the code leaves the last weights where delta * epochs is not whole.",
-            "Samples without a loss yet are kept; the code gives them a loss of 3.",
+            "The weight is the number of samples below the mean over the number of them that is kept; in the code it is "
+            '1 / (1 - r) (rescale="ratio").',
+            "All weights are 1 in the annealing epochs; the code leaves the last weights where delta * epochs is not whole.",
+            "Samples that were not seen yet are kept; the code gives them a loss of 3.",
         ),
         bytes_per_sample=4,
     )
@@ -92,11 +106,11 @@ class InfoBatch:
             raise ValueError(f"InfoBatch: `rescale` must be 'mass' or 'ratio', got {self.rescale!r}")
 
     def columns(self) -> dict[str, Column]:
-        """The last loss: 4 bytes a sample, and 4 for the weights of the epoch in progress."""
+        """Returns the columns that are recorded for each sample: the last loss, 4 bytes; a plan has weights of 4 bytes more."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Everything above the threshold, and a random part of the rest with its weight."""
+        """Returns a plan with all samples above the threshold and a random part of the others, with their weights."""
         loss = on_host(records["loss"])
         n = len(loss)
         pruning = epoch > 0 and epoch + 1 <= self.delta * epochs + 1e-9

@@ -1,14 +1,15 @@
-"""KAKURENBO: each epoch, hide the samples of lowest loss that are right and confident; learn faster on the rest.
+"""KAKURENBO: in each epoch, hide the samples of lowest loss that the model predicts right with confidence.
 
 Nguyen et al., "KAKURENBO: Adaptively Hiding Samples in Deep Neural Network Training", NeurIPS 2023, arXiv:2310.10102.
-Original code: github.com/TruongThaoNguyen/kakurenbo. Biased towards hard samples by design; nothing is re-weighted.
+Original code: github.com/TruongThaoNguyen/kakurenbo. It is biased towards hard samples by design: nothing is re-weighted.
 
-Where code and paper differ the paper's intent is the default and the code's behaviour a switch:
-- `confidence="batch"`: softmax over the batch axis instead of the class axis.
-- `lr_fraction="scheduled"`: 1 / (1 - F_e) instead of the samples really hidden.
+The learning rate grows as samples are hidden. Where code and paper differ, the intent of the paper is the default and a setting
+restores the behaviour of the code:
+- `confidence="batch"`: the softmax runs over the batch axis instead of the class axis.
+- `lr_fraction="scheduled"`: the learning rate follows 1 / (1 - F_e) instead of the number of samples really hidden.
 - `refresh="train"`: hidden samples are forwarded in train mode.
-- `merge="sum"`: a sample met twice in an epoch (padding of distributed samplers) has its statistics added up.
-- `candidates="threshold"`: all ties at the cut are candidates, and F = 0 makes every sample one (the code's `[n - 1]`).
+- `merge="sum"`: the statistics of a sample that appears twice in an epoch (padding of distributed samplers) are added up.
+- `candidates="threshold"`: all ties at the cut are candidates, and F = 0 makes every sample a candidate (the code's `[n - 1]`).
 """
 
 from collections.abc import Mapping
@@ -29,16 +30,17 @@ from thresher.selection import Mask, Values, ids_of, largest, on_host, share, sm
 SCHEDULE: Milestones = ((0, 1.0), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4))
 
 
-def easiest(loss: Values, fraction: float, *, by_threshold: bool = False) -> Mask:
-    """Candidates for hiding.
+def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = False) -> Mask:
+    """Marks the candidates for hiding: the samples with the smallest losses.
 
     Args:
         loss: Last loss of each sample, shape (N,); samples without a finite loss are never candidates.
-        fraction: Share of N, [0, 1).
-        by_threshold: The official variant: everything up to the loss at the cut, ties included.
+        fraction: Share of the N samples, [0, 1).
+        by_threshold: Whether all samples up to the loss at the cut are candidates, ties included, as in one of the official
+            scripts. Default False: floor(fraction * N) samples, ordered by (loss, id).
 
     Returns:
-        Bool mask (N,): floor(fraction * N) smallest by (loss, id), or all up to the threshold.
+        Bool mask (N,).
     """
     usable = np.isfinite(loss)
     k = share(fraction, len(loss))
@@ -51,7 +53,16 @@ def easiest(loss: Values, fraction: float, *, by_threshold: bool = False) -> Mas
 
 
 def trusted(correct: Values, confidence: Values, tau: float) -> Mask:
-    """Samples that may stay hidden: predicted right, with a confidence of `tau` or more. Shapes (N,)."""
+    """Marks the samples that may stay hidden: the prediction is right, with a confidence of `tau` or more.
+
+    Args:
+        correct: Whether the last prediction was right, shape (N,).
+        confidence: Confidence of the last prediction, shape (N,), [0, 1].
+        tau: Least confidence, [0, 1].
+
+    Returns:
+        Bool mask (N,).
+    """
     return (correct != 0) & (confidence >= np.asarray(tau, dtype=confidence.dtype))
 
 
@@ -66,44 +77,67 @@ SWITCHES = {
 
 @dataclass(frozen=True)
 class Kakurenbo:
-    """Hide easy samples, move doubtful ones back, shrink the hidden share, adjust the learning rate, refresh.
+    """Hides easy samples in each epoch, moves doubtful candidates back and raises the learning rate.
+
+    Of N samples, the floor(F_e * N) with the smallest last losses are candidates. Candidates that the model predicts wrong or
+    without confidence are moved back. The hidden samples get a forward-only pass at the end of the epoch, which refreshes their
+    losses. F_e shrinks during the training.
 
     Args:
-        max_fraction: F, largest share of N to hide, [0, 1). Published: 0.3 (0.2 to 0.4).
-        tau: Confidence from which a right prediction may stay hidden, [0, 1]. Published: 0.7.
-        schedule: Factor on F by epoch: (boundary, factor), boundaries as shares of the epochs or epoch numbers.
-            Published: 1, 0.8, 0.6, 0.4 from epochs 0, 30, 60, 80 of 100.
-        move_back: Return candidates that are wrong or not confident (MB).
-        reduce_fraction: Follow `schedule` (RF); otherwise F throughout.
-        adjust_lr: Scale the learning rate for the samples left out (LR).
-        warmup_epochs: Epochs without that scaling. Default 0; published: 1 or 5.
-        drop_top: Share of N to leave out as well: those of highest loss, refreshed, never moved back. Published: 0.02
-            for DeepCAM, otherwise 0.
-        confidence: "class", or "batch" as the official code computes it.
-        lr_fraction: "actual": N / kept; "scheduled": 1 / (1 - F_e), as the official code does.
-        refresh: Mode of the forward-only pass: "eval", or "train" as the official code does.
-        merge: A second sight of a sample in one epoch: "scatter" replaces the first, "sum" adds, as the official code.
-        candidates: "sort": exactly floor(F_e * N); "threshold": as the official `.per` script.
-        first_epoch_hides: Let epoch 0 hide by its initial losses, all 1, instead of keeping everything, as the official
-            code does where samples are not moved back.
+        max_fraction: Largest share of the N samples to hide, F, [0, 1). Default and published: 0.3 (0.2 to 0.4).
+        tau: Least confidence with which a right prediction may stay hidden, [0, 1]. Default and published: 0.7.
+        schedule: Factors on F by epoch: pairs (boundary, factor), with boundaries as shares of the epochs or as numbers of
+            epochs. Default and published: 1, 0.8, 0.6, 0.4 from epochs 0, 30, 60, 80 of 100.
+        move_back: Whether candidates that are predicted wrong or without confidence are trained on (MB). Default True.
+        reduce_fraction: Whether F follows `schedule` (RF). Default True; with False, F stays the same.
+        adjust_lr: Whether the learning rate is scaled up for the samples that are left out (LR). Default True.
+        warmup_epochs: Number of epochs without that scaling, 0 or more. Default 0; published: 1 or 5.
+        drop_top: Share of the N samples with the largest losses that are left out, too, [0, 1). They are refreshed and never
+            moved back. Default 0; published: 0.02 for DeepCAM, otherwise 0.
+        confidence: Axis of the softmax: "class" (default), or "batch" as in the official code.
+        lr_fraction: Scale of the learning rate: "actual" (default) is N / K with K samples kept; "scheduled" is 1 / (1 - F_e),
+            as in the official code.
+        refresh: Mode of the model in the forward-only pass: "eval" (default), or "train" as in the official code.
+        merge: Handling of a sample that appears twice in an epoch: "scatter" (default) replaces its first statistics, "sum"
+            adds them up, as in the official code.
+        candidates: Choice of candidates: "sort" (default) takes exactly floor(F_e * N); "threshold" takes all samples up to the
+            loss at the cut, as in the official `.per` script.
+        first_epoch_hides: Whether epoch 0 hides by its initial losses, which are all 1, as the official code does without
+            `move_back`. Default False: epoch 0 keeps every sample.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Kakurenbo
+        >>> records = {
+        ...     "loss": torch.tensor([0.1, 0.9, 0.2, 0.8]),
+        ...     "correct": torch.tensor([True, True, False, True]),
+        ...     "confidence": torch.tensor([0.9, 0.6, 0.4, 0.7]),
+        ... }
+        >>> plan = Kakurenbo(max_fraction=0.5).plan_epoch(records, epoch=1, epochs=10, generator=torch.Generator())
+        >>> plan.ids, plan.refresh
+        (tensor([1, 2, 3]), tensor([0]))
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="hide easy samples, move doubtful ones back",
+        paper="arXiv:2310.10102",
+        rule="hidden: its loss was among the lowest, and it was right with confidence {tau} or more",
         biased="Yes, towards hard samples, by design: nothing is re-weighted.",
         forwards="Every hidden sample once an epoch.",
-        claim="Up to 22 % less training time at 0.4 points of accuracy; ResNet-50 on ImageNet, 100 epochs: 19.4 % less time, "
-        "73.52 instead of 73.68 % right.",
+        claim="Up to 22 % less training time at a loss of 0.4 points of accuracy; ResNet-50 on ImageNet, 100 epochs: 19.4 % "
+        "less time, an accuracy of 73.52 instead of 73.68 %.",
         differences=(
             'Confidence is the softmax over the classes; the code takes it over the batch (confidence="batch").',
-            "The learning rate follows the samples really hidden; the code's follows the scheduled fraction "
+            "The learning rate follows the number of samples really hidden; in the code it follows the scheduled fraction "
             '(lr_fraction="scheduled").',
             'Hidden samples are forwarded in eval mode; the code does so in train mode (refresh="train").',
-            'A sample met twice in an epoch has its statistics replaced; the code adds them up (merge="sum").',
-            'Ties at the cut go by id, up to the count; one of the scripts takes them all (candidates="threshold").',
+            'The statistics of a sample that appears twice in an epoch are replaced; the code adds them up (merge="sum").',
+            "Of equal losses at the cut, those with the lower ids are hidden, up to the count; one of the scripts hides all of "
+            'them (candidates="threshold").',
             "Epoch 0 hides nothing; the code hides by its initial losses where samples are not moved back "
             "(first_epoch_hides=True).",
         ),
@@ -151,10 +185,19 @@ class Kakurenbo:
 
     @classmethod
     def variant(cls, bits: str, **settings: Any) -> "Kakurenbo":
-        """The paper's ablations: "v1000" to "v1111", the bits being hide, move back, reduce fraction, learning rate.
+        """Returns one of the paper's ablations.
+
+        Args:
+            bits: Name of the ablation, "v1000" to "v1111": the bits stand for hiding, moving back, reducing the fraction and
+                adjusting the learning rate.
+            **settings: Further settings.
 
         Raises:
-            ValueError: Not such a name.
+            ValueError: `bits` is not the name of an ablation.
+
+        Example:
+            >>> Kakurenbo.variant("v1100").adjust_lr
+            False
         """
         digits = bits.removeprefix("v")
         if len(digits) != 4 or digits[0] != "1" or set(digits) - {"0", "1"}:
@@ -164,11 +207,11 @@ class Kakurenbo:
 
     @property
     def requires(self) -> Requirements:
-        """The model, to refresh hidden samples; the optimizer, where the learning rate is adjusted."""
+        """Returns the needs: the model, to refresh hidden samples, and the optimizer where the learning rate is adjusted."""
         return Requirements(optimizer=self.adjust_lr, refresh=self.refresh, switches=SWITCHES)
 
     def columns(self) -> dict[str, Column]:
-        """Loss, and where samples are moved back `correct` and `confidence`: 9 bytes a sample."""
+        """Returns the columns that are recorded for each sample: 9 bytes, or 4 bytes where samples are not moved back."""
         merge = "sum" if self.merge == "sum" else "last"
         unseen = 1.0 if self.first_epoch_hides else NEVER_SEEN
         columns = {"loss": Column(torch.float32, fill=unseen, merge=merge)}
@@ -179,18 +222,18 @@ class Kakurenbo:
         return columns
 
     def fraction(self, epoch: int, epochs: int) -> float:
-        """F_e, the share of N that `epoch` may hide."""
+        """Returns F_e, the largest share of the samples that an epoch hides by low losses."""
         if epoch == 0 and not self.first_epoch_hides:
             return 0.0
         return self.max_fraction * (step_value(self.schedule, epoch, epochs) if self.reduce_fraction else 1.0)
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Keep all but the trusted candidates and the dropped top; refresh what is left out."""
+        """Returns a plan without the trusted candidates and the dropped top; all samples left out are refreshed."""
         loss = on_host(records["loss"])
         n, fraction = len(loss), self.fraction(epoch, epochs)
         if epoch == 0 and not self.first_epoch_hides:
             return EpochPlan(torch.arange(n), facts=self._facts(0.0, 0.0, 0))
-        left_out = easiest(loss, fraction, by_threshold=self.candidates == "threshold")
+        left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold")
         moved_back = 0
         if self.move_back:
             candidates = int(np.count_nonzero(left_out))

@@ -1,11 +1,11 @@
-"""Mercury: draw by losses of which one group at a time is refreshed, and weigh the draws without bias.
+"""Mercury: draw samples by their losses, which are refreshed one group at a time, with weights that remove the bias.
 
 Zeng et al., "Mercury: Efficient On-Device Distributed DNN Training via Stochastic Importance Sampling", SenSys 2021.
-Unbiased: the expected weighted loss is that of all samples, as long as no loss is zero.
+It is unbiased: the expected weighted loss is that of all samples, as long as no loss is zero.
 
-The paper refreshes a group at every iteration, of the shard of data that a device holds, and draws the next mini-batch;
-here a group is refreshed at the end of every epoch, and the next epoch is drawn at once. A sample that is trained on has its
-loss refreshed by that. A sample whose loss is not finite or is below zero is kept, once.
+In the paper each device refreshes a group of its shard of the data in every iteration and then draws the next mini-batch. Here
+a group is refreshed at the end of every epoch, and the next epoch is drawn at once. Training on a sample refreshes its loss,
+too. A sample whose loss is not finite or is below zero is kept once, without a draw.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import drawn_plan, everything, probabilities
+from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -25,42 +25,58 @@ from thresher.selection import on_host
 
 
 def group_of(epoch: int, groups: int, n: int) -> Tensor:
-    """The samples whose turn it is: those with id % groups == epoch % groups.
+    """Returns the samples that are refreshed after an epoch: those with id % groups == epoch % groups.
+
+    Args:
+        epoch: Number of the epoch, from 0.
+        groups: Number of groups, 1 or more.
+        n: Number of samples of the dataset.
 
     Returns:
-        Ids, ascending, int64; none where `groups` is more than `n` and the group is empty.
+        Ids, ascending, int64; empty where the group has no sample because `groups` is larger than `n`.
     """
     return torch.arange(n)[epoch % groups :: groups]
 
 
 @dataclass(frozen=True)
 class Mercury:
-    """Draw each epoch with replacement, with chances p proportional to the last losses, each loss times 1 / (N p).
+    """Draws each epoch with replacement, with probabilities p proportional to the last losses and weights 1 / (N p).
 
     Args:
-        groups: The losses of one of so many groups of samples are refreshed each epoch, in turn, 1 or more. Default
-            10, which costs a tenth of the forward passes of an epoch; not the paper's.
-        keep: Draws as a share of the samples, (0, 1]. 1: an epoch as long as without it.
+        groups: Number of groups of samples, 1 or more; one group is refreshed per epoch, in turns. Default 10, which costs a
+            tenth of the forward passes of an epoch and is not taken from the paper.
+        keep: Number of draws as a share of the samples, (0, 1]. Default 1: an epoch is as long as without the method.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Mercury
+        >>> records = {"loss": torch.tensor([0.1, 0.9, 0.2, 0.8])}
+        >>> plan = Mercury(groups=2).plan_epoch(records, epoch=1, epochs=10, generator=torch.Generator().manual_seed(0))
+        >>> plan.refresh, plan.drawn
+        (tensor([1, 3]), True)
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     requires: ClassVar[Requirements] = Requirements(own_order=True, refresh="eval")
     card: ClassVar[Card] = Card(
-        biased="No: the expected weighted mean loss is that of all data, as long as no loss is zero and samples count alike "
-        "(no class weights or ignored positions, whose divisor is that of the samples drawn).",
-        forwards="One group of samples once an epoch but the last: N / groups.",
+        summary="draw samples by loss, refreshed a group at a time, weigh them",
+        paper="SenSys 2021",
+        rule="not drawn, by its last loss",
+        biased="No: the expected weighted mean loss is that of all data, as long as no loss is zero and all samples count the "
+        "same (with class weights or ignored positions the divisor is that of the samples drawn).",
+        forwards="One group of samples per epoch except the last: N / groups.",
         bytes_per_sample=4,
-        caveat="With keep=1 an epoch costs what full training costs, and the refreshed group: it is to make steps less noisy, "
-        "not fewer. What keep < 1 saves, random selection of the same size saves without a refresh. On none of the planted "
-        "problems (`thresher.testing`) does it beat random samples: weights 1 / p by the loss are large for small losses, "
-        "whose gradient is not as small as the loss.",
+        caveat="With keep=1 an epoch costs as much as full training and the refreshed group: the aim is less noise per step, "
+        "not fewer steps. Random selection saves as much as keep < 1, without a refresh. On none of the planted problems "
+        "(`thresher.testing`) does it beat random samples: the weights 1 / p are large for samples with small losses, whose "
+        "gradients are not as small as their losses.",
         missing=(
-            "Resharding samples across workers by importance.",
-            "Scheduling the exchange of samples by the bandwidth that is there.",
-            "A refresh and a draw at every iteration: here both happen once an epoch.",
+            "Moving samples between workers by importance.",
+            "Scheduling this exchange by the available bandwidth.",
+            "A refresh and a draw in every iteration: here both happen once per epoch.",
         ),
     )
     groups: int = 10
@@ -72,13 +88,13 @@ class Mercury:
         check_keep(self, self.keep)
 
     def columns(self) -> dict[str, Column]:
-        """The last loss: 4 bytes a sample."""
+        """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Draws by the losses that are known, and one group to refresh."""
+        """Returns a plan of draws by the last losses, with one group to refresh."""
         loss = on_host(records["loss"])
         refresh = group_of(epoch, self.groups, len(loss)) if epoch + 1 < epochs else None
         if epoch == 0:
-            return everything(len(loss), refresh)
-        return drawn_plan(probabilities(loss), self.keep, generator, weighted=True, refresh=refresh)
+            return full_plan(len(loss), refresh)
+        return drawn_plan(draw_probabilities(loss), self.keep, generator, weighted=True, refresh=refresh)

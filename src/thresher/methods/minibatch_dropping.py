@@ -1,11 +1,11 @@
-"""Stochastic mini-batch dropping (SMD) of E2-Train: every mini-batch of an epoch is dropped with a fixed chance.
+"""Stochastic mini-batch dropping (SMD) of E2-Train: every mini-batch of an epoch is dropped with a fixed probability.
 
 Wang et al., "E2-Train: Training State-of-the-art CNNs with Over 80% Energy Savings", NeurIPS 2019, arXiv:1910.13349.
-Unbiased: what is dropped does not depend on the samples, and nothing is re-weighted.
+It is unbiased without weights: which mini-batches are dropped does not depend on their samples.
 
-The mini-batches of a fresh shuffle are sets of samples drawn uniformly, so an epoch without some of them is a uniformly
-random subset of as many samples; that is what is planned, before anything is loaded. At least one mini-batch is kept. The
-paper's learning rate follows the iterations, dropped ones included: step a scheduler once an epoch, or by
+The mini-batches of a shuffled epoch are sets of samples that are drawn uniformly. An epoch without some of them is therefore a
+uniformly random subset of as many samples, which is planned before anything is loaded. At least one mini-batch is kept. The
+learning rate of the paper follows the iterations, dropped ones included: step a scheduler once per epoch, or use
 `thresher.ProgressLR`.
 """
 
@@ -24,7 +24,12 @@ from thresher.selection import Mask, chosen, ids_of
 
 
 def kept_batches(batches: int, drop_fraction: float, generator: torch.Generator) -> Mask:
-    """Which of `batches` mini-batches stay, each with chance 1 - drop_fraction; one of them where chance leaves none.
+    """Marks the mini-batches that are kept, each with probability 1 - drop_fraction, at least one of them.
+
+    Args:
+        batches: Number of mini-batches, 1 or more.
+        drop_fraction: Probability that a mini-batch is dropped, [0, 1).
+        generator: Random generator on the CPU.
 
     Returns:
         Bool mask (batches,).
@@ -37,24 +42,36 @@ def kept_batches(batches: int, drop_fraction: float, generator: torch.Generator)
 
 @dataclass(frozen=True)
 class MinibatchDropping:
-    """Train each epoch without a random part of its mini-batches; learning rate unchanged.
+    """Trains each epoch without a random part of its mini-batches; the learning rate does not change.
 
     Args:
-        drop_fraction: p, chance of each mini-batch to be dropped, [0, 1). Published: 0.5.
-        batch_size: B, samples of a mini-batch, 1 or more: the loader's. Published for CIFAR-10: 128.
+        drop_fraction: Probability that a mini-batch is dropped, p, [0, 1). Default and published: 0.5.
+        batch_size: Number of samples per mini-batch, B, 1 or more; use the batch size of the loader. Default 128, as published
+            for CIFAR-10.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import MinibatchDropping
+        >>> method, records = MinibatchDropping(batch_size=10), {"loss": torch.zeros(100)}
+        >>> plan = method.plan_epoch(records, epoch=0, epochs=5, generator=torch.Generator().manual_seed(0))
+        >>> len(plan.ids) == 10 * plan.facts["batches"]
+        True
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
-        biased="No: mini-batches are dropped whatever is in them.",
+        summary="drop whole mini-batches at random",
+        paper="arXiv:1910.13349",
+        rule="its mini-batch was dropped",
+        biased="No: mini-batches are dropped independently of their samples.",
         forwards="None.",
-        claim="Together with the paper's two other techniques, of the energy: more than 84 % without loss for ResNet-110 on "
-        "CIFAR-100, more than 90 % for 2 points of accuracy for ResNet-74 on CIFAR-10.",
+        claim="Together with the two other techniques of the paper it saves more than 84 % of the energy without a loss of "
+        "accuracy for ResNet-110 on CIFAR-100, and more than 90 % at a loss of 2 points for ResNet-74 on CIFAR-10.",
         bytes_per_sample=4,
-        caveat="It is random selection: a uniform subset whose size is left to chance as well.",
+        caveat="It is random selection: a uniform subset whose size is random, too.",
         missing=(
             "Selective layer update, the second technique of the paper.",
             "Predictive sign gradients, the third.",
@@ -70,11 +87,11 @@ class MinibatchDropping:
             raise ValueError(f"MinibatchDropping: `batch_size` must be a whole number of 1 or more, got {self.batch_size!r}")
 
     def columns(self) -> dict[str, Column]:
-        """The last loss, to look at; the draw does not depend on it."""
+        """Returns the columns that are recorded for each sample: the last loss, only to be looked at; 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """As many samples as the mini-batches that stay have."""
+        """Returns a plan with as many random samples as the kept mini-batches have."""
         n = len(records["loss"])
         sizes = np.full(-(-n // self.batch_size), self.batch_size)
         sizes[-1] = n - self.batch_size * (len(sizes) - 1)

@@ -1,11 +1,11 @@
-"""One backward from ten forward: train on the part of a batch whose mean loss is as close as possible to the batch's.
+"""One Backward from Ten Forward: train on a part of each batch whose mean loss is close to that of the whole batch.
 
 "One Backward from Ten Forward, Subsampling for Large-Scale Deep Learning", arXiv:2104.13114.
 
-The paper states the choice as a 0/1 program: of n losses choose b so that the difference of the means is least. Solving
-it exactly for each batch costs more than it saves. Here evenly spaced quantiles of the losses are the start, and each of a
-few rounds makes the one swap of a chosen and another row that brings the means closest. Every round is a few operations
-on the device, and their number is fixed.
+The paper states the choice as a 0/1 program: choose b of n losses so that the difference of the means is least. An exact
+solution for each batch costs more than it saves. Here the choice starts from evenly spaced quantiles of the losses, and each
+of a few rounds makes the one swap of a chosen row and another row that brings the means closest. A round is a few operations
+on the device, and the number of rounds is fixed.
 """
 
 import math
@@ -24,15 +24,15 @@ from thresher.selection import share
 
 
 def quantiles(finite: Tensor, n: int, k: int) -> Tensor:
-    """`k` evenly spaced positions of `n` ascending losses, those from `finite` on being without a value and taken first.
+    """Returns `k` evenly spaced positions of `n` ascending losses; losses that are not finite stand last and are taken first.
 
     Args:
-        finite: How many have a value, a scalar on the device.
-        n: How many there are.
-        k: How many to take, 1 to n.
+        finite: Number of finite losses, a scalar tensor on the device.
+        n: Number of losses.
+        k: Number of positions, 1 to n.
 
     Returns:
-        Shape (k,), int64, ascending.
+        Positions, shape (k,), int64, ascending.
     """
     slot = torch.arange(k, device=finite.device)
     among = (k - (n - finite)).clamp(min=0)
@@ -40,19 +40,21 @@ def quantiles(finite: Tensor, n: int, k: int) -> Tensor:
     return torch.where(slot < among, middle, n - 1 - (slot - among)).sort().values
 
 
-def swapped(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen positions after the swap that brings their mean closest to the mean of all, if one brings it closer.
+def best_swap(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
+    """Swaps one chosen position for another so that the means come as close as possible; nothing where no swap helps.
+
+    Of equally good swaps, the one with the lowest chosen position, then with the lowest new position, is made.
 
     Args:
-        loss: Ascending, shape (n,), 0 where it has no value.
-        finite: Where it has one, bool, shape (n,); the others neither count nor move.
-        chosen: Shape (k,), ascending. Ties go to the lowest of them, then to the lowest position that comes in.
+        loss: Losses, ascending, shape (n,), 0 where a loss is not finite.
+        finite: Mask of the finite losses, bool, shape (n,); the others neither count nor move.
+        chosen: Chosen positions, ascending, shape (k,), int64.
 
     Returns:
-        Shape (k,), ascending.
+        Chosen positions after the swap, ascending, shape (k,), int64.
     """
     n, here, counts = len(loss), loss[chosen], finite[chosen]
-    # Differences of the sums times both numbers: no division rounds.
+    # The gap is the difference of the sums times both numbers, because a division would round.
     gap = counts.sum() * loss.sum() - finite.sum() * here.sum()
     change = finite.sum() * (loss - here[:, None])
     allowed = finite.index_fill(0, chosen, False) & counts[:, None]
@@ -64,29 +66,41 @@ def swapped(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Obftf:
-    """Keep floor(keep * n) samples of a batch, at least one, whose mean loss is close to that of the batch.
+    """Trains on floor(keep * n) samples of each batch, at least one, whose mean loss is close to that of the batch.
 
-    Samples without a finite loss are kept before all others and take no part in either mean.
+    Samples without a finite loss are kept before all others and count in neither mean.
 
     Args:
-        keep: Share kept of each batch, (0, 1]. Published: 0.1.
-        swaps: Rounds of one swap each, 0 or more; 0 keeps the evenly spaced quantiles.
+        keep: Share kept of each batch, (0, 1]. Default and published: 0.1.
+        swaps: Number of swaps that improve the choice, 0 or more; 0 keeps the evenly spaced quantiles. Default 8.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Obftf
+        >>> signals = {"id": torch.arange(4), "loss": torch.tensor([1.0, 2.0, 4.0, 5.0])}
+        >>> plan, state = Obftf(keep=0.5).plan_batch(signals, {}, step=0, generator=torch.Generator())
+        >>> signals["loss"][plan.rows].mean()
+        tensor(3.)
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("loss",))
     card: ClassVar[Card] = Card(
-        biased="yes, but little: the mean loss is the batch's, the mean gradient need not be; nothing is re-weighted",
+        summary="train on the part of a batch with the batch's mean loss",
+        paper="arXiv:2104.13114",
+        rule="not in the part of its batch whose mean loss is the batch's",
+        biased="yes, but little: the mean loss is close to that of the batch, the mean gradient need not be; nothing is "
+        "re-weighted",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves; the paper "
-        "has the losses from inference that runs anyway (`Scoring(losses=...)`)",
-        differences=("The paper solves a 0/1 program; here quantiles and a fixed number of swaps come close to its answer.",),
-        caveat="it aims at the batch's mean loss with fewer rows, which random rows meet on average: what it gains is variance "
-        "of the loss, which a gradient need not follow. On none of the planted problems (`thresher.testing`) does it beat "
-        "random rows of the same cost, which are twice as many. Choosing takes about seven times as long as Big Loss: every "
-        "swap looks at all pairs of rows",
+        "takes the losses from inference that runs anyway (`Scoring(losses=...)`)",
+        differences=("The paper solves a 0/1 program; here quantiles and a fixed number of swaps come close to its solution.",),
+        caveat="random rows have the mean loss of the batch on average, too: the gain is only less variance of the loss, "
+        "which the gradient need not follow. On none of the planted problems (`thresher.testing`) does it beat random rows "
+        "of the same cost, which are twice as many. The choice takes about seven times as long as that of Big Loss, because "
+        "every swap compares all pairs of rows",
     )
     keep: float = 0.1
     swaps: int = 8
@@ -97,17 +111,17 @@ class Obftf:
             raise ValueError(f"Obftf: `swaps` must be a whole number of 0 or more, got {self.swaps!r}")
 
     def init_state(self) -> State:
-        """Nothing is remembered."""
+        """Returns an empty state: nothing is remembered from step to step."""
         return {}
 
     def count(self, n: int) -> int | None:
-        """A fixed share of each batch."""
+        """Returns the number of rows that are kept of a batch of `n`."""
         return max(1, share(self.keep, n))
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """The rows whose mean loss is close to the batch's."""
+        """Returns the rows whose mean loss is close to that of the batch."""
         by_id, ordered = in_id_order(signals)
         n, loss = len(by_id), ordered["loss"]
         if not n:
@@ -117,11 +131,11 @@ class Obftf:
         return plan_of(by_id[picked].sort().values, n, self.keep), dict(state)
 
     def _chosen(self, loss: Tensor, k: int) -> Tensor:
-        """Positions of ascending losses."""
+        """Returns the chosen positions among ascending losses."""
         finite = loss.isfinite()
         wide = torch.float32 if loss.device.type == "mps" else torch.float64
         values = torch.where(finite, loss, 0).to(wide)
         chosen = quantiles(finite.sum(), len(loss), k)
         for _ in range(self.swaps):
-            chosen = swapped(values, finite, chosen)
+            chosen = best_swap(values, finite, chosen)
         return chosen

@@ -1,13 +1,14 @@
-"""Pruning: before training, keep a part of the dataset by a score of each sample, and train on that alone.
+"""Pruning: before training, keep a part of the dataset by a score of each sample, and train on that part only.
 
-Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075, which keeps the hardest samples by EL2N or GraNd;
-Sorscher et al., arXiv:2206.14486, which keeps the easiest where data is scarce. Scores: `thresher.scores`. Original code:
-github.com/mansheej/data_diet. Biased by design; nothing is re-weighted.
+Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075, keep the hardest samples by EL2N or GraNd; Sorscher
+et al., arXiv:2206.14486, keep the easiest where data is scarce. Scores are in `thresher.scores`. Original code:
+github.com/mansheej/data_diet. The method is biased by design: nothing is re-weighted.
 
-With a batch method after it this is Diet Selective-Backprop: `attach([Prune(scores), SelectiveBackprop(keep=2 / 3)], ...)`
-trains on half of the data at a time, see `keep_in_batch`. Where the code differs:
-- It sorts without a rule for ties; here order is by (score, id), as everywhere.
-- It trains for the same number of steps whatever is kept, so that no time is saved; here the epochs stay, with fewer steps.
+With a batch method after it, this is Diet Selective-Backprop: `attach([Prune(scores), SelectiveBackprop(keep=2 / 3)], ...)`
+trains on half of the data at a time; see `keep_in_batch` for the shares. Where the code differs:
+- It sorts without a rule for ties; here the order is by (score, id), as everywhere in Thresher.
+- It trains for the same number of steps for every `keep`, so that no time is saved; here the number of epochs stays the same,
+  with fewer steps.
 """
 
 import os
@@ -28,16 +29,16 @@ Ids = NDArray[np.int64]
 
 
 def ranked(values: Values, which: Which, *, drop: int = 0) -> Ids:
-    """Samples by how soon they are kept; those without a finite score come first, ties go by (value, id).
+    """Returns the samples in the order in which they are kept: samples without a finite score first, then by (score, id).
 
     Args:
         values: Scores, shape (n,), larger for harder samples.
-        which: "hard": the largest first; "easy": the smallest first; "window": the largest first, but for the `drop` largest,
-            which come last, the smallest of them first.
-        drop: How many of the largest finite ones are not wanted; of "window" only.
+        which: Order: "hard" puts the largest scores first, "easy" the smallest; "window" puts the largest first, except the
+            `drop` largest, which come last, the smallest of them first.
+        drop: Number of largest finite scores that come last, with "window" only. Default 0.
 
     Returns:
-        Ids, shape (n,).
+        Ids, shape (n,), int64.
     """
     known = np.isfinite(values)
     unknown, ids = np.flatnonzero(~known), np.flatnonzero(known)
@@ -50,15 +51,15 @@ def ranked(values: Values, which: Which, *, drop: int = 0) -> Ids:
 
 
 def floors(order: Ids, labels: NDArray[np.int64], floor: float) -> Ids:
-    """The samples of each class that have to be kept, so that it loses no more than a share 1 - `floor` of them.
+    """Returns the samples that have to be kept so that no class loses more than a share 1 - `floor` of its samples.
 
     Args:
-        order: Ids by how soon they are kept, shape (n,).
-        labels: Class of each id, shape (n,); below 0 for none.
-        floor: Least share of each class, [0, 1]; of n samples all but floor((1 - floor) * n).
+        order: Ids in the order in which they are kept, shape (n,).
+        labels: Class of each id, shape (n,); below 0 for a sample without a class.
+        floor: Least share of each class, [0, 1]: of n samples, all but floor((1 - floor) * n) are kept.
 
     Returns:
-        Ids in the same order.
+        Ids in the same order, int64.
     """
     of_classes = order[labels[order] >= 0]
     by_class = of_classes[np.argsort(labels[of_classes], kind="stable")]
@@ -70,59 +71,76 @@ def floors(order: Ids, labels: NDArray[np.int64], floor: float) -> Ids:
 
 
 def keep_in_batch(before_fraction: float = 0.25, total_fraction: float = 0.5) -> float:
-    """What a batch method after pruning has to keep, so that a share of the full data is left out in total.
+    """Returns the `keep` of a batch method after pruning with which a given share of the full data is left out in total.
 
     Args:
-        before_fraction: Share of the data that is pruned before training, [0, 1).
-        total_fraction: Share of the full data that is to be left out of each epoch, [before_fraction, 1).
+        before_fraction: Share of the data that is pruned before training, [0, 1). Default 0.25.
+        total_fraction: Share of the full data that is left out of each epoch in total, [before_fraction, 1). Default 0.5.
 
     Returns:
-        (1 - total_fraction) / (1 - before_fraction), within (0, 1]: 2/3 for a quarter and half of the data.
+        (1 - total_fraction) / (1 - before_fraction), within (0, 1].
 
     Raises:
-        ValueError: Out of range.
+        ValueError: A share is out of its range.
+
+    Example:
+        >>> from thresher import keep_in_batch
+        >>> round(keep_in_batch(before_fraction=0.25, total_fraction=0.5), 3)
+        0.667
     """
     if not 0 <= before_fraction < 1:
         raise ValueError(f"keep_in_batch: `before_fraction` is a share removed, within [0, 1), got {before_fraction}")
     if not before_fraction <= total_fraction < 1:
         raise ValueError(
-            f"keep_in_batch: `total_fraction` has what is pruned before in it, within [{before_fraction}, 1), "
-            f"got {total_fraction}"
+            f"keep_in_batch: `total_fraction` includes `before_fraction`, within [{before_fraction}, 1), got {total_fraction}"
         )
     return (1 - total_fraction) / (1 - before_fraction)
 
 
 @dataclass(frozen=True)
 class Prune:
-    """Keep floor(keep * n) of the n samples, at least one, for the whole training; a sample without a finite score first.
+    """Keeps floor(keep * N) of the N samples for the whole training, at least one, by a score of each sample.
+
+    Samples without a finite score are kept before all others.
 
     Args:
-        scores: A score of each sample, larger for harder ones: a `thresher.scores.Scores`, or the path of its Parquet file.
-        keep: Share kept, (0, 1]. Published: 0.5 on CIFAR-10, 0.75 on CIFAR-100 (recalled, not checked); 0.75
-            before Selective-Backprop.
-        which: "hard": the largest scores (published); "easy": the smallest; "window": the largest after the `offset` largest,
-            which may be mislabelled.
-        offset: Share of the samples that are too hard, [0, 1 - keep]; with "window" only.
-        per_class_floor: Least share of each class that is kept, [0, 1]; the best of the class by the same order. Where classes
-            have to keep more than `keep` in all, more is kept. Takes scores with labels.
+        scores: Scores of the samples, larger for harder samples: a `thresher.scores.Scores`, or the path of its Parquet file.
+        keep: Share kept, (0, 1]. Default 0.75, as published before Selective-Backprop; published alone: 0.5 on CIFAR-10 and
+            0.75 on CIFAR-100 (recalled, not checked).
+        which: Samples that are kept: "hard" (default and published) for the largest scores, "easy" for the smallest, "window"
+            for the largest after the `offset` largest, which may be mislabelled.
+        offset: Share of the samples that are too hard, [0, 1 - keep]; with "window" only. Default 0.
+        per_class_floor: Least share of each class that is kept, [0, 1], in the same order within the class. More samples than
+            `keep` are kept where the classes require it. The scores must have labels. Default 0.
 
     Raises:
-        ValueError: A setting out of range.
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Prune
+        >>> from thresher.scores import Scores
+        >>> scores = Scores(torch.arange(4), torch.tensor([0.1, 0.9, 0.5, 0.2], dtype=torch.float64))
+        >>> Prune(scores, keep=0.5).kept(4)
+        tensor([1, 2])
     """
 
     card: ClassVar[Card] = Card(
-        biased="yes, by design: towards hard samples (or easy ones, as asked); nothing is re-weighted",
-        forwards="none in training; before it those of the scores, with the training of the models that give them: "
+        summary="keep a part of the dataset by a score",
+        paper="arXiv:2107.07075",
+        rule="pruned before training, by its score",
+        biased="yes, by design: towards hard samples (with which='easy' towards easy samples); nothing is re-weighted",
+        forwards="none in training; before training those of the scores and of the trainings that the scores need: "
         "models * (epochs + 1) times N for EL2N",
-        claim="CIFAR-10 with half of the data pruned by EL2N at no loss of accuracy, at the same number of steps "
+        claim="CIFAR-10 with half of the data pruned by EL2N without a loss of accuracy, at the same number of steps "
         "(recalled from arXiv:2107.07075)",
         differences=(
-            "The code sorts without a rule for ties; here order is by (score, id).",
-            "The code trains for a fixed number of steps whatever is kept; here for the same epochs.",
+            "The code sorts without a rule for ties; here the order is by (score, id).",
+            "The code trains for a fixed number of steps for every `keep`; here it is a fixed number of epochs.",
         ),
-        caveat="scores of K models of e epochs cost more than a training of E epochs saves unless K * e < (1 - keep) * E, or "
-        "they serve several trainings. Equal scores go by id, as forgetting events mostly are: where samples lie sorted by "
-        "class use `per_class_floor`, or classes are lost whole",
+        caveat="scores of K models of e epochs cost more than a training of E epochs saves, unless K * e < (1 - keep) * E "
+        "or the scores serve several trainings. Equal scores, as most numbers of forgetting events are, are ordered by id: "
+        "where the dataset is sorted by class, use `per_class_floor`, or whole classes are lost",
     )
     stage: ClassVar[Literal["before"]] = "before"
     requires: ClassVar[Requirements] = Requirements(cost=True)
@@ -156,23 +174,26 @@ class Prune:
 
     @property
     def table(self) -> Scores:
-        """The scores; reads the file where a path was given."""
+        """Returns the scores, read from the file where `scores` is a path."""
         return Scores.load(self.scores) if isinstance(self.scores, str) else self.scores
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Samples that the scores put through forward and backward passes."""
+        """Returns the numbers of samples that were put through (forward, backward) passes for the scores."""
         table = self.table
         return table.forward, table.backward
 
     def kept(self, n: int) -> Tensor:
-        """The samples of a dataset of `n` that are trained on.
+        """Returns the samples that are trained on.
+
+        Args:
+            n: Number of samples of the dataset.
 
         Returns:
-            Ids, ascending, shape (max(1, floor(keep * n)),), int64; more where `per_class_floor` asks for it.
+            Ids, ascending, shape (max(1, floor(keep * n)),), int64; more where `per_class_floor` requires it.
 
         Raises:
-            ValueError: The scores are of another number of samples, or have no labels that `per_class_floor` needs.
+            ValueError: The scores belong to another number of samples, or lack the labels that `per_class_floor` needs.
         """
         table = self.table
         self._check_labels(table)

@@ -1,7 +1,7 @@
-"""Random-Backprop: train on a random part of every batch. What Selective-Backprop must beat at the same number of rows.
+"""Random-Backprop: train on a random part of every batch, the baseline of Selective-Backprop with the same number of rows.
 
-Without a paper of its own; the ablation "Random" of arXiv:1910.00762, and a baseline of Diet Selective-Backprop. Needs no
-losses, so no forward pass to choose by: the rows left out are neither forwarded nor put through backward.
+It has no paper of its own: it is the ablation "Random" of arXiv:1910.00762 and a baseline of Diet Selective-Backprop. It needs
+no losses, so that the rows that are left out go through neither the forward nor the backward pass.
 """
 
 from collections.abc import Mapping
@@ -19,21 +19,33 @@ from thresher.selection import chosen, ids_of, share
 
 @dataclass(frozen=True)
 class RandomBackprop:
-    """Train on a uniformly random part of each batch; unbiased as it is, no weights, learning rate unchanged.
+    """Trains on a part of each batch that is drawn uniformly at random.
+
+    The part is unbiased without weights, and the learning rate does not change.
 
     Args:
-        keep: Share kept of each batch, (0, 1]: floor(keep * n) rows, at least one.
+        keep: Share kept of each batch, (0, 1]: floor(keep * n) rows, at least one. Default 0.5.
 
     Raises:
-        ValueError: `keep` outside (0, 1].
+        ValueError: `keep` is outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from thresher import RandomBackprop
+        >>> signals = {"id": torch.arange(8)}
+        >>> plan, state = RandomBackprop(0.25).plan_batch(signals, {}, step=0, generator=torch.Generator().manual_seed(0))
+        >>> len(plan.rows)
+        2
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements()
     card: ClassVar[Card] = Card(
+        summary="train on a random part of the batch",
+        rule="not drawn in its batch",
         biased="no: every row is kept equally often",
         forwards="none: the rows left out are not even forwarded",
-        caveat="it is random selection: what the others are compared with",
+        caveat="it is the random selection with which the other methods are compared",
     )
     keep: float = 0.5
 
@@ -42,17 +54,17 @@ class RandomBackprop:
             raise ValueError(f"RandomBackprop: `keep` is the share kept, within (0, 1], got {self.keep}")
 
     def init_state(self) -> State:
-        """Nothing is remembered."""
+        """Returns an empty state: nothing is remembered from step to step."""
         return {}
 
     def count(self, n: int) -> int | None:
-        """A fixed share of each batch."""
+        """Returns the number of rows that are kept of a batch of `n`."""
         return max(1, share(self.keep, n))
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """A part of the batch that no other step has, drawn in the order of the ids."""
+        """Returns a new random part of the batch, drawn in the order of the ids."""
         ids = signals["id"]
         n = len(ids)
         picked = ids_of(chosen(n, max(1, share(self.keep, n)), generator)).to(ids.device, non_blocking=True)

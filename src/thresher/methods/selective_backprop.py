@@ -1,22 +1,23 @@
-"""Selective-Backprop: backward passes only for the samples of a batch whose losses are large among the recent ones.
+"""Selective-Backprop: a backward pass only for the samples of a batch whose losses are large among the recent losses.
 
 Jiang et al., "Accelerating Deep Learning by Focusing on the Biggest Losers", arXiv:1910.00762.
-Original code: github.com/angelajiang/SelectiveBackprop. Biased towards hard samples by design; nothing is re-weighted.
+Original code: github.com/angelajiang/SelectiveBackprop. It is biased towards hard samples by design: nothing is re-weighted.
 
-As in the code the percentile is strict and the batch's own losses are part of the history, so that the smallest loss of
-the history is never chosen. Where the code goes beyond the paper or against it:
-- It trains on everything in epoch 0 and does not fill the history meanwhile: `warmup_steps`, the steps of an epoch.
-- Its `topk` keeps everything (a sample size fixed to 0), and `lowk` and `randomk` do what `topk` does. `keep` is what
-  `topk` says it is: a fixed number of the largest losses, so that every batch has the same size.
+As in the code, the percentile is strict and the history includes the losses of the batch itself, so that the smallest loss of
+the history is never chosen. Where the code differs from the paper or goes beyond it:
+- It trains on every sample in epoch 0 and does not fill the history there. The setting is `warmup_steps`, the steps of an
+  epoch.
+- Its `topk` keeps every sample (its sample size is fixed to 0), and `lowk` and `randomk` do the same as `topk`. `keep` does
+  what the name `topk` promises: it keeps a fixed number of the largest losses, so that every batch has the same size.
 - Its beta is 3 on the command line and 1 in the research scripts.
 - Its least probability is a setting, 0 by default: `min_probability`.
-- A loss that is NaN or infinite has a percentile there; here it is kept and never counted.
-KAKURENBO's comparison with it (once an epoch, histogram of all last losses) is another algorithm of the same name.
+- It gives a percentile to a loss that is NaN or infinite; here such a sample is kept and never counted.
 
-So is Composer's (github.com/mosaicml/composer), which draws a fixed number of rows by the rank of their losses, in a part
-of the training, and leaves every so-manieth batch whole: SelectiveBackprop(keep=0.5, draw=True, start=0.5, end=0.9,
-interrupt=2). Where that goes another way: it counts batches from the start of each epoch, here `interrupt` counts those of
-the whole training; it draws no row of a batch of one, here one at least.
+Two other algorithms have the same name. KAKURENBO compares with `thresher.EpochSelectiveBackprop`, which chooses once per
+epoch from a histogram of all last losses. Composer (github.com/mosaicml/composer) draws a fixed number of rows by the rank of
+their losses, in a part of the training, and leaves every n-th batch whole: SelectiveBackprop(keep=0.5, draw=True, start=0.5,
+end=0.9, interrupt=2). Composer counts batches from the start of each epoch; here `interrupt` counts those of the whole
+training. Composer draws no row from a batch of one sample; here at least one row is drawn.
 """
 
 import math
@@ -27,23 +28,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import largest
+from thresher.methods._ranked import top_positions
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
 
 
-def remembered(history: Tensor, loss: Tensor, size: int) -> Tensor:
-    """The last `size` losses once `loss` has come in; those that are not finite take their place as NaN.
+def extended_history(history: Tensor, loss: Tensor, size: int) -> Tensor:
+    """Returns the last `size` losses after new ones were added; losses that are not finite become NaN.
 
     Args:
         history: Losses so far, oldest first, shape (h,), float32.
-        loss: The newest, shape (n,), float32.
-        size: How many to remember.
+        loss: New losses, shape (n,), float32.
+        size: Number of losses to keep.
 
     Returns:
-        Shape (min(size, h + n),), float32, on the device of `loss`.
+        Losses, oldest first, shape (min(size, h + n),), float32, on the device of `loss`.
     """
     room = max(0, size - len(loss))
     older = history[max(0, len(history) - room) :].to(loss.device, non_blocking=True)
@@ -52,14 +53,15 @@ def remembered(history: Tensor, loss: Tensor, size: int) -> Tensor:
 
 
 def percentile(loss: Tensor, history: Tensor) -> Tensor:
-    """Share of the finite losses in `history` that are strictly below each loss; 1 for a loss that is not finite.
+    """Returns the share of the finite losses in the history that are strictly below each loss.
 
     Args:
-        loss: Shape (n,), float32.
-        history: Shape (h,), float32.
+        loss: Losses of the batch, shape (n,), float32.
+        history: Recent losses, shape (h,), float32.
 
     Returns:
-        Shape (n,), float32, within [0, 1]; all 1 where `history` has no finite loss.
+        Shares, shape (n,), float32, within [0, 1]; 1 for a loss that is not finite, and for all where no loss of the history
+        is finite.
     """
     finite = history.isfinite()
     ascending = torch.where(finite, history, math.inf).sort().values
@@ -68,68 +70,86 @@ def percentile(loss: Tensor, history: Tensor) -> Tensor:
 
 
 def precedence(n: int, keep: float, generator: torch.Generator) -> Tensor:
-    """A draw without replacement by rank: its first k are the k largest of these numbers.
+    """Draws an order of the rows by the ranks of their losses; the k rows with the largest numbers are a draw of k rows.
 
-    One row after another is drawn among those that are left, with probability proportional to c_j ** (1 / keep - 1), where
+    The rows are drawn one after another, without replacement, with probability proportional to c_j ** (1 / keep - 1), where
     c_j = (j + 0.5) / n is the percentile of the j-th smallest loss.
 
     Args:
         n: Number of rows.
-        keep: Within (0, 1]; 1 draws uniformly.
-        generator: On the CPU.
+        keep: Share kept, (0, 1]; 1 draws uniformly.
+        generator: Random generator on the CPU.
 
     Returns:
-        0 to n - 1, by ascending rank of the loss, shape (n,), float32, on the CPU.
+        Numbers from 0 to n - 1, by ascending rank of the loss, shape (n,), float32, on the CPU.
     """
     c = (torch.arange(n, dtype=torch.float64) + 0.5) / n
     waits = torch.empty(n, dtype=torch.float64).exponential_(generator=generator)
-    # Exponential clocks of these rates ring in the order of such a draw.
+    # Exponential waiting times with these rates end in the order of such a draw.
     return ((1 / keep - 1) * c.log() - waits.log()).argsort().argsort().float()
 
 
 @dataclass(frozen=True)
 class SelectiveBackprop:
-    """Train on the samples of each batch with large losses: a fixed share of it, or by chance of the loss's percentile.
+    """Trains on the samples of each batch with large losses: a fixed share of them, or each with a probability.
 
-    With `beta`, sample i is chosen with probability max(min_probability, q_i ** beta), q_i being the share of the recent
-    losses that are below its own. Of losses whose distribution stays this keeps 1 / (1 + beta) (`expected_keep`): 80 %
-    for 0.25, 50 % for 1, 33 % for 2, 25 % for 3; with a history of h a little less, the mean of (j / h) ** beta over
-    j < h. A sample without a finite loss is always chosen with `beta`, and before all others with `keep`.
+    With `beta`, sample i is chosen with probability max(min_probability, q_i ** beta), where q_i is the share of the recent
+    losses that are below its own loss. While the distribution of the losses stays the same, this keeps a share of
+    1 / (1 + beta) (`expected_keep`): 80 % for 0.25, 50 % for 1, 33 % for 2, 25 % for 3. With a history of h losses it is a
+    little less, the mean of (j / h) ** beta over j < h. A sample without a finite loss is always chosen with `beta`, and
+    before all others with `keep`.
 
-    Outside [start, end) of the training, and in batches that `interrupt` leaves alone, everything is trained on, nothing is
-    scored and nothing is remembered.
+    Outside [start, end) of the training, and in the batches that `interrupt` leaves whole, every sample is trained on, nothing
+    is scored and nothing is remembered.
 
     Args:
-        keep: Share kept of each batch, (0, 1]: the floor(keep * n) largest losses, at least one. None: by `beta`.
-        beta: Selectivity, 0 or more; 0 keeps everything. Default 1 where `keep` is not given. Original code: 3 on
-            the command line, 1 in the research scripts.
-        history: R, how many of the last losses make the percentiles, 1 or more; with `beta` only. Published: 1024.
-        min_probability: Least chance of any sample, [0, 1]; with `beta` only. Published: 0.
-        warmup_steps: Steps that train on everything and remember nothing. Published: those of the first epoch.
-        start: Share of the training from which to choose, [0, 1). Composer: 0.5.
-        end: Share of the training up to which to choose, (start, 1]. Composer: 0.9.
-        interrupt: Leave every so-manieth batch whole, 0 or more; 0 leaves none, 1 leaves all. Composer: 2.
-        draw: With `keep` only: draw the floor(keep * n) rows by the rank of their losses, as Composer does, instead of
-            taking the largest.
+        keep: Share kept of each batch, (0, 1]: the floor(keep * n) largest losses, at least one. Default None: the choice is
+            made by `beta`.
+        beta: Selectivity, 0 or more; 0 keeps every sample. Default 1 where `keep` is not given; the original code has 3 on the
+            command line and 1 in the research scripts.
+        history: Number of last losses from which the percentiles are computed, R, 1 or more; with `beta` only. Default and
+            published: 1024.
+        min_probability: Least probability with which a sample is chosen, [0, 1]; with `beta` only. Default and published: 0.
+        warmup_steps: Number of steps that train on every sample and remember nothing, 0 or more. Default 0; published: the
+            steps of the first epoch.
+        start: Share of the training at which the choice begins, [0, 1). Default 0; Composer: 0.5.
+        end: Share of the training at which the choice ends, (start, 1]. Default 1; Composer: 0.9.
+        interrupt: Distance between batches that are left whole: every n-th batch, 0 or more; 0 leaves none whole, 1 all.
+            Default 0; Composer: 2.
+        draw: Whether the floor(keep * n) rows are drawn by the ranks of their losses, as Composer does, instead of being the
+            largest; with `keep` only. Default False.
 
     Raises:
-        ValueError: A setting out of range, both `keep` and `beta`, or `draw` without `keep`.
+        ValueError: A setting is out of its range, both `keep` and `beta` are given, or `draw` is given without `keep`.
+
+    Example:
+        >>> import torch
+        >>> from thresher import SelectiveBackprop
+        >>> signals = {"id": torch.arange(4), "loss": torch.tensor([0.1, 0.9, 0.5, 0.2])}
+        >>> plan, state = SelectiveBackprop(keep=0.5).plan_batch(signals, {}, step=0, generator=torch.Generator())
+        >>> plan.rows
+        tensor([1, 2])
+        >>> SelectiveBackprop(beta=2).expected_keep
+        0.3333333333333333
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("loss",), active=True)
     card: ClassVar[Card] = Card(
+        summary="train on the batch's large losses",
+        paper="arXiv:1910.00762",
+        rule="not chosen in its batch, by the rank of its loss",
         biased="yes, by design: towards samples of large loss, the more the larger `beta` or the smaller `keep`",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         claim="up to 3.5 times faster to a target error than plain training, 1.02 to 1.8 times faster than importance sampling "
-        "(CIFAR-10, CIFAR-100, SVHN); Composer's: 6 % less time on ImageNet, 8 % on CIFAR-10, at the same accuracy",
+        "(CIFAR-10, CIFAR-100, SVHN); Composer's form: 6 % less time on ImageNet, 8 % on CIFAR-10, at the same accuracy",
         differences=(
-            "The code trains on everything in epoch 0; here that is `warmup_steps`, 0 by default.",
+            "The code trains on every sample in epoch 0; here that is `warmup_steps`, 0 by default.",
             "The code's beta is 3 on its command line and 1 in its research scripts; here it is 1.",
-            "A loss that is not finite is kept and never counted; in the code it has a percentile.",
+            "A sample whose loss is not finite is kept and never counted; in the code it has a percentile.",
             "Composer counts batches from the start of each epoch; here `interrupt` counts those of the whole training.",
         ),
-        caveat="wrong labels have large losses and stay so: it trains on them most",
+        caveat="samples with wrong labels have large losses throughout: it trains on them most",
         missing=("The calculators `vanilla` and `spline`, and the predictors of losses.",),
     )
     keep: float | None = None
@@ -176,34 +196,39 @@ class SelectiveBackprop:
 
     @property
     def expected_keep(self) -> float:
-        """Share kept of the batches it chooses from: `keep`, or in the long run 1 / (1 + beta), more by `min_probability`."""
+        """Expected share that is kept: `keep`, or in the long run 1 / (1 + beta), and more with `min_probability`."""
         if self.keep is not None:
             return float(self.keep)
         if not self.beta:
             return 1.0
-        # Integral of max(m, q ** beta) over q in [0, 1].
+        # This is the integral of max(m, q ** beta) over q in [0, 1].
         lifted = self.min_probability ** (1 + 1 / self.beta)
         return (1 + self.beta * lifted) / (1 + self.beta)
 
     def active(self, progress: float, step: int) -> bool:
-        """Whether it chooses from a batch, given the share of the training that is done and the number of the batch."""
+        """Returns whether the method chooses from a batch.
+
+        Args:
+            progress: Share of the training that is done, [0, 1].
+            step: Number of the batch, from 0.
+        """
         progress += 1e-9
         begun, ended = progress >= self.start, progress >= self.end and self.end < 1
         return begun and not ended and (self.interrupt == 0 or (step + 1) % self.interrupt != 0)
 
     def init_state(self) -> State:
-        """With `beta` the history, still empty: its length is how far it is filled."""
+        """Returns the first state: with `beta` an empty history, whose length is the number of losses seen."""
         return {} if self.keep is not None else {"history": torch.empty(0, dtype=torch.float32)}
 
     def count(self, n: int) -> int | None:
-        """A fixed share of each batch with `keep`; chance with `beta`, and unknown where some batches stay whole."""
+        """Returns the number of rows kept with `keep`; None with `beta`, and where some batches are left whole."""
         whole = self.warmup_steps or self.start > 0 or self.end < 1 or self.interrupt
         return None if self.keep is None or whole else max(1, share(self.keep, n))
 
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
-        """The rows with large losses. Chosen in the order of the ids: another order of the rows gives the same samples."""
+        """Returns the rows with large losses and the next state; the choice is made in the order of the ids."""
         ids = signals["id"]
         if step < self.warmup_steps:
             return self._plan(torch.arange(len(ids), device=ids.device), len(ids), 0.0), dict(state)
@@ -212,22 +237,22 @@ class SelectiveBackprop:
         if self.keep is not None:
             picked, state = self._fixed(loss, self.keep, generator), dict(state)
         else:
-            history = remembered(state["history"], loss.float(), self.history)
+            history = extended_history(state["history"], loss.float(), self.history)
             picked, state = self._drawn(loss.float(), history, generator), {**state, "history": history}
         return self._plan(by_id.index_select(0, picked).sort().values, len(ids), 1 - self.expected_keep), state
 
     def _fixed(self, loss: Tensor, keep: float, generator: torch.Generator) -> Tensor:
-        """Positions of the largest losses, or of those drawn by rank; losses that are not finite before all others."""
+        """Returns the positions of the largest losses, or a draw by rank; losses that are not finite come before all others."""
         n = len(loss)
         k = max(1, share(keep, n))
         if not self.draw:
-            return largest(loss, k)
-        ascending = largest(loss, n)
+            return top_positions(loss, k)
+        ascending = top_positions(loss, n)
         places = precedence(n, keep, generator).to(loss.device, non_blocking=True)
-        return ascending[largest(torch.where(loss[ascending].isfinite(), places, math.inf), k)]
+        return ascending[top_positions(torch.where(loss[ascending].isfinite(), places, math.inf), k)]
 
     def _drawn(self, loss: Tensor, history: Tensor, generator: torch.Generator) -> Tensor:
-        """Positions drawn by the percentiles; how many is known to the device alone, so that this waits for it."""
+        """Returns positions drawn by the percentiles; only the device knows their number, so that this waits for it."""
         chance = percentile(loss, history).pow(self.beta or 0.0).clamp(min=self.min_probability)
         draws = torch.rand(len(loss), generator=generator, dtype=torch.float32)
         return (draws.to(loss.device, non_blocking=True) < chance).nonzero().flatten()

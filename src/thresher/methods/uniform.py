@@ -1,4 +1,4 @@
-"""A fresh uniform random subset each epoch: the control of equal cost that a method must beat to be worth its name."""
+"""A new random subset in each epoch, drawn uniformly: the control of equal cost that every other method has to beat."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,12 @@ from thresher.selection import chosen, ids_of, share
 
 
 def uniform_subset(n: int, keep: float, generator: torch.Generator) -> Tensor:
-    """Draw floor(keep * n) of n samples, at least one, without replacement.
+    """Draws floor(keep * n) of n samples, at least one, uniformly and without replacement.
+
+    Args:
+        n: Number of samples of the dataset.
+        keep: Share kept, (0, 1].
+        generator: Random generator on the CPU.
 
     Returns:
         Ids, ascending, shape (max(1, floor(keep * n)),), int64.
@@ -24,21 +29,33 @@ def uniform_subset(n: int, keep: float, generator: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class UniformSubset:
-    """Train each epoch on a random share of the samples; unbiased as it is, no weights, learning rate unchanged.
+    """Trains each epoch on a new random subset of the samples.
+
+    The subset is unbiased without weights, and the learning rate does not change.
 
     Args:
-        keep: Share kept, (0, 1].
+        keep: Share kept, (0, 1]: floor(keep * N) samples, at least one. Default 0.7.
 
     Raises:
-        ValueError: `keep` outside (0, 1].
+        ValueError: `keep` is outside (0, 1].
+
+    Example:
+        >>> import torch
+        >>> from thresher import UniformSubset
+        >>> records = {"loss": torch.zeros(10)}
+        >>> plan = UniformSubset(keep=0.3).plan_epoch(records, epoch=1, epochs=5, generator=torch.Generator().manual_seed(0))
+        >>> len(plan.ids), plan.facts["actual_fraction"]
+        (3, 0.7)
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
+        summary="a fresh random subset each epoch",
+        rule="not in the random subset",
         biased="No: every sample is kept with the same chance.",
         forwards="None.",
         bytes_per_sample=4,
-        caveat="It is the random selection that the other methods are held against.",
+        caveat="It is the random selection with which the other methods are compared.",
     )
     keep: float = 0.7
 
@@ -47,11 +64,11 @@ class UniformSubset:
             raise ValueError(f"UniformSubset: `keep` is the share kept, within (0, 1], got {self.keep}")
 
     def columns(self) -> dict[str, Column]:
-        """The last loss, to look at; the draw does not depend on it."""
+        """Returns the columns that are recorded for each sample: the last loss, only to be looked at; 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """A subset that no other epoch has."""
+        """Returns a plan with a new random subset."""
         n = len(records["loss"])
         ids = uniform_subset(n, self.keep, generator)
         return EpochPlan(ids, facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - len(ids) / n})

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import thresher
+from thresher._version import __version__
 from thresher.passes.engine import Answer as Answer
 from thresher.passes.engine import Forward as Forward
 from thresher.passes.engine import plain_forward as plain_forward
@@ -67,7 +67,7 @@ def scores_of(
     models, n = as_list(models), len(seen.values)
     if len(trained) != 2 or not all(isinstance(count, int) and count >= 0 for count in trained):
         raise ValueError(f"{name}: `trained` must be two whole numbers of 0 or more (forward, backward), got {trained!r}")
-    versions = {"thresher": thresher.__version__, "torch": str(torch.__version__)}
+    versions = {"thresher": __version__, "torch": str(torch.__version__)}
     known = {"models": len(models), "model": type(models[0]).__name__, "versions": versions, **settings, **(provenance or {})}
     return Scores(
         torch.arange(n),

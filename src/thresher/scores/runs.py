@@ -26,14 +26,14 @@ def forgotten_in(run: "Run", *, never_learned: NeverLearned = "presentations", l
     Raises:
         ValueError: The run has no such column, or no such `never_learned`.
     """
-    from thresher.methods.forgetting import events
+    from thresher.methods.forgetting import forgetting_events
 
     if "forgetting" not in run.records:
         raise ValueError(
             f"forgotten_in: the run of {run.method!r} does not count forgetting events; attach thresher.Forgetting()"
         )
     column = run.records["forgetting"].cpu()
-    values = torch.where(column > 0, events(column).float(), unlearned("forgotten_in", never_learned, run.epochs))
+    values = torch.where(column > 0, forgetting_events(column).float(), unlearned("forgotten_in", never_learned, run.epochs))
     return Scores(
         torch.arange(len(column)),
         values.where(column >= 0, torch.nan),

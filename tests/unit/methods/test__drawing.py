@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.methods._drawing import draw, drawn_plan, everything, probabilities, unbiased_weights
+from thresher.methods._drawing import draw_positions, draw_probabilities, drawn_plan, full_plan, unbiased_weights
 from thresher.rng import seeded
 
 NAN = math.nan
@@ -32,27 +32,27 @@ NAN = math.nan
 )
 def test_probabilities(importance: list[float], chances: list[float]) -> None:
     for dtype in (np.float32, np.float64):
-        found = probabilities(np.array(importance, dtype))
+        found = draw_probabilities(np.array(importance, dtype))
         assert found.dtype == np.float64
         np.testing.assert_array_equal(found, chances)
 
 
 @pytest.mark.parametrize("scale", [1e308, 1e-300, 5e-324])
 def test_neither_huge_nor_tiny_importances_lose_their_ratio(scale: float) -> None:
-    np.testing.assert_allclose(probabilities(np.array([1.0, 1.0, 0.0]) * scale), [0.5, 0.5, 0])
+    np.testing.assert_allclose(draw_probabilities(np.array([1.0, 1.0, 0.0]) * scale), [0.5, 0.5, 0])
 
 
 def test_chances_of_float32_losses_are_summed_in_double_precision() -> None:
     """In float32 a sum of 2^24 ones stops growing."""
     importance = np.ones(2**17, np.float32)
     importance[0] = 2**24
-    found = probabilities(importance)
+    found = draw_probabilities(importance)
     assert found[1:].sum() == pytest.approx((2**17 - 1) / (2**24 + 2**17 - 1), rel=1e-12)
 
 
 def test_draws_follow_the_chances() -> None:
     chances, k = np.array([0.0, 0.1, 0.0, 0.6, 0.3, 0.0]), 40_000
-    drawn = draw(chances, k, seeded(1))
+    drawn = draw_positions(chances, k, seeded(1))
     assert drawn.dtype == np.int64 and drawn.shape == (k,)
     share = np.bincount(drawn, minlength=6) / k
     assert (share[[0, 2, 5]] == 0).all()
@@ -60,7 +60,7 @@ def test_draws_follow_the_chances() -> None:
 
 
 def test_draws_do_not_depend_on_each_other() -> None:
-    drawn = draw(np.array([0.5, 0.5]), 40_000, seeded(2))
+    drawn = draw_positions(np.array([0.5, 0.5]), 40_000, seeded(2))
     assert np.mean(drawn[1:] == drawn[:-1]) == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / 40_000))
 
 
@@ -79,17 +79,17 @@ def test_the_ends_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn at 0 and just below 1 has a chance, whatever lies before and behind."""
     below_one = float(np.nextafter(1.0, 0.0))
     monkeypatch.setattr(torch, "rand", Fixed(0.0, below_one, 0.25, np.nextafter(0.25, 0)))
-    assert draw(np.array([0, 0.25, 0, 0.75, 0, 0]), 4, seeded(0)).tolist() == [1, 3, 3, 1]
+    assert draw_positions(np.array([0, 0.25, 0, 0.75, 0, 0]), 4, seeded(0)).tolist() == [1, 3, 3, 1]
     monkeypatch.setattr(torch, "rand", Fixed(below_one))
     for n in range(2, 300):
         chances = np.append(np.full(n, 1 / n), 0.0)
-        assert draw(chances, 1, seeded(0)).tolist() == [n - 1]
+        assert draw_positions(chances, 1, seeded(0)).tolist() == [n - 1]
 
 
 def test_more_samples_than_multinomial_takes() -> None:
     chances = np.zeros(2**24 + 3)
     chances[[0, 2**24 + 1]] = 0.5
-    assert set(draw(chances, 50, seeded(0)).tolist()) == {0, 2**24 + 1}
+    assert set(draw_positions(chances, 50, seeded(0)).tolist()) == {0, 2**24 + 1}
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_unbiased_weights(chances: list[float], n: int, weights: list[float]) ->
 def test_the_expected_mean_of_an_epoch_is_the_mean_of_all(k: int) -> None:
     """Added up over all outcomes of k draws, not estimated; some samples have no chance."""
     loss = np.array([0.5, 2.0, 1.0, 4.0, 8.0, 3.0])
-    chances = probabilities(np.array([1, 2, NAN, 1, 4, NAN]))
+    chances = draw_probabilities(np.array([1, 2, NAN, 1, 4, NAN]))
     mean = 0.0
     for drawn in product((0, 1, 3, 4), repeat=k):
         ids = np.array([2, 5, *drawn])
@@ -121,7 +121,7 @@ def test_the_expected_mean_of_an_epoch_is_the_mean_of_all(k: int) -> None:
 
 
 def test_samples_without_a_chance_are_there_once_and_anywhere() -> None:
-    chances = probabilities(np.array([NAN, 1.0, NAN, 1.0, 1.0, 1.0]))
+    chances = draw_probabilities(np.array([NAN, 1.0, NAN, 1.0, 1.0, 1.0]))
     places = []
     for key in range(300):
         plan = drawn_plan(chances, 1.0, seeded(key), weighted=False)
@@ -135,7 +135,7 @@ def test_samples_without_a_chance_are_there_once_and_anywhere() -> None:
 
 @pytest.mark.parametrize(("keep", "n", "draws"), [(1.0, 7, 7), (0.5, 7, 3), (0.29, 100, 29), (0.01, 7, 1)])
 def test_counts(keep: float, n: int, draws: int) -> None:
-    plan = drawn_plan(probabilities(np.arange(1.0, n + 1)), keep, seeded(3), weighted=True)
+    plan = drawn_plan(draw_probabilities(np.arange(1.0, n + 1)), keep, seeded(3), weighted=True)
     assert len(plan.ids) == draws
     assert plan.facts["scheduled_fraction"] == pytest.approx(1 - keep)
     assert plan.facts["actual_fraction"] == pytest.approx(1 - draws / n)
@@ -148,7 +148,7 @@ def test_nothing_to_draw_is_everything() -> None:
 
 
 def test_everything() -> None:
-    plan = everything(4)
+    plan = full_plan(4)
     assert plan.ids.tolist() == [0, 1, 2, 3] and plan.refresh is None and not plan.drawn
     assert dict(plan.facts) == {"scheduled_fraction": 0, "actual_fraction": 0}
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import AdaBoost, AdaSelection, BatchPlan, BigLoss, CoresetCenter, CoresetExtremes, GradientNorm, SmallLoss
-from thresher.methods.ada_selection import HUGE, SELECTORS, known, log_importance, log_scores, mean_of_kept, reweighted
+from thresher.methods.ada_selection import HUGE, SELECTORS, log_importance, log_scores, mean_of_kept, reweighted, usable_signals
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
@@ -92,12 +92,12 @@ def test_counts(n: int, keep: float, count: int) -> None:
 
 def test_known_signals() -> None:
     loss, norm = torch.tensor([1, NAN, 3e38, -3e38, 2, INF]), torch.tensor([5, 1, 1, 1, -INF, 0])
-    usable, values = known({"loss": loss, "grad_norm": norm})
+    usable, values = usable_signals({"loss": loss, "grad_norm": norm})
     assert usable.tolist() == [True, False, True, True, False, False]
     assert values["loss"][usable].tolist() == pytest.approx([1, HUGE, -HUGE])
     assert not bool(values["loss"][~usable].isfinite().any()) and not bool(values["grad_norm"][~usable].isfinite().any())
     for dtype, far in ((torch.float64, 1e300), (torch.float16, 6e4)):
-        usable, values = known({"loss": torch.tensor([1.5, INF, far], dtype=dtype)})
+        usable, values = usable_signals({"loss": torch.tensor([1.5, INF, far], dtype=dtype)})
         assert usable.tolist() == [True, False, True] and values["loss"].dtype == torch.float32
         assert values["loss"][[0, 2]].tolist() == pytest.approx([1.5, min(far, HUGE)], rel=1e-3)
 

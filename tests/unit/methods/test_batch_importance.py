@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from thresher import BatchImportance, BatchPlan
-from thresher.methods.batch_importance import masses, unbiased, variance_gain, with_replacement
+from thresher.methods.batch_importance import masses, unbiased_row_weights, variance_gain, with_replacement
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
@@ -88,10 +88,10 @@ def test_draws_at_the_ends() -> None:
 
 def test_weights_of_positions() -> None:
     mass = torch.tensor([1, 0, 0.5, 0.5], dtype=torch.float64)
-    assert unbiased(mass, torch.tensor([0, 1, 2, 2])).tolist() == [0.5, 0, 1, 1]
-    flat = unbiased(mass, torch.tensor([0, 1, 2]), 0.0)
+    assert unbiased_row_weights(mass, torch.tensor([0, 1, 2, 2])).tolist() == [0.5, 0, 1, 1]
+    flat = unbiased_row_weights(mass, torch.tensor([0, 1, 2]), 0.0)
     assert flat.tolist() == pytest.approx([2 / 3, 0, 2 / 3]), "their weighted masses still add up to 1"
-    assert unbiased(mass, torch.tensor([0, 2]), -1.0).tolist() == pytest.approx([0.8, 0.4])
+    assert unbiased_row_weights(mass, torch.tensor([0, 2]), -1.0).tolist() == pytest.approx([0.8, 0.4])
 
 
 def test_uniform_at_first() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thresher import Forgetting
-from thresher.methods.forgetting import UNSEEN, events, fewest, turns
+from thresher.methods.forgetting import UNSEEN_TURNS, fewest, forgetting_events, turns
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -23,7 +23,7 @@ def test_published_defaults() -> None:
 @pytest.mark.parametrize("kind", [torch.bool, torch.uint8, torch.float32])
 def test_turns(dtype: torch.dtype, kind: torch.dtype) -> None:
     """From wrong to right and back; the last bit is whether it is right."""
-    old = torch.tensor([UNSEEN, UNSEEN, 0, 0, 1, 1, 2, 2, 3], dtype=dtype)
+    old = torch.tensor([UNSEEN_TURNS, UNSEEN_TURNS, 0, 0, 1, 1, 2, 2, 3], dtype=dtype)
     new = torch.tensor([0, 1, 0, 1, 1, 0, 0, 1, 0]).to(kind)
     before = old.clone()
     found = turns(old, new)
@@ -38,15 +38,15 @@ def test_turns_that_do_not_fit_stay_at_the_most(dtype: torch.dtype, most: int) -
     for step in range(9):
         column = turns(column, torch.tensor([step % 2 == 1]))  # wrong first: it was right
         assert (int(column) % 2 == 1) == (step % 2 == 1)
-        counts.append(int(events(column)))
+        counts.append(int(forgetting_events(column)))
     assert right % 2 == 1
     assert counts == [most // 2] * 9
 
 
 def test_events() -> None:
-    column = torch.tensor([UNSEEN, 0, 1, 2, 3, 4, 5, 32_767], dtype=torch.int16)
-    assert events(column).tolist() == [0, 0, 0, 1, 1, 2, 2, 16_383]
-    assert events(column).dtype == torch.int64
+    column = torch.tensor([UNSEEN_TURNS, 0, 1, 2, 3, 4, 5, 32_767], dtype=torch.int16)
+    assert forgetting_events(column).tolist() == [0, 0, 0, 1, 1, 2, 2, 16_383]
+    assert forgetting_events(column).dtype == torch.int64
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_products_of_sample_gradients() -> None:
 @pytest.mark.parametrize(("n", "size"), [(12, 4), (13, 4), (3, 4), (5, 1), (4, 4)])
 def test_products_of_run_gradients(monkeypatch: pytest.MonkeyPatch, n: int, size: int, block: int) -> None:
     """A last run that is shorter is a mean of its own and counts like the others."""
-    monkeypatch.setattr(matching_pursuit, "BLOCK", block)
+    monkeypatch.setattr(matching_pursuit, "RUN_BLOCK", block)
     r = np.random.default_rng(2)
     error, feature = r.normal(size=(n, 3)), r.normal(size=(n, 5))
     atoms = run_atoms(error, feature, size)
@@ -379,7 +379,7 @@ def test_one_sample(per: str) -> None:
         ({"runs": "sorted"}, r"`runs` must be one of \('shuffled', 'consecutive'\), got 'sorted'"),
         ({"weights_divisor": "losses"}, r"`weights_divisor` must be one of \('weights', 'samples'\), got 'losses'"),
         ({"fill": "random"}, r"`fill` must be one of \(True, False\), got 'random'"),
-        ({"per": "class_gradient", "gradient": "bias"}, "`per`='class_gradient' is about one row of weights, got `gradient`"),
+        ({"per": "class_gradient", "gradient": "bias"}, "`per`='class_gradient' matches one row of weights, got `gradient`"),
         ({"penalty": -1}, "`penalty` must be a finite number of 0 or more, got -1"),
         ({"penalty": math.inf}, "`penalty` must be a finite number of 0 or more, got inf"),
         ({"penalty": math.nan}, "`penalty` must be a finite number of 0 or more, got nan"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from thresher import EpochPlan, Kakurenbo
-from thresher.methods.kakurenbo import SCHEDULE, easiest, trusted
+from thresher.methods.kakurenbo import SCHEDULE, hiding_candidates, trusted
 from thresher.records import Records
 
 CPU = torch.device("cpu")
@@ -90,9 +90,9 @@ def test_trusted_is_inclusive_in_the_precision_of_the_records() -> None:
 def test_easiest_of_losses_that_are_not_finite() -> None:
     loss = np.array([math.nan, 2, -math.inf, 1, math.inf, 3])
     for by_threshold in (False, True):
-        assert np.flatnonzero(easiest(loss, 0.4, by_threshold=by_threshold)).tolist() == [1, 3]
-        assert np.flatnonzero(easiest(loss, 0.9, by_threshold=by_threshold)).tolist() == [1, 3, 5]
-        assert not easiest(np.full(3, math.nan), 0.9, by_threshold=by_threshold).any()
+        assert np.flatnonzero(hiding_candidates(loss, 0.4, by_threshold=by_threshold)).tolist() == [1, 3]
+        assert np.flatnonzero(hiding_candidates(loss, 0.9, by_threshold=by_threshold)).tolist() == [1, 3, 5]
+        assert not hiding_candidates(np.full(3, math.nan), 0.9, by_threshold=by_threshold).any()
 
 
 def test_the_warm_up_has_no_learning_rate_correction() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from thresher import Obftf
-from thresher.methods.obftf import quantiles, swapped
+from thresher.methods.obftf import best_swap, quantiles
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
@@ -74,14 +74,14 @@ def test_quantiles(finite: int, n: int, k: int, positions: list[int]) -> None:
 )
 def test_one_swap(loss: list[float], chosen: list[int], after: list[int]) -> None:
     values = torch.tensor(loss, dtype=torch.float64)
-    assert swapped(values, torch.ones(len(loss), dtype=torch.bool), torch.tensor(chosen)).tolist() == after
+    assert best_swap(values, torch.ones(len(loss), dtype=torch.bool), torch.tensor(chosen)).tolist() == after
 
 
 def test_what_has_no_value_neither_counts_nor_moves() -> None:
     values = torch.tensor([0.0, 1, 2, 3, 0, 0], dtype=torch.float64)
     finite = torch.tensor([True] * 4 + [False] * 2)
-    assert swapped(values, finite, torch.tensor([0, 4, 5])).tolist() == [1, 4, 5]
-    assert swapped(values, finite, torch.tensor([4, 5])).tolist() == [4, 5]
+    assert best_swap(values, finite, torch.tensor([0, 4, 5])).tolist() == [1, 4, 5]
+    assert best_swap(values, finite, torch.tensor([4, 5])).tolist() == [4, 5]
 
 
 def test_losses_that_are_not_finite_come_first() -> None:

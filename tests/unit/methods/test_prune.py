@@ -132,8 +132,8 @@ def test_it_is_a_value():
     [
         ((1.0, 1.0), r"keep_in_batch: `before_fraction` is a share removed, within \[0, 1\), got 1.0"),
         ((-0.1, 0.5), "`before_fraction` is a share removed"),
-        ((0.5, 0.25), r"`total_fraction` has what is pruned before in it, within \[0.5, 1\), got 0.25"),
-        ((0.5, 1.0), "`total_fraction` has"),
+        ((0.5, 0.25), r"`total_fraction` includes `before_fraction`, within \[0.5, 1\), got 0.25"),
+        ((0.5, 1.0), "`total_fraction` includes"),
         ((math.nan, 0.5), "`before_fraction` is a share removed"),
     ],
 )

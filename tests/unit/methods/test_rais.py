@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thresher import Rais
-from thresher.methods.rais import TRUSTING, features, gain, learned, nonnegative_least_squares
+from thresher.methods.rais import TRUSTING, features, fitted_estimates, gain, nonnegative_least_squares
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -52,17 +52,17 @@ def test_what_is_learned() -> None:
     r = np.random.default_rng(0)
     x = features(r.gamma(1.0, 1.0, 4000), r.integers(1, 5, 4000), 1.0)
     squared = 0.5 * x[:, 0] + 2 + r.choice([-0.1, 0.1], 4000)
-    c, d = learned(x, squared)
+    c, d = fitted_estimates(x, squared)
     np.testing.assert_allclose(c, [0.5, 0, 2], atol=0.02)
     np.testing.assert_allclose(x @ d, 0.1, atol=0.02)
     older = 0.5 * x[:, 0] + 0.3 * x[:, 1]
-    np.testing.assert_allclose(learned(x, older)[0], [0.5, 0.3, 0], atol=1e-9)
+    np.testing.assert_allclose(fitted_estimates(x, older)[0], [0.5, 0.3, 0], atol=1e-9)
 
 
 def test_too_few_to_learn_from() -> None:
     x = features(np.ones(9), np.ones(9), 1.0)
-    assert learned(x, np.full(9, 7.0)) is TRUSTING
-    assert learned(np.concatenate([x, x[:1]]), np.full(10, 7.0)) is not TRUSTING
+    assert fitted_estimates(x, np.full(9, 7.0)) is TRUSTING
+    assert fitted_estimates(np.concatenate([x, x[:1]]), np.full(10, 7.0)) is not TRUSTING
 
 
 @pytest.mark.parametrize(

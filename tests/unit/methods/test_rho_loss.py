@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from thresher import RhoLoss, methods
-from thresher.methods.rho_loss import looked_up
+from thresher.methods.rho_loss import table_entries
 from thresher.rng import seeded
 from thresher.scores import Scores
 
@@ -75,7 +75,7 @@ def test_scores_are_compared_by_content() -> None:
 
 def test_looked_up() -> None:
     table = torch.tensor([1.0, NAN, 3.0])
-    found = looked_up(table, torch.tensor([2, 0, 1, 3, 2**62, 2]))
+    found = table_entries(table, torch.tensor([2, 0, 1, 3, 2**62, 2]))
     assert [None if math.isnan(value) else value for value in found.tolist()] == [3, 1, None, None, None, 3]
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import BatchPlan, SelectiveBackprop
-from thresher.methods._ranked import largest
-from thresher.methods.selective_backprop import percentile, precedence, remembered
+from thresher.methods._ranked import top_positions
+from thresher.methods.selective_backprop import extended_history, percentile, precedence
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
@@ -77,7 +77,7 @@ def test_expected_keep(settings: dict[str, float], share: float) -> None:
 )
 def test_largest_losses(loss: list[float], k: int, positions: list[int]) -> None:
     for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        assert largest(torch.tensor(loss, dtype=dtype), k).tolist() == positions
+        assert top_positions(torch.tensor(loss, dtype=dtype), k).tolist() == positions
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_largest_losses(loss: list[float], k: int, positions: list[int]) -> None
 )
 def test_remembered(history: list[float], loss: list[float], size: int, after: list[Any]) -> None:
     before = torch.tensor(history)
-    found = remembered(before, torch.tensor(loss), size)
+    found = extended_history(before, torch.tensor(loss), size)
     assert values(found) == after and found.dtype == torch.float32
     assert values(before) == [None if math.isnan(value) else value for value in history]
     assert found.untyped_storage().nbytes() == 4 * len(after), "saving it would save what was forgotten as well"

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import AdaBoost, BatchPlan, BigLoss, CoresetCenter, CoresetExtremes, GradientNorm, SelectiveBackprop, SmallLoss
-from thresher.methods.ada_boost import MARGIN, boost_weights
+from thresher.methods.ada_boost import HEADROOM, boost_weights
 from thresher.methods.coreset_center import closeness
 from thresher.methods.coreset_extremes import rank_distance
 from thresher.rng import seeded
@@ -170,7 +170,7 @@ def test_gradient_norm_looks_at_no_loss() -> None:
 
 def test_boost_weights() -> None:
     loss = torch.tensor([0.0, 1e-30, 0.5, 0.9, -0.5])
-    ratio = (loss.double() / (loss[3].double() * (1 + MARGIN))).tolist()
+    ratio = (loss.double() / (loss[3].double() * (1 + HEADROOM))).tolist()
     assert boost_weights(loss).tolist() == pytest.approx([math.atanh(x) for x in ratio], rel=1e-5, abs=0)
     exact = [math.atanh(x) for x in loss.tolist()]
     assert boost_weights(loss, "paper_abs").tolist() == pytest.approx(exact, rel=1e-5, abs=1e-7)

@@ -11,6 +11,7 @@ from thresher import cli, methods
 from thresher.cli.methods import methods as command
 from thresher.experiments.training.store import write_json
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
 from thresher.records import Column, Records
 from thresher.report import cards
 
@@ -24,6 +25,9 @@ CARD = Card(
     bytes_per_sample=4.5,
     caveat="where nothing is easy",
     missing=("The rest.",),
+    summary="do this",
+    paper="arXiv:2310.10102",
+    rule="{keep} of it {sizes}",
 )
 
 
@@ -67,21 +71,22 @@ class Made(Base):
 
 @dataclass(frozen=True)
 class Asks(Made):
-    """Surveys, too."""
+    """Asks for a full pass, too."""
 
+    requires: ClassVar[Requirements] = Requirements(full_pass=("error", "feature"))
     scores: str = "s"
 
     def columns(self):
         return {**super().columns(), "seen": Column(torch.int16, signal="epoch")}
 
-    def survey(self, epoch, epochs):
+    def full_pass(self, epoch, epochs):
         return ("error", "feature") if epoch == 5 else ("error",) if epoch else ()
 
 
 @pytest.fixture
 def registered(monkeypatch):
     def register(kind, **known):
-        info = methods.MethodInfo(f"{__name__}:made", "epoch", "do this", "arXiv:2310.10102", "{keep} of it {sizes}")
+        info = methods.MethodInfo(f"{__name__}:made", "epoch", "from elsewhere")
         monkeypatch.setattr(methods, "infos", lambda: {"made": info})
         monkeypatch.setattr(methods, "load", lambda name: kind)
 
@@ -90,7 +95,7 @@ def registered(monkeypatch):
 
 def test_a_card_says_what_is_known(registered):
     registered(Made)
-    assert cards.text("made").split("\n\n") == [
+    assert cards.card_page("made").split("\n\n") == [
         "# made",
         f"`{__name__}.Made`: do this.",
         "- **Paper:** [arXiv:2310.10102](https://arxiv.org/abs/2310.10102).\n"
@@ -117,10 +122,10 @@ def test_a_card_says_what_is_known(registered):
     ]
 
 
-def test_what_a_method_needs_is_what_fills_its_columns_and_what_it_surveys(registered):
-    assert cards.signals(Asks) == ("loss", "right", "error", "feature")
+def test_what_a_method_needs_is_what_fills_its_columns_and_what_its_full_pass_returns(registered):
+    assert cards.signals_of(Asks) == ("loss", "right", "error", "feature")
     registered(Asks)
-    assert "- **Signals:** `loss`, `right`, `error`, `feature`.\n" in cards.text("made")
+    assert "- **Signals:** `loss`, `right`, `error`, `feature`.\n" in cards.card_page("made")
 
 
 def test_a_class_must_have_a_card_and_say_what_its_settings_mean(registered):
@@ -131,11 +136,11 @@ def test_a_class_must_have_a_card_and_say_what_its_settings_mean(registered):
         new: float = 1.0
 
     registered(Silent)
-    with pytest.raises(ValueError, match="Silent: the Args of its docstring do not say what new means"):
-        cards.text("made")
+    with pytest.raises(ValueError, match="Silent: the Args section of its docstring does not explain new"):
+        cards.card_page("made")
     registered(Base)
     with pytest.raises(ValueError, match="made has no card: give Base a class attribute `card`"):
-        cards.text("made")
+        cards.card_page("made")
 
 
 def row(method, control_of=None, mean=0.9, difference: Any = -0.012, **more):
@@ -167,7 +172,7 @@ SUMMARY = [
     ],
 )
 def test_a_method_is_shown_with_its_own_controls(name, found):
-    assert [row["method"] for row in cards.of_method(name, SUMMARY)] == found
+    assert [row["method"] for row in cards.rows_of(name, SUMMARY)] == found
 
 
 def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):
@@ -179,9 +184,9 @@ def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):
     write_json(tmp_path / "a.json", results)
     write_json(tmp_path / "other.json", {"benchmark": "overhead"})
     write_json(tmp_path / "without.json", results | {"summary": [FULL]})
-    _, _, measured = cards.text("made", tmp_path).partition("## What it reached here\n\n")
+    _, _, measured = cards.card_page("made", tmp_path).partition("## What it reached here\n\n")
     said, *parts = measured.strip().split("\n\n")
-    assert "Mean ± standard deviation" in said
+    assert "mean ± standard deviation" in said
     assert parts == [
         "### `digits`, 3 epochs, 2 seeds, cpu",
         "From `a.json`.",
@@ -204,15 +209,16 @@ def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):
     ]
     (tmp_path / "a.json").unlink()
     (tmp_path / "b.json").unlink()
-    assert cards.text("made", tmp_path).endswith("## What it reached here\n\nNot measured yet.\n")
+    assert cards.card_page("made", tmp_path).endswith("## What it reached here\n\nNot measured yet.\n")
 
 
 @pytest.mark.parametrize("name", sorted(methods.BUILT_IN))
 def test_every_method_has_a_card_that_names_its_settings_and_what_it_remembers(name):
     kind = methods.load(name)
-    card = cards.text(name)
+    card = cards.card_page(name)
     assert card.startswith(f"# {name}\n\n`thresher.{kind.__name__}`: ")
-    assert all(f"\n| `{setting}` | " in card for setting in cards.described(kind))
+    assert all(f"\n| `{setting}` | " in card for setting in cards.setting_meanings(kind))
+    assert kind.card.summary and kind.card.rule and kind.card.biased and kind.card.forwards
     if kind.stage == "epoch":
         assert kind.card.bytes_per_sample == Records(kind().columns(), 0, torch.device("cpu")).bytes_per_sample
 
@@ -235,7 +241,7 @@ def test_an_unknown_name_is_one_message_that_lists_the_others(monkeypatch, capsy
 
 def test_the_pages_are_those_of_the_classes_and_results():
     folder = ROOT / "docs" / "methods"
-    expected = cards.pages(ROOT / cards.RESULTS)
+    expected = cards.all_pages(ROOT / cards.COMPARISONS)
     found = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.md") if path.name != cards.BY_HAND}
     other = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
     assert not other, f"{', '.join(other)} in docs/methods differ; run `{COMMAND}`, and delete what has no method"
@@ -246,15 +252,15 @@ def test_links_between_the_pages_lead_somewhere():
     for path in folder.glob("*.md"):
         for target in re.findall(r"\]\((?!https://)([^)]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name}: {target}"
-    assert f"]({cards.BY_HAND})" in cards.index()
+    assert f"]({cards.BY_HAND})" in cards.index_page()
 
 
 def test_writing_needs_the_results_and_makes_the_folder(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
-        cards.main([str(tmp_path), "--results", str(tmp_path / "none")])
+        cards.write_pages([str(tmp_path), "--results", str(tmp_path / "none")])
     assert "no such folder" in capsys.readouterr().err
     (tmp_path / "results").mkdir()
-    cards.main([str(tmp_path / "docs" / "methods"), "--results", str(tmp_path / "results")])
+    cards.write_pages([str(tmp_path / "docs" / "methods"), "--results", str(tmp_path / "results")])
     written = {path.name for path in (tmp_path / "docs" / "methods").iterdir()}
     assert written == {"README.md", *(f"{name}.md" for name in methods.BUILT_IN)}
     assert "Not measured yet." in (tmp_path / "docs" / "methods" / "full.md").read_text()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 import thresher
 from thresher.methods import Requirements
-from thresher.methods._ranked import Ranked
+from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
@@ -46,7 +46,7 @@ class Hides:
 
 
 @dataclass(frozen=True)
-class Keeps(Ranked):
+class Keeps(KeepLargest):
     """A sound batch method: keeps the largest losses."""
 
     card: ClassVar[Card] = CARD_OF_BATCHES

@@ -1,0 +1,31 @@
+# The public names of thresher, each in one line. `__init__.py` reads these lines to know where a name comes from, so that
+# nothing is imported before it is used; type checkers read them as they are.
+
+from thresher import cost as cost
+from thresher import criteria as criteria
+from thresher import losses as losses
+from thresher import methods as methods
+from thresher import plans as plans
+from thresher import records as records
+from thresher import schedules as schedules
+from thresher import scores as scores
+from thresher import selection as selection
+from thresher import signals as signals
+from thresher import testing as testing
+from thresher.attribution import AttributionError as AttributionError
+from thresher.cost import break_even as break_even
+from thresher.methods import Requirements as Requirements
+from thresher.methods.built_in import *  # noqa: F403
+from thresher.methods.prune import keep_in_batch as keep_in_batch
+from thresher.plans import BatchPlan as BatchPlan
+from thresher.plans import EpochPlan as EpochPlan
+from thresher.progress_lr import ProgressLR as ProgressLR
+from thresher.records import Column as Column
+from thresher.run import Run as Run
+from thresher.run import attach as attach
+from thresher.passes.scoring import Scoring as Scoring
+from thresher.subset import mixes_samples as mixes_samples
+from thresher.subset import subset_backward as subset_backward
+
+__version__: str
+__all__: list[str]
