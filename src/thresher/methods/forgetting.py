@@ -29,6 +29,7 @@ from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
+from thresher.scores.forgetting import events_in_turns
 from thresher.selection import Mask, Values, chosen, ids_of, on_host, share
 
 UNSEEN = -1
@@ -50,18 +51,6 @@ def turns(old: Tensor, new: Tensor) -> Tensor:
     known = old.clamp(min=0).int()
     known = known + ((known & 1) != (new != 0).int()).int()
     return torch.where(known > most, most - 1, known).to(old.dtype)
-
-
-def events(column: Tensor) -> Tensor:
-    """Forgetting events of each sample: how often it turned from right to wrong.
-
-    Args:
-        column: Turns, shape (N,); see `turns`.
-
-    Returns:
-        Shape (N,), int64; 0 for a sample that was never right or never seen.
-    """
-    return column.long().clamp(min=0) // 2
 
 
 def fewest(counts: Values, k: int, generator: torch.Generator) -> Mask:
@@ -175,4 +164,4 @@ class Forgetting:
     def _counts(self, column: Tensor) -> Values:
         """Events, -1 for samples that are not to be hidden."""
         known = 1 if self.never_learned == "keep" else 0
-        return np.where(on_host(column) < known, -1, on_host(events(column)))
+        return np.where(on_host(column) < known, -1, on_host(events_in_turns(column)))
