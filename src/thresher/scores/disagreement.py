@@ -24,8 +24,8 @@ def entropy(probs: Tensor) -> Tensor:
         probs: Probabilities, shape (..., C).
 
     Example:
-        >>> entropy(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
-        tensor([0.6931, 0.0000])
+        >>> entropy(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+        tensor([0.6931, 0.3251])
     """
     return -torch.special.xlogy(probs, probs).sum(-1)
 

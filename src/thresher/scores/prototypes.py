@@ -3,8 +3,8 @@
 Sorscher et al., "Beyond neural scaling laws: beating power law scaling via data pruning", NeurIPS 2022, arXiv:2206.14486. The
 paper takes the features of a self-supervised model and about as many clusters as there are classes; labels are not needed. It
 advises to keep the far, hard samples where there is much data, the near, easy samples where there is little, and a share of
-every class (`Prune(per_class_floor=...)`). Here the nearest centroid is the one at the smallest angle, which need not be that of
-the cluster in which k-means put the sample.
+every class (`Prune(per_class_floor=...)`). Here the nearest centroid is the one at the smallest angle; k-means may have put the
+sample in another cluster.
 """
 
 import warnings
@@ -66,9 +66,7 @@ def centroids_of(features: Tensor, clusters: int, seed: int) -> Tensor:
             from sklearn.exceptions import ConvergenceWarning
         except ImportError as error:
             raise ImportError("prototypes need scikit-learn for k-means: pip install 'thresher[experiments]'") from error
-        warnings.simplefilter(
-            "ignore", ConvergenceWarning
-        )  # with fewer different samples than clusters, some centroids coincide
+        warnings.simplefilter("ignore", ConvergenceWarning)  # with fewer different samples than clusters, centroids coincide
         found = KMeans(clusters, n_init=STARTS, random_state=seed).fit(unit.numpy())  # pyright: ignore[reportArgumentType]
     return torch.from_numpy(found.cluster_centers_)
 

@@ -85,9 +85,7 @@ class SubsetBackward(nn.Module):
 
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         super().__init__()
-        import_module(
-            "thresher.subset.mixing"
-        )  # loads torch's compiler now: it takes a second or two, too long for a training step
+        import_module("thresher.subset.tracing")  # loads torch's compiler, which takes too long for a training step
         self.__dict__["wrapped"] = model
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]

@@ -226,7 +226,7 @@ def test_a_run_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         from_run(path)
     write_run(tmp_path, {"id": [0], "score": [1.0]})
-    with pytest.raises(ValueError, match=r"run\.parquet: the samples of a run have the columns id and trained; this has id$"):
+    with pytest.raises(ValueError, match=r"run\.parquet: the samples of a run have the columns id and trained; this file has id$"):
         from_run(path)
     path.write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"run\.parquet: damaged"):
