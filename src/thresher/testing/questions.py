@@ -1,4 +1,4 @@
-"""Hard questions for methods: values of signals with ties, huge numbers and numbers that are not finite; answers that compare."""
+"""Hard questions for methods: values of signals that are tied, huge or not finite; and answers that can be compared."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -44,7 +44,7 @@ def signal_values(generator: SignalGenerator, kind: str, seed: tuple[int, ...], 
 
     Example:
         >>> signal_values(SIGNAL_GENERATORS["loss"], "equal", (0, 1), 3)
-        tensor([1.5000, 1.5000, 1.5000])
+        tensor([2.5000, 2.5000, 2.5000])
     """
     r = np.random.default_rng(seed)
     values = np.asarray(generator(r, n))

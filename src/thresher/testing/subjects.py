@@ -61,9 +61,7 @@ class Subject:
         20
     """
 
-    def __init__(
-        self, method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int
-    ) -> None:
+    def __init__(self, method: Any, signals: Mapping[str, SignalGenerator] | None, epochs: int, samples: int) -> None:
         self.method, self.signals, self.epochs, self.samples = method, signals, epochs, samples
         self.name = type(method).__name__
         self.generators: dict[str, SignalGenerator] = {}
@@ -128,7 +126,7 @@ class Subject:
             is_plain = type(value) in (bool, int, float) and math.isfinite(value)
             self.expect(is_plain, f"its plan has the fact {name!r} = {value!r}; facts are finite plain numbers")
         if abs(facts["actual_fraction"] - actual) > 1e-6:
-            self.fail(f"its plan says actual_fraction = {facts['actual_fraction']}, but {actual} of the samples are left out")
+            self.fail(f"its plan has actual_fraction = {facts['actual_fraction']}, but {actual} of the samples are left out")
 
     def check_weights(self, weights: Tensor | None) -> None:
         """Checks that weights are finite and not negative, and that not all are 0."""
@@ -287,7 +285,9 @@ class BatchSubject(Subject):
         self.expect(isinstance(plan, BatchPlan), f"plan_batch returned {type(plan).__name__}, not (thresher.BatchPlan, state)")
         self.expect(after is not state, "plan_batch returned the state it was given; the next state is always a new dict")
         count = self.method.count(n)
-        self.expect(count is None or count == len(plan.rows), f"count({n}) says {count} rows, plan_batch kept {len(plan.rows)}")
+        self.expect(
+            count is None or count == len(plan.rows), f"count({n}) gives {count} rows, plan_batch kept {len(plan.rows)}"
+        )
         self.check_facts(plan.facts, 1 - len(plan.rows) / n)
         rows = plan.rows
         self.expect(
