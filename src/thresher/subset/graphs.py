@@ -54,7 +54,7 @@ class SavedValue:
 
     Args:
         index: Position among the values that the forward graph returns.
-        layout: Where the samples are in the value; None where every row needs all of it.
+        layout: Place of the samples in the value; None where every row needs all of it.
         per: Size divided by n where the value is a size that follows the batch, else 0.
     """
 

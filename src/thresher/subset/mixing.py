@@ -58,7 +58,7 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
 
 
 def _choose_row_count(graphs: Graphs) -> int:
-    """Returns how many rows to try: a number that the graphs hold for and that divides no number in them.
+    """Returns how many rows to try: a number that the graphs hold for and, if possible, that divides no number in them.
 
     A shift by a multiple of the number of rows could not be seen.
 
@@ -115,9 +115,8 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
     inputs = iter(zip(own, other, strict=True))
     for node in graphs.forward_module.graph.nodes:
         if node.op == "output":
-            return [a.get(value) if isinstance(value, fx.Node) else value for value in node.args[0]], _reaching_rows(
-                mixing, graphs
-            )
+            returned = [a.get(value) if isinstance(value, fx.Node) else value for value in node.args[0]]
+            return returned, _reaching_rows(mixing, graphs)
         if node.op == "placeholder":
             a[node], b[node] = next(inputs)
             continue

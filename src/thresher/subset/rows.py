@@ -100,7 +100,7 @@ class Taker:
 
         Args:
             value: Tensor that holds n samples.
-            layout: Where the samples are in `value`.
+            layout: Place of the samples in `value`.
         """
         if layout.axis or layout.inner or not value.numel() or not value.is_contiguous():
             return layout.take(value, self.rows, self.n)

@@ -28,7 +28,7 @@ def check_random_states(subject: Subject) -> None:
     """Checks that a method draws from the generator it is given, and neither reads nor changes global random states.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -59,7 +59,7 @@ def check_determinism(subject: Subject) -> None:
     """Checks that the same question has the same answer: from copies of a method, and from itself after other questions.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -87,7 +87,7 @@ def check_plans(subject: Subject) -> None:
     """Checks that every answer is a valid plan, for values that are tied, equal, huge or not finite, and for one sample.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -119,7 +119,7 @@ def check_kept(subject: BeforeSubject) -> None:
     """Checks that a method keeps at least one sample, and returns ids of the dataset in ascending order.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -141,7 +141,7 @@ def check_not_finite(subject: Subject) -> None:
     """Checks that a sample without a finite value is kept: by every epoch plan, and before all other rows of a batch.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -203,7 +203,7 @@ def check_order(subject: Subject) -> None:
     """Checks that a choice depends on values and ids only, not on row order, strides, or the order in which a sort puts ties.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher

@@ -63,7 +63,7 @@ def check_method(
             Default: 50.
 
     Raises:
-        ContractError: The method breaks a promise; the message says which, and starts with the name of the method.
+        ContractError: The method breaks a promise; the message names the method and the promise.
         ValueError: The method needs a signal that Thresher does not know and that `signals` lacks.
 
     Example:
@@ -79,5 +79,5 @@ def check_method(
     """
     subject = subject_of(method, signals, epochs, samples)
     for check in CHECKS:
-        if method.stage in check.stages_checked:
+        if method.stage in check.stage_names:
             check(subject.method, signals=signals, epochs=epochs, samples=samples)

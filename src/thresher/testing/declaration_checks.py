@@ -26,7 +26,7 @@ def check_value(subject: Subject) -> None:
     """Checks that a method is a frozen dataclass without tensors or random state that repr, pickle and copies reproduce.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -75,7 +75,7 @@ def check_interface(subject: Subject) -> None:
     """Checks that a method has a card, and that its functions take the arguments that the run passes.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -121,7 +121,7 @@ def check_bytes(subject: Subject) -> None:
     """Checks that a method with its default settings remembers as many bytes per sample as its card says.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher

@@ -15,7 +15,7 @@ class Check:
 
     Args:
         examine: Function of a subject that raises `ContractError` where the promise is broken.
-        stages: Stages whose methods make the promise.
+        stage_names: Stages whose methods make the promise.
 
     Example:
         >>> from thresher import UniformSubset
@@ -28,9 +28,9 @@ class Check:
         thresher.testing.subjects.ContractError: UniformSubset: keeps half of the samples or less
     """
 
-    def __init__(self, examine: Callable[[Any], None], stages: tuple[str, ...]) -> None:
+    def __init__(self, examine: Callable[[Any], None], stage_names: tuple[str, ...]) -> None:
         update_wrapper(self, examine)
-        self._examine, self.stages_checked = examine, stages
+        self._examine, self.stage_names = examine, stage_names
 
     def __call__(
         self,
@@ -56,21 +56,21 @@ class Check:
             self._examine(subject_of(method, signals, epochs, samples))
 
 
-def promise(*stages: str) -> Callable[[Callable[[Any], None]], Check]:
+def promise(*stage_names: str) -> Callable[[Callable[[Any], None]], Check]:
     """Returns a decorator that makes a check of methods out of a function of a subject.
 
     Args:
-        *stages: Stages whose methods make the promise: "before", "epoch" or "batch".
+        *stage_names: Stages whose methods make the promise: "before", "epoch" or "batch".
 
     Example:
         >>> @promise("batch", "epoch")
         ... def check_nothing(subject):
         ...     '''Checks nothing.'''
-        >>> check_nothing.__doc__, check_nothing.stages_checked
+        >>> check_nothing.__doc__, check_nothing.stage_names
         ('Checks nothing.', ('batch', 'epoch'))
     """
 
     def decorate(examine: Callable[[Any], None]) -> Check:
-        return Check(examine, stages)
+        return Check(examine, stage_names)
 
     return decorate

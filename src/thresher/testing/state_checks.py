@@ -13,7 +13,7 @@ def check_inputs(subject: Subject) -> None:
     """Checks that a method neither changes the tensors that it is given nor keeps views of them.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -67,7 +67,7 @@ def check_state(subject: Subject) -> None:
     """Checks that records and states save, load with weights_only=True, and lead to the same answers afterwards.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher

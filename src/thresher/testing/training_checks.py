@@ -15,7 +15,7 @@ def check_waiting(subject: BatchSubject) -> None:
     """Checks that a method with a known number of rows never waits for the device, by means of tensors without values.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -50,7 +50,7 @@ def check_device(subject: Subject) -> None:
     """Checks that a method answers on a GPU as on the CPU; without CUDA it checks nothing.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import thresher
@@ -80,7 +80,7 @@ def check_training(subject: Subject) -> None:
     """Checks that a training with a method learns, and that it continues unchanged from a state saved within an epoch.
 
     Args:
-        subject: The method; to callers of the check, this is the method itself.
+        subject: Method under examination; callers pass the method itself.
 
     Example:
         >>> import dataclasses

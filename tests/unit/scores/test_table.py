@@ -1,4 +1,4 @@
-"""The table of scores: what it refuses, when two are equal, and its file."""
+"""The table of scores: its errors, when two tables are equal, and its file."""
 
 import copy
 import json
@@ -138,7 +138,7 @@ def write(path, columns, metadata=None):
     return path
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_a_file_that_was_not_written_by_save(tmp_path):
     path = write(
         tmp_path / "own.parquet", {"score": [2, None, 3], "note": ["a", "b", "c"], "id": pa.array([4, 0, 1], pa.int32())}
     )
