@@ -17,13 +17,13 @@ from thresher.cost import break_even as break_even
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
+from thresher.passes.scoring import Scoring as Scoring
 from thresher.plans import BatchPlan as BatchPlan
 from thresher.plans import EpochPlan as EpochPlan
 from thresher.progress_lr import ProgressLR as ProgressLR
 from thresher.records import Column as Column
 from thresher.run import Run as Run
 from thresher.run import attach as attach
-from thresher.passes.scoring import Scoring as Scoring
 from thresher.subset import mixes_samples as mixes_samples
 from thresher.subset import subset_backward as subset_backward
 

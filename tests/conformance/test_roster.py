@@ -14,14 +14,14 @@ import thresher
 from thresher import methods
 from thresher.scores import Scores
 from thresher.testing import check_method
-from thresher.testing.subjects import SAMPLES
+from thresher.testing.subjects import CHECK_SAMPLES
 
 
 def some_scores(unknown: list[int]) -> Scores:
     """With ties, and samples without a score."""
-    values = torch.from_numpy(np.random.default_rng(0).gamma(1.0, 1.0, SAMPLES).round(1))
+    values = torch.from_numpy(np.random.default_rng(0).gamma(1.0, 1.0, CHECK_SAMPLES).round(1))
     values[unknown] = torch.nan
-    return Scores(torch.arange(SAMPLES), values, labels=torch.arange(SAMPLES) % 3)
+    return Scores(torch.arange(CHECK_SAMPLES), values, labels=torch.arange(CHECK_SAMPLES) % 3)
 
 
 COMPLETE, SCORES = some_scores([]), some_scores([3, 17])

@@ -12,9 +12,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import EpochPlan, Forgetting
-from thresher.methods.forgetting import forgetting_events
 from thresher.records import Records
 from thresher.rng import seeded
+from thresher.scores.forgetting import events_in_turns
 
 CPU = torch.device("cpu")
 
@@ -65,7 +65,7 @@ def of_vectors(method: Forgetting) -> Online:
 
 def test_worked_vectors() -> None:
     online = of_vectors(Forgetting())
-    assert forgetting_events(online.records["forgetting"]).tolist() == [2, 0, 0, 0, 3]
+    assert events_in_turns(online.records["forgetting"]).tolist() == [2, 0, 0, 0, 3]
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_agrees_with_the_histories(number: int) -> None:
         right = r.random(n) < skill
         online.see(sorted(kept - unseen), right)
         online.see([] if plan.refresh is None else plan.refresh.tolist(), right)
-    told = forgetting_events(online.records["forgetting"]).tolist()
+    told = events_in_turns(online.records["forgetting"]).tolist()
     assert told == [counted(history) for history in online.histories]
 
 
@@ -186,7 +186,7 @@ def test_in_a_training(hide: str) -> None:
             optimizer.step()
         for i in [] if plan.refresh is None else plan.refresh.tolist():
             histories[i].append(bool(model(x[i]).argmax() == y[i]))
-    told = forgetting_events(run.records["forgetting"])
+    told = events_in_turns(run.records["forgetting"])
     assert told.tolist() == [counted(history) for history in histories]
     assert told.sum() > 10
     assert kept == [80] * 4 + [48] * 4

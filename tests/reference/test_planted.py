@@ -11,7 +11,7 @@ import thresher
 from thresher import methods
 from thresher.scores import Scores
 from thresher.testing import Toy, beats_uniform, planted
-from thresher.testing.toys import PLANTED, train, trained
+from thresher.testing.toys import PLANTED, train_and_score, train_model
 
 SEEDS = (0, 1, 2)
 
@@ -19,7 +19,7 @@ SEEDS = (0, 1, 2)
 def irreducible(toy: Toy) -> thresher.RhoLoss:
     """By a model that was trained for long on held-out samples; as in the paper that is not counted."""
     other = replace(toy, x=toy.held_out[0], y=toy.held_out[1], lr=5 * toy.lr)
-    model = trained(thresher.FullData(), other, epochs=20)[0]
+    model = train_model(thresher.FullData(), other, epochs=20)[0]
     with torch.no_grad():
         losses = nn.functional.cross_entropy(model(toy.x), toy.y, reduction="none")
     return thresher.RhoLoss(Scores(torch.arange(len(losses)), losses), keep=0.25)
@@ -27,7 +27,7 @@ def irreducible(toy: Toy) -> thresher.RhoLoss:
 
 def pruned(toy: Toy) -> thresher.Prune:
     """By the error norm of a model that was trained for two epochs, which counts."""
-    model = trained(thresher.FullData(), toy, epochs=2)[0]
+    model = train_model(thresher.FullData(), toy, epochs=2)[0]
     with torch.no_grad():
         norms = (model(toy.x).softmax(1) - nn.functional.one_hot(toy.y, 2)).norm(dim=1)
     n = len(norms)
@@ -95,7 +95,7 @@ def test_what_costs_more_than_full_training_competes_with_a_longer_training() ->
     contest = beats_uniform(thresher.ImportanceSampling(), "redundant", (0,))
     assert contest.cost > 1.2
     toy = planted("redundant", 0)
-    assert contest.uniform == (train(thresher.FullData(), toy, epochs=round(contest.cost * toy.epochs)).score,)
+    assert contest.uniform == (train_and_score(thresher.FullData(), toy, epochs=round(contest.cost * toy.epochs)).score,)
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -105,7 +105,7 @@ def test_a_problem_is_the_same_every_time(name: str) -> None:
     assert torch.equal(one.y, same.y)
     assert not torch.equal(one.x, other.x)
     state = torch.get_rng_state()
-    scores = [train(thresher.FullData(), toy, epochs=1).score for toy in (one, same)]
+    scores = [train_and_score(thresher.FullData(), toy, epochs=1).score for toy in (one, same)]
     assert scores[0] == pytest.approx(scores[1])
     assert torch.equal(torch.get_rng_state(), state)
 

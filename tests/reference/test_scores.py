@@ -20,7 +20,7 @@ from thresher.rng import seeded
 from thresher.scores import Scores, disagreement, el2n, forgetting, grand, irreducible, memorisation, prototypes
 from thresher.scores.disagreement import disagreement_of
 from thresher.scores.el2n import error_norms
-from thresher.scores.forgetting import events
+from thresher.scores.forgetting import events_in_history
 from thresher.scores.grand import last_layer
 from thresher.scores.memorisation import difference
 from thresher.scores.passes import Answer
@@ -203,7 +203,7 @@ HISTORIES = {"a": "011010", "b": "111111", "c": "000000", "d": "001111", "e": "1
 
 def test_worked_vector_of_forgetting():
     correct = torch.tensor([[digit == "1" for digit in row] for row in HISTORIES.values()]).T
-    assert events(correct).tolist() == [2, 0, 0, 0, 3]
+    assert events_in_history(correct).tolist() == [2, 0, 0, 0, 3]
     original = forgetting(correct)
     assert original.values.tolist() == [2, 0, 6, 0, 3]
     assert forgetting(correct, never_learned="infinite").values.tolist() == [2, 0, math.inf, 0, 3]

@@ -29,6 +29,7 @@ from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
+from thresher.scores.forgetting import events_in_turns
 from thresher.selection import Mask, Values, chosen, ids_of, on_host, share
 
 UNSEEN_TURNS = -1
@@ -52,18 +53,6 @@ def turns(old: Tensor, new: Tensor) -> Tensor:
     known = old.clamp(min=0).int()
     known = known + ((known & 1) != (new != 0).int()).int()
     return torch.where(known > most, most - 1, known).to(old.dtype)
-
-
-def forgetting_events(column: Tensor) -> Tensor:
-    """Returns the number of forgetting events of each sample: the turns from right to wrong.
-
-    Args:
-        column: Turns as counted by `turns`, shape (N,).
-
-    Returns:
-        Numbers of events, shape (N,), int64; 0 for a sample that was never right or never seen.
-    """
-    return column.long().clamp(min=0) // 2
 
 
 def fewest(counts: Values, k: int, generator: torch.Generator) -> Mask:
@@ -192,4 +181,4 @@ class Forgetting:
     def _counts(self, column: Tensor) -> Values:
         """Returns the numbers of forgetting events, -1 for samples that must not be hidden."""
         known = 1 if self.never_learned == "keep" else 0
-        return np.where(on_host(column) < known, -1, on_host(forgetting_events(column)))
+        return np.where(on_host(column) < known, -1, on_host(events_in_turns(column)))

@@ -1,6 +1,6 @@
-"""Static scores: how hard each sample of a dataset is, told once, before training, by models trained for it.
+"""Static scores: how hard each sample of a dataset is, computed once before training by models that were trained for this.
 
-Larger is harder everywhere: `Prune(which="hard")` keeps the largest.
+Larger is harder everywhere: `Prune(which="hard")` keeps the largest scores.
 """
 
 from thresher.scores.disagreement import disagreement

@@ -1,7 +1,7 @@
-"""Disagreement of an ensemble: samples that its members answer differently, or none of them surely.
+"""Disagreement of an ensemble: its members classify a sample differently, or none of them is certain.
 
-Chitta et al., "Training Data Subset Search with Ensemble Active Learning", arXiv:1905.12737, which trains on the samples that
-an ensemble disagrees about.
+Chitta et al., "Training Data Subset Search with Ensemble Active Learning", arXiv:1905.12737. The paper trains on the samples on
+which an ensemble disagrees.
 """
 
 from collections.abc import Mapping
@@ -14,24 +14,37 @@ from torch.utils.data import DataLoader
 from thresher.scores.passes import Answer, Forward, Models, Taken, as_list, scan, scores_of
 from thresher.scores.table import Scores
 
-Kind = Literal["entropy", "mutual_information", "variation_ratio"]
+DisagreementKind = Literal["entropy", "mutual_information", "variation_ratio"]
 
 
 def entropy(probs: Tensor) -> Tensor:
-    """- sum(p log p) over the last dimension; 0 log 0 is 0."""
+    """Returns the entropy -sum(p log p) over the last dimension, in nats; 0 log 0 is 0.
+
+    Args:
+        probs: Probabilities, shape (..., C).
+
+    Example:
+        >>> entropy(torch.tensor([[0.5, 0.5], [0.9, 0.1]]))
+        tensor([0.6931, 0.3251])
+    """
     return -torch.special.xlogy(probs, probs).sum(-1)
 
 
-def disagreement_of(probs: Tensor, kind: Kind) -> Tensor:
-    """How far members disagree about each sample.
+def disagreement_of(probs: Tensor, kind: DisagreementKind) -> Tensor:
+    """Measures how much the members of an ensemble disagree on each sample.
 
     Args:
-        probs: Class probabilities, shape (M, n, C).
-        kind: "entropy" of the mean of the members; "mutual_information": that less the mean of the members' own entropies;
-            "variation_ratio": share of the members that do not answer what most do.
+        probs: Class probabilities, shape (M, n, C) for M members.
+        kind: Measure. "entropy": entropy of the mean probabilities. "mutual_information": the same minus the mean entropy of
+            the single members. "variation_ratio": share of the members that do not predict the most frequent class.
 
     Returns:
-        Shape (n,), 0 or more.
+        Disagreement, shape (n,), 0 or more.
+
+    Example:
+        >>> probs = torch.tensor([[[1.0, 0.0], [1.0, 0.0]], [[0.0, 1.0], [1.0, 0.0]]])
+        >>> disagreement_of(probs, "variation_ratio")
+        tensor([0.5000, 0.0000])
     """
     if kind == "variation_ratio":
         votes = torch.nn.functional.one_hot(probs.argmax(2), probs.shape[2]).sum(0)
@@ -44,28 +57,43 @@ def disagreement(
     models: Models,
     loader: DataLoader[Any],
     *,
-    kind: Kind = "entropy",
+    kind: DisagreementKind = "entropy",
     forward: Forward | None = None,
     trained: Taken = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """How far an ensemble disagrees about each sample; labels are not needed.
+    """Scores each sample by the disagreement of an ensemble; labels are not needed.
 
     Args:
-        models: The ensemble; two or more, for other kinds than "entropy".
-        loader: Its dataset is read in order, whatever its sampler does. Leave augmentation out of it.
-        kind: See `disagreement_of`.
-        forward: `(model, batch) -> (outputs, targets)`. Default: batches are pairs.
-        trained: Samples that training the models put through forward and backward passes; part of the scores' cost.
-        provenance: What else is known of the models, such as their epochs and seeds.
+        models: Members of the ensemble: one or more for "entropy", else two or more.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        kind: Measure of disagreement: "entropy", "mutual_information" or "variation_ratio", as in `disagreement_of`. Default:
+            "entropy".
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
+            the cost of the scores. Default: (0, 0).
+        provenance: Other facts about the models, such as their epochs and seeds. Default: none.
+
+    Returns:
+        Scores of all samples; the name of the scores is `kind`.
 
     Raises:
-        TypeError: See `passes.scan`.
-        ValueError: Likewise, no such `kind`, one model where it takes several, or outputs that are not (n, classes).
+        TypeError: `models` or `loader` has the wrong type, or the dataset has no length.
+        ValueError: `kind` is not one of the allowed values, there is one model where two are needed, the outputs do not have
+            shape (n, classes), or the loader gives batches whose rows cannot be matched to samples.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> models = [torch.nn.Linear(2, 2, bias=False) for _ in range(2)]
+        >>> for model, angle in zip(models, (0.0, 1.0)):
+        ...     model.weight.data = 3 * torch.tensor([[1.0, angle], [-1.0, -angle]])
+        >>> inputs = torch.tensor([[1.0, 1.0], [1.0, -2.0]])
+        >>> disagreement(models, DataLoader(TensorDataset(inputs, torch.zeros(2))), kind="variation_ratio").values
+        tensor([0.0000, 0.5000])
     """
     models = as_list(models)
-    if kind not in get_args(Kind):
-        raise ValueError(f"disagreement: `kind` must be one of {get_args(Kind)}, got {kind!r}")
+    if kind not in get_args(DisagreementKind):
+        raise ValueError(f"disagreement: `kind` must be one of {get_args(DisagreementKind)}, got {kind!r}")
     if kind != "entropy" and len(models) < 2:
         raise ValueError(f"disagreement: `models` must be two or more for {kind!r}, got one, which always agrees with itself")
 

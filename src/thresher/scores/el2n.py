@@ -1,7 +1,7 @@
-"""EL2N: how far the predicted probabilities of a sample are from its label, early in training.
+"""EL2N: distance between the predicted probabilities of a sample and its label, early in training.
 
 Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075. Original code: github.com/mansheej/data_diet.
-Published: the mean of ten or more networks trained for a few epochs. The mean is taken of the norms, not of the errors.
+The paper takes the mean over ten or more networks trained for a few epochs: the mean of the norms, not of the errors.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,20 @@ from thresher.scores.table import Scores
 
 
 def error_norms(answer: Answer) -> Tensor:
-    """||p - y||_2 of each sample, shape (n,), within [0, sqrt 2]; the mean over its valid positions, NaN where it has none."""
+    """Returns ||p - y||_2 of each sample, the mean over its valid positions.
+
+    Args:
+        answer: Outputs of one model for one batch, with the targets.
+
+    Returns:
+        Norms, shape (n,), within [0, sqrt(2)]; NaN where a sample has no valid position.
+
+    Example:
+        >>> from thresher.attribution.rows import RowLayout
+        >>> probs, target = torch.tensor([[0.7, 0.2, 0.1]]), torch.tensor([0])
+        >>> error_norms(Answer(probs.log(), target, None, RowLayout(1)))
+        tensor([0.3742])
+    """
     signals = adapt(nn.CrossEntropyLoss()).signals(answer.outputs, answer.targets, answer.group, {"el2n"})
     return or_nan(signals["el2n"], signals["loss"] != NEVER_SEEN)
 
@@ -31,18 +44,30 @@ def el2n(
     trained: Taken = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """The mean over models of ||p - y||_2, p being the softmax of the outputs.
+    """Scores each sample by the mean over models of ||p - y||_2, where p is the softmax of the outputs.
 
     Args:
-        models: Trained a little; their outputs score classes along dimension 1, softmax not taken.
-        loader: Its dataset is read in order, whatever its sampler does. Leave augmentation out of it.
-        forward: `(model, batch) -> (outputs, targets)`. Default: batches are pairs.
-        trained: Samples that training the models put through forward and backward passes; part of the scores' cost.
-        provenance: What else is known of the models, such as their epochs and seeds.
+        models: Models that were trained for a few epochs; their outputs are logits with the classes in dimension 1.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
+            the cost of the scores. Default: (0, 0).
+        provenance: Other facts about the models, such as their epochs and seeds. Default: none.
+
+    Returns:
+        Scores of all samples, within [0, sqrt(2)].
 
     Raises:
-        TypeError: See `passes.scan`.
-        ValueError: Likewise, or outputs that do not score the classes of the targets.
+        TypeError: `models` or `loader` has the wrong type, or the dataset has no length.
+        ValueError: The outputs do not fit the targets, or the loader gives batches whose rows cannot be matched to samples.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> model = nn.Linear(1, 2, bias=False)
+        >>> model.weight.data = torch.tensor([[-1.0], [1.0]])
+        >>> data = TensorDataset(torch.tensor([[2.0], [0.1], [-2.0]]), torch.tensor([1, 1, 1]))
+        >>> el2n(model, DataLoader(data)).values
+        tensor([0.0254, 0.6366, 1.3888])
     """
     seen = scan(models, loader, lambda answers: torch.stack([error_norms(one) for one in answers]).mean(0), forward=forward)
     return scores_of("el2n", seen, models, trained=trained, provenance=provenance)

@@ -1,9 +1,10 @@
-"""Forgetting events: how often a sample that was right became wrong in the course of training.
+"""Forgetting events: how often a sample that was classified correctly became wrong in the course of training.
 
 Toneva et al., "An Empirical Study of Example Forgetting", ICLR 2019, arXiv:1812.05159. Original code:
-github.com/mtoneva/example_forgetting. Several runs are summed up there: `Scores.mean` of them gives the same order.
+github.com/mtoneva/example_forgetting. The original adds up several runs; `Scores.mean` of them gives the same order.
 
-A sample that was never right has no such event and is the hardest of all; codes disagree about its score, see `never_learned`.
+A sample that was never correct has no such event and is the hardest of all. Published codes disagree about its score; the
+argument `never_learned` chooses one.
 """
 
 from collections.abc import Mapping
@@ -18,16 +19,53 @@ from thresher.scores.table import Scores
 NeverLearned = Literal["presentations", "infinite", "zero"]
 
 
-def events(correct: Tensor) -> Tensor:
-    """How often right was followed by wrong, shape (N,), int64, in a history of shape (T, N), bool."""
+def events_in_history(correct: Tensor) -> Tensor:
+    """Counts how often each sample was correct at one presentation and wrong at the next.
+
+    Args:
+        correct: Whether each sample was correct at each presentation, shape (T, N), bool.
+
+    Returns:
+        Number of forgetting events, shape (N,), int64.
+
+    Example:
+        >>> events_in_history(torch.tensor([[1, 0], [0, 0], [1, 1], [0, 1]], dtype=torch.bool))
+        tensor([2, 0])
+    """
     return (correct[:-1] & ~correct[1:]).sum(0)
 
 
-def unlearned(name: str, never_learned: NeverLearned, presentations: int) -> float:
-    """Score of a sample that was never right.
+def events_in_turns(turns: Tensor) -> Tensor:
+    """Counts the forgetting events in the column that `thresher.Forgetting` keeps of each sample.
+
+    Args:
+        turns: Number of turns from wrong to correct or back, shape (N,), any integer dtype; odd while the sample is correct,
+            -1 for a sample that was never seen.
+
+    Returns:
+        Number of turns from correct to wrong, shape (N,), int64; 0 for a sample that was never correct or never seen.
+
+    Example:
+        >>> events_in_turns(torch.tensor([-1, 0, 1, 2, 5], dtype=torch.int16))
+        tensor([0, 0, 0, 1, 2])
+    """
+    return turns.long().clamp(min=0) // 2
+
+
+def score_of_never_learned(name: str, never_learned: NeverLearned, presentations: int) -> float:
+    """Returns the score of a sample that was never correct.
+
+    Args:
+        name: Name of the calling function, used in the error message.
+        never_learned: Choice of the score, as in `forgetting`.
+        presentations: Number of times that each sample was seen.
 
     Raises:
-        ValueError: No such `never_learned`.
+        ValueError: `never_learned` is not one of the allowed values.
+
+    Example:
+        >>> score_of_never_learned("forgetting", "presentations", 8)
+        8.0
     """
     if never_learned not in get_args(NeverLearned):
         raise ValueError(f"{name}: `never_learned` must be one of {get_args(NeverLearned)}, got {never_learned!r}")
@@ -42,19 +80,29 @@ def forgetting(
     trained: Taken = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """Forgetting events of each sample in the course of one training.
+    """Scores each sample by its number of forgetting events in the course of one training.
 
     Args:
-        correctness: Whether each sample was right at each of its presentations, shape (T, N), bool, T >= 1.
-        never_learned: Score of a sample that was never right: "presentations": T, as the original code; "infinite", as
-            data_diet, so that pruning keeps it before all others; "zero", as KAKURENBO and DeepCore, so that it is cut first.
-        labels: Classes, shape (N,), int64; None where there are none.
-        trained: Samples that the training put through forward and backward passes; the scores' cost.
-        provenance: What is known of it, such as its epochs and seed.
+        correctness: Whether each sample was correct at each of its presentations, shape (T, N), bool, T >= 1.
+        never_learned: Score of a sample that was never correct. "presentations" (default): T, as in the original code.
+            "infinite": as in data_diet, so that pruning keeps it before all others. "zero": as in KAKURENBO and DeepCore, so
+            that it is pruned first.
+        labels: Classes, shape (N,), int64. Default: None, there are no classes.
+        trained: Number of samples that the training put through forward and backward passes, which is the cost of the scores.
+            Default: (0, 0).
+        provenance: Facts about the training, such as its epochs and seed. Default: none.
+
+    Returns:
+        Scores of all N samples.
 
     Raises:
         TypeError: `correctness` is not bool.
-        ValueError: It is empty or has another shape, or no such `never_learned`.
+        ValueError: `correctness` is empty or has another shape, or `never_learned` is not one of the allowed values.
+
+    Example:
+        >>> history = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 0, 1], [0, 0, 1]], dtype=torch.bool)
+        >>> forgetting(history).values
+        tensor([2., 4., 0.])
     """
     correct = torch.as_tensor(correctness)
     if correct.dtype != torch.bool:
@@ -62,7 +110,8 @@ def forgetting(
     if correct.dim() != 2 or not correct.numel():
         raise ValueError(f"forgetting: `correctness` must have shape (presentations, samples), got {tuple(correct.shape)}")
     times, n = correct.shape
-    values = torch.where(correct.any(0), events(correct).float(), unlearned("forgetting", never_learned, times))
+    hardest = score_of_never_learned("forgetting", never_learned, times)
+    values = torch.where(correct.any(0), events_in_history(correct).float(), hardest)
     known = {"presentations": times, "never_learned": never_learned, **(provenance or {})}
     forward, backward = trained
     return Scores(torch.arange(n), values, "forgetting", labels=labels, forward=forward, backward=backward, provenance=known)

@@ -1,8 +1,8 @@
-"""GraNd: the norm of a sample's gradient, early in training.
+"""GraNd: norm of the gradient of a sample's loss, early in training.
 
-Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075: of all parameters, the mean of ten or more
-networks trained for a few epochs. DeepCore (github.com/PatrickZH/DeepCore) takes the last layer's, as does the default here;
-a layer without a bias has no gradient of one, which its formula counts all the same.
+Paul et al., "Deep Learning on a Data Diet", NeurIPS 2021, arXiv:2107.07075: gradient of all parameters, mean over ten or more
+networks trained for a few epochs. DeepCore (github.com/PatrickZH/DeepCore) takes the gradient of the last layer, which is the
+default here too. DeepCore's formula counts a gradient of the bias even where the layer has no bias; this one does not.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,32 +17,63 @@ from thresher.loading.row_buffer import rows_of
 from thresher.loading.trees import map_leaves
 from thresher.losses.adapt import adapt
 from thresher.losses.base import Criterion
-from thresher.scores.passes import Answer, Forward, Models, Taken, as_list, or_nan, plain_forward, rows, scan
-from thresher.scores.passes import scores_of as table
+from thresher.scores.passes import (
+    Answer,
+    Forward,
+    Models,
+    Taken,
+    as_list,
+    or_nan,
+    plain_forward,
+    rows,
+    scan,
+    scores_of,
+)
 from thresher.scores.table import Scores
 
 
 def last_layer(errors: Tensor, feature: Tensor, *, bias: bool = True) -> Tensor:
-    """Norm of the gradient of a linear layer's parameters, of each sample.
+    """Returns for each sample the norm of the gradient of a linear layer's parameters.
 
     Args:
-        errors: Gradient with respect to what the layer returns, p - y for cross-entropy, shape (n, C).
-        feature: What the layer is given, shape (n, D).
-        bias: Whether it has a bias.
+        errors: Gradient with respect to the outputs of the layer, p - y for cross-entropy, shape (n, C).
+        feature: Inputs of the layer, shape (n, D).
+        bias: Whether the layer has a bias. Default: True.
 
     Returns:
         ||errors|| * sqrt(1 + ||feature||^2), without the 1 where there is no bias; shape (n,).
+
+    Example:
+        >>> last_layer(torch.tensor([[-0.6, 0.8]]), torch.tensor([[3.0, 4.0]]), bias=False)
+        tensor([5.])
     """
     return errors.norm(dim=1) * (feature.square().sum(1) + bias).sqrt()
 
 
 def whole_model(model: nn.Module, batch: Any, criterion: Criterion, forward: Forward) -> tuple[Tensor, Any]:
-    """Norm of the gradient of all parameters that are trained, of each sample, shape (n,), and the targets.
+    """Returns for each sample the norm of the gradient of all parameters with requires_grad=True.
 
-    One forward and one backward pass a sample.
+    Each sample takes one forward and one backward pass.
+
+    Args:
+        model: Model in evaluation mode.
+        batch: Batch on the device of the model.
+        criterion: Loss without reduction.
+        forward: Function `(model, batch) -> (outputs, targets)`.
+
+    Returns:
+        Norms, shape (n,), NaN where the loss is not finite; and the targets.
 
     Raises:
-        ValueError: No parameter is trained.
+        ValueError: No parameter has requires_grad=True.
+
+    Example:
+        >>> layer = nn.Linear(1, 1, bias=False)
+        >>> layer.weight.data.fill_(0.0)
+        tensor([[0.]])
+        >>> batch = torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [1.0]])
+        >>> whole_model(layer, batch, adapt(nn.MSELoss()), plain_forward)[0]
+        tensor([2., 4.])
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
@@ -70,21 +101,36 @@ def grand(
     trained: Taken = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """The mean over models of the norm of a sample's gradient; class weights of the criterion do not count.
+    """Scores each sample by the mean over models of the norm of its gradient; class weights of the criterion are ignored.
 
     Args:
-        models: Trained a little.
-        loader: Its dataset is read in order, whatever its sampler does. Leave augmentation out of it.
-        criterion: The loss, as `thresher.attach` takes it.
-        layer: "last": of the last `nn.Linear`, whose outputs are the model's, from one forward pass of a batch; "all": of
-            all parameters that are trained, one forward and backward pass a sample.
-        forward: `(model, batch) -> (outputs, targets)`. Default: batches are pairs.
-        trained: Samples that training the models put through forward and backward passes; part of the scores' cost.
-        provenance: What else is known of the models, such as their epochs and seeds.
+        models: Models that were trained for a few epochs.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        criterion: Loss, in any form that `thresher.attach` accepts.
+        layer: Parameters whose gradient counts. "last" (default): those of the last `nn.Linear`, whose outputs must be those
+            of the model; takes one forward pass per batch. "all": all parameters with requires_grad=True; takes one forward
+            and one backward pass per sample.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
+            the cost of the scores. Default: (0, 0).
+        provenance: Other facts about the models, such as their epochs and seeds. Default: none.
+
+    Returns:
+        Scores of all samples, 0 or more.
 
     Raises:
-        TypeError: See `passes.scan`.
-        ValueError: Likewise, no such `layer`, or a model that does not end in a linear layer.
+        TypeError: `models` or `loader` has the wrong type, or the dataset has no length.
+        ValueError: `layer` is not one of the allowed values, the model does not end in a linear layer, no parameter has
+            requires_grad=True, or the loader gives batches whose rows cannot be matched to samples.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> model = nn.Linear(1, 1, bias=False)
+        >>> model.weight.data.fill_(0.0)
+        tensor([[0.]])
+        >>> data = TensorDataset(torch.tensor([[1.0], [2.0]]), torch.tensor([[1.0], [1.0]]))
+        >>> grand(model, DataLoader(data), nn.MSELoss()).values
+        tensor([2., 4.])
     """
     if layer not in ("last", "all"):
         raise ValueError(f"grand: `layer` must be 'last' or 'all', got {layer!r}")
@@ -98,13 +144,13 @@ def grand(
         backward = 0
 
         def read(answers: list[Answer]) -> Tensor:
-            return torch.stack([_of_head(adapter, answer) for answer in answers]).mean(0)
+            return torch.stack([_head_norms(adapter, answer) for answer in answers]).mean(0)
 
         seen = scan(models, loader, read, forward=forward, features=True)
-    return table("grand", seen, models, trained=trained, provenance=provenance, backward=backward, layer=layer)
+    return scores_of("grand", seen, models, trained=trained, provenance=provenance, backward=backward, layer=layer)
 
 
-def _of_head(criterion: Criterion, answer: Answer) -> Tensor:
+def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
     n, head = answer.group.n, answer.head
     assert head is not None
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):

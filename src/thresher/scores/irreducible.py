@@ -1,9 +1,10 @@
-"""Irreducible loss: what is left of a sample's loss under a model that never trained on it.
+"""Irreducible loss: the loss of a sample under a model that never trained on it.
 
 Mindermann et al., "Prioritized Training on Points that are Learnable, Worth Learning, and Not Yet Learnt", ICML 2022,
 arXiv:2206.07137. Original code: github.com/OATML/RHO-Loss. `thresher.RhoLoss` takes these scores.
 
-The model is trained on holdout data; without any, on halves of the data, each of which scores the other.
+The model is trained on holdout data. Where there is none, two models are trained on one half of the data each, and each scores
+the other half.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,20 +30,36 @@ def irreducible(
     trained: Taken = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """The mean loss of each sample under the models that did not train on it; without class weights.
+    """Scores each sample by its mean loss under the models that did not train on it; class weights are ignored.
 
     Args:
-        models: Trained on holdout data, or each on a part of this.
-        loader: Its dataset is read in order, whatever its sampler does. Leave augmentation out of it.
-        criterion: The loss, as `thresher.attach` takes it.
-        trained_on: Of each model the ids that it trained on, int64; None: none of these samples.
-        forward: `(model, batch) -> (outputs, targets)`. Default: batches are pairs.
-        trained: Samples that training the models put through forward and backward passes; part of the scores' cost.
-        provenance: What else is known of the models, such as their epochs and seeds.
+        models: Models that were trained on holdout data, or each on a part of this dataset.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        criterion: Loss, in any form that `thresher.attach` accepts.
+        trained_on: Ids of the samples that each model trained on, one int64 tensor per model. Default: None, no model trained
+            on any sample of this dataset.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
+            the cost of the scores. Default: (0, 0).
+        provenance: Other facts about the models, such as their epochs and seeds. Default: none.
+
+    Returns:
+        Scores of all samples; NaN where a loss is not finite.
 
     Raises:
-        TypeError: See `passes.scan`.
-        ValueError: Likewise, or a sample that every model trained on.
+        TypeError: `models`, `loader` or `trained_on` has the wrong type, or the dataset has no length.
+        ValueError: Every model trained on some sample, `trained_on` does not fit the models or the dataset, or the loader
+            gives batches whose rows cannot be matched to samples.
+
+    Example:
+        >>> from torch import nn
+        >>> from torch.utils.data import TensorDataset
+        >>> halves = [nn.Linear(1, 1), nn.Linear(1, 1)]
+        >>> for model, answer in zip(halves, (1.0, 3.0)):
+        ...     model.weight.data, model.bias.data = torch.zeros(1, 1), torch.tensor([answer])
+        >>> loader = DataLoader(TensorDataset(torch.ones(4, 1), torch.zeros(4, 1)))
+        >>> irreducible(halves, loader, nn.MSELoss(), trained_on=[torch.tensor([0, 1]), torch.tensor([2, 3])]).values
+        tensor([9., 9., 1., 1.])
     """
     models, adapter = as_list(models), adapt(criterion)
     n = len(loader.dataset)  # pyright: ignore[reportArgumentType]

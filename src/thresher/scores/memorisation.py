@@ -1,7 +1,7 @@
-"""Memorisation: how much likelier a model is to be right about a sample for having trained on it.
+"""Memorisation: how much more often a model classifies a sample correctly if it trained on that sample.
 
-Feldman & Zhang, "What Neural Networks Memorize and Why", NeurIPS 2020, arXiv:2008.03703: thousands of models, each trained on
-a random 70 % of the data.
+Feldman & Zhang, "What Neural Networks Memorize and Why", NeurIPS 2020, arXiv:2008.03703. The paper uses thousands of models,
+each trained on a random 70 % of the data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,11 +17,22 @@ from thresher.scores.table import Scores
 
 
 def membership(name: str, trained_on: Sequence[Tensor], models: int, n: int) -> Tensor:
-    """Which model trained on which sample, shape (models, n), bool.
+    """Returns which model trained on which sample, shape (models, n), bool.
+
+    Args:
+        name: Name of the calling function, used in error messages.
+        trained_on: Ids of the samples that each model trained on, one int64 tensor per model.
+        models: Number of models.
+        n: Number of samples.
 
     Raises:
-        TypeError: Ids that are not int64.
-        ValueError: Not one tensor of ids a model, or an id outside [0, n).
+        TypeError: The ids are not int64 tensors.
+        ValueError: The number of tensors is not the number of models, or an id is outside [0, n).
+
+    Example:
+        >>> membership("memorisation", [torch.tensor([0, 2]), torch.tensor([1])], 2, 3)
+        tensor([[ True, False,  True],
+                [False,  True, False]])
     """
     if len(trained_on) != models:
         raise ValueError(f"{name}: `trained_on` must have the ids of each of the {models} models, got {len(trained_on)}")
@@ -37,20 +48,25 @@ def membership(name: str, trained_on: Sequence[Tensor], models: int, n: int) -> 
 
 
 def difference(correct: Tensor, member: Tensor) -> Tensor:
-    """Share of right answers of the models that trained on a sample, less that of the others.
+    """Returns the accuracy of the models that trained on a sample minus that of the others, for each sample.
 
     Args:
-        correct: Shape (M, N), bool.
-        member: Which model trained on which sample, shape (M, N), bool.
+        correct: Whether each model classifies each sample correctly, shape (M, N), bool.
+        member: Whether each model trained on each sample, shape (M, N), bool.
 
     Returns:
-        Shape (N,), within [-1, 1]; NaN where all models or none trained on the sample.
+        Differences, shape (N,), within [-1, 1]; NaN where all models or none trained on the sample.
+
+    Example:
+        >>> correct = torch.tensor([[True, True], [False, True]])
+        >>> difference(correct, torch.tensor([[True, False], [False, True]]))
+        tensor([1., 0.], dtype=torch.float64)
     """
 
-    def right(of: Tensor) -> Tensor:
-        return (correct & of).sum(0).double() / of.sum(0)
+    def accuracy(models: Tensor) -> Tensor:
+        return (correct & models).sum(0).double() / models.sum(0)
 
-    return right(member) - right(~member)
+    return accuracy(member) - accuracy(~member)
 
 
 def memorisation(
@@ -62,19 +78,33 @@ def memorisation(
     trained: Taken = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """Share of right answers with a sample in training, less that without it.
+    """Scores each sample by the accuracy of the models that trained on it minus that of the models that did not.
 
     Args:
-        models: Each trained on a part of the data.
-        trained_on: Of each model the ids that it trained on, int64.
-        loader: Its dataset is read in order, whatever its sampler does. Leave augmentation out of it.
-        forward: `(model, batch) -> (outputs, targets)`. Default: batches are pairs.
-        trained: Samples that training the models put through forward and backward passes; part of the scores' cost.
-        provenance: What else is known of the models, such as their epochs and seeds.
+        models: Models, each trained on a part of the dataset.
+        trained_on: Ids of the samples that each model trained on, one int64 tensor per model.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        trained: Number of samples that the training of the models put through forward and backward passes, which is part of
+            the cost of the scores. Default: (0, 0).
+        provenance: Other facts about the models, such as their epochs and seeds. Default: none.
+
+    Returns:
+        Scores of all samples, within [-1, 1]; NaN where all models or none trained on the sample.
 
     Raises:
-        TypeError: See `passes.scan`.
-        ValueError: Likewise, or `trained_on` that does not fit.
+        TypeError: `models`, `loader` or `trained_on` has the wrong type, or the dataset has no length.
+        ValueError: `trained_on` does not fit the models or the dataset, or the loader gives batches whose rows cannot be
+            matched to samples.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> models = [nn.Linear(1, 2, bias=False), nn.Linear(1, 2, bias=False)]
+        >>> for model, sign in zip(models, (1.0, -1.0)):
+        ...     model.weight.data = torch.tensor([[-sign], [sign]])
+        >>> loader = DataLoader(TensorDataset(torch.ones(2, 1), torch.tensor([1, 0])))
+        >>> memorisation(models, [torch.tensor([0]), torch.tensor([1])], loader).values
+        tensor([1., 1.])
     """
     models, criterion = as_list(models), adapt(nn.CrossEntropyLoss())
     n = len(loader.dataset)  # pyright: ignore[reportArgumentType]

@@ -1,10 +1,10 @@
-"""Prototypes: how far a sample is from the middle of its cluster in a feature space.
+"""Prototypes: distance between a sample and the nearest centroid of k-means in a feature space.
 
-Sorscher et al., "Beyond neural scaling laws: beating power law scaling via data pruning", NeurIPS 2022, arXiv:2206.14486. Its
-features are those of a self-supervised model and its clusters about as many as the classes; labels are not needed. Keep the
-far, hard samples where there is much data, the near, easy ones where there is little, and a share of every class
-(`Prune(per_class_floor=...)`). Here the nearest centroid is the one of the smallest angle, whatever cluster k-means put a
-sample in.
+Sorscher et al., "Beyond neural scaling laws: beating power law scaling via data pruning", NeurIPS 2022, arXiv:2206.14486. The
+paper takes the features of a self-supervised model and about as many clusters as there are classes; labels are not needed. It
+advises to keep the far, hard samples where there is much data, the near, easy samples where there is little, and a share of
+every class (`Prune(per_class_floor=...)`). Here the nearest centroid is the one at the smallest angle; k-means may have put the
+sample in another cluster.
 """
 
 import warnings
@@ -20,20 +20,44 @@ from thresher.scores.passes import Answer, Forward, Seen, Taken, or_nan, plain_f
 from thresher.scores.table import Scores
 
 STARTS = 10
-"""Beginnings of k-means, of which the best is taken."""
+"""Number of starts of k-means, of which the best result is used."""
 
 
 def to_nearest(features: Tensor, centroids: Tensor) -> Tensor:
-    """1 - cosine to the nearest of the centroids, shape (N,), for features (N, D) and centroids (K, D) of any length."""
+    """Returns 1 - cosine of the angle between each feature vector and the nearest centroid.
+
+    Args:
+        features: Feature vectors of any length, shape (N, D).
+        centroids: Centroids of any length, shape (K, D).
+
+    Returns:
+        Distances, shape (N,), float64, within [0, 2].
+
+    Example:
+        >>> to_nearest(torch.tensor([[2.0, 0.0], [3.0, 4.0]]), torch.tensor([[1.0, 0.0]]))
+        tensor([0.0000, 0.4000], dtype=torch.float64)
+    """
     unit, middle = (nn.functional.normalize(vectors.double(), dim=1) for vectors in (features, centroids))
     return 1 - (unit @ middle.T).amax(1)
 
 
 def centroids_of(features: Tensor, clusters: int, seed: int) -> Tensor:
-    """Centroids of the features at unit length, by the k-means of scikit-learn, shape (clusters, D).
+    """Returns the centroids of the features, scaled to unit length, by k-means of scikit-learn.
+
+    Args:
+        features: Feature vectors, shape (N, D), finite.
+        clusters: Number of clusters, 1 to N.
+        seed: Random seed of k-means.
+
+    Returns:
+        Centroids, shape (clusters, D), float64.
 
     Raises:
         ImportError: scikit-learn is not installed.
+
+    Example:
+        >>> centroids_of(torch.tensor([[1.0, 0.0], [0.0, 5.0]]), clusters=1, seed=0)
+        tensor([[0.5000, 0.5000]], dtype=torch.float64)
     """
     unit = nn.functional.normalize(features.double(), dim=1)
     with warnings.catch_warnings(), rng.undisturbed(torch.device("cpu")):
@@ -42,7 +66,7 @@ def centroids_of(features: Tensor, clusters: int, seed: int) -> Tensor:
             from sklearn.exceptions import ConvergenceWarning
         except ImportError as error:
             raise ImportError("prototypes need scikit-learn for k-means: pip install 'thresher[experiments]'") from error
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer different samples than clusters: centroids coincide
+        warnings.simplefilter("ignore", ConvergenceWarning)  # with fewer different samples than clusters, centroids coincide
         found = KMeans(clusters, n_init=STARTS, random_state=seed).fit(unit.numpy())  # pyright: ignore[reportArgumentType]
     return torch.from_numpy(found.cluster_centers_)
 
@@ -58,22 +82,33 @@ def prototypes(
     trained: Taken = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
-    """1 - cosine of each sample's features to the nearest centroid of k-means.
+    """Scores each sample by 1 - cosine of the angle between its features and the nearest centroid of k-means.
 
     Args:
-        model: Makes the features: by default what its last `nn.Linear` is given.
-        loader: Its dataset is read in order, whatever its sampler does. Leave augmentation out of it.
-        clusters: Of k-means, 1 or more; about as many as there are classes.
-        seed: Of k-means.
-        embed: `(model, batch) -> features` of shape (n, ...), for models without such a layer.
-        forward: `(model, batch) -> (outputs, targets)`. Default: batches are pairs.
-        trained: Samples that training the model put through forward and backward passes; part of the scores' cost.
-        provenance: What else is known of the model.
+        model: Model that computes the features: by default the inputs of its last `nn.Linear`.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        clusters: Number of clusters, 1 or more; about as many as there are classes.
+        seed: Random seed of k-means. Default: 0.
+        embed: Function `(model, batch) -> features` of shape (n, ...), for models without such a layer. Default: None.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+        trained: Number of samples that the training of the model put through forward and backward passes, which is part of
+            the cost of the scores. Default: (0, 0).
+        provenance: Other facts about the model. Default: none.
+
+    Returns:
+        Scores of all samples, within [0, 2]; NaN where a feature is not finite.
 
     Raises:
         ImportError: scikit-learn is not installed.
-        TypeError: See `passes.scan`.
-        ValueError: Likewise, or more clusters than samples with finite features.
+        TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
+        ValueError: There are fewer samples with finite features than clusters, the model has no `nn.Linear` or one with
+            inputs of another shape, or the loader gives batches whose rows cannot be matched to samples.
+
+    Example:
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0], [0.0, 3.0]]), torch.zeros(4))
+        >>> prototypes(nn.Linear(2, 2), DataLoader(data), clusters=1).values
+        tensor([0.2929, 0.2929, 0.2929, 0.2929])
     """
     if clusters < 1:
         raise ValueError(f"prototypes: `clusters` must be 1 or more, got {clusters}")

@@ -1,42 +1,81 @@
-"""Scores out of finished training: what a method that selects in its course knows of the samples at the end."""
+"""Scores from a finished run: what a method that selects during training knows about each sample at the end."""
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thresher.scores.forgetting import NeverLearned, unlearned
+from thresher.cost import Cost
+from thresher.scores.forgetting import NeverLearned, events_in_turns, score_of_never_learned
 from thresher.scores.table import Scores, pyarrow
 
-if TYPE_CHECKING:
-    from thresher.run.run import Run
+
+class FinishedRun(Protocol):
+    """The part of a `thresher.Run` from which scores are made.
+
+    Attributes:
+        method: Method of the run.
+        epochs: Number of epochs.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> run: FinishedRun = SimpleNamespace(method="Forgetting()", epochs=2, records={}, cost=Cost(forward=8))
+        >>> run.cost.forward
+        8
+    """
+
+    method: Any
+    epochs: int
+
+    @property
+    def records(self) -> Mapping[str, Tensor]:
+        """Column name to one value per sample, shape (N,)."""
+        ...
+
+    @property
+    def cost(self) -> Cost:
+        """Number of samples that the run put through forward and backward passes."""
+        ...
 
 
-def forgotten_in(run: "Run", *, never_learned: NeverLearned = "presentations", labels: Tensor | None = None) -> Scores:
-    """Forgetting events of each sample in a run of `thresher.Forgetting`; the cost is that of the run.
+def forgotten_in(run: FinishedRun, *, never_learned: NeverLearned = "presentations", labels: Tensor | None = None) -> Scores:
+    """Scores each sample by its number of forgetting events in a run of `thresher.Forgetting`.
+
+    The cost of the scores is the cost of the run.
 
     Args:
-        run: Whose records have the column "forgetting".
-        never_learned: Score of a sample that was never right, see `thresher.scores.forgetting`; one never seen has NaN.
-        labels: Classes, shape (N,), int64; None where there are none.
+        run: Run whose records have the column "forgetting".
+        never_learned: Score of a sample that was never correct, as in `thresher.scores.forgetting`; a sample that was never
+            seen has NaN. Default: "presentations".
+        labels: Classes, shape (N,), int64. Default: None, there are no classes.
+
+    Returns:
+        Scores of all N samples.
 
     Raises:
-        ValueError: The run has no such column, or no such `never_learned`.
-    """
-    from thresher.methods.forgetting import forgetting_events
+        ValueError: The run has no such column, or `never_learned` is not one of the allowed values.
 
+    Example:
+        >>> from types import SimpleNamespace
+        >>> turns = torch.tensor([4, 0, 1], dtype=torch.int16)
+        >>> run = SimpleNamespace(method="Forgetting()", epochs=5, cost=Cost(15, 15), records={"forgetting": turns})
+        >>> forgotten_in(run).values
+        tensor([2., 5., 0.])
+    """
     if "forgetting" not in run.records:
         raise ValueError(
             f"forgotten_in: the run of {run.method!r} does not count forgetting events; attach thresher.Forgetting()"
         )
-    column = run.records["forgetting"].cpu()
-    values = torch.where(column > 0, forgetting_events(column).float(), unlearned("forgotten_in", never_learned, run.epochs))
+    turns = run.records["forgetting"].cpu()
+    hardest = score_of_never_learned("forgotten_in", never_learned, run.epochs)
+    values = torch.where(turns > 0, events_in_turns(turns).float(), hardest)
     return Scores(
-        torch.arange(len(column)),
-        values.where(column >= 0, torch.nan),
+        torch.arange(len(turns)),
+        values.where(turns >= 0, torch.nan),
         "forgetting",
         labels=labels,
         forward=run.cost.forward,
@@ -46,18 +85,29 @@ def forgotten_in(run: "Run", *, never_learned: NeverLearned = "presentations", l
 
 
 def from_run(path: str | os.PathLike[str]) -> Scores:
-    """How often each sample was trained on in a run of `thresher compare`: the subset that the run itself preferred.
+    """Scores each sample by how often a run of `thresher compare` trained on it, so by the preference of the run itself.
 
-    The cost is that of the run, from the JSON file beside it, else every training of a sample counted once; see
-    `Scores.without_cost` where it was spent for another reason.
+    The cost of the scores is that of the run, from the JSON file beside the samples; without that file, every training on a
+    sample counts as one forward and one backward pass. Use `Scores.without_cost` where the run had another purpose.
 
     Args:
-        path: Of the run's samples, DIR/runs/NAME with or without .parquet.
+        path: File with the samples of the run, DIR/runs/NAME with or without .parquet.
+
+    Returns:
+        Scores of the samples of the run, with their targets as labels.
 
     Raises:
         ImportError: pyarrow is not installed.
-        FileNotFoundError: No such file.
-        ValueError: It is damaged, or has no columns id and trained; the message names it.
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is damaged, or lacks the columns id and trained; the message names it.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> pa, pq = pyarrow()
+        >>> with TemporaryDirectory() as folder:
+        ...     pq.write_table(pa.table({"id": [0, 1, 2], "trained": [4, 1, 3]}), f"{folder}/run.parquet")
+        ...     from_run(f"{folder}/run").values
+        tensor([4., 1., 3.])
     """
     pa, pq = pyarrow()
     path = Path(path)
@@ -67,32 +117,35 @@ def from_run(path: str | os.PathLike[str]) -> Scores:
             found = pq.ParquetFile(file)
             names = [name for name in ("id", "trained", "target") if name in found.schema_arrow.names]
             columns = {name: column.to_numpy() for name, column in zip(names, found.read(names).columns, strict=True)}
-            ids, trained, target = (
+            ids, times_trained, target = (
                 torch.from_numpy(columns[name].astype("int64")) if name in columns else None
                 for name in ("id", "trained", "target")
             )
         except (pa.ArrowException, OSError, ValueError) as error:
             raise ValueError(f"{path}: damaged, or no Parquet file: {error}") from error
-    if ids is None or trained is None:
+    if ids is None or times_trained is None:
         raise ValueError(
-            f"{path}: the samples of a run have the columns id and trained; this has {', '.join(names) or 'neither'}"
+            f"{path}: the samples of a run have the columns id and trained; this file has {', '.join(names) or 'neither'}"
         )
-    run = _facts(path.with_suffix(".json"))
-    cost = run.get("cost", {})
-    told = {name: run[name] for name in ("method", "settings", "seed") if name in run}
+    result = _run_result(path.with_suffix(".json"))
+    cost = result.get("cost", {})
     return Scores(
         ids,
-        trained,
+        times_trained,
         "trained",
         labels=target,
-        forward=cost.get("forward", int(trained.sum())),
-        backward=cost.get("backward", int(trained.sum())),
-        provenance={"run": path.name, **told},
+        forward=cost.get("forward", int(times_trained.sum())),
+        backward=cost.get("backward", int(times_trained.sum())),
+        provenance={"run": path.name} | {name: result[name] for name in ("method", "settings", "seed") if name in result},
     )
 
 
-def _facts(path: Path) -> dict[str, Any]:
-    """What is known of the run; nothing where there is no file."""
+def _run_result(path: Path) -> dict[str, Any]:
+    """Returns the result of the run; an empty dict where the file does not exist.
+
+    Raises:
+        ValueError: The file is damaged.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

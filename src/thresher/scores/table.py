@@ -1,4 +1,4 @@
-"""Scores of the samples of a dataset: one number each, where they come from, and what they cost."""
+"""Table of scores: one number per sample of a dataset, with the origin and the cost of the scores."""
 
 import hashlib
 import json
@@ -13,25 +13,32 @@ import torch
 from torch import Tensor
 
 METADATA = b"thresher"
-"""Key of the Parquet file's metadata that holds all but the columns, as JSON."""
+"""Key in the metadata of the Parquet file whose value is JSON with everything that is not a column."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Scores:
-    """One number a sample, larger for harder samples. Equal where the content is.
+    """One number per sample, larger for harder samples. Two tables are equal if their contents are.
 
     Args:
-        ids: Of the samples that have a score, shape (K,), int64, ascending.
-        values: Their scores, shape (K,), kept as float32; NaN or infinite for samples that none could be found of.
-        name: What is scored, such as "el2n".
-        labels: Their classes, shape (K,), int64; None where there are none.
-        forward: Samples that were put through a forward pass for the scores, 0 or more.
-        backward: Samples that were put through a backward pass, 0 or more.
-        provenance: Where the scores come from (models, epochs, seeds, versions): what JSON can hold.
+        ids: Ids of the samples that have a score, shape (K,), int64, ascending.
+        values: Scores of these samples, shape (K,), stored as float32; NaN or infinite where no score could be computed.
+        name: Name of the score, such as "el2n". Default: "score".
+        labels: Classes of these samples, shape (K,), int64. Default: None, there are no classes.
+        forward: Number of samples that were put through a forward pass to get the scores, 0 or more. Default: 0.
+        backward: Number of samples that were put through a backward pass to get the scores, 0 or more. Default: 0.
+        provenance: Origin of the scores (models, epochs, seeds, versions), of types that JSON can hold. Default: empty.
 
     Raises:
-        TypeError: Ids or labels that are not int64, or a provenance that JSON cannot hold.
-        ValueError: Shapes that do not fit, ids that are not ascending from 0 on, or a negative cost.
+        TypeError: `ids` or `labels` are not int64, or `provenance` has a type that JSON cannot hold.
+        ValueError: The shapes differ, `ids` are not ascending from 0 on, or a cost is negative.
+
+    Example:
+        >>> scores = Scores(torch.tensor([0, 2]), torch.tensor([0.5, 1.5]), "el2n", forward=2)
+        >>> scores.dense(4)
+        tensor([0.5000,    nan, 1.5000,    nan])
+        >>> len(scores), scores.without_cost().forward
+        (2, 0)
     """
 
     ids: Tensor
@@ -44,7 +51,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         ids, values = _on_host(self.ids), _on_host(self.values).float()
-        # One zero and one NaN, so that equal content is equal to the bit.
+        # -0.0 becomes 0.0 and every NaN the same NaN, so that equal content has equal bits.
         values = torch.where(values.isnan(), torch.nan, values + 0.0)
         labels = None if self.labels is None else _on_host(self.labels)
         for name, column in (("ids", ids), ("labels", labels)):
@@ -60,41 +67,51 @@ class Scores:
         try:
             provenance = json.loads(json.dumps(dict(self.provenance)))
         except (TypeError, ValueError) as error:
-            raise TypeError(f"Scores: `provenance` must be what JSON can hold: {error}") from error
+            raise TypeError(f"Scores: `provenance` must have types that JSON can hold: {error}") from error
         found = {"ids": ids, "values": values, "labels": labels, "provenance": provenance}
         for name, value in (found | {"forward": int(self.forward), "backward": int(self.backward)}).items():
             object.__setattr__(self, name, value)
 
     def dense(self, n: int) -> Tensor:
-        """The scores of all `n` samples of a dataset, shape (n,), float32; NaN where there is none.
+        """Returns the scores of all samples of a dataset; NaN for a sample without a score.
+
+        Args:
+            n: Number of samples in the dataset.
+
+        Returns:
+            Scores in the order of the ids, shape (n,), float32.
 
         Raises:
-            ValueError: They are of another dataset: an id outside [0, n), or all of another number of samples.
+            ValueError: The scores belong to another dataset: an id is outside [0, n), or every sample has a score and there
+                are not n of them.
         """
         samples = self.samples
         complete = samples == len(self.ids)
         if samples > n or (complete and samples != n):
             raise ValueError(
                 f"Scores: `{self.name}` is of {samples}{'' if complete else ' or more'} samples, the dataset has {n}. Score "
-                "this dataset; samples without a score of their own can be given NaN."
+                "this dataset; a sample that has no score can be given NaN."
             )
         return torch.full((n,), torch.nan).index_copy_(0, self.ids, self.values)
 
     @property
     def samples(self) -> int:
-        """The last id and one: samples of the dataset, where its last one has a score."""
+        """The last id plus one, which is the number of samples in the dataset if its last sample has a score."""
         return int(self.ids[-1]) + 1 if len(self.ids) else 0
 
     def without_cost(self) -> "Scores":
-        """The same scores for nothing: they were made for another reason, or have been paid for."""
+        """Returns the same scores with a cost of 0, for scores that had another purpose or whose cost was counted before."""
         return replace(self, forward=0, backward=0)
 
     @staticmethod
     def mean(several: "Sequence[Scores]") -> "Scores":
-        """The mean score of each sample, such as of several runs; costs add up. Not finite where one is not.
+        """Returns the mean score of each sample over several tables, such as those of several runs; costs are added up.
+
+        Args:
+            several: Tables of the same samples and classes, one or more. A mean is finite only where every score is.
 
         Raises:
-            ValueError: None given, or of different samples or classes.
+            ValueError: `several` is empty, or the tables have different samples or classes.
         """
         if not several:
             raise ValueError("Scores.mean: needs one or more scores, got none")
@@ -115,7 +132,10 @@ class Scores:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a Parquet file with the columns id, score and, where there are classes, label; all else is in its metadata.
+        """Writes a Parquet file with the columns id, score and, where there are classes, label; its metadata has the rest.
+
+        Args:
+            path: File to write; its folder is made if needed.
 
         Raises:
             ImportError: pyarrow is not installed.
@@ -127,19 +147,22 @@ class Scores:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
-            pq.write_table(table.replace_schema_metadata({METADATA: self._facts()}), unfinished, write_page_checksum=True)
+            pq.write_table(table.replace_schema_metadata({METADATA: self._metadata()}), unfinished, write_page_checksum=True)
             unfinished.replace(path)
         finally:
             unfinished.unlink(missing_ok=True)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> "Scores":
-        """Read what `save` wrote, or any Parquet file with the columns id and score; rows may be in any order.
+        """Reads a file that `save` wrote, or any Parquet file with the columns id and score.
+
+        Args:
+            path: File to read; its rows may have any order.
 
         Raises:
             ImportError: pyarrow is not installed.
-            FileNotFoundError: No such file.
-            ValueError: The file is damaged or has other columns; the message names it.
+            FileNotFoundError: The file does not exist.
+            ValueError: The file is damaged or has other columns; the message names the file.
         """
         pa, pq = pyarrow()
         with Path(path).open("rb") as file:
@@ -150,20 +173,22 @@ class Scores:
                 raise ValueError(f"{path}: damaged, or no Parquet file: {error}") from error
         if not {"id", "score"} <= set(table.column_names):
             have = ", ".join(table.column_names) or "none"
-            raise ValueError(f"{path}: scores have the columns id, score and, where there are classes, label; this has {have}")
+            raise ValueError(
+                f"{path}: scores have the columns id, score and, where there are classes, label; this file has {have}"
+            )
         try:
-            return _read(table, facts)
+            return _from_table(table, facts)
         except (pa.ArrowException, ValueError, TypeError, AttributeError, KeyError) as error:
             raise ValueError(f"{path}: {error}") from error
 
-    def _facts(self) -> str:
+    def _metadata(self) -> str:
         facts = {"name": self.name, "forward": self.forward, "backward": self.backward, "provenance": self.provenance}
         return json.dumps(facts, sort_keys=True)
 
     @cached_property
     def _digest(self) -> str:
         columns = [column.numpy().tobytes() for column in (self.ids, self.values, self.labels) if column is not None]
-        return hashlib.sha256(b"".join([self._facts().encode(), *columns])).hexdigest()
+        return hashlib.sha256(b"".join([self._metadata().encode(), *columns])).hexdigest()
 
     def __eq__(self, other: object) -> bool:
         return self._digest == other._digest if isinstance(other, Scores) else NotImplemented
@@ -183,21 +208,35 @@ def _on_host(column: Any) -> Tensor:
 
 
 def pyarrow() -> tuple[Any, Any]:
-    """The modules `pyarrow` and `pyarrow.parquet`.
+    """Returns the modules `pyarrow` and `pyarrow.parquet`.
 
     Raises:
-        ImportError: They are not installed.
+        ImportError: pyarrow is not installed.
+
+    Example:
+        >>> [module.__name__ for module in pyarrow()]
+        ['pyarrow', 'pyarrow.parquet']
     """
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError("scores are kept as Parquet, which takes pyarrow: pip install 'thresher[experiments]'") from error
+        raise ImportError(
+            "scores are stored as Parquet files, which need pyarrow: pip install 'thresher[experiments]'"
+        ) from error
     return pa, pq
 
 
-def _read(table: Any, facts: Any) -> Scores:
-    """The scores in a table, sorted by id."""
+def _from_table(table: Any, facts: Any) -> Scores:
+    """Returns the scores of a Parquet table, sorted by id.
+
+    Args:
+        table: Table of pyarrow with the columns id, score and possibly label.
+        facts: Content of the metadata.
+
+    Raises:
+        ValueError: The metadata is not a dict, or a column has empty rows.
+    """
     if not isinstance(facts, dict):
         raise ValueError(f"metadata of another kind: {facts!r}")
     kinds = {"id": "int64", "score": "float32", "label": "int64"}

@@ -1,7 +1,8 @@
-"""One forward of the whole batch, a backward pass that costs only the rows that carry gradient.
+"""One forward pass of the whole batch, and a backward pass that costs only the rows that carry gradient.
 
-`module` is what users call; `graphs` traces a module, `mixing` finds out whether its samples are on their own and tries the
-graphs out, `function` is the autograd function, `rows` takes rows of tensors.
+`module` has the public functions, `settings` notices when a module changes, `tracing` and `assembly` make its graphs, `mixing`
+verifies that its samples do not affect each other, `memory` lets operations work in place, `function` is the autograd function,
+and `rows` selects rows of tensors.
 """
 
 from thresher.subset.function import kept_rows as kept_rows

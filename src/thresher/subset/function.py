@@ -1,4 +1,4 @@
-"""The autograd function around a traced module: finds the rows that carry gradient and runs the backward graph on them."""
+"""The autograd function around a traced module: it finds the rows that carry gradient and runs the backward graph on them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +18,10 @@ class Call:
     """One call of a traced module.
 
     Args:
-        graphs: The module's graphs.
-        inputs: Arguments of the forward graph; emptied by the call.
+        graphs: Graphs of the module.
+        inputs: Arguments of the forward graph, which empties the list.
         buffers: Buffers that the forward updates.
-        n: Samples in the batch.
+        n: Number of samples in the batch.
     """
 
     graphs: Graphs
@@ -31,23 +31,29 @@ class Call:
 
 
 class SubsetFunction(torch.autograd.Function):
-    """Forward: the traced forward. Backward: the traced backward, on the rows whose gradient is not zero."""
+    """Autograd function whose forward is the traced forward and whose backward runs only on rows with a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, *trained: Tensor) -> tuple[Tensor, ...]:
-        """Run the forward graph; `trained` is only there so that autograd knows what gets gradients."""
+    def forward(ctx: Any, call: Call, *differentiated: Tensor) -> tuple[Tensor, ...]:
+        """Runs the forward graph.
+
+        Args:
+            ctx: Context of the autograd node.
+            call: Graphs with their arguments.
+            *differentiated: Tensors that get gradients; autograd must see them as arguments.
+        """
         graphs = call.graphs
         with torch._C._DisableAutocast():
             returned = graphs.forward(call.inputs)
         count = len(graphs.mutated)
-        saved = [returned[slot.index] for slot in graphs.saved]
+        saved = [returned[value.index] for value in graphs.saved]
         outputs = tuple(returned[count : graphs.num_forward])
-        mine = {id(output) for output in outputs}
-        held = {id(buffer) for buffer in call.buffers}
+        own_outputs = {id(output) for output in outputs}
+        own_buffers = {id(buffer) for buffer in call.buffers}
         for position, value in enumerate(saved):
-            if id(value) in mine:
-                saved[position] = value.detach()  # the output itself would hold this node, which holds the output
-            elif id(value) in held:
+            if id(value) in own_outputs:
+                saved[position] = value.detach()  # an output refers to this node: saved itself, it would never be freed
+            elif id(value) in own_buffers:
                 saved[position] = value.clone()
         for buffer, new in zip(call.buffers, returned[:count], strict=True):
             buffer.copy_(new)
@@ -55,7 +61,7 @@ class SubsetFunction(torch.autograd.Function):
         memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
         shown = [output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory]
         ctx.versions = [(value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)]
-        ctx.trained = [(tensor.shape, tensor.dtype, tensor.device) for tensor in trained]
+        ctx.differentiated = [(tensor.shape, tensor.dtype, tensor.device) for tensor in differentiated]
         ctx.outputs = [(output.shape, output.dtype, output.device) for output in outputs]
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(outputs[i] for i in range(len(outputs)) if i not in graphs.differentiable))
@@ -63,7 +69,11 @@ class SubsetFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
-        """Run the backward graph on the rows that carry gradient."""
+        """Runs the backward graph on the rows that carry gradient.
+
+        Raises:
+            RuntimeError: The backward pass is itself to be differentiated, runs a second time, or a saved tensor was changed.
+        """
         if torch.is_grad_enabled():
             raise RuntimeError(
                 "subset_backward: double backward (create_graph=True) is not supported; call the model itself (.wrapped)"
@@ -72,12 +82,16 @@ class SubsetFunction(torch.autograd.Function):
         carrying = {i for i, gradient in enumerate(gradients) if gradient is not None} | {
             position for _, position, *_ in ctx.given
         }
-        wanted = [not carrying.isdisjoint(of) for of, of_what in zip(graphs.grads_of, graphs.grads, strict=True) if of_what]
+        wanted = [
+            not carrying.isdisjoint(outputs)
+            for outputs, source in zip(graphs.grads_of, graphs.grads, strict=True)
+            if source is not None
+        ]
         rows, tangents = _rows_and_tangents(ctx, list(gradients))
         if rows is not None and not len(rows):
             return None, *(
                 torch.zeros(shape, dtype=dtype, device=device) if is_wanted else None
-                for (shape, dtype, device), is_wanted in zip(ctx.trained, wanted, strict=True)
+                for (shape, dtype, device), is_wanted in zip(ctx.differentiated, wanted, strict=True)
             )
         with torch._C._DisableAutocast():
             found = run_backward(graphs, saved, tangents, rows, n)
@@ -89,25 +103,25 @@ class SubsetFunction(torch.autograd.Function):
 
 
 def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows: Tensor | None, n: int) -> Any:
-    """Run the backward graph on some rows, or on all where `rows` is None.
+    """Runs the backward graph on some rows, or on all rows where `rows` is None.
 
     Args:
-        graphs: A traced module.
-        saved: What the forward graph saved, for all n samples; emptied, so that each value is freed when it was used.
-        tangents: Gradients of the outputs, of the rows alone; emptied.
-        rows: Which samples, shape (k,), int64.
-        n: Samples in the batch.
+        graphs: Graphs of a module.
+        saved: Values that the forward graph saved, of all n samples; the list is emptied, so that each is freed after its use.
+        tangents: Gradients of the outputs, of the rows only; the list is emptied.
+        rows: Positions of the samples in the batch, shape (k,), int64; None for all samples.
+        n: Number of samples in the batch.
     """
     k = n if rows is None else len(rows)
     taker = None if rows is None else Taker(rows, n)
     arguments: list[Any] = []
     saved.reverse()
-    for slot in graphs.saved:
+    for description in graphs.saved:
         value = saved.pop()
-        if slot.per:
-            value = slot.per * k
-        elif slot.layout is not None and taker is not None:
-            value = taker(value, slot.layout)
+        if description.per:
+            value = description.per * k
+        elif description.layout is not None and taker is not None:
+            value = taker(value, description.layout)
         arguments.append(value)
         del value
     del taker
@@ -117,16 +131,27 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
 
 
 def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False) -> Tensor:
-    """Rows of what a `subset_backward` model returned; its backward then knows them without looking, or waiting, for them.
+    """Selects rows of an output of a `subset_backward` model, so that its backward pass need not search for them.
+
+    Searching for the rows that carry gradient makes the CPU wait for a GPU; with this function it need not wait. On any other
+    tensor this is plain indexing.
 
     Args:
-        outputs: A tensor with the batch first, shape (n * per, ...); any other tensor is indexed and no more.
-        rows: Which samples, ascending, shape (k,), int64.
-        n: Samples in the batch, where each has several consecutive entries. Default: one entry each.
-        drawn: Whether a row may be there several times.
+        outputs: Tensor whose first dimension is the batch, shape (n * per, ...).
+        rows: Positions of the samples in the batch, shape (k,), int64, ascending.
+        n: Number of samples in the batch. Default: the first dimension of `outputs`, one entry per sample.
+        drawn: Whether `rows` may repeat a sample. Default: False.
 
     Returns:
-        Shape (k * per, ...).
+        Entries of the selected samples, shape (k * per, ...).
+
+    Example:
+        >>> from thresher.subset import subset_backward
+        >>> layer = torch.nn.Linear(2, 1, bias=False)
+        >>> model = subset_backward(layer)
+        >>> kept_rows(model(torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 5.0]])), torch.tensor([0, 2])).sum().backward()
+        >>> layer.weight.grad
+        tensor([[4., 5.]])
     """
     n = len(outputs) if n is None else n
     if len(rows) == n and not drawn:
@@ -141,45 +166,45 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
 
 
 def _indexed(values: Tensor, rows: Tensor, n: int) -> Tensor:
-    """The same of any tensor, by operations that autograd knows."""
+    """Returns the same rows of any tensor, by operations that autograd differentiates."""
     if len(values) == n:
         return values.index_select(0, rows)
     return values.unflatten(0, (n, len(values) // n)).index_select(0, rows).flatten(0, 1)
 
 
 class KeptRows(torch.autograd.Function):
-    """Hands the gradient of some rows straight to the node that made them, instead of one of the batch full of zeros."""
+    """Selection of rows whose gradient goes straight to the autograd node that made them, without zeros for other rows."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, rows: Tensor, node: Any, layout: Layout) -> Tensor:
-        """Select the rows."""
+        """Selects the rows."""
         ctx.node, ctx.rows, ctx.position = node, rows, outputs.output_nr
         return layout.take(outputs, rows, node.n)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Leave the gradient with the node; it runs after this and adds what else it is given."""
+        """Leaves the gradient with the node, which runs afterwards and adds other gradients that it is given."""
         ctx.node.given.append((_task(), ctx.position, ctx.rows, gradient))
         return None, None, None, None
 
 
 def _saved(ctx: Any) -> list[Any]:
-    """What the forward saved, for one backward; it stays only where the graph is retained.
+    """Returns the values that the forward saved, and lets go of them unless the graph is retained.
 
     Raises:
-        RuntimeError: It is gone, or was changed in place.
+        RuntimeError: The values are gone, or one was changed in place.
     """
     saved = ctx.saved
     if saved is None:
         raise RuntimeError(
-            "subset_backward: backward through the same forward a second time; what was saved is freed by the first unless "
-            "retain_graph=True is given"
+            "subset_backward: backward through the same forward a second time; the first backward frees the saved tensors "
+            "unless it is given retain_graph=True"
         )
     for value, version in ctx.versions:
         if value._version != version:
             raise RuntimeError(
                 f"subset_backward: a tensor of shape {tuple(value.shape)} that the backward pass needs was changed in place "
-                "after the forward pass (an optimizer step between the two?)"
+                "after the forward pass (by an optimizer step between the two?)"
             )
     if _keep_graph():
         return list(saved)
@@ -189,7 +214,7 @@ def _saved(ctx: Any) -> list[Any]:
 
 
 def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, list[Tensor]]:
-    """Which rows carry gradient, None for all, and the gradients of those rows of every output that can have one."""
+    """Returns the rows that carry gradient, None for all rows, and the gradients of these rows of all outputs."""
     graphs, n = ctx.graphs, ctx.n
     given = [(position, rows, gradient) for task, position, rows, gradient in ctx.given if task == _task()]
     ctx.given = []
@@ -218,7 +243,7 @@ def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor
 
 
 def _complete(ctx: Any, gradients: list[Tensor | None], k: int) -> list[Tensor]:
-    """The gradients that the backward graph asks for, of k samples; zeros where autograd has none."""
+    """Returns the tangents of the backward graph for k samples, with zeros where autograd has no gradient."""
     complete = []
     for position in ctx.graphs.differentiable:
         gradient = gradients[position]

@@ -1,4 +1,4 @@
-"""A traced module: its forward and backward as graphs over a symbolic batch size, and where samples are in what they save."""
+"""The forward and backward graph of a traced module, and where the samples are in the values that pass between them."""
 
 import enum
 import types
@@ -16,27 +16,29 @@ from thresher.subset.rows import Layout
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+aten: Any = torch.ops.aten
 REGISTRIES = frozenset(nn.Module().__dict__) - {"training"}
-CONSTANT = (
+"""Names of the attributes that every module has."""
+CONSTANT_TYPES = (
     *(bool, int, float, complex, str, bytes, type(None), type, range, enum.Enum, np.generic),
     *(types.FunctionType, types.BuiltinFunctionType, torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
-"""What its value tells; anything else can have another content the next time."""
+"""Types whose value cannot change; an object of any other type can have other contents in the next call."""
 
 
 class Unsupported(Exception):  # noqa: N818
-    """Why a module's backward pass cannot be run on some rows; the sentence is shown to the user."""
+    """Reason why the backward pass of a module cannot be run on some rows; the user reads the message."""
 
 
 @dataclass(frozen=True)
-class Hole:
-    """Stands for the i-th tensor of a nested structure."""
+class LeafIndex:
+    """Placeholder for the tensor number `index` of a nested structure."""
 
     index: int
 
 
-def take_apart(tree: Any) -> tuple[list[Tensor], Any]:
-    """The tensors of a nested structure, and a function that puts others in their place."""
+def flatten_tensors(tree: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
+    """Returns the tensors of a nested structure, and a function that makes the same structure of other tensors."""
     tensors = list(leaves(tree))
 
     def rebuild(others: list[Tensor]) -> Any:
@@ -47,13 +49,13 @@ def take_apart(tree: Any) -> tuple[list[Tensor], Any]:
 
 
 @dataclass
-class Slot:
+class SavedValue:
     """One value that the forward graph saves for the backward graph.
 
     Args:
-        index: Position among what the forward graph returns.
-        layout: Where its samples are; None where every row needs all of it.
-        per: For sizes that follow the batch: size / n, else 0.
+        index: Position among the values that the forward graph returns.
+        layout: Place of the samples in the value; None where every row needs all of it.
+        per: Size divided by n where the value is a size that follows the batch, else 0.
     """
 
     index: int
@@ -63,22 +65,31 @@ class Slot:
 
 @dataclass
 class Graphs:
-    """A traced module. Calls are boxed: a list of arguments that is emptied as it is read.
+    """A traced module. Both graphs are called with a list of arguments, which they empty so that memory is freed early.
 
     Attributes:
-        inputs: For each argument of the forward graph: ("param" | "buffer" | "leaf", name or position).
-        mutated: Buffers whose new values come first in what the forward graph returns.
-        outputs: For each output tensor its layout; None where it has no sample dimension.
-        differentiable: Positions of outputs that can have a gradient, in the order of the backward graph's tangents.
-        saved: What the backward graph takes before the tangents, in order.
-        grads: For each result of the backward graph: what it is the gradient of, like `inputs`; None where there is none.
-        num_forward: How many values the forward graph returns before those that it saves.
-        first: Position of the first leaf that has the batch as first dimension.
+        forward: Forward graph as a function.
+        backward: Backward graph as a function.
+        forward_module: Forward graph as a module.
+        backward_module: Backward graph as a module.
+        inputs: Source of each argument of the forward graph: ("param" | "buffer" | "leaf", name or position).
+        mutated: Names of the buffers whose new values come first among the values that the forward graph returns.
+        outputs: Layout of each output tensor; None where it has no sample dimension.
+        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
+        differentiable: Positions of the outputs that can have a gradient, in the order of the backward graph's tangents.
+        saved: Values that the backward graph takes before the tangents, in order.
+        grads: Source of each result of the backward graph, the tensor of which it is the gradient, in the form of `inputs`;
+            None where there is none.
+        grad_layouts: Layout of each result of the backward graph; None where it is a sum over the samples.
+        grads_of: Positions of the outputs on whose gradients each result of the backward graph depends.
+        env: Guards that tracing set on the batch size.
+        symbol: Symbol of the batch size.
+        num_forward: Number of values that the forward graph returns before those that it saves.
+        first: Position of the first leaf whose first dimension is the batch.
         shared: First dimensions of the leaves that all samples share, by position.
-        grad_layouts: For each of them where its samples are; None where it is a sum over samples.
-        grads_of: For each of them the positions of the outputs that it is a gradient of.
-        tried: Rows that the graphs were tried out on.
-        mixing: Operations that mix samples and are allowed to, by name.
+        tried: Number of rows that the graphs were tried out with.
+        mixing: Names of the operations that mix samples and are allowed to.
+        layouts: Layouts of the values of the forward graph, by node.
     """
 
     forward: Callable[[list[Any]], Any]
@@ -90,7 +101,7 @@ class Graphs:
     outputs: list[Layout | None]
     returned: Any
     differentiable: list[int]
-    saved: list[Slot]
+    saved: list[SavedValue]
     grads: list[Any]
     grad_layouts: list[Layout | None]
     grads_of: list[set[int]]
@@ -105,22 +116,22 @@ class Graphs:
     _valid: dict[int, bool] = field(default_factory=dict)
 
     def holds_for(self, n: int) -> bool:
-        """Whether what tracing assumed of the batch size is true of n."""
+        """Checks whether a batch size of n satisfies everything that tracing assumed about the batch size."""
         if n not in self._valid:
             self._valid[n] = n > 1 and all(bool(guard.expr.subs({self.symbol: n})) for guard in self.env.guards)
         return self._valid[n]
 
     def fits(self, tensors: list[Tensor]) -> bool:
-        """Whether these leaves, of the kind that was traced, have the sizes that tracing assumed."""
+        """Checks whether leaves of the kind that was traced have the sizes that tracing assumed."""
         return self.holds_for(len(tensors[self.first])) and all(len(tensors[i]) == size for i, size in self.shared.items())
 
     def rebuild(self, outputs: list[Any]) -> Any:
-        """What the module returns, from its output tensors; the list is emptied, so that nothing else holds them."""
-        returned = map_leaves(lambda hole: outputs[hole.index], self.returned, Hole)
+        """Returns the module's result from its output tensors, and empties the list so that nothing else keeps them."""
+        returned = map_leaves(lambda leaf: outputs[leaf.index], self.returned, LeafIndex)
         outputs.clear()
         return returned
 
 
 def own_attributes(part: nn.Module) -> list[tuple[str, Any]]:
-    """What a module's class has set on it."""
+    """Returns the names and values of the attributes that a module has beyond those of every `nn.Module`."""
     return [(name, value) for name, value in part.__dict__.items() if name not in REGISTRIES]

@@ -1,12 +1,10 @@
-"""Results written over operands that nothing reads any more, as in-place modules and autograd's own sums do."""
-
-from typing import Any
+"""In-place operations in a graph: results overwrite operands that nothing reads any more, as autograd's own sums do."""
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 
-aten: Any = torch.ops.aten
+from thresher.subset.graphs import aten
 
 IN_PLACE = {
     aten.relu.default: aten.relu_.default,
@@ -18,10 +16,10 @@ IN_PLACE = {
 
 
 def reuse_memory(module: fx.GraphModule) -> None:
-    """Have elementwise operations write over their first operand where it is new, and theirs alone.
+    """Makes elementwise operations overwrite their first operand where that is new memory which nothing else reads.
 
     Args:
-        module: A functional graph that was tried out; the graphs that examination compares must be functional.
+        module: Graph without in-place operations. `examine` needs it in that form, so this function runs after it.
     """
     written: set[fx.Node] = set()
     for node in module.graph.nodes:
@@ -38,7 +36,7 @@ def reuse_memory(module: fx.GraphModule) -> None:
 
 
 def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
-    """Whether the first operand is new memory, read here for the last and only time, and of the result's form."""
+    """Checks that the first operand is new memory, is read only here and only once, and has the form of the result."""
     operand = node.args[0]
     if not isinstance(operand, fx.Node) or len(operand.users) != 1 or list(node.all_input_nodes).count(operand) != 1:
         return False
@@ -53,7 +51,7 @@ def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
 
 
 def _is_new(node: fx.Node, written: set[fx.Node]) -> bool:
-    """Whether a value is in memory of its own; those `written` over a dead operand have taken over its memory."""
+    """Checks that a value has memory of its own; a value in `written` has the memory of an operand that is not needed."""
     if node in written:
         return True
     if node.op != "call_function":

@@ -1,4 +1,4 @@
-"""Which operations let one sample of a batch reach another: seen on a few rows, by changing one and looking at the others."""
+"""Search for operations that let one sample of a batch affect another: one row is changed, the others are compared."""
 
 import copy
 from collections.abc import Iterator
@@ -10,12 +10,13 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from thresher import rng
+from thresher.subset.assembly import is_getitem, place_rows
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, Unsupported
+from thresher.subset.graphs import Graphs, SavedValue, Unsupported, aten
 from thresher.subset.rows import Layout
-from thresher.subset.tracing import aten, is_getitem, place_rows
 
 CHANGED = 1
+"""Position of the row that is changed."""
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 BATCH_NORM = (
     "native_batch_norm",
@@ -28,15 +29,15 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torc
 
 
 def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[Tensor], batched: list[bool]) -> None:
-    """Find where the samples are in every saved value, and make sure that leaving rows out gives the right gradients.
+    """Finds where the samples are in every saved value, and verifies the gradients that the graphs give for some rows.
 
-    Runs the graphs on a few rows; draws nothing that is seen outside.
+    Runs the graphs on a few rows, and leaves the global random states as they were.
 
     Args:
-        graphs: A traced module; its outputs and saved slots are filled in.
+        graphs: Graphs of a module; their outputs and saved values are filled in.
         state: Parameters and buffers by their source.
-        leaves: The tensors of one call.
-        batched: Which of them have the batch as first dimension.
+        leaves: Tensors of one call.
+        batched: Flag for each tensor: whether its first dimension is the batch.
 
     Raises:
         Unsupported: An operation other than batch normalisation mixes samples, or gradients of some rows come out wrong.
@@ -44,20 +45,26 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
     device = next((t.device for t in (*leaves, *state.values())), torch.device("cpu"))
     with rng.undisturbed(device), torch.no_grad():
         torch.manual_seed(0)
-        graphs.tried = n = _rows(graphs)
-        arguments = _arguments(graphs, state, leaves, batched, n)
-        returned, mixing = _compare(graphs, *arguments)
+        graphs.tried = n = _choose_row_count(graphs)
+        arguments = _trial_arguments(graphs, state, leaves, batched, n)
+        returned, mixing = _run_both(graphs, *arguments)
         graphs.mixing = tuple(dict.fromkeys(str(node.target) for node in mixing))
         others = [node for node in mixing if not _is_batch_norm(node)]
         if others:
-            names = ", ".join(dict.fromkeys(_name(node) for node in others))
+            names = ", ".join(dict.fromkeys(_operation_name(node) for node in others))
             raise Unsupported(f"it mixes the samples of a batch ({names})")
         place_rows(graphs)
         _verify(graphs, returned)
 
 
-def _rows(graphs: Graphs) -> int:
-    """How many rows to try: the graphs hold for them, and no number in them is a multiple (a shift that would not be seen)."""
+def _choose_row_count(graphs: Graphs) -> int:
+    """Returns how many rows to try: a number that the graphs hold for and, if possible, that divides no number in them.
+
+    A shift by a multiple of the number of rows could not be seen.
+
+    Raises:
+        Unsupported: The graphs hold for no small number of rows.
+    """
     nodes = graphs.forward_module.graph.nodes
     numbers = {x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31}
     for n in (*range(5, 64), 4, 3, 2):
@@ -66,8 +73,11 @@ def _rows(graphs: Graphs) -> int:
     raise Unsupported("it does not take a batch of a few rows")
 
 
-def _arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool], n: int) -> Iterator[list[Tensor]]:
-    """A few rows twice, the second time with one row changed. Parameters of almost zero would hide what they scale."""
+def _trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool], n: int) -> Iterator[list[Tensor]]:
+    """Yields the arguments of the forward graph twice, for the same few rows, the second time with one row changed.
+
+    Random numbers replace parameters of almost zero, which would hide the effect of everything that they scale.
+    """
     own, other = [], []
     for kind, name in graphs.inputs:
         tensor = tensors[name] if kind == "leaf" else state[kind, name]
@@ -87,16 +97,16 @@ def _arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[
         own.append(base)
         other.append(changed)
     if all(x is y or torch.equal(x, y) for x, y in zip(own, other, strict=True)):
-        raise Unsupported("all samples of its first batch are alike, so that it cannot be told whether they mix")
+        raise Unsupported("all samples of its first batch are alike, so that one cannot see whether they mix")
     yield own
     yield other
 
 
-def _compare(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[list[Any], list[fx.Node]]:
-    """Run both, node by node; what one sample does to others is noted and taken back.
+def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[list[Any], list[fx.Node]]:
+    """Runs the forward graph on both lists of arguments, node by node, and undoes each effect of one sample on others.
 
     Returns:
-        What the forward graph returns for the first, and the nodes that mix.
+        Values that the forward graph returns for the first list, and the nodes that mix samples.
     """
     runner = fx.Interpreter(graphs.forward_module, garbage_collect_values=False)
     a: dict[fx.Node, Any] = {}
@@ -105,32 +115,33 @@ def _compare(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[li
     inputs = iter(zip(own, other, strict=True))
     for node in graphs.forward_module.graph.nodes:
         if node.op == "output":
-            return [a.get(value) if isinstance(value, fx.Node) else value for value in node.args[0]], _heard(mixing, graphs)
+            returned = [a.get(value) if isinstance(value, fx.Node) else value for value in node.args[0]]
+            return returned, _reaching_rows(mixing, graphs)
         if node.op == "placeholder":
             a[node], b[node] = next(inputs)
             continue
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
         before = rng.capture(own[0].device) if random else None
-        a[node] = _run(runner, node, a)
+        a[node] = _run_node(runner, node, a)
         if before is not None:
             rng.restore(before, own[0].device)
-        b[node] = _run(runner, node, b)
+        b[node] = _run_node(runner, node, b)
         if "empty" in str(node.target):
-            b[node] = a[node]  # whatever was in memory
-        b[node], mixes = _heal(graphs, node, a, b[node])
+            b[node] = a[node]  # memory that was never written has any content
+        b[node], mixes = _undo_mixing(graphs, node, a, b[node])
         if mixes and not is_getitem(node):
             mixing.append(node)
-    raise AssertionError("a graph has an output")
+    raise AssertionError("every graph has an output")
 
 
-def _run(runner: fx.Interpreter, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def _run_node(runner: fx.Interpreter, node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     args = fx.map_arg(node.args, values.__getitem__)
     kwargs = fx.map_arg(node.kwargs, values.__getitem__)
     return getattr(runner, node.op)(node.target, args, kwargs)
 
 
-def _heal(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], other: Any) -> tuple[Any, bool]:
-    """The second value as it were if no sample had reached another, and whether one had."""
+def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], other: Any) -> tuple[Any, bool]:
+    """Returns the second value of a node as if no sample had affected another, and whether one had."""
     layouts: Any = graphs.layouts[node]
     own, n = values[node], graphs.tried
     before = [layout for source in node.all_input_nodes for layout in _several(graphs.layouts[source])]
@@ -140,19 +151,19 @@ def _heal(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], other: Any)
         labels = labels.reshape(own.shape) if times is None else labels.repeat(times)
         before = [layout for layout in _candidates(layouts) if torch.equal(labels, layout.labels(own, n))]
     if not isinstance(own, tuple | list):
-        healed, layout, mixes = _heal_tensor(own, other, layouts, before, n)
+        unmixed, layout, mixes = _undo_in_tensor(own, other, layouts, before, n)
         graphs.layouts[node] = layout
-        return healed, mixes
-    parts = [_heal_tensor(x, y, layout, before, n) for x, y, layout in zip(own, other, _several(layouts), strict=True)]
+        return unmixed, mixes
+    parts = [_undo_in_tensor(x, y, layout, before, n) for x, y, layout in zip(own, other, _several(layouts), strict=True)]
     graphs.layouts[node] = tuple(layout for _, layout, _ in parts)
-    return type(own)(healed for healed, _, _ in parts), any(mixes for _, _, mixes in parts)
+    return type(own)(unmixed for unmixed, _, _ in parts), any(mixes for _, _, mixes in parts)
 
 
 def _candidates(layout: Layout) -> list[Layout]:
     return [layout] if layout.per == 1 else [layout, replace(layout, inner=True)]
 
 
-def _heal_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int) -> tuple[Any, Any, bool]:
+def _undo_in_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int) -> tuple[Any, Any, bool]:
     if not isinstance(own, Tensor) or isinstance(layout, Unsupported):
         return own, layout, isinstance(layout, Unsupported)
     if layout is None:
@@ -160,16 +171,16 @@ def _heal_tensor(own: Any, other: Any, layout: Any, before: list[Any], n: int) -
     if not isinstance(layout, Layout):
         return own, layout, False
     orders = {(source.per, source.inner) for source in before if isinstance(source, Layout)}
-    # a value that is the same for all samples fits both; a dropout mask is laid out as what it masks
+    # a value that is the same for all samples fits both orders; a dropout mask has the order of the tensor that it masks
     for candidate in sorted(_candidates(layout), key=lambda candidate: (candidate.per, candidate.inner) not in orders):
         reached = candidate.any(_differ(own, other), n)
         if not bool(torch.cat([reached[:CHANGED], reached[CHANGED + 1 :]]).any()):
             return other, candidate, False
     x, axis = layout.split(own, n)
     y, _ = layout.split(other, n)
-    healed = x.clone()
-    healed.select(axis, CHANGED).copy_(y.select(axis, CHANGED))
-    return healed.reshape(own.shape), layout, True
+    unmixed = x.clone()
+    unmixed.select(axis, CHANGED).copy_(y.select(axis, CHANGED))
+    return unmixed.reshape(own.shape), layout, True
 
 
 def _differ(own: Tensor, other: Tensor) -> Tensor:
@@ -180,9 +191,9 @@ def _differ(own: Tensor, other: Tensor) -> Tensor:
     return ~(close | (own == other) | (own.isnan() & other.isnan()))
 
 
-def _heard(mixing: list[fx.Node], graphs: Graphs) -> list[fx.Node]:
-    """The nodes whose mixing reaches a value with rows; statistics that are only stored disturb nobody."""
-    heard = []
+def _reaching_rows(mixing: list[fx.Node], graphs: Graphs) -> list[fx.Node]:
+    """Returns the nodes whose mixing affects a value with rows; statistics that are only stored affect no gradient."""
+    reaching = []
     for node in mixing:
         seen: set[fx.Node] = set()
         ahead = [node]
@@ -194,8 +205,8 @@ def _heard(mixing: list[fx.Node], graphs: Graphs) -> list[fx.Node]:
             ahead.extend(here.users)
         follow = [found for found in seen if found in graphs.layouts and _has_rows(graphs.layouts[found])]
         if follow:
-            heard.append(node)
-    return heard
+            reaching.append(node)
+    return reaching
 
 
 def _has_rows(layout: Any) -> bool:
@@ -210,14 +221,22 @@ def _is_batch_norm(node: fx.Node) -> bool:
     return any(str(node.target).removeprefix("aten.").startswith(name) for name in BATCH_NORM)
 
 
-def _name(node: fx.Node) -> str:
+def _operation_name(node: fx.Node) -> str:
     return str(node.target).removeprefix("aten.").removesuffix(".default")
 
 
 def _verify(graphs: Graphs, returned: list[Any]) -> None:
-    """Hold gradients of some rows, and of all rows in another order, against those of the whole batch."""
+    """Compares the gradients of some rows, and of all rows in another order, with those of the whole batch.
+
+    Args:
+        graphs: Graphs with complete layouts.
+        returned: Values that the forward graph returned for the rows that were tried.
+
+    Raises:
+        Unsupported: The gradients differ.
+    """
     n = graphs.tried
-    saved = [returned[slot.index] if slot.layout else _scaled(slot, returned, n) for slot in graphs.saved]
+    saved = [returned[value.index] if value.layout else _scaled(value, returned, n) for value in graphs.saved]
     outputs = returned[len(graphs.mutated) :]
     tangents = []
     for position in graphs.differentiable:
@@ -228,15 +247,15 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
     every = [*range(n - 2, -1, -1), n - 1]
     for tried, rows in (graphs, every), (apart, [0, 2] if n > 2 else [0]), (apart, [1]), (apart, [n - 1]):
         chosen = torch.tensor(rows, device=tangents[0].device)
-        taken = [t if at is None else at.take(t, chosen, n) for t, at in zip(tangents, layouts, strict=True)]
-        masked = [t if at is None else at.put(t, chosen, n) for t, at in zip(taken, layouts, strict=True)]
+        selected = [t if at is None else at.take(t, chosen, n) for t, at in zip(tangents, layouts, strict=True)]
+        masked = [t if at is None else at.put(t, chosen, n) for t, at in zip(selected, layouts, strict=True)]
         whole = tried.backward([*saved, *masked])
-        some = run_backward(tried, list(saved), taken, chosen, n)
-        _hold_against(tried, whole, some, chosen)
+        some = run_backward(tried, list(saved), selected, chosen, n)
+        _compare_gradients(tried, whole, some, chosen)
 
 
 def _statistics_constant(graphs: Graphs) -> Graphs:
-    """The same with statistics of the batch as constants, as in evaluation: what is left must not mix samples."""
+    """Returns graphs that take the statistics of the batch for constant, as in evaluation; they must not mix samples."""
     backward = copy.deepcopy(graphs.backward_module)
     for node in backward.graph.nodes:
         if "batch_norm" in str(node.target) and node.op == "call_function":
@@ -250,11 +269,11 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
     return replace(graphs, backward=backward.forward)
 
 
-def _scaled(slot: Any, returned: list[Any], n: int) -> Any:
-    return slot.per * n if slot.per else returned[slot.index]
+def _scaled(value: SavedValue, returned: list[Any], n: int) -> Any:
+    return value.per * n if value.per else returned[value.index]
 
 
-def _hold_against(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> None:
+def _compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> None:
     pairs = [
         (a, b if at is None else at.put(b, rows, graphs.tried), source)
         for a, b, at, source in zip(whole, some, graphs.grad_layouts, graphs.grads, strict=True)
@@ -265,4 +284,6 @@ def _hold_against(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> None:
         scale = max(float(a.abs().max()), 1e-3 * largest)
         error = float((a - b).abs().max())
         if not error <= TOLERANCE.get(a.dtype, 1e-3) * scale:
-            raise Unsupported(f"gradients of some rows differ from those of the batch by {error / scale:.1e} (of {name})")
+            raise Unsupported(
+                f"gradients of some rows differ from those of the batch by a relative {error / scale:.1e} (of {name})"
+            )

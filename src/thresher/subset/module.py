@@ -1,4 +1,4 @@
-"""subset_backward: one forward of the whole batch, a backward pass that costs only the rows that carry gradient."""
+"""The module that `subset_backward` returns: one forward of the whole batch, a backward pass on the rows with a gradient."""
 
 import itertools
 import warnings
@@ -14,42 +14,51 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from thresher.subset.function import Call, SubsetFunction
-from thresher.subset.graphs import CONSTANT, Graphs, Unsupported, take_apart
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, flatten_tensors
 from thresher.subset.memory import reuse_memory
 from thresher.subset.settings import Settings, has_hooks
 
 MAX_TRACES = 16
-"""Traces kept a module; the one used longest ago goes first."""
+"""Number of kinds of inputs whose traces each module keeps; the one used longest ago is dropped first."""
 MAX_MADE = 64
-"""Traces made a module before it is given up on."""
+"""Number of traces that are made for each module before the plain model is used instead."""
 ATTEMPTS = 4
-"""Readings of which inputs carry the batch."""
+"""Number of assumptions about which inputs carry the batch that are tried."""
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackward":
-    """Make a model's backward pass cost only the rows of the batch that the loss was made of.
+    """Makes the backward pass of a model cost only the rows of the batch that the loss was made of.
 
-    Call the result like the model. Its forward runs the whole batch; where only some rows of the outputs carry gradient,
-    as after `losses[kept].mean().backward()`, its backward runs on those rows alone. Gradients are those of the model.
+    Call the result like the model. Its forward runs the whole batch. Where only some rows of the outputs carry gradient, as
+    after `losses[kept].mean().backward()`, its backward runs on those rows only. The gradients are those of the model.
 
     The first call with inputs of a new kind traces the model (AOTAutograd, symbolic batch size) and tries the graphs out on
     a few rows. The batch is the first dimension of the inputs; tensors with another first dimension are shared by all
-    samples. Batch normalisation by batch statistics passes gradient back as if the kept rows were the batch (see
-    `mixes_samples`); where any other operation lets samples reach each other the plain model is used.
+    samples. Batch normalisation with the statistics of the batch passes gradient back as if the kept rows were the whole
+    batch (see `mixes_samples`). Where any other operation lets samples affect each other, the plain model is used.
 
     Args:
-        model: Any module; tensors in nested args and kwargs, a tensor, tuple, dict or dataclass returned. Parameters, buffers
-            and `state_dict` are shared with it.
-        strict: Raise where the model cannot be traced, instead of using the plain model with one warning.
+        model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
+            dataclass. The result shares its parameters, buffers and `state_dict`.
+        strict: Whether to raise where the model cannot be traced, instead of using the plain model with one warning.
+            Default: False.
 
     Returns:
-        A module around `model`.
+        Module around `model`.
 
     Raises:
         TypeError: `model` is not a module.
-        RuntimeError: When called: under a `torch.func` transform, for double backward, and with `strict` where it cannot
-            be traced.
+        RuntimeError: On a call under a `torch.func` transform, on double backward, and with `strict` on the first call of a
+            model that cannot be traced.
+
+    Example:
+        >>> import torch
+        >>> model = subset_backward(torch.nn.Linear(2, 1, bias=False))
+        >>> losses = model(torch.tensor([[1.0, 0.0], [0.0, 1.0], [3.0, 5.0]])).squeeze(1)
+        >>> losses[[0, 2]].sum().backward()  # costs two of the three rows
+        >>> model.weight.grad
+        tensor([[4., 5.]])
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
@@ -57,16 +66,26 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
 
 
 class SubsetBackward(nn.Module):
-    """What `subset_backward` returns: the user's model with another backward pass.
+    """The user's model with another backward pass; `subset_backward` makes it.
+
+    Args:
+        model: The user's model.
+        strict: Whether to raise where the model cannot be traced.
 
     Attributes:
         wrapped: The user's model.
-        fallback: Why the plain model is used; None where it is not.
+        fallback: Reason why the plain model is used; None while it is not.
+
+    Example:
+        >>> import torch
+        >>> model = subset_backward(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+        >>> list(model.state_dict()), model.wrapped[1], model.fallback
+        (['0.weight', '0.bias'], ReLU(), None)
     """
 
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         super().__init__()
-        import_module("thresher.subset.mixing")  # loads torch's compiler: a second or two that no step should wait
+        import_module("thresher.subset.tracing")  # loads torch's compiler, which takes too long for a training step
         self.__dict__["wrapped"] = model
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
@@ -79,12 +98,16 @@ class SubsetBackward(nn.Module):
         self._settings: Settings | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model."""
+        """Calls the model; arguments and result are those of the model.
+
+        Raises:
+            RuntimeError: The call is under a `torch.func` transform, or the model cannot be traced and `strict` is True.
+        """
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self.wrapped(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
-        tensors, rebuild = take_apart((args, kwargs))
+        tensors, rebuild = flatten_tensors((args, kwargs))
         dense = [_dense(tensor) for tensor in tensors]
         if self._settings is None or not self._settings.hold():
             self._settings = Settings(self.wrapped)
@@ -92,22 +115,22 @@ class SubsetBackward(nn.Module):
         if found is None:
             return self.wrapped(*args, **kwargs)
         graphs, n = found
-        held = self._settings.tensors(graphs)
-        inputs = [dense[i] if isinstance(i, int) else i for i in held.inputs]
-        trained = [tensors[i] if isinstance(i, int) else i for i in held.trained]
-        outputs = SubsetFunction.apply(Call(graphs, inputs, held.buffers, n), *trained)
+        own = self._settings.tensors(graphs)
+        inputs = [dense[i] if isinstance(i, int) else i for i in own.inputs]
+        differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
+        outputs = SubsetFunction.apply(Call(graphs, inputs, own.buffers, n), *differentiated)
         return graphs.rebuild(list(outputs))
 
     # Tracing
 
     def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
-        """Graphs that hold for these inputs and their batch size; None where the plain model is to be used."""
+        """Returns graphs that hold for these inputs, and their batch size; None where the plain model must be used."""
         sizes = Counter(len(t) for t in tensors if t.dim())
         if set(sizes) <= {0, 1} or not (settings.trains or any(tensor.requires_grad for tensor in tensors)):
-            return None  # a batch of one sample is kept or not: there is nothing to leave out
+            return None  # in a batch of one sample there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
         try:
-            key = (settings.key, _autocast(tensors), _structure(arguments, likely))
+            key = (settings.key, _autocast(tensors), _describe(arguments, likely))
         except Unsupported as reason:
             self._give_up(reason)
             return None
@@ -133,12 +156,12 @@ class SubsetBackward(nn.Module):
         return graphs, len(tensors[graphs.first])
 
     def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
-        """Trace, with the likeliest reading of which inputs carry the batch first."""
+        """Traces the model; the likeliest assumption about which inputs carry the batch is tried first."""
         from thresher.subset.mixing import examine
 
         self._check_traceable()
-        state, first_reason = _state(self.wrapped), None
-        for batched in itertools.islice(_readings(tensors, sizes), ATTEMPTS):
+        state, first_reason = _tensors_by_source(self.wrapped), None
+        for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
             try:
                 graphs = self._trace_free(tensors, rebuild, batched)
                 examine(graphs, state, tensors, batched)
@@ -146,7 +169,7 @@ class SubsetBackward(nn.Module):
                 reuse_memory(graphs.backward_module)
                 graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
             except Exception as error:
-                first_reason = first_reason or _reason(error)
+                first_reason = first_reason or _as_unsupported(error)
             else:
                 self._made += 1
                 return graphs
@@ -154,7 +177,7 @@ class SubsetBackward(nn.Module):
         raise first_reason
 
     def _trace_free(self, tensors: list[Tensor], rebuild: Any, batched: list[bool]) -> Graphs:
-        """Trace with the batch size at hand, then with others where it collided with another size."""
+        """Traces with the batch size of the call, then with others where it is also the size of something else."""
         from thresher.subset.tracing import trace
 
         n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
@@ -163,7 +186,7 @@ class SubsetBackward(nn.Module):
             try:
                 graphs = trace(self.wrapped, rebuild, tensors, batched, rows)
             except Exception as error:
-                reason = _reason(error)
+                reason = _as_unsupported(error)
             else:
                 if graphs.holds_for(n):
                     return graphs
@@ -190,20 +213,24 @@ class SubsetBackward(nn.Module):
             )
         self.fallback = str(reason)
 
-    # The user's model, seen through
+    # Everything else is that of the user's model
 
     def train(self, mode: bool = True) -> "SubsetBackward":
-        """Set training mode here and in the model."""
+        """Sets training or evaluation mode, here and in the model.
+
+        Args:
+            mode: Whether to set training mode. Default: True.
+        """
         self.training = mode
         self.wrapped.train(mode)
         return self
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own."""
+        """Returns the `state_dict` of the model."""
         return self.wrapped.state_dict(*args, **kwargs)
 
     def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The model's own."""
+        """Loads a `state_dict` of the model."""
         return self.wrapped.load_state_dict(*args, **kwargs)
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
@@ -223,17 +250,29 @@ class SubsetBackward(nn.Module):
 
 
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:
-    """Name what lets the samples of a batch reach each other in a model, as it is now (training or evaluation).
+    """Returns the parts of a model that let the samples of a batch affect each other, in its present mode.
 
-    Rows that are left out of the loss still have a part in the gradient there. Where it is batch normalisation,
-    `subset_backward` passes gradient back as if the kept rows were the batch, with the statistics of the whole batch; where
-    anything else mixes it uses the plain model.
+    With such a part, rows that are left out of the loss still have an effect on the gradient. Where it is batch normalisation,
+    `subset_backward` passes gradient back as if the kept rows were the whole batch, with the statistics of the whole batch;
+    where it is anything else, `subset_backward` uses the plain model.
 
     Args:
-        model: Any module. One from `subset_backward` that was called also names the operations that its graphs showed.
+        model: Any module. For a model from `subset_backward` that was called, the operations that its graphs showed are
+            named too.
 
     Returns:
-        Such as ("BatchNorm2d 'layer1.0.bn1'",); empty where every sample is on its own as far as can be told.
+        Names such as "BatchNorm2d 'layer1.0.bn1'"; empty where no part is known to mix samples.
+
+    Raises:
+        TypeError: `model` is not a module.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        >>> mixes_samples(model)
+        ("BatchNorm1d '1'",)
+        >>> mixes_samples(model.eval())
+        ()
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}")
@@ -246,7 +285,7 @@ def mixes_samples(model: nn.Module) -> tuple[str, ...]:
 
 
 def _batch_norms(module: nn.Module) -> tuple[str, ...]:
-    """Names of normalisations that use the statistics of the batch at hand."""
+    """Returns the names of normalisations that use the statistics of the batch itself."""
     return tuple(
         f"{type(part).__name__} {name!r}"
         for name, part in module.named_modules()
@@ -254,8 +293,8 @@ def _batch_norms(module: nn.Module) -> tuple[str, ...]:
     )
 
 
-def _readings(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:
-    """Which tensors carry the batch, likeliest first: all of one size, then all but one of them."""
+def _likely_batched(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:
+    """Yields assumptions about which tensors carry the batch, likeliest first: all of one size, then all but one of them."""
     for n, _ in sizes.most_common():
         if n < 2:
             continue
@@ -267,14 +306,14 @@ def _readings(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]
                 yield [is_batched and i != left_out for i, is_batched in enumerate(whole)]
 
 
-def _state(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
+def _tensors_by_source(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
     parameters = module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
     return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """A tensor as it is traced: its memory in the order of its dimensions, or of channels_last."""
+    """Returns a tensor in the form that is traced: its memory has the order of its dimensions, or that of channels_last."""
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_contiguous():
         return tensor
     if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
@@ -282,7 +321,7 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
 
 
-def _reason(error: Exception) -> Unsupported:
+def _as_unsupported(error: Exception) -> Unsupported:
     if isinstance(error, Unsupported):
         return error
     reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
@@ -290,11 +329,15 @@ def _reason(error: Exception) -> Unsupported:
     return reason
 
 
-def _structure(tree: Any, n: int) -> Any:
-    """A hashable description of nested arguments; a first dimension of n is the batch's.
+def _describe(tree: Any, n: int) -> Any:
+    """Returns a hashable description of nested arguments.
+
+    Args:
+        tree: Arguments of a call.
+        n: Batch size; a first dimension of this size is taken for that of the batch.
 
     Raises:
-        Unsupported: They hold something that a trace would take for constant.
+        Unsupported: The arguments hold an object that can change, and that a trace would take for constant.
     """
     if isinstance(tree, Tensor):
         if tree.layout is not torch.strided or tree.is_nested:
@@ -303,12 +346,12 @@ def _structure(tree: Any, n: int) -> Any:
         channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
         return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
     if isinstance(tree, Mapping):
-        return type(tree), tuple((key, _structure(value, n)) for key, value in tree.items())
+        return type(tree), tuple((key, _describe(value, n)) for key, value in tree.items())
     if isinstance(tree, tuple | list):
-        return type(tree), tuple(_structure(value, n) for value in tree)
+        return type(tree), tuple(_describe(value, n) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), tuple(_structure(getattr(tree, field.name), n) for field in fields(tree))
-    if isinstance(tree, CONSTANT):
+        return type(tree), tuple(_describe(getattr(tree, field.name), n) for field in fields(tree))
+    if isinstance(tree, CONSTANT_TYPES):
         return type(tree), tree
     raise Unsupported(f"it is given a {type(tree).__name__}, whose content a trace would take for constant")
 

@@ -1,4 +1,4 @@
-"""What a trace takes for constant in a module: described once, and looked at in every call to see whether it still holds."""
+"""Everything about a module that a trace takes for constant: described once, and compared in every call."""
 
 from collections.abc import Iterable, Mapping
 from operator import eq, is_
@@ -7,66 +7,76 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from thresher.subset.graphs import CONSTANT, Graphs, own_attributes
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, own_attributes
 
 TABLES = ("_modules", "_parameters", "_buffers")
 
 
-class Held(NamedTuple):
-    """A module's tensors as graphs take them; positions stand for the tensors of a call."""
+class GraphTensors(NamedTuple):
+    """Tensors of a module that its graphs read and update; an int is the position of a tensor of the call.
+
+    Attributes:
+        inputs: Arguments of the forward graph.
+        differentiated: Tensors that the backward graph gives gradients of.
+        buffers: Buffers that the forward graph updates.
+    """
 
     inputs: list[Any]
-    trained: list[Any]
+    differentiated: list[Any]
     buffers: list[Tensor]
 
 
 class Settings:
-    """A module's settings when this was made.
+    """Settings of a module at the time when this object was made.
+
+    Args:
+        module: Module that is traced.
 
     Attributes:
-        key: A hashable description of what tracing takes for constant.
+        key: Hashable description of everything that tracing takes for constant.
         trains: Whether any parameter gets a gradient.
     """
 
     def __init__(self, module: nn.Module) -> None:
-        self._parts = _parts(module)
-        self._watched = [_watched(part) for part in self._parts.values()]
-        self._of_graphs: dict[int, tuple[Graphs, Held]] = {}
-        parts = self._parts.values()
+        self._modules = _modules_by_prefix(module)
+        parts = self._modules.values()
+        self._snapshots = [_snapshot(part) for part in parts]
+        self._of_graphs: dict[int, tuple[Graphs, GraphTensors]] = {}
         self.key = (
-            tuple(_described(part) for part in parts),
-            _places(thing for part in parts for thing in (part, *_tensors(part))),
+            tuple(_module_signature(part) for part in parts),
+            _first_places(thing for part in parts for thing in (part, *_registered_tensors(part))),
         )
         self.trains = any(parameter.requires_grad for parameter in module.parameters())
 
     def hold(self) -> bool:
-        """Whether they are what they were, down to which tensors there are; runs in every call."""
-        return all(_unchanged(*watched) for watched in self._watched)
+        """Checks that nothing has changed since, down to the identity of the tensors; runs in every call."""
+        return all(_unchanged(*snapshot) for snapshot in self._snapshots)
 
-    def tensors(self, graphs: Graphs) -> "Held":
-        """What graphs that were made under these settings read and update."""
+    def tensors(self, graphs: Graphs) -> GraphTensors:
+        """Returns the tensors that graphs which were traced under these settings read and update."""
         if id(graphs) not in self._of_graphs:
-            inputs = [self._held(*source) for source in graphs.inputs]
-            trained = [self._held(*source) for source in graphs.grads if source is not None]
-            self._of_graphs[id(graphs)] = graphs, Held(inputs, trained, [self._held("buffer", name) for name in graphs.mutated])
+            inputs = [self._find(*source) for source in graphs.inputs]
+            differentiated = [self._find(*source) for source in graphs.grads if source is not None]
+            buffers = [self._find("buffer", name) for name in graphs.mutated]
+            self._of_graphs[id(graphs)] = graphs, GraphTensors(inputs, differentiated, buffers)
         return self._of_graphs[id(graphs)][1]
 
-    def _held(self, kind: str, name: Any) -> Any:
-        """A parameter or buffer by its full name; the position of what the call gives."""
+    def _find(self, kind: str, name: Any) -> Any:
+        """Returns a parameter or buffer by its full name, or the position of a tensor of the call."""
         if kind == "leaf":
             return name
         prefix, dot, last = name.rpartition(".")
-        part = self._parts[prefix + dot]
+        part = self._modules[prefix + dot]
         return (part._parameters if kind == "param" else part._buffers)[last]
 
 
 def has_hooks(part: nn.Module) -> bool:
-    """Whether calling a module does more than its forward."""
+    """Checks whether a call of a module runs more than its forward."""
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
-def _parts(module: nn.Module) -> dict[str, nn.Module]:
-    """Every module by the prefix of its parameters' names; a shared one by each."""
+def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
+    """Returns every module by the prefix of its parameters' names; a shared module is there once for each prefix."""
     found: dict[str, nn.Module] = {}
     ahead = [("", module)]
     while ahead:
@@ -76,31 +86,32 @@ def _parts(module: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _places(things: Iterable[Any]) -> tuple[int, ...]:
-    """Where each thing came up first, so that what is shared shows."""
+def _first_places(things: Iterable[Any]) -> tuple[int, ...]:
+    """Returns for each object the position where it came up first, which shows the objects that are shared."""
     first: dict[int, int] = {}
     return tuple(first.setdefault(id(thing), place) for place, thing in enumerate(things))
 
 
-def _described(part: nn.Module) -> tuple[Any, ...]:
+def _module_signature(part: nn.Module) -> tuple[Any, ...]:
+    """Returns a hashable description of one module without its children."""
     seen: set[int] = set()
     own = tuple(_constant(value, seen) for _, value in own_attributes(part))
-    return type(part), has_hooks(part), own, tuple(_facts(tensor) for tensor in _tensors(part))
+    return type(part), has_hooks(part), own, tuple(_tensor_signature(tensor) for tensor in _registered_tensors(part))
 
 
-def _watched(part: nn.Module) -> tuple[Any, ...]:
-    """A module with what `_unchanged` compares it to."""
+def _snapshot(part: nn.Module) -> tuple[Any, ...]:
+    """Returns the arguments of `_unchanged`: a module and everything that is compared with it later."""
     inside = {name: _constant(value, set()) for name, value in own_attributes(part) if not _is_fixed(value)}
     tables = [_members(table) for table in (part.__dict__, *(part.__dict__[name] for name in TABLES))]
-    return part, type(part), has_hooks(part), tables, inside, [_facts(tensor) for tensor in _tensors(part)]
+    return part, type(part), has_hooks(part), tables, inside, [_tensor_signature(t) for t in _registered_tensors(part)]
 
 
 def _members(table: dict[str, Any]) -> tuple[list[str], list[Any]]:
     return list(table), list(table.values())
 
 
-def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[str, Any], facts: Any) -> bool:
-    """By identity, not equality: a tensor may equal the number in whose place it is."""
+def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[str, Any], signatures: Any) -> bool:
+    """Compares by identity, not by equality: a tensor may equal the number whose place it has taken."""
     attributes = part.__dict__
     if type(part) is not kind or has_hooks(part) != hooked:
         return False
@@ -109,27 +120,32 @@ def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[st
             return False
     if inside and any(_constant(attributes[name], set()) != value for name, value in inside.items()):
         return False
-    return not facts or all(map(eq, map(_facts, _tensors(part)), facts))
+    return not signatures or all(map(eq, map(_tensor_signature, _registered_tensors(part)), signatures))
 
 
-def _tensors(part: nn.Module) -> list[Tensor | None]:
+def _registered_tensors(part: nn.Module) -> list[Tensor | None]:
     return [*part._parameters.values(), *part._buffers.values()]
 
 
-def _facts(tensor: Tensor | None) -> Any:
+def _tensor_signature(tensor: Tensor | None) -> Any:
     if tensor is None:
         return None
     return tensor.requires_grad, tensor.dtype, tensor.device, None if is_lazy(tensor) else tensor.shape
 
 
 def _is_fixed(value: Any) -> bool:
-    """Whether nothing inside a value can change."""
-    return isinstance(value, CONSTANT) or (type(value) is tuple and all(map(_is_fixed, value)))
+    """Checks that nothing inside a value can change."""
+    return isinstance(value, CONSTANT_TYPES) or (type(value) is tuple and all(map(_is_fixed, value)))
 
 
 def _constant(value: Any, seen: set[int]) -> Any:
-    """A hashable description of what a module holds: numbers by value, tensors by identity, objects by their numbers."""
-    if isinstance(value, CONSTANT):
+    """Returns a hashable description of a value: numbers by value, tensors by identity, objects by their numbers.
+
+    Args:
+        value: Attribute of a module, or part of one.
+        seen: Identities of the objects that were described before; they are not described again.
+    """
+    if isinstance(value, CONSTANT_TYPES):
         return value
     if isinstance(value, Tensor):
         return id(value)
@@ -142,4 +158,4 @@ def _constant(value: Any, seen: set[int]) -> Any:
     if id(value) in seen:
         return id(value)
     seen.add(id(value))
-    return id(value), tuple(member for member in getattr(value, "__dict__", {}).values() if isinstance(member, CONSTANT))
+    return id(value), tuple(member for member in getattr(value, "__dict__", {}).values() if isinstance(member, CONSTANT_TYPES))

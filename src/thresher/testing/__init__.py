@@ -1,4 +1,4 @@
-"""For authors of methods: check that a method keeps its promises, and that it wins where it should."""
+"""Tools for authors of methods: a check of every promise of a method, and problems on which it should beat random samples."""
 
 from thresher.testing.check import check_method as check_method
 from thresher.testing.subjects import ContractError as ContractError

@@ -1,13 +1,14 @@
-"""Planted problems: small tasks whose answer is known, on which a kind of method must beat random samples of equal cost.
+"""Planted problems: small tasks with a known solution, on which one kind of method must beat random samples of equal cost.
 
-- "redundant": nearly all samples are easy and say the same; what is asked later is decided by a few hard ones, to which the
-  easy feature is misleading. Methods that prefer hard samples win.
-- "noisy": a part of the labels is wrong, and there are too few samples to ignore it. Methods that avoid what cannot be
-  learnt win.
+- "redundant": nearly all samples are easy and alike; the test samples are like a few hard ones, for which the easy feature is
+  misleading. Methods that prefer hard samples win.
+- "noisy": a part of the labels is wrong, and there are too few samples to average that out. Methods that avoid samples that
+  cannot be learnt win.
 - "outliers": a regression in which a part of the targets is grossly wrong. Methods that prefer small losses win.
 - "skewed": a regression in which nearly all of the gradient comes from a few noisy targets, and "rare": a classification
-  in which it comes from a few wrong labels; small batches have few of them or none. The loss over these very samples is what
-  counts. Methods that reduce the variance of the gradient, by weights or by their choice, get closer to the least loss.
+  in which it comes from a few wrong labels. Small batches have few of these samples or none. The result is the loss over the
+  training samples themselves. Methods that reduce the variance of the gradient, by weights or by their choice, get closer to
+  the least possible loss.
 """
 
 import warnings
@@ -30,20 +31,25 @@ from thresher.run.attach import attach
 
 @dataclass(frozen=True, eq=False)
 class Toy:
-    """A planted problem.
+    """A planted problem; `planted` makes it.
 
     Args:
-        name: Which.
-        seed: Of its samples and their order.
+        name: Name of the problem.
+        seed: Random seed of the samples and their order.
         x: Inputs, shape (N, D), float32.
         y: Targets, shape (N,).
-        evaluate: How good a trained model is; larger is better.
-        criterion: The loss.
-        outputs: Of the linear model.
+        evaluate: Function that returns the score of a trained model; larger is better.
+        criterion: Loss.
+        outputs: Number of outputs of the linear model.
         lr: Learning rate of plain gradient descent.
-        batch: Size of the batches.
-        epochs: Of the training.
-        held_out: More samples of the same kind: inputs and targets.
+        batch: Batch size.
+        epochs: Number of epochs of the training.
+        held_out: Inputs and targets of more samples of the same kind.
+
+    Example:
+        >>> toy = planted("noisy", seed=0)
+        >>> len(toy.x), toy.model(), toy.evaluate(toy.model())
+        (256, Linear(in_features=40, out_features=2, bias=False), 0.49725)
     """
 
     name: str
@@ -59,31 +65,45 @@ class Toy:
     held_out: tuple[Tensor, Tensor]
 
     def loader(self) -> DataLoader[Any]:
-        """The samples in an order that depends on the seed alone."""
+        """Returns a loader whose order of samples depends only on the seed."""
         draws = torch.Generator().manual_seed(self.seed)
         return DataLoader(TensorDataset(self.x, self.y), self.batch, shuffle=True, generator=draws)
 
     def model(self) -> nn.Module:
-        """A linear model that knows nothing yet."""
+        """Returns an untrained linear model whose weights are all zero."""
         linear = nn.Linear(self.x.shape[1], self.outputs, bias=False)
         nn.init.zeros_(linear.weight)
         return linear if self.outputs > 1 else nn.Sequential(linear, nn.Flatten(0))
 
 
 class Outcome(NamedTuple):
-    """What one training reached, and its cost; see `trained`."""
+    """Result of one training.
+
+    Attributes:
+        score: Score of the trained model; larger is better.
+        cost: Cost as a share of the cost of full training, as `train_model` returns it.
+
+    Example:
+        >>> Outcome(score=0.9, cost=0.5).score
+        0.9
+    """
 
     score: float
     cost: float
 
 
 class Contest(NamedTuple):
-    """A method against random samples of the same cost.
+    """Comparison of a method with random samples of the same cost.
 
-    Args:
-        method: Its scores, one a seed; larger is better.
-        uniform: Those of random samples.
-        cost: Of the method, as a share of full training's; the mean over the seeds.
+    Attributes:
+        method: Scores of the method, one per seed; larger is better.
+        uniform: Scores of random samples, one per seed.
+        cost: Cost of the method as a share of the cost of full training, the mean over the seeds.
+
+    Example:
+        >>> contest = Contest(method=(0.8, 0.9), uniform=(0.7, 0.7), cost=0.5)
+        >>> print(f"{contest.gain:.2f} +- {contest.standard_error:.2f}")
+        0.15 +- 0.05
     """
 
     method: tuple[float, ...]
@@ -92,17 +112,17 @@ class Contest(NamedTuple):
 
     @property
     def gain(self) -> float:
-        """Mean difference of the scores."""
+        """The mean difference between the scores of the method and those of random samples."""
         return float(np.mean(np.subtract(self.method, self.uniform)))
 
     @property
     def standard_error(self) -> float:
-        """Of the gain, seeds paired; infinite with one seed."""
+        """The standard error of the gain, with seeds paired; infinite with one seed."""
         differences = np.subtract(self.method, self.uniform)
         return float(np.std(differences, ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else float("inf")
 
 
-def _tensors(*arrays: Any) -> tuple[Tensor, ...]:
+def _as_tensors(*arrays: Any) -> tuple[Tensor, ...]:
     return tuple(torch.from_numpy(np.ascontiguousarray(a)) for a in arrays)
 
 
@@ -126,12 +146,12 @@ def _redundant(r: np.random.Generator) -> dict[str, Any]:
         sign = 2.0 * y - 1
         first = np.where(is_hard, -sign, 3 * sign)
         rest = np.where(is_hard[:, None], x, 0.1 * x)
-        return _tensors(np.column_stack([first, rest]).astype(np.float32), y)
+        return _as_tensors(np.column_stack([first, rest]).astype(np.float32), y)
 
     x, y = samples(n, share)
-    asked = samples(4000, 1.0)
+    test = samples(4000, 1.0)
     return {
-        "x": x, "y": y, "evaluate": _accuracy(*asked), "criterion": nn.CrossEntropyLoss(), "outputs": 2, "lr": 0.2, "batch": 64,
+        "x": x, "y": y, "evaluate": _accuracy(*test), "criterion": nn.CrossEntropyLoss(), "outputs": 2, "lr": 0.2, "batch": 64,
         "epochs": 12, "held_out": samples(n, share),
     }  # fmt: skip
 
@@ -144,12 +164,12 @@ def _noisy(r: np.random.Generator) -> dict[str, Any]:
     def samples(count: int, flipped: float) -> tuple[Tensor, ...]:
         y = r.integers(0, 2, count)
         x = r.normal(size=(count, d)) + np.outer(2.0 * (2 * y - 1), direction)
-        return _tensors(x.astype(np.float32), np.where(r.random(count) < flipped, 1 - y, y))
+        return _as_tensors(x.astype(np.float32), np.where(r.random(count) < flipped, 1 - y, y))
 
     x, y = samples(n, wrong)
-    asked = samples(4000, 0.0)
+    test = samples(4000, 0.0)
     return {
-        "x": x, "y": y, "evaluate": _accuracy(*asked), "criterion": nn.CrossEntropyLoss(), "outputs": 2, "lr": 0.3, "batch": 32,
+        "x": x, "y": y, "evaluate": _accuracy(*test), "criterion": nn.CrossEntropyLoss(), "outputs": 2, "lr": 0.3, "batch": 32,
         "epochs": 30, "held_out": samples(4 * n, wrong),
     }  # fmt: skip
 
@@ -162,7 +182,7 @@ def _outliers(r: np.random.Generator) -> dict[str, Any]:
         x = r.normal(size=(count, d)).astype(np.float32)
         y = x @ direction + 0.1 * r.normal(size=count)
         y = np.where(r.random(count) < gross, y + r.choice([-10.0, 10.0], count), y)
-        return _tensors(x, y.astype(np.float32))
+        return _as_tensors(x, y.astype(np.float32))
 
     x, y = samples(n, wrong)
     clean, aims = samples(4000, 0.0)
@@ -183,7 +203,7 @@ def _skewed(r: np.random.Generator) -> dict[str, Any]:
     def samples(count: int) -> tuple[Tensor, ...]:
         x = r.normal(size=(count, d))
         noise = np.where(r.random(count) < rare, 8.0, 0.05) * r.normal(size=count)
-        return _tensors(x.astype(np.float32), (x @ direction + noise).astype(np.float32))
+        return _as_tensors(x.astype(np.float32), (x @ direction + noise).astype(np.float32))
 
     x, y = samples(n)
     best = torch.linalg.lstsq(x.double(), y.double()[:, None]).solution[:, 0]
@@ -206,7 +226,7 @@ def _rare(r: np.random.Generator) -> dict[str, Any]:
     def samples(count: int) -> tuple[Tensor, ...]:
         y = r.integers(0, 2, count)
         x = 0.7 * r.normal(size=(count, d)) + np.outer(2.0 * (2 * y - 1), direction)
-        return _tensors(x.astype(np.float32), np.where(r.random(count) < rare, 1 - y, y))
+        return _as_tensors(x.astype(np.float32), np.where(r.random(count) < rare, 1 - y, y))
 
     x, y = samples(n)
     least = _least_loss(x.double().numpy(), 2.0 * y.numpy() - 1)
@@ -222,7 +242,7 @@ def _rare(r: np.random.Generator) -> dict[str, Any]:
 
 
 def _least_loss(x: Any, sign: Any) -> float:
-    """The least mean logistic loss of a linear model, by Newton's method."""
+    """Returns the least mean logistic loss of a linear model, by Newton's method."""
     w = np.zeros(x.shape[1])
     for _ in range(50):
         wrong = 1 / (1 + np.exp(sign * (x @ w)))
@@ -241,35 +261,46 @@ PLANTED: dict[str, Callable[[np.random.Generator], dict[str, Any]]] = {
 
 
 def planted(name: str, seed: int) -> Toy:
-    """A planted problem.
+    """Returns a planted problem.
 
     Args:
-        name: "redundant", "noisy", "outliers", "skewed" or "rare".
-        seed: Of its samples.
+        name: Name of the problem: "redundant", "noisy", "outliers", "skewed" or "rare".
+        seed: Random seed of the samples and their order.
 
     Raises:
-        ValueError: No such problem.
+        ValueError: There is no problem of this name.
+
+    Example:
+        >>> toy = planted("redundant", seed=0)
+        >>> tuple(toy.x.shape), toy.epochs, toy.batch
+        ((1024, 13), 12, 64)
     """
     if name not in PLANTED:
         raise ValueError(f"no planted problem {name!r}; there are {', '.join(PLANTED)}")
     return Toy(name, seed, **PLANTED[name](np.random.default_rng([seed, *name.encode()])))
 
 
-def trained(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any) -> tuple[nn.Module, float]:
-    """Train the toy's model with a method attached.
+def train_model(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any) -> tuple[nn.Module, float]:
+    """Trains the model of a planted problem with a method attached.
 
     Args:
-        method: As `thresher.attach` takes it.
-        toy: The problem.
-        epochs: Instead of the toy's own.
-        **settings: Others of `thresher.attach`.
+        method: Method, in any form that `thresher.attach` accepts.
+        toy: Planted problem.
+        epochs: Number of epochs. Default: that of the problem.
+        **settings: Other arguments of `thresher.attach`.
 
     Returns:
-        The model, and the cost as a share of full training's over the toy's own epochs, at 2 forward passes a backward.
+        The model; and the cost as a share of the cost of full training over the epochs of the problem, where a backward pass
+        counts as much as 2 forward passes.
+
+    Example:
+        >>> _, cost = train_model(UniformSubset(keep=0.5), planted("noisy", seed=0), epochs=3)
+        >>> round(cost, 3)  # half of the samples in a tenth of the epochs
+        0.05
     """
     epochs = toy.epochs if epochs is None else epochs
     with rng.undisturbed(torch.device("cpu")), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that scoring costs more than it saves on a model this small
+        warnings.simplefilter("ignore", UserWarning)  # on so small a model scoring costs more than it saves
         torch.manual_seed(toy.seed)
         model = toy.model()
         optimizer = torch.optim.SGD(model.parameters(), lr=toy.lr)
@@ -285,9 +316,21 @@ def trained(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any
     return model, cost
 
 
-def train(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any) -> Outcome:
-    """Train the toy's model as `trained` does, and say how good it is."""
-    model, cost = trained(method, toy, epochs=epochs, **settings)
+def train_and_score(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any) -> Outcome:
+    """Trains the model of a planted problem as `train_model` does, and evaluates it.
+
+    Args:
+        method: Method, in any form that `thresher.attach` accepts.
+        toy: Planted problem.
+        epochs: Number of epochs. Default: that of the problem.
+        **settings: Other arguments of `thresher.attach`.
+
+    Example:
+        >>> outcome = train_and_score(FullData(), planted("noisy", seed=0), epochs=6)
+        >>> f"accuracy {outcome.score:.1f}, cost {outcome.cost:.1f}"
+        'accuracy 0.8, cost 0.2'
+    """
+    model, cost = train_model(method, toy, epochs=epochs, **settings)
     with torch.no_grad():
         return Outcome(toy.evaluate(model), cost)
 
@@ -296,27 +339,39 @@ def train(method: Any, toy: Toy, *, epochs: int | None = None, **settings: Any) 
 def _control(stage: str, name: str, seed: int, cost: float) -> float:
     toy = planted(name, seed)
     if cost >= 1:
-        return train(FullData(), toy, epochs=round(cost * toy.epochs)).score
-    return train(RandomBackprop(keep=cost) if stage == "batch" else UniformSubset(keep=cost), toy).score
+        return train_and_score(FullData(), toy, epochs=round(cost * toy.epochs)).score
+    return train_and_score(RandomBackprop(keep=cost) if stage == "batch" else UniformSubset(keep=cost), toy).score
 
 
 def beats_uniform(method: Any, toy: str, seeds: Sequence[int] = (0, 1, 2), **settings: Any) -> Contest:
-    """Let a method compete with random samples at the cost that was counted for it.
+    """Compares a method with random samples at the cost that the run of the method counted.
 
-    The control of a method that decides in the batch is a random part of every batch, that of all others a random subset
-    each epoch; of one that costs more than full training, full training for more epochs.
+    A method that decides in the batch is compared with a random part of every batch, any other method with a random subset of
+    the samples in each epoch. A method that costs more than full training is compared with full training for more epochs.
 
     Args:
-        method: The method, or a function of the `Toy` that makes it.
+        method: Method, or function that makes a method for a `Toy`.
         toy: Name of a planted problem.
-        seeds: One training each.
-        **settings: Others of `thresher.attach`, for the method.
+        seeds: Random seeds, for one training each. Default: (0, 1, 2).
+        **settings: Other arguments of `thresher.attach`, used for the method only.
+
+    Returns:
+        Scores of both, and the cost.
+
+    Raises:
+        ValueError: There is no problem of this name.
+
+    Example:
+        >>> from thresher import InfoBatch
+        >>> contest = beats_uniform(InfoBatch(prune_fraction=0.8), "redundant", seeds=(0,))
+        >>> f"gain {contest.gain:.1f} at {contest.cost:.0%} of the cost"
+        'gain 0.2 at 44% of the cost'
     """
     scores, controls, costs = [], [], []
     for seed in seeds:
         problem = planted(toy, seed)
         own = method(problem) if callable(method) else method
-        score, cost = train(own, problem, **settings)
+        score, cost = train_and_score(own, problem, **settings)
         stage = getattr(own[-1] if isinstance(own, list | tuple) else own, "stage", "epoch")
         scores.append(score)
         controls.append(_control(stage, toy, seed, round(cost, 3)))

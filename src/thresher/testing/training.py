@@ -1,4 +1,4 @@
-"""A small training that a method is attached to: run through, or interrupted, saved and resumed."""
+"""A small training that a method is attached to, which can be interrupted, saved and resumed."""
 
 import io
 from typing import Any
@@ -9,23 +9,38 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from thresher.methods.full import FullData
 from thresher.run.attach import attach
-from thresher.testing.subjects import DRAWS, ContractError, Subject, content, plain
+from thresher.testing.questions import SIGNAL_GENERATORS, comparable, comparable_plan
+from thresher.testing.subjects import ContractError, Subject
 
 
-class Training:
-    """A linear model on a small problem, attached."""
+class AttachedTraining:
+    """A linear model on a small problem, with a method attached.
+
+    Args:
+        subject: The method.
+        **settings: Other arguments of `thresher.attach`.
+
+    Example:
+        >>> from thresher import UniformSubset
+        >>> from thresher.testing.subjects import subject_of
+        >>> training = AttachedTraining(subject_of(UniformSubset(keep=0.5), None, epochs=4, samples=16))
+        >>> training.train(stop=(1, 1))
+        >>> [len(ids) for _, ids, *_ in training.log]
+        [8, 8]
+        >>> training.run.detach()
+    """
 
     EPOCHS, BATCH = 4, 8
 
     def __init__(self, subject: Subject, **settings: Any) -> None:
         n = subject.samples
-        draws = torch.Generator().manual_seed(5)
-        self.x = torch.randn(n, 6, generator=draws)
-        self.y = (self.x @ torch.randn(6, 3, generator=draws)).argmax(1)
+        generator = torch.Generator().manual_seed(5)
+        self.x = torch.randn(n, 6, generator=generator)
+        self.y = (self.x @ torch.randn(6, 3, generator=generator)).argmax(1)
         torch.manual_seed(0)
         self.net = nn.Linear(6, 3)
         self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.3, momentum=0.5)
-        own = sorted(set(subject.draws) - set(DRAWS))
+        own = sorted(set(subject.generators) - set(SIGNAL_GENERATORS))
         method = [subject.method, FullData()] if subject.method.stage == "before" else subject.method
         self.run = attach(
             method,
@@ -41,12 +56,16 @@ class Training:
         self.planned: dict[int, list[int]] = {}
 
     def loss(self) -> float:
-        """Over all samples."""
+        """Returns the mean loss over all samples."""
         with torch.no_grad():
             return nn.functional.cross_entropy(self.net(self.x), self.y).item()
 
     def train(self, stop: tuple[int, int] | None = None) -> None:
-        """To the end, or until some batches of an epoch are done."""
+        """Trains to the end, or until some batches of an epoch are done.
+
+        Args:
+            stop: Number of an epoch, and the number of its batches after which training stops. Default: None.
+        """
         while self.run.epoch < self.EPOCHS:
             epoch = self.run.epoch
             for done, (x, y) in enumerate(self.run.loader, 1):
@@ -60,27 +79,42 @@ class Training:
                     return
 
     def save(self, subject: Subject) -> Any:
-        """A checkpoint that was written and read again."""
+        """Returns a checkpoint that was written and read again.
+
+        Args:
+            subject: The method, which an error names.
+        """
         parts = {"net": self.net, "optimizer": self.optimizer, "run": self.run}
-        return saved(subject, {name: part.state_dict() for name, part in parts.items()})
+        return save_and_load(subject, {name: part.state_dict() for name, part in parts.items()})
 
     def load(self, state: Any) -> None:
-        """Go on from a checkpoint."""
+        """Restores a checkpoint."""
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.run.load_state_dict(state["run"])
 
     def result(self) -> Any:
-        """Everything that a resumed training must have in common with one that was not interrupted."""
+        """Returns everything that a resumed training must have in common with one that was not interrupted."""
         run = self.run
-        return plain([self.net.state_dict(), self.optimizer.state_dict(), dict(run.records), content(run.plan), run.history])
+        states = [self.net.state_dict(), self.optimizer.state_dict()]
+        return comparable([*states, dict(run.records), comparable_plan(run.plan), run.history])
 
 
-def saved(subject: Subject, state: Any) -> Any:
-    """A state as torch.save and torch.load(weights_only=True) give it back.
+def save_and_load(subject: Subject, state: Any) -> Any:
+    """Returns a state after `torch.save` and `torch.load(weights_only=True)`.
+
+    Args:
+        subject: The method, which the error names.
+        state: Tensors and plain values in nested dicts, lists and tuples.
 
     Raises:
-        ContractError: They do not.
+        ContractError: The state cannot be saved or loaded.
+
+    Example:
+        >>> from thresher import UniformSubset
+        >>> from thresher.testing.subjects import subject_of
+        >>> save_and_load(subject_of(UniformSubset(keep=0.5), None, epochs=4, samples=16), {"seen": torch.arange(3)})
+        {'seen': tensor([0, 1, 2])}
     """
     buffer = io.BytesIO()
     try:

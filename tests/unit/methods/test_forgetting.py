@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from thresher import Forgetting
-from thresher.methods.forgetting import UNSEEN_TURNS, fewest, forgetting_events, turns
+from thresher.methods.forgetting import UNSEEN_TURNS, fewest, turns
 from thresher.records import Records
 from thresher.rng import seeded
+from thresher.scores.forgetting import events_in_turns
 
 
 def test_published_defaults() -> None:
@@ -38,15 +39,15 @@ def test_turns_that_do_not_fit_stay_at_the_most(dtype: torch.dtype, most: int) -
     for step in range(9):
         column = turns(column, torch.tensor([step % 2 == 1]))  # wrong first: it was right
         assert (int(column) % 2 == 1) == (step % 2 == 1)
-        counts.append(int(forgetting_events(column)))
+        counts.append(int(events_in_turns(column)))
     assert right % 2 == 1
     assert counts == [most // 2] * 9
 
 
 def test_events() -> None:
     column = torch.tensor([UNSEEN_TURNS, 0, 1, 2, 3, 4, 5, 32_767], dtype=torch.int16)
-    assert forgetting_events(column).tolist() == [0, 0, 0, 1, 1, 2, 2, 16_383]
-    assert forgetting_events(column).dtype == torch.int64
+    assert events_in_turns(column).tolist() == [0, 0, 0, 1, 1, 2, 2, 16_383]
+    assert events_in_turns(column).dtype == torch.int64
 
 
 @pytest.mark.parametrize(

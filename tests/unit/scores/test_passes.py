@@ -18,7 +18,7 @@ Y = torch.arange(N) % 3
 
 
 class Echo(nn.Module):
-    """The first column of its input, as logits of three classes; keeps what it was shown and how."""
+    """A model of three classes that records the inputs that it is given and the modes in which it runs."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ def test_a_model_with_another_backward_pass():
     assert wrapped.training and model.training and model.drop.training
 
 
-def test_batches_of_ones_own():
+def test_batches_of_another_structure():
     class Rows(Dataset):
         def __len__(self):
             return N

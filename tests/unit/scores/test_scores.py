@@ -1,4 +1,4 @@
-"""What each score refuses and its edges; values against transcriptions are in tests/reference/test_scores.py."""
+"""Errors and edge cases of each score; their values are compared with transcriptions in tests/reference/test_scores.py."""
 
 import json
 import math
@@ -67,7 +67,7 @@ def test_grand_of_rows_that_are_not_samples_is_refused():
 
 
 def test_grand_of_other_losses():
-    """Regression: the gradient of the mean of squares, by hand."""
+    """In a regression, the gradient of the mean squared error is computed by hand."""
     x, y = torch.randn(N, 4, generator=torch.Generator().manual_seed(1)), torch.zeros(N, 3)
     head = nn.Linear(4, 3)
     error = 2 * head(x).detach() / 3
@@ -175,7 +175,7 @@ def test_prototypes_refuse(monkeypatch):
         prototypes(net(), data(), 2)
 
 
-def test_features_of_ones_own():
+def test_features_from_a_function_of_the_user():
     class Embedder(nn.Module):
         def features(self, x):
             return x.view(len(x), 2, 2)
@@ -226,7 +226,7 @@ def test_a_run_that_cannot_be_read(tmp_path):
     with pytest.raises(ValueError, match=r"run\.json is damaged"):
         from_run(path)
     write_run(tmp_path, {"id": [0], "score": [1.0]})
-    with pytest.raises(ValueError, match=r"run\.parquet: the samples of a run have the columns id and trained; this has id$"):
+    with pytest.raises(ValueError, match=r"run\.parquet: the samples of a run have the columns .* trained; this file has id$"):
         from_run(path)
     path.write_bytes(b"PAR1")
     with pytest.raises(ValueError, match=r"run\.parquet: damaged"):
@@ -234,7 +234,7 @@ def test_a_run_that_cannot_be_read(tmp_path):
 
 
 def test_events_of_a_run():
-    """Labels that change from epoch to epoch, so that a sample is forgotten without the model changing."""
+    """Forgetting is simulated: the model is set in each epoch so that it is right about the given samples only."""
     x, y = torch.eye(4), torch.tensor([0, 0, 0, 1])
     model = nn.Linear(4, 2)
     model.weight.data.zero_(), model.bias.data.zero_()

@@ -1,4 +1,4 @@
-"""The table of scores: what it refuses, when two are equal, and its file."""
+"""The table of scores: its errors, when two tables are equal, and its file."""
 
 import copy
 import json
@@ -43,7 +43,7 @@ def full(**changes):
         ({"ids": torch.tensor([0, 2, 2])}, ValueError, "`ids` must be ascending from 0 on, without repeats"),
         ({"ids": torch.tensor([-1, 2, 3])}, ValueError, "`ids` must be ascending from 0 on"),
         ({"backward": -1}, ValueError, "`forward` and `backward` must be 0 or more, got 70 and -1"),
-        ({"provenance": {"model": object()}}, TypeError, "`provenance` must be what JSON can hold"),
+        ({"provenance": {"model": object()}}, TypeError, "`provenance` must have types that JSON can hold"),
     ],
 )
 def test_what_it_refuses(changes, error, message):
@@ -138,7 +138,7 @@ def write(path, columns, metadata=None):
     return path
 
 
-def test_a_file_of_ones_own(tmp_path):
+def test_a_file_that_was_not_written_by_save(tmp_path):
     path = write(
         tmp_path / "own.parquet", {"score": [2, None, 3], "note": ["a", "b", "c"], "id": pa.array([4, 0, 1], pa.int32())}
     )
@@ -150,7 +150,7 @@ def test_a_file_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("columns", "metadata", "message"),
     [
-        ({"id": [0, 1], "loss": [0.1, 0.2]}, None, "scores have the columns id, score and, .* label; this has id, loss"),
+        ({"id": [0, 1], "loss": [0.1, 0.2]}, None, "scores have the columns id, score and, .* label; this file has id, loss"),
         ({"id": [0, 0], "score": [0.1, 0.2]}, None, "`ids` must be ascending from 0 on, without repeats"),
         ({"id": [0, None], "score": [0.1, 0.2]}, None, "the column id has empty rows"),
         ({"id": [0, 1], "score": [0.1, 0.2], "label": [None, 1]}, None, "the column label has empty rows"),

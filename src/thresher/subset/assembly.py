@@ -1,0 +1,236 @@
+"""Assembly of `Graphs` out of the graphs that AOTAutograd traced: what their arguments and results are, where samples are."""
+
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.graph import _BoxedCodeGen
+
+from thresher.subset.graphs import Graphs, SavedValue, Unsupported, aten
+from thresher.subset.rows import Layout
+
+
+class BatchSize(NamedTuple):
+    """The symbolic batch size of a trace; the attributes are those of `Graphs`."""
+
+    env: ShapeEnv
+    symbol: Any
+    first: int
+    shared: dict[int, int]
+
+
+def assemble(
+    joint: fx.GraphModule,
+    forward: fx.GraphModule,
+    backward: fx.GraphModule,
+    returned: Any,
+    num_forward: int,
+    batch_size: BatchSize,
+) -> Graphs:
+    """Reads from the descriptors of a trace what each argument and result of its graphs is.
+
+    Args:
+        joint: Graph of forward and backward together, whose nodes have the descriptors.
+        forward: Forward graph.
+        backward: Backward graph.
+        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
+        num_forward: Number of values that the forward graph returns before those that it saves.
+        batch_size: Symbolic batch size of the trace.
+
+    Raises:
+        Unsupported: The module changes inputs or parameters in place, returns something other than new tensors, or draws
+            random numbers in its backward pass.
+    """
+    _drop_unused(backward)
+    descriptors = _output_of(joint).meta["desc"]
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    sources = {node.name: _source(node.meta["desc"]) for node in inputs}
+    tangents = {node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], TangentAOTInput)}
+    mutated = _mutated_buffers(descriptors[:num_forward])
+    saved_names = [getattr(value, "name", None) for value in returned_nodes(forward)]
+    arguments = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    gradients = returned_nodes(backward)
+    reached = _outputs_reached(backward, tangents)
+    graphs = Graphs(
+        forward=_boxed(forward),
+        backward=_boxed(backward),
+        forward_module=forward,
+        backward_module=backward,
+        inputs=[sources[node.name] for node in forward.graph.nodes if node.op == "placeholder"],
+        mutated=mutated,
+        outputs=[],
+        returned=returned,
+        differentiable=[tangents[node.name] for node in arguments if node.name in tangents],
+        saved=[SavedValue(saved_names.index(node.name)) for node in arguments if node.name not in tangents],
+        grads=[
+            _source(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) and value is not None else None
+            for descriptor, value in zip(descriptors[num_forward:], gradients, strict=True)
+        ],
+        grad_layouts=[_layouts_of(value, batch_size.symbol) if isinstance(value, fx.Node) else None for value in gradients],
+        grads_of=[reached.get(value, set()) for value in gradients],
+        num_forward=num_forward,
+        **batch_size._asdict(),
+    )
+    graphs.layouts = {node: _layouts_of(node, batch_size.symbol) for node in forward.graph.nodes if node.op != "output"}
+    return graphs
+
+
+def place_rows(graphs: Graphs) -> None:
+    """Fills in where the samples are in outputs and saved values, from the layouts of the graph's nodes.
+
+    Args:
+        graphs: Graphs whose `layouts` are complete.
+
+    Raises:
+        Unsupported: A saved value follows the batch, but not as whole rows.
+    """
+    nodes = returned_nodes(graphs.forward_module)
+    graphs.outputs = [graphs.layouts[node] for node in nodes[len(graphs.mutated) : graphs.num_forward]]
+    for saved in graphs.saved:
+        found = graphs.layouts[nodes[saved.index]]
+        if isinstance(found, Unsupported):
+            raise found
+        if isinstance(found, Layout):
+            saved.layout = found
+        elif found is not None:
+            saved.per = found
+
+
+def returned_nodes(module: fx.GraphModule) -> list[Any]:
+    """Returns the nodes whose values a graph returns, in order."""
+    returned: Any = _output_of(module).args[0]
+    return list(returned)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Checks whether a node selects one of several results."""
+    return node.target is operator.getitem
+
+
+def _output_of(module: fx.GraphModule) -> fx.Node:
+    return next(iter(reversed(module.graph.nodes)))
+
+
+# Arguments and results
+
+
+def _source(descriptor: Any) -> tuple[str, Any] | None:
+    if isinstance(descriptor, ParamAOTInput):
+        return "param", descriptor.target.removeprefix("inner.")
+    if isinstance(descriptor, BufferAOTInput):
+        return "buffer", descriptor.target.removeprefix("inner.")
+    if isinstance(descriptor, PlainAOTInput):
+        return "leaf", descriptor.idx
+    return None
+
+
+def _mutated_buffers(descriptors: list[Any]) -> list[str]:
+    """Returns the names of the buffers that the forward updates.
+
+    Args:
+        descriptors: Descriptors of the values that the forward graph returns, without those that it saves.
+
+    Raises:
+        Unsupported: The forward updates something else, or returns something other than new tensors.
+    """
+    mutated, outputs = [], {}
+    for position, descriptor in enumerate(descriptors):
+        if isinstance(descriptor, InputMutationAOTOutput) and isinstance(descriptor.mutated_input, BufferAOTInput):
+            mutated.append(descriptor.mutated_input.target.removeprefix("inner."))
+        elif isinstance(descriptor, PlainAOTOutput):
+            outputs[descriptor.idx] = position
+        else:
+            raise Unsupported("its forward changes its inputs or parameters in place")
+    if sorted(outputs.values()) != list(range(len(mutated), len(mutated) + len(outputs))):
+        raise Unsupported("it returns something other than new tensors")
+    return mutated
+
+
+def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict[Any, set[int]]:
+    """Returns for each node of the backward graph the positions of the outputs on whose gradients it depends.
+
+    Raises:
+        Unsupported: The backward pass draws random numbers.
+    """
+    reached: dict[Any, set[int]] = {}
+    for node in backward.graph.nodes:
+        if node.name in tangents:
+            reached[node] = {tangents[node.name]}
+        else:
+            reached[node] = set().union(*(reached[source] for source in node.all_input_nodes))
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
+    return reached
+
+
+# Layouts
+
+
+def _layouts_of(node: fx.Node, symbol: Any) -> Any:
+    """Returns the layout of a tensor, the multiple of a size, None where a value does not follow the batch.
+
+    A value that cannot be described has an `Unsupported` in that place, several results have a tuple.
+    """
+    value = node.meta.get("val")
+    if isinstance(value, tuple | list):
+        return tuple(_layout_of_value(item, symbol, node) for item in value)
+    return _layout_of_value(value, symbol, node)
+
+
+def _layout_of_value(value: Any, symbol: Any, node: fx.Node) -> Any:
+    if isinstance(value, torch.SymInt):
+        return _multiple(value, symbol) if _follows_batch(value, symbol) else None
+    if not isinstance(value, FakeTensor):
+        return None
+    axes = [d for d, size in enumerate(value.shape) if _follows_batch(size, symbol)]
+    if not axes:
+        return None
+    if len(axes) > 1:
+        return Unsupported(f"{node.target} gives a tensor with the batch in two dimensions")
+    per = _multiple(value.shape[axes[0]], symbol)
+    return per if isinstance(per, Unsupported) else Layout(axes[0], per)
+
+
+def _follows_batch(size: Any, symbol: Any) -> bool:
+    return isinstance(size, torch.SymInt) and size.node.expr.has(symbol)
+
+
+def _multiple(size: Any, symbol: Any) -> Any:
+    per = size.node.expr / symbol
+    if per.is_Integer:
+        return int(per)
+    return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
+
+
+# Graphs as functions
+
+
+def _drop_unused(backward: fx.GraphModule) -> None:
+    """Removes everything that no gradient needs: unused random draws, and saved values that only those read."""
+    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if not node.users and not node.name.startswith("tangents"):
+            backward.graph.erase_node(node)
+
+
+def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Returns the graph as a function of a list that it empties, so that saved values are freed right after their use."""
+    for node in module.graph.nodes:
+        if node.target is aten.view.default:  # fewer rows may have other strides than the traced ones
+            node.target = aten.reshape.default
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward
