@@ -12,7 +12,6 @@ import json
 import os
 import statistics
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 import thresher
 from benchmarks.measure import Interval, Side, judgement, lines, median_interval, one_thread, take_turns
 from benchmarks.overhead import ROOT, about
-from thresher.experiments.comparison.figure import Line, Panel, draw
+from thresher.report.panels import Curve, Panel, check_figure_path, draw, write_figure
 from thresher.subset import kept_rows
 
 RESULTS = ROOT / "benchmarks" / "results" / "subset_backward.json"
@@ -443,32 +442,22 @@ def tables(names: Sequence[str], *settings: Any) -> Iterator[Table]:
         yield measure(name, *settings)
 
 
-def panel(table: Mapping[str, Any]) -> Panel:
-    """Step times of one model, from the results."""
-    lines_ = []
+def step_time_panel(table: Mapping[str, Any], batch: int) -> Panel:
+    """The panel of step times of one model.
+
+    Args:
+        table: Entry of `tables` in the results.
+        batch: Number of rows of a batch.
+    """
+    curves = []
     for form in FORMS:
         rows = [row for row in table["rows"] if row["form"] == form]
-        points = [(row["kept"] / table["batch"], *(row["over_full"][end] for end in ("median", "low", "high"))) for row in rows]
-        lines_.append(Line(form, points))
+        points = [(row["kept"] / batch, *(row["over_full"][end] for end in ("median", "low", "high"))) for row in rows]
+        curves.append(Curve(form, points))
     forward = table["forward"]
-    ends = [[forward[end] + x * (1 - forward[end]) for end in ("median", "low", "high")] for x, *_ in lines_[0].points]
-    ideal = Line("ideal", [(x, *at) for (x, *_), at in zip(lines_[0].points, ends, strict=True)])
-    return Panel(TASKS[table["name"]].title, "share of rows kept", "step time / full step", [ideal, *lines_])
-
-
-def figure(results: Mapping[str, Any], columns: int = 3) -> str:
-    """The SVG of all models, in rows of a few."""
-    ET.register_namespace("", "http://www.w3.org/2000/svg")
-    panels = [panel({**table, "batch": results["batch"]}) for table in results["tables"]]
-    rows = [ET.fromstring(draw(panels[at : at + columns])) for at in range(0, len(panels), columns)]
-    height = 0
-    for row in rows:
-        row.set("y", str(height))
-        height += int(row.attrib["height"]) + 20
-    width = max(int(row.attrib["width"]) for row in rows)
-    whole = ET.Element("{http://www.w3.org/2000/svg}svg", viewBox=f"0 0 {width} {height}", width=str(width), height=str(height))
-    whole.extend([ET.Element("rect", width=str(width), height=str(height), fill="white"), *rows])
-    return ET.tostring(whole, encoding="unicode") + "\n"
+    ends = [[forward[end] + x * (1 - forward[end]) for end in ("median", "low", "high")] for x, *_ in curves[0].points]
+    ideal = Curve("ideal", [(x, *at) for (x, *_), at in zip(curves[0].points, ends, strict=True)])
+    return Panel(TASKS[table["name"]].title, "share of rows kept", "step time / full step", [ideal, *curves])
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -500,6 +489,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true", help="print the table of docs/subset-backward.md as well")
     given = parser.parse_args(arguments)
     rounds, dtype = given.rounds or (5 if given.quick else 21), getattr(torch, given.dtype)
+    if given.figure is not None:
+        check_figure_path(given.figure)
     made: list[Table] = []
     keep_memory()
     for table in tables(given.only, given.keep, rounds, given.batch, given.device, dtype):
@@ -512,8 +503,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
     if given.figure is not None:
-        given.figure.parent.mkdir(parents=True, exist_ok=True)
-        given.figure.write_text(figure(results))
+        write_figure(draw([step_time_panel(table, given.batch) for table in results["tables"]]), given.figure)
     if given.markdown:
         print(markdown(results), end="\n\n")
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))

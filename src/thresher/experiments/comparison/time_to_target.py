@@ -9,15 +9,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from thresher.experiments.comparison.figure import Line, Panel
-
 FACTORS = (1.4, 1.2, 1.1)
 """Targets, in errors that full training ends with (median of the seeds)."""
 
-Measured = dict[str, Any]
-
-
-def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> Measured:
+def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> dict[str, Any]:
     """Curves and times to targets from the results of a comparison.
 
     Args:
@@ -51,27 +46,6 @@ def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> Meas
     kept = ("task", "epochs", "device", "versions")
     ratio = results["runs"][0]["cost"]["backward_to_forward"]
     return {name: results[name] for name in kept} | {"backward_to_forward": ratio, "targets": targets, "arms": arms}
-
-
-def panels(measured: Measured) -> list[Panel]:
-    """Error against counted cost, and against CPU time."""
-    axes = (("cost", "cost in full trainings"), ("cpu_s", "CPU seconds"))
-    marks = [(f"{target['factor']:g}x", 100 * target["error"]) for target in measured["targets"]]
-    return [
-        Panel(
-            title=f"{measured['task']}, {measured['epochs']} epochs",
-            x_label=label,
-            y_label="test error, %",
-            lines=[_line(arm, axis) for arm in measured["arms"]],
-            marks=marks,
-        )
-        for axis, label in axes
-    ]
-
-
-def _line(arm: dict[str, Any], axis: str) -> Line:
-    points = [(p[axis], 100 * p["error"], 100 * p["lowest"], 100 * p["highest"]) for p in arm["curve"]]
-    return Line(arm["method"], points)
 
 
 def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
