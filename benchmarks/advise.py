@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import thresher
-from benchmarks.measure import Side, lines, take_turns
+from benchmarks.measure import Side, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher.cli.advise import METHODS
 from thresher.experiments.advise.advise import Advice, advise
@@ -116,7 +116,7 @@ def saved(name: str, specs: Sequence[Spec], epochs: int, repeats: int) -> dict[s
         trainings = [task.training(data, SEED + repeat) for _ in range(len(specs) + 2)]
         full = [Side(side, plain_epochs(trainings.pop())) for side in ("full", "again")]
         methods = [Side(spec.label, epochs_of(trainings.pop(), spec, epochs)) for spec in specs]
-        cpu, wall = take_turns([*full, *methods], pairs=epochs, warm_up=0, seed=repeat)
+        cpu, wall = seconds_in_turns([*full, *methods], pairs=epochs, warm_up=0, seed=repeat)
         for i, side in enumerate([*full, *methods][1:], start=1):
             figures = found.setdefault(side.name, {"wall": [], "cpu": []})
             figures["wall"].append(1 - sum(wall[i]) / sum(wall[0]))

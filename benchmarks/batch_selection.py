@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thresher
-from benchmarks.measure import Side, lines, median_interval, take_turns
+from benchmarks.measure import Side, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import about
 from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import Task
@@ -87,7 +87,7 @@ def seconds_of(name: str, samples: int, rounds: int) -> dict[str, list[float]]:
         "both": passes_over(model, batches, backward=True),
     }
     sides = [Side(side, lambda _, of=of: next(of)) for side, of in steps.items()]
-    cpu, _ = take_turns(sides, pairs=rounds, calls=len(batches), warm_up=WARM_UP)
+    cpu, _ = seconds_in_turns(sides, pairs=rounds, calls=len(batches), warm_up=WARM_UP)
     return dict(zip(steps, cpu, strict=True))
 
 

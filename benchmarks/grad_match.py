@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import thresher
-from benchmarks.measure import Side, judgement, lines, take_turns
+from benchmarks.measure import Side, judgement, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher import rng
 from thresher.experiments.training.store import write_json
@@ -73,7 +73,7 @@ def measure(n: int, classes: int, width: int, rounds: int) -> list[dict[str, Any
         method = thresher.GradMatch(KEEP, **settings)
         return method.plan_epoch(records, epoch=EPOCH, epochs=EPOCHS, generator=rng.seeded(0, EPOCH))
 
-    cpu, wall = take_turns([Side(name, lambda _, s=s: planned(s)) for name, s in CASES.items()], pairs=rounds)
+    cpu, wall = seconds_in_turns([Side(name, lambda _, s=s: planned(s)) for name, s in CASES.items()], pairs=rounds)
     found = []
     for name, settings, cpu_s, wall_s in zip(CASES, CASES.values(), cpu, wall, strict=True):
         plan, full = planned(settings), settings.get("gradient") != "bias"

@@ -8,16 +8,16 @@ what a side costs.
 """
 
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+
+from thresher.experiments.advise.turns import Spent, take_turns, torch_threads
 
 AGAIN = "{} again (A/A)"
 
@@ -134,33 +134,22 @@ def synchronizer(device: torch.device) -> Callable[[], None]:
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch computes with one thread inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _timed(call: Callable[[], Any], wait: Callable[[], None]) -> tuple[float, float]:
-    """CPU and wall seconds."""
+def _timed(call: Callable[[], Any], wait: Callable[[], None]) -> Spent:
+    """Calls a function and returns the time until it and the device are done."""
     wait()
     wall, cpu = time.perf_counter(), time.process_time()
     call()
     wait()
-    return time.process_time() - cpu, time.perf_counter() - wall
+    return Spent(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall)
 
 
-def _clocks(wait: Callable[[], None], times: int = 201) -> tuple[float, float]:
-    """CPU and wall seconds that timing itself takes, to be taken off."""
-    taken = [_timed(lambda: None, wait) for _ in range(times)]
-    return statistics.median(cpu for cpu, _ in taken), statistics.median(wall for _, wall in taken)
+def _clock_overhead(wait: Callable[[], None], times: int = 201) -> Spent:
+    """Returns the time that timing itself takes, which is subtracted from each measured time."""
+    found = [_timed(lambda: None, wait) for _ in range(times)]
+    return Spent(cpu=statistics.median(spent.cpu for spent in found), wall=statistics.median(spent.wall for spent in found))
 
 
-def take_turns(
+def seconds_in_turns(
     sides: Sequence[Side],
     *,
     pairs: int,
@@ -169,30 +158,31 @@ def take_turns(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """CPU and wall seconds of every side in every round, summed over the calls of the round; arguments as for `compare`."""
-    wait, draw = synchronizer(torch.device(device)), random.Random(seed)
-    cpu, wall = ([[0.0] * pairs for _ in sides] for _ in range(2))
-    order = list(range(len(sides)))
-    with one_thread():
-        cpu_off, wall_off = _clocks(wait)
+    """Times all sides in turns.
 
-        def take(i: int, pair: int, call: Callable[[], Any]) -> None:
-            cpu_s, wall_s = _timed(call, wait)
-            cpu[i][pair] += max(cpu_s - cpu_off, 1e-9)
-            wall[i][pair] += max(wall_s - wall_off, 1e-9)
+    Args:
+        sides: Sides to time; the other arguments are those of `compare`.
 
-        for _ in range(warm_up):
-            for side in sides:
-                side.act(side.prepare())
-        for pair in range(pairs):
-            for _ in range(calls):
-                draw.shuffle(order)
-                for i in order:
-                    take(i, pair, partial(sides[i].act, sides[i].prepare()))
-            for i, side in enumerate(sides):
-                if side.finish is not None:
-                    take(i, pair, side.finish)
-    return cpu, wall
+    Returns:
+        CPU seconds and wall seconds of every side in every round, summed over the calls of the round.
+    """
+    wait = synchronizer(torch.device(device))
+    with torch_threads(1):
+        overhead = _clock_overhead(wait)
+
+        def timed(call: Callable[[], Any]) -> Spent:
+            spent = _timed(call, wait)
+            return Spent(cpu=max(spent.cpu - overhead.cpu, 1e-9), wall=max(spent.wall - overhead.wall, 1e-9))
+
+        times = take_turns(
+            [lambda side=side: timed(partial(side.act, side.prepare())) for side in sides],
+            rounds=pairs,
+            seed=seed,
+            calls=calls,
+            warm_up=warm_up,
+            last=[None if side.finish is None else partial(timed, side.finish) for side in sides],
+        )
+    return [[spent.cpu for spent in of_side] for of_side in times], [[spent.wall for spent in of_side] for of_side in times]
 
 
 def compare(
@@ -218,7 +208,7 @@ def compare(
     """
     device = torch.device(device)
     everyone = [baseline, replace(baseline, name=AGAIN.format(baseline.name), limit=None), *sides]
-    cpu, wall = take_turns(everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed)
+    cpu, wall = seconds_in_turns(everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed)
 
     def over_baseline(times: list[list[float]], i: int) -> Interval:
         return median_interval([mine / base for mine, base in zip(times[i], times[0], strict=True)])

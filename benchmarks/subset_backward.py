@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thresher
-from benchmarks.measure import Interval, Side, judgement, lines, median_interval, one_thread, take_turns
+from benchmarks.measure import Interval, Side, judgement, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
+from thresher.experiments.advise.turns import torch_threads
 from thresher.report.panels import Curve, Panel, check_figure_path, draw, write_figure
 from thresher.subset import kept_rows
 
@@ -391,9 +392,9 @@ def measure(name: str, keeps: Sequence[float], rounds: int, batch: int, device: 
     cases = [(keep, form) for keep in keeps for form in FORMS]
     alone = [Side(form, steps[form], every) for form in (FORWARD, FULL, AGAIN)]
     sides = [*alone, *(Side(f"{form} {keep}", steps[form], rows_of(keep, batch, device)) for keep, form in cases)]
-    cpu, wall = take_turns(sides, pairs=rounds, device=device)
+    cpu, wall = seconds_in_turns(sides, pairs=rounds, device=device)
     forward, full, again, *others = cpu if device.type == "cpu" else wall
-    with one_thread():
+    with torch_threads(1):
         full_bytes = peak_memory(steps[FULL], every())
         bytes_of = {(keep, form): peak_memory(steps[form], rows_of(keep, batch, device)()) for keep, form in cases}
     rows = []

@@ -12,6 +12,7 @@ from typing import Any
 FACTORS = (1.4, 1.2, 1.1)
 """Targets, in errors that full training ends with (median of the seeds)."""
 
+
 def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> dict[str, Any]:
     """Curves and times to targets from the results of a comparison.
 

@@ -78,7 +78,10 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(inter
 
 @pytest.mark.parametrize(
     ("raised", "error", "message"),
-    [(None, RunValueError, "FileNotFoundError: .*train-images"), (ZeroDivisionError("by 0"), RunError, "ZeroDivisionError: by 0")],
+    [
+        (None, RunValueError, "FileNotFoundError: .*train-images"),
+        (ZeroDivisionError("by 0"), RunError, "ZeroDivisionError: by 0"),
+    ],
 )
 def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, error, message):
     def train(*_, **__):
