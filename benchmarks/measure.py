@@ -161,7 +161,12 @@ def seconds_in_turns(
     """Times all sides in turns.
 
     Args:
-        sides: Sides to time; the other arguments are those of `compare`.
+        sides: Sides to time.
+        pairs: Number of rounds.
+        calls: Number of calls of each side in a round.
+        warm_up: Number of calls of each side before the first round, which are not counted.
+        device: Device whose work is waited for before and after each call.
+        seed: Random seed of the order of the sides; no global random state is used.
 
     Returns:
         CPU seconds and wall seconds of every side in every round, summed over the calls of the round.

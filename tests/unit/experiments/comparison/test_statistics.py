@@ -22,13 +22,13 @@ def test_the_interval_by_hand():
 
 def test_one_difference_has_no_interval_and_tells_nothing():
     paired = Paired.of([0.01])
-    assert (paired.low, paired.high, paired.spread, paired.tells) == (None, None, None, False)
+    assert (paired.low, paired.high, paired.spread, paired.decides) == (None, None, None, False)
     assert paired.chance(-1.0) == 1.0 and paired.seeds_for(0.1) is None
 
 
 @pytest.mark.parametrize("differences", [[0.02, 0.021], [0.0, 0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]])
 def test_two_seeds_and_no_spread_tell_nothing(differences):
-    assert not Paired.of(differences).tells
+    assert not Paired.of(differences).decides
     assert findings({"m": Paired.of(differences)}, 10.0) == {"m": "unclear"}
 
 

@@ -102,24 +102,22 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, e
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_interrupt_waits_for_the_end_of_the_block(interruptible, threads):
     before, reached = state(), False
-    with second_thread() if threads == 2 else pytest.MonkeyPatch.context():
-        with pytest.raises(KeyboardInterrupt):
-            with interrupts_deferred():
-                interrupt()
-                interrupt()
-                reached = True
+    with second_thread() if threads == 2 else pytest.MonkeyPatch.context(), pytest.raises(KeyboardInterrupt):
+        with interrupts_deferred():
+            interrupt()
+            interrupt()
+            reached = True
     assert reached
     assert state() == before
 
 
 def test_nested_blocks_wait_for_the_end_of_the_outermost(interruptible):
     before, reached = state(), []
-    with second_thread(), pytest.raises(KeyboardInterrupt):
+    with second_thread(), pytest.raises(KeyboardInterrupt), interrupts_deferred():
         with interrupts_deferred():
-            with interrupts_deferred():
-                interrupt()
-                reached.append("inner")
-            reached.append("outer")
+            interrupt()
+            reached.append("inner")
+        reached.append("outer")
     assert reached == ["inner", "outer"]
     assert state() == before
 
@@ -139,10 +137,9 @@ def test_the_handler_of_the_user_is_called_once_the_block_is_over(interruptible)
 def test_an_error_in_the_block_passes_and_an_ignored_interrupt_stays_ignored(interruptible):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     before = state()
-    with second_thread(), pytest.raises(ZeroDivisionError):
-        with interrupts_deferred():
-            interrupt()
-            1 / 0  # noqa: B018
+    with second_thread(), pytest.raises(ZeroDivisionError), interrupts_deferred():
+        interrupt()
+        1 / 0  # noqa: B018
     assert state() == before
 
 
@@ -172,8 +169,7 @@ def test_a_handler_that_python_did_not_install_stays(interruptible, monkeypatch)
 def test_systems_without_signal_masks_defer_too(interruptible, monkeypatch):
     monkeypatch.delattr(signal, "pthread_sigmask")
     reached = False
-    with pytest.raises(KeyboardInterrupt):
-        with interrupts_deferred():
-            interrupt()
-            reached = True
+    with pytest.raises(KeyboardInterrupt), interrupts_deferred():
+        interrupt()
+        reached = True
     assert reached
