@@ -21,7 +21,7 @@ from benchmarks.overhead import about
 from thresher import methods, rng
 from thresher.attribution.rows import RowLayout
 from thresher.losses.adapt import adapt
-from thresher.methods.contract import BatchMethod
+from thresher.methods.contract import BatchMethod, requirements_of
 from thresher.scores import Scores
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "selection_cost.json"
@@ -45,12 +45,12 @@ def candidates() -> dict[str, BatchMethod]:
 def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) -> Callable[[object], None]:
     """A step's choice, its state going from call to call."""
     adapter, ids = adapt(nn.CrossEntropyLoss()), torch.randperm(ROWS).to(outputs.device)
-    wanted, group = {*method.requires.signals} - {"loss"}, RowLayout(ROWS)
+    wanted, layout = {*requirements_of(method).signals}, RowLayout(ROWS)
     state, step = method.init_state(), 0
 
     def choose(_: object) -> None:
         nonlocal state, step
-        signals = adapter.signals(outputs, targets, group, wanted) if method.signals else {}
+        signals = adapter.signals(outputs, targets, layout, wanted - {"loss"}) if wanted else {}
         _, state = method.plan_batch({"id": ids, **signals}, state, step=step, generator=rng.seeded(0, step))
         step += 1
 
