@@ -96,8 +96,8 @@ def _conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
     chosen = [row for row in worth if not row["method"].startswith(AT_RANDOM)]
     best = max(chosen or worth, key=lambda row: row["at_most"])
     return (
-        f"{best['method']} could save the most time: {in_percent(best['at_most'])}. The probe does not show what that does to the "
-        "result: `thresher compare` measures it, beside controls of the same cost."
+        f"{best['method']} could save the most time: {in_percent(best['at_most'])}. The probe does not show what that does to "
+        "the result: `thresher compare` measures it, beside controls of the same cost."
     )
 
 

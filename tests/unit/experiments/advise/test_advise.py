@@ -207,10 +207,8 @@ def test_words_on_an_input_that_decides():
     said = " ".join(sentences(advice(WAITING, rows(WAITING, computes, [0.1] * 10).values())))
     assert "Your input pipeline takes 93 % of a step. Methods that select in the batch load every candidate" in said
     assert "they cannot help." in said and "do not load the samples that they leave out: uniform:keep=0.7 can help." in said
-    assert (
-        "This does not hold for kakurenbo: the samples left out are loaded for a forward pass. This does not hold for infobatch:delta=0.0: too few samples are left out."
-        in said
-    )
+    assert "This does not hold for kakurenbo: the samples left out are loaded for a forward pass." in said
+    assert "This does not hold for infobatch:delta=0.0: too few samples are left out." in said
     assert "uniform:keep=0.7 could save the most time: 30 %" in said
 
 

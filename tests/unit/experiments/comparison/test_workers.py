@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import Pipe
 from multiprocessing.context import SpawnProcess
 
@@ -99,14 +99,13 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, e
     assert "Traceback" in str(caught.value.__cause__)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_an_interrupt_waits_for_the_end_of_the_block(interruptible, threads):
+@pytest.mark.parametrize("other", [second_thread, nullcontext])
+def test_an_interrupt_waits_for_the_end_of_the_block(interruptible, other):
     before, reached = state(), False
-    with second_thread() if threads == 2 else pytest.MonkeyPatch.context(), pytest.raises(KeyboardInterrupt):
-        with interrupts_deferred():
-            interrupt()
-            interrupt()
-            reached = True
+    with other(), pytest.raises(KeyboardInterrupt), interrupts_deferred():
+        interrupt()
+        interrupt()
+        reached = True
     assert reached
     assert state() == before
 
