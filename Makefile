@@ -1,11 +1,12 @@
 # make demo    real training made cheaper, with its cost and a control beside it
 # make test    the tests, which is what CI runs
 # make check   style, docstrings and types
-# make bench   selection overhead, what selecting in the batch saves and takes, and what advise foretells, into benchmarks/results/
+# make bench   measures the overhead of selection, the saving and cost of selection in the batch, and how right `advise` is, into
+#              benchmarks/results/
 # make cards   the pages of the methods, into docs/methods/
 # make subset-backward
-#              steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
-# make fashion, make time-to-target, make diet-sb
+#              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
+# make fashion, make time-to-target
 #              experiments of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped
 # make reproduce
@@ -18,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test check bench cards diet-sb subset-backward fashion fashion-cnn fashion-resnet8 time-to-target reproduce clean
+.PHONY: demo test check bench cards subset-backward fashion fashion-cnn fashion-resnet8 time-to-target reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -62,7 +63,7 @@ bench: .venv/installed
 cards: .venv/installed
 	$(BIN)/python -m thresher.report.cards docs/methods
 
-subset-backward: .venv/installed
+subset-backward: .venv/for-tests
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown
 
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
@@ -80,12 +81,9 @@ fashion-resnet8: .venv/installed
 	cp runs/$@/results.json $(RESULTS)/$@.json
 	cp runs/$@/report.html $(RESULTS)/$@.html
 
-time-to-target: .venv/installed
+time-to-target: .venv/for-tests
 	$(BIN)/thresher time-to-target --task fashion-mnist@10000 --epochs 10 --out runs/$@ \
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
-
-diet-sb: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.diet_sb
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md

@@ -1,1 +1,1 @@
-"""What the library costs, measured; results as JSON under `results/`."""
+"""Measures what the library costs; writes the results as JSON to `results/`."""

@@ -1,10 +1,10 @@
-"""Whether `thresher advise` is right: what it predicts beside what whole trainings save.
+"""Checks whether `thresher advise` is right: compares its estimates with what whole trainings save.
 
-Three trainings: a small network, a residual one, and one bound by its input, `build` of this file, whose pictures are
-decompressed when they are read. Each method trains for a few epochs in turns with a plain loop of full training that knows
-nothing of thresher. Times are CPU seconds: with one thread and no workers those are the wall seconds of a machine that has
-nothing else to do. `python -m benchmarks.advise [--quick] [--out FILE.json]`; exit code 1 where a prediction is more than 10
-points off, or more than that was saved than it called the most.
+There are three trainings: a small network, a residual network, and one that waits for its input, `build` of this file, whose
+images are decompressed when they are read. Each method trains for a few epochs in turns with a plain loop of full training,
+without thresher. Times are CPU seconds: with one thread and no workers, they are the wall seconds of an idle machine. Run it as
+`python -m benchmarks.advise [--quick] [--out FILE.json]`; the exit code is 1 where an estimate is more than 10 points off, or
+where the saving is more than 10 points above the estimated maximum.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import thresher
-from benchmarks.measure import Side, lines, take_turns
+from benchmarks.measure import Side, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher.cli.advise import METHODS
 from thresher.experiments.advise.advise import Advice, advise
@@ -38,32 +38,32 @@ TASKS = {"mnist-5k": "mnist-5k", "resnet8": "fashion-mnist-resnet8@1280", "input
 ALLOWED = 0.1
 SEED = 0
 SCALE = 64
-"""Sides of a compressed picture over those of the digit that it shows."""
+"""Side of a compressed image, as a multiple of the side of the digit in it."""
 
 
 class Compressed(Dataset[tuple[Tensor, int]]):
-    """Digits as large compressed pictures, decompressed and shrunk when they are read."""
+    """Digits as large compressed images, which are decompressed and made smaller when they are read."""
 
     def __init__(self, pixels: NDArray[np.uint8], labels: Sequence[int]) -> None:
-        large = (np.kron(picture, np.ones((SCALE, SCALE), np.uint8)) for picture in pixels)
-        self._pictures = [zlib.compress(picture.tobytes(), 1) for picture in large]
+        large = (np.kron(image, np.ones((SCALE, SCALE), np.uint8)) for image in pixels)
+        self._images = [zlib.compress(image.tobytes(), 1) for image in large]
         self._labels = labels
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
-        pixels = np.frombuffer(zlib.decompress(self._pictures[i]), np.uint8)
+        pixels = np.frombuffer(zlib.decompress(self._images[i]), np.uint8)
         means = pixels.reshape(8, SCALE, 8, SCALE).mean((1, 3), dtype=np.float32)
         return torch.from_numpy(means).flatten() / 16, self._labels[i]
 
 
 def build(seed: int) -> tuple[Any, ...]:
-    """A training that is bound by its input."""
+    """Returns a training that waits for its input."""
     torch.manual_seed(seed)
     pixels, labels = load_digits(return_X_y=True)
-    pictures = np.reshape(pixels, (-1, 8, 8)).astype(np.uint8)
-    data = Compressed(pictures[:768], labels[:768].tolist())
+    images = np.reshape(pixels, (-1, 8, 8)).astype(np.uint8)
+    data = Compressed(images[:768], labels[:768].tolist())
     test = torch.from_numpy(np.asarray(pixels[768:], np.float32)) / 16, torch.from_numpy(labels[768:])
     loader = DataLoader(data, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(seed))
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -76,7 +76,7 @@ def build(seed: int) -> tuple[Any, ...]:
 
 
 def plain_epochs(training: Training) -> Callable[[object], None]:
-    """Full training, one epoch a call, without thresher."""
+    """Returns a function that trains one epoch of full training, without thresher."""
 
     def epoch(_: object) -> None:
         for x, y in training.loader:
@@ -88,7 +88,7 @@ def plain_epochs(training: Training) -> Callable[[object], None]:
 
 
 def epochs_of(training: Training, spec: Spec, epochs: int) -> Callable[[object], None]:
-    """A method, one epoch a call; a model that has to be traced was traced before."""
+    """Returns a function that trains one epoch with a method; a model that must be traced is traced here."""
     model = training.model
     if spec.batch.get("forward_passes") == "once":
         model = thresher.subset_backward(model)
@@ -108,7 +108,7 @@ def epochs_of(training: Training, spec: Spec, epochs: int) -> Callable[[object],
 
 
 def saved(name: str, specs: Sequence[Spec], epochs: int, repeats: int) -> dict[str, dict[str, list[float]]]:
-    """Shares of the wall and CPU time of so many epochs that each method saves, by repeat; "again" is full training again."""
+    """Returns the shares of wall and CPU time that each method saves, per repeat; "again" is full training once more."""
     task = task_of(name)
     data = task.load(task.find(None))
     found: dict[str, dict[str, list[float]]] = {}
@@ -116,7 +116,7 @@ def saved(name: str, specs: Sequence[Spec], epochs: int, repeats: int) -> dict[s
         trainings = [task.training(data, SEED + repeat) for _ in range(len(specs) + 2)]
         full = [Side(side, plain_epochs(trainings.pop())) for side in ("full", "again")]
         methods = [Side(spec.label, epochs_of(trainings.pop(), spec, epochs)) for spec in specs]
-        cpu, wall = take_turns([*full, *methods], pairs=epochs, warm_up=0, seed=repeat)
+        cpu, wall = seconds_in_turns([*full, *methods], pairs=epochs, warm_up=0, seed=repeat)
         for i, side in enumerate([*full, *methods][1:], start=1):
             figures = found.setdefault(side.name, {"wall": [], "cpu": []})
             figures["wall"].append(1 - sum(wall[i]) / sum(wall[0]))
@@ -125,7 +125,7 @@ def saved(name: str, specs: Sequence[Spec], epochs: int, repeats: int) -> dict[s
 
 
 def compare(name: str, epochs: int, repeats: int) -> dict[str, Any]:
-    """The advice for a training, and rows of what was predicted and measured, as shares of the time of full training."""
+    """Returns the advice for a training, and estimated and measured savings as shares of the time of full training."""
     specs = parse_methods(METHODS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* with two forward passes it saves time on this")
@@ -138,7 +138,7 @@ def compare(name: str, epochs: int, repeats: int) -> dict[str, Any]:
 
 
 def row_of(predicted: dict[str, Any], measured: dict[str, list[float]]) -> dict[str, Any]:
-    """One method, predicted and measured: medians over the repeats."""
+    """Returns the row of one method: estimated and measured savings, medians over the repeats."""
     wall, cpu = (statistics.median(measured[clock]) for clock in ("wall", "cpu"))
     row = {
         "method": predicted["method"],
@@ -151,14 +151,14 @@ def row_of(predicted: dict[str, Any], measured: dict[str, list[float]]) -> dict[
     return {**row, "repeats": measured["cpu"], "ok": ok}
 
 
-def says_what_helps(advice: Advice) -> bool:
-    """Whether advice on a training bound by its input says that methods in the batch cannot help, and which others can."""
+def names_what_helps(advice: Advice) -> bool:
+    """Returns whether the advice names methods that can help, and states that methods that select in the batch cannot."""
     said = " ".join(advice["sentences"])
     return "Methods that select in the batch load every candidate: they cannot help." in said and "can help." in said
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """The figures as text, in percent."""
+    """Returns the savings as text, in percent."""
     header = ("", "predicted", "most", "measured CPU", "wall", "")
     rows = []
     for name, one in found.items():
@@ -172,18 +172,18 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Predict, measure, print and write; 1 where a prediction is wrong."""
+    """Estimates, measures, prints and writes; returns 1 where an estimate is wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.advise", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="two epochs, once")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="train for two epochs, once")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=TASKS, default=TASKS, help="trainings to measure")
     given = parser.parse_args(arguments)
     epochs, repeats = (2, 1) if given.quick else (6, 2)
     found = {name: compare(TASKS[name], epochs, repeats) for name in given.only}
     print(table(found))
     missed = [f"{name}: {row['method']}" for name, one in found.items() for row in one["rows"] if not row["ok"]]
-    if "input" in found and not says_what_helps(found["input"]["advice"]):
-        missed.append("input: what is said of methods in the batch and of epochs")
+    if "input" in found and not names_what_helps(found["input"]["advice"]):
+        missed.append("input: sentences on methods that select in the batch and on methods that plan epochs")
     for one in found.values():
         print("", *one["advice"]["sentences"], sep="\n")
     results = {"benchmark": "advise", "quick": given.quick, **about(torch.device("cpu")), "missed": missed, "found": found}

@@ -1,8 +1,9 @@
-"""Whole epochs of training that select in the batch, beside full training: is the saving that is counted also seen?
+"""Compares whole epochs of training that select in the batch with full training: is the counted saving also measured?
 
-Counted: backward passes left out, times what a backward pass was measured to take. Seen: CPU seconds of an epoch of the loop,
-loader, optimizer and selection included. `python -m benchmarks.batch_selection [--quick] [--out FILE.json]`; exit code 1
-where less than 95 % of what is counted is seen with one forward pass.
+The counted saving is the number of backward passes left out, times the measured time of a backward pass. The measured saving is
+that of the CPU seconds of an epoch of the loop, with loader, optimizer and selection. Run it as `python -m
+benchmarks.batch_selection [--quick] [--out FILE.json]`; the exit code is 1 where, with one forward pass, the measured saving is
+less than 95 % of the counted one.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thresher
-from benchmarks.measure import Side, lines, median_interval, take_turns
+from benchmarks.measure import Side, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import about
 from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import Task
@@ -31,13 +32,13 @@ KEEP = 0.33
 LEAST_SEEN = 0.95
 SEED = 0
 WARM_UP = 3
-"""Steps of each side."""
+"""Number of steps of each side before the timing starts."""
 
 
 def steps_of(task: Task, data: Any, method: Any, passes: str, epochs: int, *, batches: int = 1) -> Iterator[None]:
-    """A run of its own, one step of training at a time: loading the batch, and what ends an epoch, included.
+    """Trains a run of its own, one step per turn: with the loading of the batch and the work at the end of an epoch.
 
-    A step that takes its rows from several `batches` of the data is followed by turns in which nothing is done.
+    A step that takes its rows from several `batches` of the data is followed by turns in which nothing happens.
     """
     model = task.build(SEED)
     optimizer = task.optimizer(model)
@@ -60,7 +61,7 @@ def steps_of(task: Task, data: Any, method: Any, passes: str, epochs: int, *, ba
 
 
 def passes_over(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], *, backward: bool) -> Iterator[None]:
-    """Forward passes with gradients, and backward passes after them, with nothing around them."""
+    """Makes forward passes with gradient, and backward passes after them if `backward`, and nothing else."""
     for x, y in cycle(batches):
         loss = F.cross_entropy(model(x), y)
         if backward:
@@ -70,7 +71,7 @@ def passes_over(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor]], *, b
 
 
 def seconds_of(name: str, samples: int, rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of an epoch of each side, in each round: a step of each in turns."""
+    """Returns the CPU seconds of an epoch of each side in each round; the sides take a step in turns."""
     task = built_in(f"{name}@{samples}")
     data = task.load(task.find(None))
     batches, model = list(task.loader(data, SEED)), task.build(SEED)
@@ -87,21 +88,21 @@ def seconds_of(name: str, samples: int, rounds: int) -> dict[str, list[float]]:
         "both": passes_over(model, batches, backward=True),
     }
     sides = [Side(side, lambda _, of=of: next(of)) for side, of in steps.items()]
-    cpu, _ = take_turns(sides, pairs=rounds, calls=len(batches), warm_up=WARM_UP)
+    cpu, _ = seconds_in_turns(sides, pairs=rounds, calls=len(batches), warm_up=WARM_UP)
     return dict(zip(steps, cpu, strict=True))
 
 
 def measure(name: str, samples: int, rounds: int, processes: int) -> dict[str, Any]:
-    """Epochs of one task: the median over the processes of what each saw and counted.
+    """Measures epochs of one task, and returns medians over several processes.
 
-    Where memory happens to lie in a process makes one side some percent slower or faster for as long as it lives, which no
-    number of rounds takes away: several processes do.
+    The place of memory in a process makes one side some percent slower or faster as long as the process lives. More rounds do
+    not change that; more processes do.
 
     Args:
-        name: Of the task.
-        samples: Of an epoch.
-        rounds: Epochs of each side in a process.
-        processes: One after the other.
+        name: Name of the task.
+        samples: Number of samples of an epoch.
+        rounds: Number of epochs of each side in a process.
+        processes: Number of processes, one after the other.
     """
     seconds: dict[str, list[float]] = {}
     for _ in range(processes):
@@ -121,7 +122,7 @@ def measure(name: str, samples: int, rounds: int, processes: int) -> dict[str, A
 
 
 def kept_share(samples: int, batch_size: int) -> float:
-    """Share of an epoch's samples that is kept, of whole batches and a last one."""
+    """Returns the share of an epoch's samples that is kept, of whole batches and a partial last one."""
     chosen = thresher.SelectiveBackprop(keep=KEEP)
     whole, rest = divmod(samples, batch_size)
     kept = [chosen.count(size) or 0 for size in [batch_size] * whole + [rest] * (rest > 0)]
@@ -133,17 +134,17 @@ def _backward(s: Mapping[str, float]) -> float:
 
 
 def _full(s: Mapping[str, float]) -> float:
-    """Of the two sides that do the same."""
+    """Returns the mean of the two sides that do the same."""
     return (s["full"] + s["again"]) / 2
 
 
 def seen_once(s: Mapping[str, float], keep: float) -> float:
-    """What one forward pass saves of an epoch, over the backward passes it leaves out."""
+    """Returns the time of an epoch that one forward pass saves, over the time of the backward passes left out."""
     return (_full(s) - s["once"]) / ((1 - keep) * _backward(s))
 
 
 def seen_twice(s: Mapping[str, float], keep: float) -> float:
-    """The same where the kept samples are forwarded again; above 1 since the first pass, without gradients, is cheaper."""
+    """Returns the same for two forward passes; it is above 1 because the first pass, without gradients, is cheaper."""
     return (_full(s) - s["twice"]) / ((1 - keep) * _backward(s) - keep * s["forward"])
 
 
@@ -155,11 +156,11 @@ FIGURES: dict[str, Callable[[Mapping[str, float], float], float]] = {
     "seen_once": seen_once,
     "seen_twice": seen_twice,
 }
-"""Of the seconds of each side."""
+"""Functions of the seconds of each side and the share kept, by the name of their result."""
 
 
 def table(measured: Sequence[dict[str, Any]]) -> str:
-    """The figures as text."""
+    """Returns the results as text."""
 
     def interval(of: dict[str, float]) -> str:
         return f"{of['median']:.3f} [{of['low']:.3f}, {of['high']:.3f}]"
@@ -169,12 +170,12 @@ def table(measured: Sequence[dict[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write; 1 where the limit is missed."""
+    """Measures, prints and writes; returns 1 where the limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_selection", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few batches, rounds and processes")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="measure a few batches, rounds and processes only")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument(
-        "--only", nargs="+", choices=TASKS, default=TASKS, help="tasks to measure; of others what is in the file stays"
+        "--only", nargs="+", choices=TASKS, default=TASKS, help="tasks to measure; the results of others stay in the file"
     )
     given = parser.parse_args(arguments)
     size = (768, 2, 2) if given.quick else (1920, 4, 20)

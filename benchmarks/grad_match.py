@@ -1,8 +1,8 @@
-"""What a selection of GRAD-MATCH takes: `plan_epoch` of 10,000 samples of 100 classes, the forward pass before it not counted.
+"""Times a selection of GRAD-MATCH: `plan_epoch` of 10,000 samples of 100 classes, without the forward pass before it.
 
 `python -m benchmarks.grad_match [--quick] [--out FILE.json]`; exit code 1 where a selection by mini-batches takes more than
-5 seconds of CPU. Beside it stand the sine of the angle between the subset's gradient and that of all samples, and how far the
-former goes along the latter, 1 being as far; and the same of random subsets of that size.
+5 seconds of CPU time. It also prints the sine of the angle between the gradient of the subset and that of all samples, and the
+length of the former along the latter (1: the same length); and both for random subsets of the same size.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import thresher
-from benchmarks.measure import Side, judgement, lines, take_turns
+from benchmarks.measure import Side, judgement, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher import rng
 from thresher.experiments.training.store import write_json
@@ -34,13 +34,13 @@ CASES: dict[str, dict[str, Any]] = {
     "classes, full": {"per": "class", "penalty": 0.5},
     "classes, own row": {"per": "class_gradient", "penalty": 0.5},
 }
-"""Settings; those by mini-batches have to keep to the limit."""
+"""Settings by name; selections by mini-batches must stay within the limit."""
 KEEP = 0.1
 EPOCH, EPOCHS = 1, 2
 
 
-def survey(n: int, classes: int, width: int) -> dict[str, Tensor]:
-    """Errors (n, classes) and features (n, width) of a linear layer that is right about half of the time."""
+def made_up_layer(n: int, classes: int, width: int) -> dict[str, Tensor]:
+    """Returns errors (n, classes), features (n, width) and labels (n,) of a layer that is right for half of the samples."""
     generator = rng.seeded(0)
     labels = torch.randint(classes, (n,), generator=generator)
     centers = torch.randn(classes, width, generator=generator) / 6
@@ -51,12 +51,21 @@ def survey(n: int, classes: int, width: int) -> dict[str, Tensor]:
     return {"error": error, "feature": feature, "label": labels}
 
 
-def similarity(told: Mapping[str, Tensor], plan: thresher.EpochPlan, *, full: bool) -> tuple[float, float]:
-    """The last layer's weighted mean gradient over a subset beside that over all samples: sine of the angle, share along it."""
-    feature = torch.ones(len(told["error"]), 1)
+def similarity(layer: Mapping[str, Tensor], plan: thresher.EpochPlan, *, full: bool) -> tuple[float, float]:
+    """Compares the weighted mean gradient of the last layer over a subset with that over all samples.
+
+    Args:
+        layer: Errors and features of all samples, see `made_up_layer`.
+        plan: Plan of the subset, with its weights.
+        full: Whether the gradient of the weights counts, too, beside that of the bias.
+
+    Returns:
+        The sine of the angle between both, and the length along the gradient over all samples, as a share of that gradient.
+    """
+    feature = torch.ones(len(layer["error"]), 1)
     if full:
-        feature = torch.cat([feature, told["feature"]], 1)
-    error, feature = told["error"].double(), feature.double()
+        feature = torch.cat([feature, layer["feature"]], 1)
+    error, feature = layer["error"].double(), feature.double()
     weights = torch.ones(len(plan.ids)) if plan.weights is None else plan.weights
     wanted = error.T @ feature / len(feature)
     found = (error[plan.ids] * weights.double()[:, None]).T @ feature[plan.ids] / len(plan.ids)
@@ -65,22 +74,22 @@ def similarity(told: Mapping[str, Tensor], plan: thresher.EpochPlan, *, full: bo
 
 
 def measure(n: int, classes: int, width: int, rounds: int) -> list[dict[str, Any]]:
-    """CPU and wall seconds of every case, medians over the rounds, and what the subset's gradient is like."""
-    told = survey(n, classes, width)
-    records = {"weight": torch.zeros(n), **told}
+    """Returns CPU and wall seconds of every case, medians over the rounds, and the similarity of the subset's gradient."""
+    layer = made_up_layer(n, classes, width)
+    records = {"weight": torch.zeros(n), **layer}
 
     def planned(settings: Mapping[str, Any]) -> thresher.EpochPlan:
         method = thresher.GradMatch(KEEP, **settings)
         return method.plan_epoch(records, epoch=EPOCH, epochs=EPOCHS, generator=rng.seeded(0, EPOCH))
 
-    cpu, wall = take_turns([Side(name, lambda _, s=s: planned(s)) for name, s in CASES.items()], pairs=rounds)
+    cpu, wall = seconds_in_turns([Side(name, lambda _, s=s: planned(s)) for name, s in CASES.items()], pairs=rounds)
     found = []
     for name, settings, cpu_s, wall_s in zip(CASES, CASES.values(), cpu, wall, strict=True):
         plan, full = planned(settings), settings.get("gradient") != "bias"
         drawn = (torch.randperm(n, generator=rng.seeded(1, seed))[: len(plan.ids)] for seed in range(5))
-        others = [similarity(told, thresher.EpochPlan(ids.sort().values), full=full) for ids in drawn]
+        others = [similarity(layer, thresher.EpochPlan(ids.sort().values), full=full) for ids in drawn]
         (sine, along), (sine_at_random, along_at_random) = (
-            similarity(told, plan, full=full),
+            similarity(layer, plan, full=full),
             map(statistics.median, zip(*others, strict=True)),
         )
         limit, seconds = (None if "per" in settings else LIMIT), statistics.median(cpu_s)
@@ -104,7 +113,7 @@ def measure(n: int, classes: int, width: int, rounds: int) -> list[dict[str, Any
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as text."""
+    """Returns the rows as text."""
     header = ("", "kept", "matched", "CPU s", "wall s", "limit", "sine", "at random", "along", "at random")
     return lines(
         header,
@@ -124,13 +133,13 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write; 1 where a limit is missed."""
+    """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grad_match", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="each selection once")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
-    parser.add_argument("--n", type=int, default=10_000, help="samples (default: %(default)s)")
-    parser.add_argument("--classes", type=int, default=100, help="default: %(default)s")
-    parser.add_argument("--width", type=int, default=512, help="features of a sample (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="time each selection once")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
+    parser.add_argument("--n", type=int, default=10_000, help="number of samples (default: %(default)s)")
+    parser.add_argument("--classes", type=int, default=100, help="number of classes (default: %(default)s)")
+    parser.add_argument("--width", type=int, default=512, help="number of features per sample (default: %(default)s)")
     given = parser.parse_args(arguments)
     rounds = 1 if given.quick else 7
     rows = measure(given.n, given.classes, given.width, rounds)

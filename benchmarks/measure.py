@@ -1,37 +1,37 @@
-"""Paired, interleaved measuring on machines that others use too.
+"""Paired, interleaved timing on machines that others use, too.
 
-Every round runs each side once (or a small block of calls of each), in an order drawn anew, so that what disturbs one
-side disturbs all. What counts is the ratio to the baseline within a round: its median over the rounds, with a
-distribution-free interval. The baseline runs twice a round; the ratio of the two is the A/A row: a difference inside
-its interval is none. CPU time stands beside wall time, one thread; garbage collection stays on, since it is part of
-what a side costs.
+Every round runs each side once (or a small block of calls of each), in an order that is drawn anew, so that what disturbs one
+side disturbs all. The result is the ratio to the baseline within a round: its median over the rounds, with a
+distribution-free interval. The baseline runs twice per round; the ratio of these two is the A/A row, and a difference inside
+its interval is none. CPU time is reported beside wall time, with one thread; garbage collection stays on, because it is part of
+the cost of a side.
 """
 
 import math
-import random
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
+from thresher.experiments.advise.turns import Spent, take_turns, torch_threads
+
 AGAIN = "{} again (A/A)"
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and where it lies.
+    """A median with its interval.
 
     Attributes:
-        median: Of the values.
-        low: Lower end.
-        high: Upper end.
-        coverage: Probability that [low, high] holds the true median; below the level asked for where there are too few
-            values, and the interval is then all of them.
+        median: Median of the values.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        coverage: Probability that [low, high] contains the true median; below the level that was asked for where there are too
+            few values, and the interval is then that of all values.
     """
 
     median: float
@@ -44,17 +44,17 @@ class Interval:
 
 
 def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """The median with its binomial interval: no assumption on the distribution but independence.
+    """Returns the median with its binomial interval, which assumes nothing but independent values.
 
     The r-th smallest and r-th largest of n values enclose the true median with probability 1 - 2 P(X < r), X binomial
     (n, 1/2); r is the largest with at least `level`, and 1 where there is none.
 
     Args:
-        values: At least one.
-        level: Probability wanted, in (0, 1).
+        values: The values, at least one.
+        level: Probability that the interval should have, in (0, 1). Default: 0.95.
 
     Raises:
-        ValueError: No values.
+        ValueError: There are no values.
     """
     n, ordered = len(values), sorted(values)
     if not n:
@@ -71,14 +71,14 @@ def median_interval(values: Sequence[float], level: float = 0.95) -> Interval:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the things compared.
+    """One of the things that are compared.
 
     Attributes:
-        name: In the table.
-        act: What is timed, given what `prepare` returned.
-        prepare: Called before every `act`, not timed.
-        finish: Called after the last `act` of a round and timed with it: work that `act` put off.
-        limit: Largest ratio to the baseline that is all right; None where the row only informs.
+        name: Name in the table.
+        act: Function that is timed; its argument is what `prepare` returned.
+        prepare: Function that is called before every `act`, outside the timing.
+        finish: Function for work that `act` postponed; called after the last `act` of a round, and timed.
+        limit: Largest ratio to the baseline that passes; None where the row only informs.
     """
 
     name: str
@@ -90,18 +90,18 @@ class Side:
 
 @dataclass(frozen=True)
 class Row:
-    """One side over the baseline.
+    """The ratios of one side to the baseline.
 
     Attributes:
-        name: Of the side.
+        name: Name of the side.
         cpu: Ratio of CPU times.
         wall: Ratio of wall times.
         cpu_s: Median CPU seconds of a call of this side.
         wall_s: Median wall seconds of a call of this side.
-        pairs: Rounds.
-        calls: Calls of each side in a round.
-        limit: See Side.
-        judged: "cpu" or "wall": what is held against the limit.
+        pairs: Number of rounds.
+        calls: Number of calls of each side in a round.
+        limit: Largest ratio that passes, see `Side`.
+        judged: Name of the ratio that is compared with the limit, "cpu" or "wall".
     """
 
     name: str
@@ -116,51 +116,40 @@ class Row:
 
     @property
     def value(self) -> float:
-        """What is held against the limit."""
+        """The ratio that is compared with the limit."""
         return (self.cpu if self.judged == "cpu" else self.wall).median
 
     @property
     def ok(self) -> bool:
-        """Within the limit, or there is none."""
+        """Whether the value is within the limit, or there is none."""
         return self.limit is None or self.value <= self.limit
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the values by name."""
         return {**asdict(self), "value": self.value, "ok": self.ok}
 
 
 def synchronizer(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done its work."""
+    """Returns a function that waits until the device has finished its work."""
     return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else lambda: None
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch computes with one thread inside."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _timed(call: Callable[[], Any], wait: Callable[[], None]) -> tuple[float, float]:
-    """CPU and wall seconds."""
+def _timed(call: Callable[[], Any], wait: Callable[[], None]) -> Spent:
+    """Calls a function and returns the time until it and the device are done."""
     wait()
     wall, cpu = time.perf_counter(), time.process_time()
     call()
     wait()
-    return time.process_time() - cpu, time.perf_counter() - wall
+    return Spent(cpu=time.process_time() - cpu, wall=time.perf_counter() - wall)
 
 
-def _clocks(wait: Callable[[], None], times: int = 201) -> tuple[float, float]:
-    """CPU and wall seconds that timing itself takes, to be taken off."""
-    taken = [_timed(lambda: None, wait) for _ in range(times)]
-    return statistics.median(cpu for cpu, _ in taken), statistics.median(wall for _, wall in taken)
+def _clock_overhead(wait: Callable[[], None], times: int = 201) -> Spent:
+    """Returns the time that timing itself takes, which is subtracted from each measured time."""
+    found = [_timed(lambda: None, wait) for _ in range(times)]
+    return Spent(cpu=statistics.median(spent.cpu for spent in found), wall=statistics.median(spent.wall for spent in found))
 
 
-def take_turns(
+def seconds_in_turns(
     sides: Sequence[Side],
     *,
     pairs: int,
@@ -169,30 +158,36 @@ def take_turns(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> tuple[list[list[float]], list[list[float]]]:
-    """CPU and wall seconds of every side in every round, summed over the calls of the round; arguments as for `compare`."""
-    wait, draw = synchronizer(torch.device(device)), random.Random(seed)
-    cpu, wall = ([[0.0] * pairs for _ in sides] for _ in range(2))
-    order = list(range(len(sides)))
-    with one_thread():
-        cpu_off, wall_off = _clocks(wait)
+    """Times all sides in turns.
 
-        def take(i: int, pair: int, call: Callable[[], Any]) -> None:
-            cpu_s, wall_s = _timed(call, wait)
-            cpu[i][pair] += max(cpu_s - cpu_off, 1e-9)
-            wall[i][pair] += max(wall_s - wall_off, 1e-9)
+    Args:
+        sides: Sides to time.
+        pairs: Number of rounds.
+        calls: Number of calls of each side in a round.
+        warm_up: Number of calls of each side before the first round, which are not counted.
+        device: Device whose work is waited for before and after each call.
+        seed: Random seed of the order of the sides; no global random state is used.
 
-        for _ in range(warm_up):
-            for side in sides:
-                side.act(side.prepare())
-        for pair in range(pairs):
-            for _ in range(calls):
-                draw.shuffle(order)
-                for i in order:
-                    take(i, pair, partial(sides[i].act, sides[i].prepare()))
-            for i, side in enumerate(sides):
-                if side.finish is not None:
-                    take(i, pair, side.finish)
-    return cpu, wall
+    Returns:
+        CPU seconds and wall seconds of every side in every round, summed over the calls of the round.
+    """
+    wait = synchronizer(torch.device(device))
+    with torch_threads(1):
+        overhead = _clock_overhead(wait)
+
+        def timed(call: Callable[[], Any]) -> Spent:
+            spent = _timed(call, wait)
+            return Spent(cpu=max(spent.cpu - overhead.cpu, 1e-9), wall=max(spent.wall - overhead.wall, 1e-9))
+
+        times = take_turns(
+            [lambda side=side: timed(partial(side.act, side.prepare())) for side in sides],
+            rounds=pairs,
+            seed=seed,
+            calls=calls,
+            warm_up=warm_up,
+            last=[None if side.finish is None else partial(timed, side.finish) for side in sides],
+        )
+    return [[spent.cpu for spent in of_side] for of_side in times], [[spent.wall for spent in of_side] for of_side in times]
 
 
 def compare(
@@ -205,20 +200,20 @@ def compare(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> list[Row]:
-    """Ratios of each side to the baseline, the A/A row first.
+    """Returns the ratios of each side to the baseline, the A/A row first.
 
     Args:
-        baseline: What the others are held against.
-        sides: The others.
-        pairs: Rounds.
-        calls: Calls of each side in a round, taken in turns; times are summed over them.
-        warm_up: Calls of each side before, not counted.
-        device: Work on it is waited for before and after each call; wall time is judged where it is not the CPU.
-        seed: Of the order of the sides; a random state of its own.
+        baseline: The baseline.
+        sides: Sides that are compared with the baseline.
+        pairs: Number of rounds.
+        calls: Number of calls of each side in a round, in turns; times are summed over them.
+        warm_up: Number of calls of each side before the first round, which are not counted.
+        device: Device whose work is waited for before and after each call; wall time is judged where it is not the CPU.
+        seed: Random seed of the order of the sides; no global random state is used.
     """
     device = torch.device(device)
     everyone = [baseline, replace(baseline, name=AGAIN.format(baseline.name), limit=None), *sides]
-    cpu, wall = take_turns(everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed)
+    cpu, wall = seconds_in_turns(everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed)
 
     def over_baseline(times: list[list[float]], i: int) -> Interval:
         return median_interval([mine / base for mine, base in zip(times[i], times[0], strict=True)])
@@ -240,7 +235,7 @@ def compare(
 
 
 def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A plain table: the first column to the left, the others to the right."""
+    """Returns a table as text: the first column is aligned left, the others right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -251,12 +246,12 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def judgement(limit: float | None, ok: bool) -> str:
-    """The limit beside a figure."""
+    """Returns the limit of a value, and whether it was met; "" without a limit."""
     return "" if limit is None else f"<= {limit:g} {'ok' if ok else 'MISSED'}"
 
 
 def ratios_table(rows: Sequence[Row]) -> str:
-    """Rows of `compare` as text."""
+    """Returns the rows of `compare` as text."""
     return lines(
         ("", "CPU ratio [95 %]", "wall ratio [95 %]", "CPU ms", "wall ms", "limit"),
         [

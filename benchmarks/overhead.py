@@ -1,4 +1,4 @@
-"""What attaching costs: plans, starts of epochs, memory and the criterion, each beside its limit.
+"""Measures what attaching costs: plans, starts of epochs, memory and the criterion, each with its limit.
 
 `python -m benchmarks.overhead [--quick] [--device cuda] [--out FILE.json]`; exit code 1 where a limit is missed.
 """
@@ -27,7 +27,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "overhead.json"
 IMAGENET, TEN_MILLION = 1_281_167, 10_000_000
 BATCH, CLASSES = 128, 10
 EPOCHS = 1000
-"""Of the runs that are measured: enough for every start to fall where the methods select, at their full fraction."""
+"""Epochs of the measured runs: enough that every start falls where the methods select their full fraction."""
 
 METHODS: dict[str, Callable[[], Any]] = {
     "Kakurenbo": thresher.Kakurenbo,
@@ -42,11 +42,11 @@ MEMORY_LIMIT = 24.0
 CRITERION_LIMITS = {"Kakurenbo": 2.2, "InfoBatch": 1.6, "InfoBatch, weighted": 1.6}
 
 
-# What is measured on
+# Data and model
 
 
 class CheapDataset(Dataset[Any]):
-    """N samples that cost next to nothing; a batch is asked for at once and comes as it goes to the loop."""
+    """N samples that cost next to nothing; a batch is fetched in one call, already collated."""
 
     def __init__(self, n: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -66,37 +66,37 @@ class CheapDataset(Dataset[Any]):
 
 
 def as_it_is(batch: Any) -> Any:
-    """Collate: batches of CheapDataset are ready; single samples are stacked."""
+    """Collates: batches of CheapDataset stay as they are, single samples are stacked."""
     return batch if isinstance(batch, tuple) else default_collate(batch)
 
 
 class Shift(nn.Module):
-    """Outputs that are fresh tensors with gradient, at the price of one addition."""
+    """A model whose outputs are new tensors with gradient, at the cost of one addition."""
 
     def __init__(self) -> None:
         super().__init__()
         self.by = nn.Parameter(torch.zeros(CLASSES))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Shape (B, CLASSES) to the same."""
+        """Returns inputs and outputs of shape (B, CLASSES)."""
         return inputs + self.by
 
 
 def loader_of(n: int) -> DataLoader[Any]:
-    """A shuffling loader over a CheapDataset."""
+    """Returns a shuffling loader over a CheapDataset."""
     return DataLoader(CheapDataset(n), batch_size=BATCH, shuffle=True, collate_fn=as_it_is)
 
 
 @dataclass(frozen=True)
 class Attached:
-    """A run and what it was attached to."""
+    """A run and its optimizer."""
 
     run: thresher.Run
     optimizer: torch.optim.Optimizer
 
 
 def attached(method: Any, n: int, device: torch.device) -> Attached:
-    """A run over n cheap samples."""
+    """Returns a run over n cheap samples."""
     model = Shift().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     criterion = nn.CrossEntropyLoss()
@@ -105,9 +105,10 @@ def attached(method: Any, n: int, device: torch.device) -> Attached:
 
 
 def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
-    """Values as in training, in place: exponential losses, the confidence that goes with them, right above one half.
+    """Fills records with values as in training, in place: exponential losses and the confidences that belong to them.
 
-    Of the 30 % of lowest loss about half is confident enough for KAKURENBO; the rest is moved back.
+    Samples are right where the confidence is above one half. Of the 30 % with the lowest losses, about half are confident
+    enough for KAKURENBO; the others are moved back.
     """
     loss = records["loss"]
     loss.exponential_(0.5, generator=torch.Generator(loss.device).manual_seed(seed))
@@ -117,12 +118,12 @@ def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
 
 
 def start_epoch(run: thresher.Run) -> None:
-    """From the end of one epoch (broken off after its first batch) to the first batch of the next."""
+    """Goes from the end of one epoch, which stopped after its first batch, to the first batch of the next."""
     next(iter(run.loader))
 
 
 def mid_training(method: Any, n: int, device: torch.device) -> Attached:
-    """A run that has losses of every sample and is over its first epoch."""
+    """Returns a run that has losses of every sample and has finished its first epoch."""
     made = attached(method, n, device)
     start_epoch(made.run)
     fill(made.run.records)
@@ -133,7 +134,7 @@ def mid_training(method: Any, n: int, device: torch.device) -> Attached:
 
 
 def plan_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
-    """(a) plan_epoch over torch.randperm(N)."""
+    """Times (a) plan_epoch over torch.randperm(N)."""
 
     def side(name: str) -> Side:
         method = METHODS[name]()
@@ -152,7 +153,7 @@ def plan_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row
 
 
 def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
-    """(b) plan + order + first batch over torch.randperm(N), and what an unattached loader takes for order + first batch."""
+    """Times (b) plan, order and first batch over torch.randperm(N), beside order and first batch of an unattached loader."""
 
     def side(name: str) -> Side:
         run = mid_training(METHODS[name](), n, device).run
@@ -164,18 +165,18 @@ def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Ro
 
 
 def randperm(n: int) -> Side:
-    """The baseline of plans and starts."""
+    """Returns the baseline of plans and starts."""
     return Side("torch.randperm", lambda _: torch.randperm(n))
 
 
 def batches(loader: Any) -> Iterator[Any]:
-    """Epoch after epoch."""
+    """Yields the batches of epoch after epoch."""
     while True:
         yield from loader
 
 
 def criterion_sides(n: int, device: torch.device) -> Iterator[tuple[str, Attached]]:
-    """The runs of tables (e) and (f)."""
+    """Yields the runs of tables (e) and (f) by name."""
     yield "Kakurenbo", attached(thresher.Kakurenbo(), n, device)
     yield "InfoBatch", attached(thresher.InfoBatch(), n, device)
     yield "InfoBatch, weighted", mid_training(thresher.InfoBatch(), n, device)
@@ -183,15 +184,15 @@ def criterion_sides(n: int, device: torch.device) -> Iterator[tuple[str, Attache
 
 
 WARM_UP = 30
-"""Steps before timing; a run times its own first steps, and not more than these."""
+"""Steps before the timing starts; a run times its own first steps, which are fewer than these."""
 
 
 def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, backward: bool) -> list[Row]:
-    """(e) run.criterion and the writing of the records over nn.CrossEntropyLoss, outputs (BATCH, CLASSES).
+    """Times (e) run.criterion and the writing of the records over nn.CrossEntropyLoss, outputs (BATCH, CLASSES).
 
     As in a training loop, each call has a batch that the loader has just yielded and outputs that the model has just
-    returned. Timed are the call and what the end of a step makes of its losses; at the end of a round, what is still to
-    be written.
+    returned. The times include the call, the recording of its losses at the end of the step and, at the end of a round, the
+    writing of what is still pending.
     """
 
     def side(name: str, made: Attached) -> Side:
@@ -206,7 +207,7 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
             loss = run.criterion(*prepared)
             if backward:
                 loss.backward()
-            run._parts.accumulator.end_step()  # what optimizer.step adds in an attached loop
+            run._parts.accumulator.end_step()  # optimizer.step does this in an attached loop
 
         return Side(name, act, prepare, lambda: run.records, None if backward else CRITERION_LIMITS.get(name))
 
@@ -230,7 +231,7 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
 
 
 def step_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
-    """(f) A whole step, batch to optimizer.step, over that of the unattached loop; next to nothing is computed in it."""
+    """Times (f) a whole step, from the batch to optimizer.step, over that of the unattached loop; it computes little."""
 
     def side(name: str, loader: Any, model: Any, criterion: Any, optimizer: torch.optim.Optimizer) -> Side:
         source = batches(loader)
@@ -260,13 +261,13 @@ def step_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Bytes a sample.
+    """Bytes per sample.
 
     Attributes:
-        name: Whose.
-        value: Bytes on the host and the device together, over N.
-        limit: Largest that is all right; None where the row only informs.
-        device: The part of `value` on the device; 0 where the device is the CPU.
+        name: Name of the method or the baseline.
+        value: Bytes on the host and the device together, divided by N.
+        limit: Largest value that passes; None where the row only informs.
+        device: Part of `value` that is on the device; 0 where the device is the CPU.
     """
 
     name: str
@@ -276,30 +277,31 @@ class MemoryRow:
 
     @property
     def ok(self) -> bool:
-        """Within the limit, or there is none."""
+        """Whether the value is within the limit, or there is none."""
         return self.limit is None or self.value <= self.limit
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the values by name."""
         return {**vars(self), "ok": self.ok}
 
 
 def records_bytes(n: int, device: torch.device) -> list[MemoryRow]:
-    """(c) What is remembered of a sample: records, and the table of weights that an epoch looks up."""
+    """Measures (c) the memory per sample between epochs: records, and the table of weights that an epoch looks up."""
     rows = []
     for name, make in METHODS.items():
         run = mid_training(make(), n, device).run
         start_epoch(run)
-        tables = [*run.records.values(), *([] if run._parts.attributor.plan_weights is None else [run._parts.attributor.plan_weights])]
-        held = sum(table.untyped_storage().nbytes() for table in tables) / n
-        rows.append(MemoryRow(name, held, RECORDS_LIMITS.get(name)))
+        weights = run._parts.attributor.plan_weights
+        tables = [*run.records.values(), *([] if weights is None else [weights])]
+        held_bytes = sum(table.untyped_storage().nbytes() for table in tables) / n
+        rows.append(MemoryRow(name, held_bytes, RECORDS_LIMITS.get(name)))
     return rows
 
 
 def resident() -> tuple[int, int]:
-    """Resident set of this process now and at its largest, bytes.
+    """Returns the resident set size of this process, now and at its largest, in bytes.
 
-    Linux tells both of this very process image; `ru_maxrss` there counts what the parent held before exec as well.
+    Linux has both for this process image alone; `ru_maxrss` also counts what the parent process held before exec.
     """
     status = Path("/proc/self/status")
     if status.exists():
@@ -315,7 +317,7 @@ NOTHING, RANDPERM = "nothing (A/A)", "torch.randperm, known to be 8"
 
 
 def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
-    """Peak extra bytes of three starts of an epoch, from the run with its records alone; for a process of its own."""
+    """Returns the peak bytes of three starts of an epoch beyond the run and its records; runs in a process of its own."""
     torch.set_num_threads(1)
     method = METHODS.get(name, thresher.FullData)
     small = mid_training(method(), 1000, device).run
@@ -338,7 +340,7 @@ def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
 
 
 def plan_memory(n: int, device: torch.device, names: Sequence[str] = (NOTHING, RANDPERM, *METHODS)) -> list[MemoryRow]:
-    """(d) Peak extra memory of plan and order, a fresh process each."""
+    """Measures (d) the peak extra memory of plan and order, in a new process for each method."""
     rows = []
     for name in names:
         command = [sys.executable, "-m", "benchmarks.overhead", "--memory-of", name, "--n", str(n), "--device", str(device)]
@@ -352,7 +354,7 @@ def plan_memory(n: int, device: torch.device, names: Sequence[str] = (NOTHING, R
 
 
 def memory_table(rows: Sequence[MemoryRow]) -> str:
-    """Rows as text."""
+    """Returns the rows as text."""
     return lines(("", "B/sample", "limit"), [(row.name, f"{row.value:.2f}", judgement(row.limit, row.ok)) for row in rows])
 
 
@@ -363,7 +365,7 @@ TABLES = ("plan", "start", "records", "memory", "criterion", "step")
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under a title."""
+    """The rows of one table, under a title."""
 
     name: str
     title: str
@@ -376,14 +378,14 @@ class Table:
         return f"{self.title}\n{ratios_table(ratios) if ratios else memory_table(sizes)}\n"
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the values by name."""
         return {"name": self.name, "title": self.title, "n": self.n, "rows": [row.as_dict() for row in self.rows]}
 
 
 def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: torch.device, *, quick: bool) -> Iterator[Table]:
-    """Measure, a table at a time."""
+    """Measures and yields one table after the other."""
     for n in sizes:
-        # The less there is to do in a call, the more of them make a time that says something.
+        # The shorter a call, the more calls are needed for a reliable time.
         pairs, calls = (21, 3) if n < TEN_MILLION / 2 else (11, 1)
         tail = f"over torch.randperm(N), N = {n:,}, {pairs} pairs of {calls} calls"
         if "plan" in only:
@@ -409,7 +411,7 @@ def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: tor
 
 
 def about(device: torch.device) -> dict[str, Any]:
-    """Device and versions."""
+    """Returns device and versions, for the results."""
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
         "device": {"type": device.type, "name": named, "threads": 1},
@@ -423,13 +425,15 @@ def about(device: torch.device) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write; 1 where a limit is missed."""
+    """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="times at the smaller N only, and fewer pairs")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="where the model and the records live")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="measure at the smaller N only, with fewer pairs")
+    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"), help="device of the model and the records")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES, help="tables to make")
-    parser.add_argument("--n", type=int, nargs="+", help="sizes of the dataset, ascending, in place of the standard ones")
+    parser.add_argument(
+        "--n", type=int, nargs="+", help="sizes of the dataset, in ascending order, in place of the standard ones"
+    )
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     if given.memory_of is not None:

@@ -1,6 +1,6 @@
-"""What it takes to choose the rows of a batch: each batch method beside Big Loss, at 128 rows and 10 classes.
+"""Times the choice of the rows of a batch: each batch method beside Big Loss, at 128 rows and 10 classes.
 
-From the outputs of the network to the plan: the signals that the method needs, and its answer.
+The time goes from the outputs of the network to the plan: the signals that the method needs, and the choice.
 `python -m benchmarks.selection_cost [--quick] [--out FILE.json] [--device cuda]`; exit code 1 where a method takes more than 3
 times as long as Big Loss and its card does not say why.
 """
@@ -21,20 +21,20 @@ from benchmarks.overhead import about
 from thresher import methods, rng
 from thresher.attribution.rows import RowLayout
 from thresher.losses.adapt import adapt
-from thresher.methods.contract import BatchMethod
+from thresher.methods.contract import BatchMethod, requirements_of
 from thresher.scores import Scores
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "selection_cost.json"
 ROWS, CLASSES, KEEP = 128, 10, 0.25
 LIMIT = 3.0
 SETTINGS: dict[str, dict[str, Any]] = {"rho_loss": {"irreducible": Scores(torch.arange(ROWS), torch.linspace(0, 1, ROWS))}}
-"""What methods cannot do without."""
+"""Settings that methods require."""
 CARD_SAYS_WHY = ("ada_selection", "batch_importance", "obftf")
-"""Methods that may take longer than the limit."""
+"""Methods that may take longer than the limit, because their cards give the reason."""
 
 
 def candidates() -> dict[str, BatchMethod]:
-    """Every registered method that chooses inside the batch by what a forward pass tells; at one share kept."""
+    """Returns every registered method that chooses inside the batch, at one share kept."""
     found: dict[str, Any] = {}
     for name, info in methods.infos().items():
         if info.stage == "batch" and name != "big_loss":
@@ -43,14 +43,14 @@ def candidates() -> dict[str, BatchMethod]:
 
 
 def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) -> Callable[[object], None]:
-    """A step's choice, its state going from call to call."""
+    """Returns a function that makes the choice of one step; the state goes from call to call."""
     adapter, ids = adapt(nn.CrossEntropyLoss()), torch.randperm(ROWS).to(outputs.device)
-    wanted, group = {*method.requires.signals} - {"loss"}, RowLayout(ROWS)
+    wanted, layout = {*requirements_of(method).signals}, RowLayout(ROWS)
     state, step = method.init_state(), 0
 
     def choose(_: object) -> None:
         nonlocal state, step
-        signals = adapter.signals(outputs, targets, group, wanted) if method.signals else {}
+        signals = adapter.signals(outputs, targets, layout, wanted - {"loss"}) if wanted else {}
         _, state = method.plan_batch({"id": ids, **signals}, state, step=step, generator=rng.seeded(0, step))
         step += 1
 
@@ -58,10 +58,10 @@ def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write; 1 where a limit is missed."""
+    """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.selection_cost", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few rounds")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="measure a few rounds only")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     given = parser.parse_args(arguments)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
-"""What a step costs where `subset_backward` leaves rows out of the backward pass, beside the least that it could cost.
+"""Times steps in which `subset_backward` leaves rows out of the backward pass, beside the smallest possible time.
 
 `python -m benchmarks.subset_backward [--quick] [--only MODEL ...] [--device cuda] [--dtype bfloat16] [--out FILE.json]
-[--figure FILE.svg] [--markdown]`; exit code 1 where a limit is missed.
+[--figure FILE.html] [--markdown]`; exit code 1 where a limit is missed.
 """
 
 import argparse
@@ -12,7 +12,6 @@ import json
 import os
 import statistics
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
@@ -25,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import thresher
-from benchmarks.measure import Interval, Side, judgement, lines, median_interval, one_thread, take_turns
+from benchmarks.measure import Interval, Side, judgement, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
-from thresher.experiments.comparison.figure import Line, Panel, draw
+from thresher.experiments.advise.turns import torch_threads
+from thresher.report.panels import Curve, Panel, check_figure_path, draw, write_figure
 from thresher.subset import kept_rows
 
 RESULTS = ROOT / "benchmarks" / "results" / "subset_backward.json"
@@ -36,13 +36,13 @@ KEEP = (1.0, 0.75, 0.5, 0.33, 0.25, 0.1)
 FORWARD, FULL, AGAIN = "forward", "full", "full again (A/A)"
 BINDING = "kept_rows"
 FORMS = (BINDING, "subset", "masking", "twice")
-"""`kept_rows`: the criterion on those rows alone. `subset`: the losses of the batch, then `losses[kept].mean()`. `masking`:
-that without `subset_backward`. `twice`: a forward of the batch without gradients, then forward and backward of the rows."""
+"""`kept_rows`: the criterion on the kept rows alone. `subset`: the losses of the batch, then `losses[kept].mean()`. `masking`:
+the same without `subset_backward`. `twice`: a forward of the batch without gradients, then forward and backward of the rows."""
 MEMORY_LIMIT = 1.1
 
 
 def time_limit(keep: float) -> float:
-    """Largest ratio of a step to its ideal that is all right."""
+    """Returns the largest ratio of a step to its ideal that passes."""
     return 1.08 if keep <= 0.5 else 1.1 if keep < 1 else 1.05
 
 
@@ -50,7 +50,7 @@ def time_limit(keep: float) -> float:
 
 
 def conv_gn() -> nn.Module:
-    """Three convolutions with group normalisation."""
+    """Returns a network of three convolutions with group normalisation."""
     return nn.Sequential(
         *(nn.Conv2d(3, 32, 3, padding=1), nn.GroupNorm(8, 32), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(32, 64, 3, padding=1), nn.GroupNorm(8, 64), nn.ReLU(), nn.MaxPool2d(2)),
@@ -71,14 +71,14 @@ class Block(nn.Module):
         self.norm2 = nn.BatchNorm2d(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, before, h, w) to (B, after, h / stride, w / stride)."""
+        """Maps shape (B, before, h, w) to (B, after, h / stride, w / stride)."""
         y = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
         short = F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.more)) if self.more else x
         return torch.relu(y + short)
 
 
 def resnet20() -> nn.Module:
-    """ResNet-20 for 32 x 32 images, batch normalisation by batch statistics."""
+    """Returns ResNet-20 for 32 x 32 images, with batch normalisation by batch statistics."""
     widths = [16, *[16] * 3, *[32] * 3, *[64] * 3]
     blocks = [Block(before, after) for before, after in itertools.pairwise(widths)]
     stem = (nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
@@ -96,7 +96,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, T, width) to the same."""
+        """Maps shape (B, T, width) to the same shape."""
         qkv = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
         attended = F.scaled_dot_product_attention(*qkv.unbind(2), is_causal=self.causal)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -114,7 +114,7 @@ class ViT(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, CLASSES))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, 3, SIZE, SIZE) to (B, CLASSES)."""
+        """Maps shape (B, 3, SIZE, SIZE) to (B, CLASSES)."""
         patches = self.patches(x).flatten(2).transpose(1, 2) + self.positions
         return self.head(self.layers(patches).mean(1))
 
@@ -133,12 +133,12 @@ class LM(nn.Module):
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, VOCABULARY))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Shape (B, T) to (B, T, VOCABULARY)."""
+        """Maps shape (B, T) to (B, T, VOCABULARY)."""
         return self.head(self.layers(self.tokens(tokens) + self.positions))
 
 
 def double(before: int, after: int) -> nn.Module:
-    """Two convolutions with group normalisation."""
+    """Returns two convolutions with group normalisation."""
     return nn.Sequential(
         *(nn.Conv2d(before, after, 3, padding=1, bias=False), nn.GroupNorm(4, after), nn.ReLU()),
         *(nn.Conv2d(after, after, 3, padding=1, bias=False), nn.GroupNorm(4, after), nn.ReLU()),
@@ -146,7 +146,7 @@ def double(before: int, after: int) -> nn.Module:
 
 
 class UNet(nn.Module):
-    """A class for every pixel; two levels down and up again."""
+    """A U-Net of two levels that predicts a class for every pixel."""
 
     def __init__(self, width: int = 8) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, CLASSES, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, 3, SIZE, SIZE) to (B, CLASSES, SIZE, SIZE)."""
+        """Maps shape (B, 3, SIZE, SIZE) to (B, CLASSES, SIZE, SIZE)."""
         one = self.down1(x)
         two = self.down2(F.max_pool2d(one, 2))
         three = self.bottom(F.max_pool2d(two, 2))
@@ -165,24 +165,24 @@ class UNet(nn.Module):
 
 
 def losses_of(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy, samples first."""
+    """Returns the cross-entropy, samples first."""
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def losses_of_tokens(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy where the classes come last, shape (B, T)."""
+    """Returns the cross-entropy, shape (B, T), where the classes come last."""
     return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A model and what it is trained on.
+    """A model and its data.
 
     Attributes:
-        title: In tables.
-        model: Makes it.
-        batch: Inputs and targets of n samples.
-        losses: Of outputs and targets, samples first.
+        title: Name in tables.
+        model: Function that makes the model.
+        batch: Function that returns inputs and targets of n samples.
+        losses: Function that returns the losses of outputs and targets, samples first.
     """
 
     title: str
@@ -192,17 +192,17 @@ class Task:
 
 
 def images(n: int) -> tuple[Tensor, Tensor]:
-    """With a class each."""
+    """Returns n random images with a class for each."""
     return torch.randn(n, 3, SIZE, SIZE), torch.randint(CLASSES, (n,))
 
 
 def dense(n: int) -> tuple[Tensor, Tensor]:
-    """With a class for every pixel."""
+    """Returns n random images with a class for every pixel."""
     return torch.randn(n, 3, SIZE, SIZE), torch.randint(CLASSES, (n, SIZE, SIZE))
 
 
 def texts(n: int) -> tuple[Tensor, Tensor]:
-    """With the next token for every token."""
+    """Returns n random token sequences with the next token for every token."""
     tokens = torch.randint(VOCABULARY, (n, CONTEXT + 1))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
@@ -222,7 +222,7 @@ Step = Callable[[Tensor], object]
 
 
 def steps_of(task: Task, batch: int, device: torch.device, dtype: torch.dtype) -> dict[str, Step]:
-    """What is timed, by name; each takes the rows to keep. A step is forward, loss, backward, zero_grad."""
+    """Returns the timed functions by name; their argument is the rows to keep. A step is forward, loss, backward, zero_grad."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model, (inputs, targets) = task.model().to(device), task.batch(batch)
@@ -270,7 +270,7 @@ def steps_of(task: Task, batch: int, device: torch.device, dtype: torch.dtype) -
 
 
 def rows_of(keep: float, batch: int, device: torch.device) -> Callable[[], Tensor]:
-    """Rows to keep in one round after the other; the same for whoever asks."""
+    """Returns a function that draws the rows to keep in one round after the other; all such functions draw the same rows."""
     seeds, k = itertools.count(), round(keep * batch)
 
     def draw() -> Tensor:
@@ -281,7 +281,7 @@ def rows_of(keep: float, batch: int, device: torch.device) -> Callable[[], Tenso
 
 
 def peak_memory(step: Step, kept: Tensor) -> int:
-    """Bytes that a step adds to what is allocated, at most."""
+    """Returns the largest number of bytes that a step allocates at one time."""
     if kept.device.type == "cuda":
         step(kept)
         torch.cuda.synchronize(kept.device)
@@ -289,7 +289,7 @@ def peak_memory(step: Step, kept: Tensor) -> int:
         before = torch.cuda.memory_allocated(kept.device)
         step(kept)
         return torch.cuda.max_memory_allocated(kept.device) - before
-    gc.collect()  # or what an earlier step left behind could be freed, and counted, in this one
+    gc.collect()  # memory of an earlier step could otherwise be freed, and counted, in this one
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         step(kept)
     recorded: Any = profile.profiler
@@ -303,14 +303,14 @@ class Row:
     """A form of step at one share of kept rows.
 
     Attributes:
-        keep: Share asked for.
-        kept: Rows kept.
-        form: Which of FORMS.
+        keep: Share of the rows to keep.
+        kept: Number of rows kept.
+        form: Name of the form, one of FORMS.
         over_ideal: Step time over that of the ideal step, forward + kept / batch * (full step - forward).
         over_full: Step time over that of the full step.
-        seconds: Median of a step.
+        seconds: Median seconds of a step.
         memory: Peak memory over that of the full step.
-        limit: Largest `over_ideal` that is all right; None where the row only informs.
+        limit: Largest `over_ideal` that passes; None where the row only informs.
     """
 
     keep: float
@@ -324,16 +324,16 @@ class Row:
 
     @property
     def time_ok(self) -> bool:
-        """Within the limit, or there is none."""
+        """Whether the time is within the limit, or there is none."""
         return self.limit is None or self.over_ideal.median <= self.limit
 
     @property
     def memory_ok(self) -> bool:
-        """Within the limit, or there is none."""
+        """Whether the memory is within the limit, or there is none."""
         return self.limit is None or self.memory <= MEMORY_LIMIT
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the values by name."""
         return {**asdict(self), "time_ok": self.time_ok, "memory_ok": self.memory_ok}
 
 
@@ -342,13 +342,13 @@ class Table:
     """All rows of one model.
 
     Attributes:
-        name: Of the model.
-        title: What was measured.
+        name: Name of the model.
+        title: Description of the measurement.
         full_s: Median seconds of a full step.
         full_bytes: Peak memory of a full step.
         forward: Share of the full step that the forward takes.
         again: The full step over itself (A/A).
-        rows: By keep, then form.
+        rows: The rows, by share kept, then by form.
     """
 
     name: str
@@ -374,31 +374,31 @@ class Table:
         return f"{self.title}\n{full}; {AGAIN} {self.again}\n{lines(header, body)}\n"
 
     def missed(self) -> list[str]:
-        """What is over its limit."""
+        """Returns the names of the rows that are over their limits."""
         bound = [row for row in self.rows if row.limit is not None]
         times = [f"{self.name}, keep {row.keep:g}: time {row.over_ideal.median:.3f}" for row in bound if not row.time_ok]
         return times + [f"{self.name}, keep {row.keep:g}: memory {row.memory:.3f}" for row in bound if not row.memory_ok]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values."""
+        """Returns the values by name."""
         return {**asdict(self), "rows": [row.as_dict() for row in self.rows]}
 
 
 def measure(name: str, keeps: Sequence[float], rounds: int, batch: int, device: torch.device, dtype: torch.dtype) -> Table:
-    """All shares and forms of one model; a round times all of them, and the full step and the forward that they share."""
+    """Times all shares and forms of one model; a round times all of them, and the full step and the forward pass."""
     task = TASKS[name]
     steps = steps_of(task, batch, device, dtype)
     every = rows_of(1.0, batch, device)
     cases = [(keep, form) for keep in keeps for form in FORMS]
     alone = [Side(form, steps[form], every) for form in (FORWARD, FULL, AGAIN)]
     sides = [*alone, *(Side(f"{form} {keep}", steps[form], rows_of(keep, batch, device)) for keep, form in cases)]
-    cpu, wall = take_turns(sides, pairs=rounds, device=device)
+    cpu, wall = seconds_in_turns(sides, pairs=rounds, device=device)
     forward, full, again, *others = cpu if device.type == "cpu" else wall
-    with one_thread():
+    with torch_threads(1):
         full_bytes = peak_memory(steps[FULL], every())
         bytes_of = {(keep, form): peak_memory(steps[form], rows_of(keep, batch, device)()) for keep, form in cases}
     rows = []
-    for (keep, form), taken in zip(cases, others, strict=True):
+    for (keep, form), seconds in zip(cases, others, strict=True):
         kept = round(keep * batch)
         ideal = [f + kept / batch * (t - f) for f, t in zip(forward, full, strict=True)]
         rows.append(
@@ -406,9 +406,9 @@ def measure(name: str, keeps: Sequence[float], rounds: int, batch: int, device: 
                 keep=keep,
                 kept=kept,
                 form=form,
-                over_ideal=median_interval([t / least for t, least in zip(taken, ideal, strict=True)]),
-                over_full=median_interval([t / whole for t, whole in zip(taken, full, strict=True)]),
-                seconds=statistics.median(taken),
+                over_ideal=median_interval([s / least for s, least in zip(seconds, ideal, strict=True)]),
+                over_full=median_interval([s / whole for s, whole in zip(seconds, full, strict=True)]),
+                seconds=statistics.median(seconds),
                 memory=bytes_of[keep, form] / full_bytes,
                 limit=time_limit(keep) if form == BINDING else None,
             )
@@ -425,10 +425,10 @@ def measure(name: str, keeps: Sequence[float], rounds: int, batch: int, device: 
 
 
 def keep_memory() -> None:
-    """Have glibc keep what is freed for this process.
+    """Makes glibc keep freed memory for this process.
 
-    What it hands back at the end of a step is mapped again, page by page, in the next one. How much that is hangs on where
-    blocks happen to lie, and moves a step of 150 ms by a tenth whatever runs in it.
+    Memory that is returned to the system at the end of a step is mapped again, page by page, in the next one. The amount
+    depends on the place of blocks, and changes a step of 150 ms by a tenth, whatever runs in it.
     """
     adjust = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if adjust is not None:
@@ -438,41 +438,31 @@ def keep_memory() -> None:
 
 
 def tables(names: Sequence[str], *settings: Any) -> Iterator[Table]:
-    """Measure, a model at a time."""
+    """Measures and yields the table of one model after the other."""
     for name in names:
         yield measure(name, *settings)
 
 
-def panel(table: Mapping[str, Any]) -> Panel:
-    """Step times of one model, from the results."""
-    lines_ = []
+def step_time_panel(table: Mapping[str, Any], batch: int) -> Panel:
+    """The panel of step times of one model.
+
+    Args:
+        table: Entry of `tables` in the results.
+        batch: Number of rows of a batch.
+    """
+    curves = []
     for form in FORMS:
         rows = [row for row in table["rows"] if row["form"] == form]
-        points = [(row["kept"] / table["batch"], *(row["over_full"][end] for end in ("median", "low", "high"))) for row in rows]
-        lines_.append(Line(form, points))
+        points = [(row["kept"] / batch, *(row["over_full"][end] for end in ("median", "low", "high"))) for row in rows]
+        curves.append(Curve(form, points))
     forward = table["forward"]
-    ends = [[forward[end] + x * (1 - forward[end]) for end in ("median", "low", "high")] for x, *_ in lines_[0].points]
-    ideal = Line("ideal", [(x, *at) for (x, *_), at in zip(lines_[0].points, ends, strict=True)])
-    return Panel(TASKS[table["name"]].title, "share of rows kept", "step time / full step", [ideal, *lines_])
-
-
-def figure(results: Mapping[str, Any], columns: int = 3) -> str:
-    """The SVG of all models, in rows of a few."""
-    ET.register_namespace("", "http://www.w3.org/2000/svg")
-    panels = [panel({**table, "batch": results["batch"]}) for table in results["tables"]]
-    rows = [ET.fromstring(draw(panels[at : at + columns])) for at in range(0, len(panels), columns)]
-    height = 0
-    for row in rows:
-        row.set("y", str(height))
-        height += int(row.attrib["height"]) + 20
-    width = max(int(row.attrib["width"]) for row in rows)
-    whole = ET.Element("{http://www.w3.org/2000/svg}svg", viewBox=f"0 0 {width} {height}", width=str(width), height=str(height))
-    whole.extend([ET.Element("rect", width=str(width), height=str(height), fill="white"), *rows])
-    return ET.tostring(whole, encoding="unicode") + "\n"
+    ends = [[forward[end] + x * (1 - forward[end]) for end in ("median", "low", "high")] for x, *_ in curves[0].points]
+    ideal = Curve("ideal", [(x, *at) for (x, *_), at in zip(curves[0].points, ends, strict=True)])
+    return Panel(TASKS[table["name"]].title, "share of rows kept", "step time / full step", [ideal, *curves])
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """The table of docs/subset-backward.md."""
+    """Returns the table of docs/subset-backward.md."""
     header = ("model", "keep", "`kept_rows`", "`subset`", "`masking`", "`twice`", "memory")
     body = [header, tuple("---" for _ in header)]
     for table in results["tables"]:
@@ -486,20 +476,26 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print and write; 1 where a limit is missed."""
+    """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.subset_backward", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="few rounds")
-    parser.add_argument("--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="MODEL", help="of: %(choices)s")
+    parser.add_argument("--quick", action="store_true", help="measure a few rounds only")
+    parser.add_argument(
+        "--only", nargs="+", choices=TASKS, default=list(TASKS), metavar="MODEL", help="models to measure, out of %(choices)s"
+    )
     parser.add_argument("--keep", nargs="+", type=float, default=KEEP, choices=KEEP, help="shares of rows to keep")
-    parser.add_argument("--rounds", type=int, help="in place of 21, or 5 with --quick")
-    parser.add_argument("--batch", type=int, default=BATCH, help="samples (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: 21, or 5 with --quick)")
+    parser.add_argument("--batch", type=int, default=BATCH, help="number of samples of a batch (default: %(default)s)")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of autocast")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="where the JSON goes (default: %(default)s)")
-    parser.add_argument("--figure", type=Path, help="where an SVG of the step times goes")
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/subset-backward.md as well")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="data type of autocast")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
+    parser.add_argument(
+        "--figure", type=Path, help="file for a chart of the step times: .html, or .svg with kaleido and a browser"
+    )
+    parser.add_argument("--markdown", action="store_true", help="also print the table of docs/subset-backward.md")
     given = parser.parse_args(arguments)
     rounds, dtype = given.rounds or (5 if given.quick else 21), getattr(torch, given.dtype)
+    if given.figure is not None:
+        check_figure_path(given.figure)
     made: list[Table] = []
     keep_memory()
     for table in tables(given.only, given.keep, rounds, given.batch, given.device, dtype):
@@ -512,8 +508,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
     if given.figure is not None:
-        given.figure.parent.mkdir(parents=True, exist_ok=True)
-        given.figure.write_text(figure(results))
+        write_figure(draw([step_time_panel(table, given.batch) for table in results["tables"]]), given.figure)
     if given.markdown:
         print(markdown(results), end="\n\n")
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))

@@ -56,12 +56,12 @@ def _made(name: str, work: Path, folder: Path, data: Path | None, jobs: int) -> 
 
 def _write(path: Path, folder: Path) -> None:
     from thresher.experiments.reproduction import ARTEFACTS
-    from thresher.experiments.reproduction.page import page
+    from thresher.experiments.reproduction.page import reproduction_page
     from thresher.experiments.training.store import read_json, whole
 
     files = [folder / f"{name}.json" for name in ARTEFACTS]
     with whole(path) as file:
-        file.write(page([read_json(file) for file in files if file.exists()]).encode())
+        file.write(reproduction_page([read_json(file) for file in files if file.exists()]).encode())
 
 
 def _list() -> None:

@@ -29,7 +29,7 @@ METHODS = ",".join(
 """Selective-Backprop as its paper runs it: two strengths of selection, paid once or twice, and with stale losses."""
 
 MEASURED = "time-to-target.json"
-FIGURE = "time-to-target.svg"
+FIGURE = "time-to-target.html"
 
 
 def time_to_target(
@@ -47,16 +47,16 @@ def time_to_target(
 ) -> None:
     """Train every method and full training, and measure cost and CPU time until 1.4, 1.2 and 1.1 times the error of full."""
     from thresher.cli.display import targets_table
-    from thresher.experiments.comparison.figure import draw
-    from thresher.experiments.comparison.time_to_target import measure, panels
+    from thresher.experiments.comparison.time_to_target import measure
     from thresher.experiments.training.store import write_json
+    from thresher.report.panels import check_figure_path, draw, error_panels, write_figure
 
+    results, figure = results or out / MEASURED, figure or out / FIGURE
+    check_figure_path(figure)
     console = console_of(PLAIN_WIDTH)
     compared = trained(console, task, methods, seeds, epochs, out, data=data, jobs=jobs, controls=())
     measured = measure(compared)
-    results, figure = results or out / MEASURED, figure or out / FIGURE
     write_json(results, measured)
-    figure.parent.mkdir(parents=True, exist_ok=True)
-    figure.write_text(draw(panels(measured)), encoding="utf-8")
+    write_figure(draw(error_panels(measured)), figure)
     console.print(targets_table(measured))
     typer.echo(f"cost, CPU: shares of what full training took to the same error, medians over the seeds\n\n{results}\n{figure}")

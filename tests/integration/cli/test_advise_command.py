@@ -54,7 +54,7 @@ def test_a_training_that_waits_for_its_input_is_told_so(tmp_path):
     said = " ".join(done.stdout.split())
     assert int(re.search(r"Your input pipeline takes (\d+) % of a step\.", said)[1]) >= 90
     assert "Methods that select in the batch load every candidate: they cannot help." in said
-    assert "infobatch and uniform:keep=0.7 can help. Not so kakurenbo: what is left out is loaded" in said
+    assert "infobatch and uniform:keep=0.7 can help. This does not hold for kakurenbo: the samples left out are loaded" in said
     assert "One forward pass" not in said
 
 

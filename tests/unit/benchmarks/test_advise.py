@@ -48,7 +48,7 @@ def test_the_largest_savings_and_full_training_again_stand_beside_the_rows(monke
 
 @pytest.mark.parametrize(("sentences", "helps"), [(HELPS, True), (HELPS[:1], False), (HELPS[1:], False)])
 def test_advice_on_an_input_bound_training_must_name_what_helps(sentences, helps):
-    assert bench.says_what_helps({"sentences": sentences}) == helps
+    assert bench.names_what_helps({"sentences": sentences}) == helps
 
 
 def judged(ok, sentences=HELPS):
@@ -62,7 +62,10 @@ def judged(ok, sentences=HELPS):
     [
         (judged(ok=True), []),
         (judged(ok=False), ["input: uniform:keep=0.5"]),
-        (judged(ok=True, sentences=[]), ["input: what is said of methods in the batch and of epochs"]),
+        (
+            judged(ok=True, sentences=[]),
+            ["input: sentences on methods that select in the batch and on methods that plan epochs"],
+        ),
     ],
 )
 def test_it_judges_writes_and_prints(monkeypatch, tmp_path, capsys, found, missed):

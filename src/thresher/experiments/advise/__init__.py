@@ -1,1 +1,1 @@
-"""What can be saved on a training, before it is spent."""
+"""Estimates of what selection could save on a training, before the time is spent."""

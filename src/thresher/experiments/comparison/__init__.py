@@ -1,1 +1,1 @@
-"""Methods held against full training and controls of equal cost."""
+"""Compares methods with full training and with controls of equal cost."""

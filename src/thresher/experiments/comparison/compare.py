@@ -1,4 +1,4 @@
-"""Methods against full training and against controls of the same cost, on the same seeds."""
+"""Trains methods, full training and controls of the same cost, with the same seeds."""
 
 import statistics
 from collections import deque
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thresher.experiments.comparison.job import CONTROLS, FULL, Control, Job
-from thresher.experiments.comparison.summary import MARGIN, summarise
+from thresher.experiments.comparison.job import CONTROLS, FULL_TRAINING, Control, Job
+from thresher.experiments.comparison.summary import DEFAULT_MARGIN, summarise
 from thresher.experiments.comparison.workers import Advanced, Workers
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import TEXTBOOK, with_costs
@@ -15,26 +15,24 @@ from thresher.experiments.training.recording import LOSS_BINS
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import Store, versions
 
-Results = dict[str, Any]
-
 
 class Watcher:
-    """Told what happens in a comparison; override what is of interest."""
+    """Functions that are called as a comparison proceeds; subclasses override those that they need."""
 
     def planned(self, runs: int, epochs: int) -> None:
-        """So many runs of so many epochs there are at most, finished ones included."""
+        """Is called once, with the largest possible number of runs (finished ones included) and the epochs of each."""
 
     def started(self, job: Job) -> None:
-        """A run begins."""
+        """Is called when a run begins."""
 
     def advanced(self, job: Job, epochs: int, metric: float) -> None:
-        """So many epochs of a run are over."""
+        """Is called after each epoch of a run, with the number of epochs so far and the value of the metric."""
 
     def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
-        """A run is over, or was found finished."""
+        """Is called when a run is over, or was found finished (`reused`)."""
 
     def shared(self, job: Job) -> None:
-        """A control turned out to be that of another method too: one run fewer."""
+        """Is called when a control is the same as that of another method, which makes one run fewer."""
 
 
 def compare(
@@ -47,44 +45,39 @@ def compare(
     data: Path | None = None,
     jobs: int = 2,
     controls: Sequence[Control] = CONTROLS,
-    margin: float = MARGIN,
+    margin: float = DEFAULT_MARGIN,
     track: str | None = None,
     watcher: Watcher | None = None,
-) -> Results:
-    """Train every method with every seed, `full` as well, and for each such run controls of the same cost.
+) -> dict[str, Any]:
+    """Trains every method and full training with every seed, and for each run of a method controls of the same cost.
 
-    The controls of a run are a fresh random subset each epoch, `UniformSubset(keep=cost)`, and full data for a share `cost` of
-    the epochs, the learning rate decaying within them; cost is what that run turned out to cost in forward and backward passes.
-    Methods whose costs agree in three digits after the point share their controls. Finished runs are kept in `out` and not
-    repeated, so the same call goes on where it was stopped.
+    The controls of a run are a fresh random subset in each epoch, `UniformSubset(keep=cost)`, and full data for the share
+    `cost` of the epochs, within which the learning rate decays. `cost` is the cost of the finished run in forward and backward
+    passes, as a share of full training. Methods whose costs agree in three digits after the point share their controls.
+    Finished runs are kept in `out` and not repeated, so that the same call goes on where it was stopped.
 
     Args:
-        task: See `tasks.task_of`.
-        methods: What to compare; `full` is added where it is missing.
-        seeds: Distinct; every method gets the same initial weights and shuffling for the same seed.
-        epochs: Of every run.
+        task: Name of the task, see `recipes.resolve.task_of`.
+        methods: Methods to compare; full training is added where it is missing.
+        seeds: Distinct random seeds; every method gets the same initial weights and shuffling for the same seed.
+        epochs: Number of epochs of every run, 1 or more.
         out: Folder for runs/, comparison.json and results.json.
-        data: A folder with the data, for tasks that take one.
-        jobs: Processes side by side, one torch thread each.
-        controls: Which kinds of controls to train.
-        margin: See `summarise`; another margin over finished runs trains nothing anew.
-        track: A tracker of accelerate that is told of every epoch, such as "tensorboard"; its files go to `out`/trackers.
-        watcher: Told what happens.
+        data: Folder with the data, for tasks that take one.
+        jobs: Number of processes that train side by side, with one torch thread each. Default: 2.
+        controls: Kinds of controls to train. Default: both.
+        margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
+        track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
+        watcher: Object whose functions are called as runs proceed. Default: none.
 
     Returns:
         The content of results.json: task, epochs, device, versions, margin, loss_bins, runs and summary.
 
     Raises:
-        ValueError: Something that was asked for is not possible; mostly before anything runs.
-        FileNotFoundError: The data is not there; the message says where to get it.
-        RunError: A run failed; those that were finished are kept.
+        ValueError: An argument is not possible; most errors come before anything is trained.
+        FileNotFoundError: The data is missing; the message says where to get it.
+        RunError: A run failed; finished runs are kept.
     """
-    if not seeds or epochs < 1 or jobs < 1:
-        raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
-    if not margin > 0:
-        raise ValueError(f"compare: `margin` must be above 0, got {margin}")
-    if track is not None:
-        check_tracker(track)
+    _check_arguments(seeds, epochs, jobs, margin, track)
     folder = task_of(task).find(data)
     identity = {"task": task, "epochs": epochs, "recipe": task_of(task).recipe, "versions": versions()}
     store = Store(out, identity)
@@ -93,9 +86,15 @@ def compare(
     where = {"samples": store.runs, "track": track, "track_to": out / "trackers"}
     with Workers(jobs, task=task, epochs=epochs, folder=folder, **where) as workers:
         comparison.work(workers)
-    runs = comparison.results()
+    results = _results_of(comparison.runs(), task, epochs, margin)
+    store.save_results(results)
+    return results
+
+
+def _results_of(runs: list[dict[str, Any]], task: str, epochs: int, margin: float) -> dict[str, Any]:
+    """Returns the content of results.json."""
     device = ", ".join(sorted({run.pop("device") for run in runs}))
-    results = {
+    return {
         "task": task,
         "epochs": epochs,
         "device": device,
@@ -105,12 +104,20 @@ def compare(
         "runs": runs,
         "summary": summarise(runs, margin),
     }
-    store.save_results(results)
-    return results
+
+
+def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int, margin: float, track: str | None) -> None:
+    """Checks the arguments of `compare` that do not depend on the task."""
+    if not seeds or epochs < 1 or jobs < 1:
+        raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+    if not margin > 0:
+        raise ValueError(f"compare: `margin` must be above 0, got {margin}")
+    if track is not None:
+        check_tracker(track)
 
 
 def check_tracker(name: str) -> None:
-    """Raise ValueError where accelerate does not know a tracker, or its package is not installed."""
+    """Raises ValueError if accelerate does not know a tracker, or if the package of the tracker is not installed."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
 
     available = [str(tracker) for tracker in get_available_trackers()]
@@ -120,15 +127,15 @@ def check_tracker(name: str) -> None:
 
 
 class _Comparison:
-    """Which runs are waiting, and which are done."""
+    """The runs of a comparison: those that wait, and those that are done."""
 
     def __init__(
         self, store: Store, methods: Sequence[Spec], seeds: Sequence[int], kinds: Sequence[Control], watcher: Watcher
     ) -> None:
-        others = [spec for spec in methods if spec.name != FULL.name]
+        others = [spec for spec in methods if spec.name != FULL_TRAINING.name]
         self.watcher = watcher
         self._store = store
-        self._asked = [Job.of(spec, seed) for spec in (FULL, *others) for seed in seeds]
+        self._asked = [Job.of(spec, seed) for spec in (FULL_TRAINING, *others) for seed in seeds]
         self._queue = deque(self._asked)
         self._done: dict[str, dict[str, Any]] = {}
         self._kinds = kinds
@@ -136,11 +143,11 @@ class _Comparison:
 
     @property
     def expected(self) -> int:
-        """Runs, with the controls that there are where no two methods share them."""
+        """Number of runs, with the controls, if no two methods share a control."""
         return len(self._asked) + len(self._kinds) * sum(job.needs_control for job in self._asked)
 
     def work(self, workers: Workers) -> None:
-        """Train until nothing is waiting."""
+        """Trains until no run is waiting."""
         while True:
             while workers.free and (job := self._next()) is not None:
                 workers.start(job)
@@ -154,8 +161,8 @@ class _Comparison:
                 self._store.save_run(event.job.key, event.run)
                 self._finish(event.job, event.run, reused=False)
 
-    def results(self) -> list[dict[str, Any]]:
-        """All runs with costs that can be compared, controls after the run that they are of."""
+    def runs(self) -> list[dict[str, Any]]:
+        """Returns all runs, with costs that can be compared; the controls of a run follow it."""
         runs = []
         for asked in self._asked:
             runs.append(self._run(asked))
@@ -163,7 +170,7 @@ class _Comparison:
         return runs
 
     def _next(self) -> Job | None:
-        """The next job that is not in the store already."""
+        """Returns the next job whose run is not in the store; None where there is none."""
         while self._queue:
             job = self._queue.popleft()
             run = self._store.run(job.key)
@@ -175,7 +182,7 @@ class _Comparison:
     def _finish(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
         self._done[job.key] = run
         self.watcher.finished(job, run, reused=reused)
-        if not all(asked.key in self._done for asked in self._asked if asked.spec == FULL):
+        if not all(asked.key in self._done for asked in self._asked if asked.spec == FULL_TRAINING):
             return
         for asked in self._asked:
             if asked.needs_control and asked.key in self._done and asked.key not in self._controls:
@@ -192,13 +199,13 @@ class _Comparison:
                 self._queue.append(job)
 
     def _run(self, job: Job) -> dict[str, Any]:
-        """A finished run, its cost by one backward/forward ratio for all: the median of those that the full runs measured.
+        """Returns a finished run, with its cost by one ratio of backward to forward time for all runs.
 
-        Each run measures its own over a few steps, and that is noisy: with its own ratio, a run would be held against a
-        control of a cost that depends on what else the machine did. Measured once, it stays with the folder.
+        Each run measures its own ratio over a few steps, which is noisy: the cost of a control would depend on what else the
+        machine did. The ratio for all is the median over the runs of full training; the folder keeps it.
         """
         if self._store.backward_to_forward is None:
-            full = [self._done[job.key] for job in self._asked if job.spec == FULL]
+            full = [self._done[job.key] for job in self._asked if job.spec == FULL_TRAINING]
             measured = [run["cost"]["backward_to_forward"] or TEXTBOOK for run in full]
             self._store.backward_to_forward = statistics.median(measured)
         ratio = self._store.backward_to_forward

@@ -1,4 +1,4 @@
-"""What happened to one sample in one run, read from what the run left behind."""
+"""Reads from the files of a run what happened to one sample."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,15 @@ from thresher.experiments.training.store import read_json
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """One epoch of a sample: the loss that was known of it at the end, how often it was trained on, and why not."""
+class SampleEpoch:
+    """One epoch of a sample.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        loss: Last known loss of the sample at the end of the epoch.
+        trained: Number of times that the sample was trained on in the epoch.
+        rule: Rule by which the sample was skipped; "" where it was trained on.
+    """
 
     epoch: int
     loss: float
@@ -20,23 +27,28 @@ class Epoch:
 
 
 @dataclass(frozen=True)
-class History:
-    """All epochs of a sample under a line that sums them up."""
+class SampleHistory:
+    """All epochs of a sample.
+
+    Attributes:
+        title: Summary of the epochs in one line.
+        epochs: The epochs in order.
+    """
 
     title: str
-    epochs: list[Epoch]
+    epochs: list[SampleEpoch]
 
 
-def history_of(run: Path, sample: int) -> History:
-    """Read one row of a run's Parquet file.
+def history_of(run: Path, sample: int) -> SampleHistory:
+    """Reads the history of one sample from the Parquet file of a run.
 
     Args:
-        run: The file, or its name without the ending.
-        sample: Id.
+        run: Path of the Parquet file, or of the run without a suffix.
+        sample: Id of the sample.
 
     Raises:
-        FileNotFoundError: No such run; the message lists those beside it.
-        ValueError: No such sample.
+        FileNotFoundError: There is no such run; the message lists the runs in the same folder.
+        ValueError: There is no such sample.
     """
     import pyarrow.parquet as pq
 
@@ -49,13 +61,13 @@ def history_of(run: Path, sample: int) -> History:
     rows = pq.read_table(table, filters=[("id", "==", sample)]).to_pylist()
     if not rows:
         raise ValueError(f"{table} has no sample {sample}; ids are 0 to {pq.read_metadata(table).num_rows - 1}")
-    return _told(rows[0], read_json(details))
+    return _history_from(rows[0], read_json(details))
 
 
-def _told(row: dict[str, Any], run: dict[str, Any]) -> History:
+def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:
     rule = rule_of(run)
     epochs = [
-        Epoch(entry["epoch"], loss, times, "" if times else _reason(rule, entry))
+        SampleEpoch(entry["epoch"], loss, times, "" if times else _skip_reason(rule, entry))
         for entry, loss, times in zip(run["history"], row["loss_by_epoch"], row["trained_by_epoch"], strict=True)
     ]
     target = f" (class {row['target']})" if "target" in row else ""
@@ -63,11 +75,11 @@ def _told(row: dict[str, Any], run: dict[str, Any]) -> History:
         f"sample {row['id']}{target} under {run['method']}, seed {run['seed']}: trained on {row['trained']} times, "
         f"skipped in {row['hidden']} of {len(epochs)} epochs"
     )
-    return History(title, epochs)
+    return SampleHistory(title, epochs)
 
 
 def rule_of(run: dict[str, Any]) -> str:
-    """What makes a run's method skip a sample, with the settings of the run."""
+    """Returns the rule by which the method of a run skips samples, with the settings of the run."""
     name = run["method"].partition(" ")[0].partition(":")[0].partition("@")[0]
     info = methods.infos().get(name)
     if info is None:
@@ -76,7 +88,7 @@ def rule_of(run: dict[str, Any]) -> str:
     return info.rule.format(**{field: run["settings"].get(field, "its setting") for field in wanted})
 
 
-def _reason(rule: str, entry: dict[str, Any]) -> str:
+def _skip_reason(rule: str, entry: dict[str, Any]) -> str:
     share = entry.get("actual_fraction")
     if share == 0:
         return "not among the samples of the loader's epoch: by its sampler or drop_last"

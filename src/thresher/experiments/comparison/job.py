@@ -1,4 +1,4 @@
-"""One run of a comparison: what is trained, for how long, and what it is called."""
+"""One run of a comparison: the method, the seed, the length and the name."""
 
 import hashlib
 import json
@@ -12,23 +12,23 @@ from thresher.experiments.training.specs import MethodSpec, Spec
 
 Control = Literal["uniform", "shorter"]
 
-FULL = MethodSpec("full")
-UNCONTROLLED = ("full", "uniform")
-"""Methods that are controls themselves."""
+FULL_TRAINING = MethodSpec("full")
+METHODS_WITHOUT_CONTROLS = ("full", "uniform")
+"""Methods that are trained without controls: the baseline, and one that is a control itself."""
 
 CONTROLS: tuple[Control, ...] = ("uniform", "shorter")
-"""A fresh random subset each epoch, and full data for fewer epochs; both at the cost of the run that they are controls of."""
+"""Kinds of controls: a fresh random subset in each epoch, and full data for fewer epochs, at the cost of the same run."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run to be trained.
+    """One run of a comparison.
 
     Args:
         spec: The method.
-        seed: Of the run.
-        label: What the method is called in the results.
-        share: Of the epochs that are trained, (0, 1]; the learning rate has decayed by then.
+        seed: Random seed of the run.
+        label: Name of the method in the results.
+        share: Share of the epochs that are trained, (0, 1]; the learning rate decays within them. Default: 1.
     """
 
     spec: Spec
@@ -38,34 +38,39 @@ class Job:
 
     @classmethod
     def of(cls, spec: Spec, seed: int) -> "Job":
-        """A run of a method that was asked for."""
+        """Returns the run of a method that is compared."""
         return cls(spec, seed, spec.label)
 
     @classmethod
     def control(cls, kind: Control, seed: int, cost: float) -> "Job":
-        """What a run of that cost is held against.
+        """Returns the control of a run.
 
-        Costs are told apart by three digits after the point, and no control costs more than full training: methods of the
-        same cost have the same control.
+        Costs are rounded to three digits after the point, so that methods of the same cost share their controls, and no
+        control costs more than full training.
+
+        Args:
+            kind: Kind of the control.
+            seed: Random seed of the run.
+            cost: Cost of the run, as a share of full training.
         """
         share = min(1.0, max(0.001, round(cost, 3)))
         label = f"{kind}@{share:.3f}"
         if kind == "uniform":
             return cls(MethodSpec("uniform", {"keep": share}), seed, label)
-        return cls(FULL, seed, label, share)
+        return cls(FULL_TRAINING, seed, label, share)
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Label and seed, for messages."""
         return f"{self.label}, seed {self.seed}"
 
     def epochs(self, epochs: int) -> int:
-        """How many of `epochs` it trains, a last one in part included: at most one more, where that has no whole step."""
+        """Returns how many of `epochs` are trained, a partial last one included; one too many where that has no whole step."""
         return math.ceil(self.share * epochs - 1e-9)
 
     @cached_property
     def key(self) -> str:
-        """The stem of its file: readable, and different wherever a setting is."""
+        """Stem of the run's files: readable, and different for every difference in settings."""
         identity = [self.spec.name, self.spec.settings, self.seed, self.label, self.share]
         identity += [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.spec.files]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=repr).encode()).hexdigest()[:10]
@@ -73,5 +78,5 @@ class Job:
 
     @property
     def needs_control(self) -> bool:
-        """Whether others of the same cost must be trained beside it."""
-        return self.spec.name not in UNCONTROLLED
+        """Whether controls of the same cost are trained for the run."""
+        return self.spec.name not in METHODS_WITHOUT_CONTROLS

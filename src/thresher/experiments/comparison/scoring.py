@@ -1,4 +1,4 @@
-"""Static scores from scratch: models trained for a few epochs as a comparison trains them, then asked about every sample."""
+"""Makes scores of samples: trains models for a few epochs, as a comparison does, and scores every sample with them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -38,45 +38,45 @@ SCORES = (
     "irreducible",
 )
 SUBSET = 0.7
-"""Share of the data that each model of memorisation trains on, as published."""
-ENDINGS = (".parquet", ".txt")
+"""Share of the data that each model for memorisation scores trains on, as published."""
+EXPORT_SUFFIXES = (".parquet", ".txt")
 
-Progress = Callable[[int, int], None]
-"""Called with the number of models trained, and of all."""
-Parts = Callable[[int, torch.Generator], list[Tensor | None]]
-"""Of so many samples the ids that the models of one seed train on, a model each; None for all samples."""
+ModelProgress = Callable[[int, int], None]
+"""Function that is called with the number of models trained so far, and the number of all models."""
+SplitSamples = Callable[[int, torch.Generator], list[Tensor | None]]
+"""Function that returns, for a number of samples, the ids that each model of one seed trains on; None for all samples."""
 
 
-class Watched(FullData):
-    """All data, and whether each sample was right when it was last trained on."""
+class FullDataWithCorrect(FullData):
+    """Full training that also records whether each sample was right when it was last trained on."""
 
     def columns(self) -> dict[str, Column]:
-        """The last loss and `correct`."""
+        """Returns the columns of full training and `correct`."""
         return {**super().columns(), "correct": Column(torch.bool)}
 
 
 @dataclass
 class Ensemble:
-    """Models trained for scores, and what they took.
+    """Models that were trained for scores, and their cost.
 
     Attributes:
-        first: What the first of them trained, its loader over all samples.
-        models: As they are at the end.
-        trained_on: Of each the ids; None for all.
-        correct: Of each, whether the samples were right, shape (epochs, N), bool; empty where nobody asked.
-        taken: Of each, samples put through forward and backward passes.
+        first: Training of the first model; its loader has all samples.
+        models: The models after training.
+        trained_on: Ids of the samples that each model trained on, shape (K,); None for all samples.
+        correct: Whether each model was right on the samples, shape (epochs, N), bool; empty unless recorded.
+        passes: Numbers of samples that went through forward and backward passes, for each model.
     """
 
     first: Training
     models: list[nn.Module] = field(default_factory=list)
     trained_on: list[Tensor | None] = field(default_factory=list)
     correct: list[Tensor] = field(default_factory=list)
-    taken: list[tuple[int, int]] = field(default_factory=list)
+    passes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def cost(self) -> tuple[int, int]:
-        """Of all together."""
-        return sum(forward for forward, _ in self.taken), sum(backward for _, backward in self.taken)
+        """Numbers of samples that went through forward and backward passes, for all models together."""
+        return sum(forward for forward, _ in self.passes), sum(backward for _, backward in self.passes)
 
 
 def make_scores(
@@ -88,26 +88,28 @@ def make_scores(
     seed: int = 0,
     data: Path | None = None,
     clusters: int | None = None,
-    progress: Progress | None = None,
+    progress: ModelProgress | None = None,
 ) -> Scores:
-    """Train models for a score, and score every training sample.
+    """Trains models for a score, and scores every training sample.
 
     The learning rate follows the schedule of the training within these epochs. Model i has the seed `seed` + i. For
-    "irreducible" it is two models a seed, each of a half of the data; for "memorisation" each trains on a random 70 %.
+    "irreducible", there are two models per seed, each for one half of the data. For "memorisation", each model trains on a
+    random 70 % of the data.
 
     Args:
-        task: See `tasks.task_of`.
-        score: One of `SCORES`.
-        models: How many, 1 or more; two or more for "memorisation", "mutual_information" and "variation_ratio".
-        epochs: That each trains for, 1 or more.
-        seed: Of the first.
-        data: A folder with the data, for tasks that take one.
-        clusters: Of "prototypes". Default: as many as there are classes.
-        progress: Told after each model.
+        task: Name of the task, see `recipes.resolve.task_of`.
+        score: Name of the score, one of `SCORES`.
+        models: Number of models, 1 or more; 2 or more for "memorisation", "mutual_information" and "variation_ratio".
+            Default: 3.
+        epochs: Number of epochs that each model trains for, 1 or more. Default: 2.
+        seed: Random seed of the first model. Default: 0.
+        data: Folder with the data, for tasks that take one.
+        clusters: Number of clusters of "prototypes". Default: the number of classes.
+        progress: Function that is called after each model. Default: none.
 
     Raises:
-        ValueError: Something that was asked for is not possible; mostly before anything is trained.
-        FileNotFoundError: The data is not there.
+        ValueError: An argument is not possible; most errors come before anything is trained.
+        FileNotFoundError: The data is missing.
     """
     if score not in SCORES:
         raise ValueError(f"--score: no score {score!r}; there are {', '.join(SCORES)}")
@@ -117,7 +119,7 @@ def make_scores(
         raise ValueError(f"score: {score} compares models with each other: `models` must be 2 or more, got {models}")
     trainable = task_of(task)
     loaded = trainable.load(trainable.find(data))
-    parts = {"irreducible": halves, "memorisation": most}.get(score, everything)
+    parts = {"irreducible": halves, "memorisation": random_most}.get(score, all_samples)
     seeds = [seed + number for number in range(models)]
     first = trainable.training(loaded, seed)
     labels = class_labels(first.loader.dataset)
@@ -125,14 +127,18 @@ def make_scores(
         if labels is None:
             raise ValueError("score: the dataset does not tell its classes; give the number of `clusters`")
         clusters = len(set(labels.tolist()))
-    made = trained(trainable, loaded, first, seeds, epochs, parts, watch=score == "forgetting", progress=progress)
-    told = {"task": task, "epochs": epochs, "seeds": seeds, "recipe": trainable.recipe, "versions": versions()}
-    return _of(score, made, told, clusters=clusters, seed=seed, labels=None if labels is None else torch.from_numpy(labels))
+    made = train_ensemble(trainable, loaded, first, seeds, epochs, parts, watch=score == "forgetting", progress=progress)
+    provenance = {"task": task, "epochs": epochs, "seeds": seeds, "recipe": trainable.recipe, "versions": versions()}
+    return _score_with(
+        score, made, provenance, clusters=clusters, seed=seed, labels=None if labels is None else torch.from_numpy(labels)
+    )
 
 
-def _of(score: str, made: Ensemble, told: dict[str, Any], *, clusters: int | None, seed: int, labels: Tensor | None) -> Scores:
+def _score_with(
+    score: str, made: Ensemble, provenance: dict[str, Any], *, clusters: int | None, seed: int, labels: Tensor | None
+) -> Scores:
     models, loader, criterion = made.models, made.first.loader, made.first.criterion
-    given: dict[str, Any] = {"trained": made.cost, "provenance": told}
+    given: dict[str, Any] = {"trained": made.cost, "provenance": provenance}
     if score == "el2n":
         return scores.el2n(models, loader, **given)
     if score in ("grand", "grand_all"):
@@ -142,39 +148,41 @@ def _of(score: str, made: Ensemble, told: dict[str, Any], *, clusters: int | Non
     if score == "memorisation":
         return scores.memorisation(models, _known(made.trained_on), loader, **given)
     if score == "forgetting":
-        runs = zip(made.correct, made.taken, strict=True)
-        found = [scores.forgetting(right, labels=labels, trained=cost, provenance=told) for right, cost in runs]
+        runs = zip(made.correct, made.passes, strict=True)
+        found = [scores.forgetting(right, labels=labels, trained=cost, provenance=provenance) for right, cost in runs]
         return Scores.mean(found)
     if score == "prototypes":
         assert clusters is not None
-        pairs = zip(models, made.taken, strict=True)
-        found = [scores.prototypes(one, loader, clusters, seed=seed, trained=cost, provenance=told) for one, cost in pairs]
+        pairs = zip(models, made.passes, strict=True)
+        found = [
+            scores.prototypes(one, loader, clusters, seed=seed, trained=cost, provenance=provenance) for one, cost in pairs
+        ]
         return Scores.mean(found)
     return scores.disagreement(models, loader, kind=score, **given)  # pyright: ignore[reportArgumentType]
 
 
-def trained(
+def train_ensemble(
     task: Trainable,
     data: Any,
     first: Training,
     seeds: list[int],
     epochs: int,
-    parts: Parts,
+    parts: SplitSamples,
     *,
     watch: bool = False,
-    progress: Progress | None = None,
+    progress: ModelProgress | None = None,
 ) -> Ensemble:
-    """Train the models of some seeds.
+    """Trains the models of some seeds.
 
     Args:
-        task: What is trained.
-        data: From `task.load`.
-        first: The training of the first seed, not begun.
-        seeds: Of the models.
-        epochs: That each trains for.
-        parts: What each trains on.
-        watch: Whether to remember after each epoch which samples were right.
-        progress: Told after each model.
+        task: The task.
+        data: Data that `task.load` returned.
+        first: Training of the first seed, not begun.
+        seeds: Random seeds of the models.
+        epochs: Number of epochs that each model trains for.
+        parts: Function that returns the samples that each model trains on.
+        watch: Whether to record after each epoch which samples were right. Default: False.
+        progress: Function that is called after each model. Default: none.
     """
     made = Ensemble(first)
     n = len(first.loader.dataset)  # pyright: ignore[reportArgumentType]
@@ -192,13 +200,13 @@ def trained(
 
 
 def _train(training: Training, epochs: int, seed: int, watch: bool, made: Ensemble) -> None:
-    """A plain loop over all data; the model and what it took are added to those `made`."""
+    """Trains one model in a plain loop over all data, and adds the model and its cost to `made`."""
     accelerator = Accelerator()
     with rng.undisturbed(accelerator.device):
         torch.manual_seed(seed)
         model, optimizer = accelerator.prepare(training.model, training.optimizer)
         run = thresher.attach(
-            Watched() if watch else FullData(),
+            FullDataWithCorrect() if watch else FullData(),
             loader=training.loader,
             criterion=training.criterion,
             model=model,
@@ -220,32 +228,37 @@ def _train(training: Training, epochs: int, seed: int, watch: bool, made: Ensemb
     if not run.cost.backward:
         raise ValueError(f"score: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
     made.models.append(accelerator.unwrap_model(model, keep_fp32_wrapper=False))
-    made.taken.append((run.cost.forward, run.cost.backward))
+    made.passes.append((run.cost.forward, run.cost.backward))
     made.correct += [torch.stack(correct)] if watch else []
     run.detach()
 
 
-def everything(n: int, generator: torch.Generator) -> list[Tensor | None]:
-    """One model on all samples."""
+def all_samples(n: int, generator: torch.Generator) -> list[Tensor | None]:
+    """Returns the samples of one model: all of them."""
     return [None]
 
 
 def halves(n: int, generator: torch.Generator) -> list[Tensor | None]:
-    """Two models, each on a random half."""
+    """Returns the samples of two models: a random half for each."""
     order = torch.randperm(n, generator=generator)
     return [order[: n // 2].sort().values, order[n // 2 :].sort().values]
 
 
-def most(n: int, generator: torch.Generator) -> list[Tensor | None]:
-    """One model on a random `SUBSET` of the samples."""
+def random_most(n: int, generator: torch.Generator) -> list[Tensor | None]:
+    """Returns the samples of one model: a random share `SUBSET`."""
     return [torch.randperm(n, generator=generator)[: max(1, share(SUBSET, n))].sort().values]
 
 
 def part_of(loader: DataLoader[Any], ids: Tensor, seed: int) -> DataLoader[Any]:
-    """A loader with the same settings over some of the samples, shuffled.
+    """Returns a loader with the same settings over some of the samples, shuffled.
+
+    Args:
+        loader: The loader over all samples.
+        ids: Ids of the samples, shape (K,).
+        seed: Random seed of the shuffling.
 
     Raises:
-        ValueError: Its batches are of its own making.
+        ValueError: The loader has no batch size.
     """
     if loader.batch_size is None:
         raise ValueError("score: models that train on a part of the data take a loader with a batch_size")
@@ -261,26 +274,30 @@ def _known(trained_on: list[Tensor | None]) -> list[Tensor]:
 
 
 def in_epochs(table: Scores, backward_to_forward: float = 2.0) -> float:
-    """What scores cost, in epochs of full training on their samples."""
+    """Returns the cost of scores, in epochs of full training on their samples."""
     passes = table.forward + backward_to_forward * table.backward
     return passes / (1 + backward_to_forward) / max(1, table.samples)
 
 
 def check_export(path: Path) -> None:
-    """Refuse a file for ids that has another ending than .parquet or .txt.
+    """Checks that a file for ids ends in .parquet or .txt.
 
     Raises:
-        ValueError: It has.
+        ValueError: The file has another suffix.
     """
-    if path.suffix not in ENDINGS:
-        raise ValueError(f"--out {path}: ids go to a file that ends in {' or '.join(ENDINGS)}")
+    if path.suffix not in EXPORT_SUFFIXES:
+        raise ValueError(f"--out {path}: ids go to a file that ends in {' or '.join(EXPORT_SUFFIXES)}")
 
 
 def export(ids: Tensor, path: Path) -> None:
-    """Write ids, shape (K,), as Parquet with the column id, or as text with one a line, by the ending of the file.
+    """Writes ids as Parquet with the column `id`, or as text with one id per line.
+
+    Args:
+        ids: The ids, shape (K,), int64.
+        path: File; its suffix, .parquet or .txt, decides the format.
 
     Raises:
-        ValueError: Another ending.
+        ValueError: The file has another suffix.
     """
     check_export(path)
     with whole(path) as file:
@@ -291,7 +308,7 @@ def export(ids: Tensor, path: Path) -> None:
 
 
 def kept_of_classes(table: Scores, kept: Tensor) -> dict[int, float]:
-    """Share of each class that is kept; empty where there are no classes."""
+    """Returns the share of each class that is kept; empty where the table has no classes."""
     if table.labels is None:
         return {}
     classes, counts = table.labels.unique(return_counts=True)

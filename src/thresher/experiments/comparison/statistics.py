@@ -1,4 +1,4 @@
-"""What paired differences show, and what they do not: intervals, equivalence within a margin, and how many seeds would do."""
+"""Statistics of paired differences: intervals, equivalence within a margin, and how many seeds would be enough."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from scipy import stats
 
 LEVEL = 0.95
-"""Of intervals; every one-sided test is at half of what is left, so that one comparison agrees with its interval."""
+"""Level of the intervals. One-sided tests are at half of the rest, so that one comparison agrees with its interval."""
 ALPHA = (1 - LEVEL) / 2
 POWER = 0.8
 LEAST_SEEDS = 3
-SEEDS = np.arange(LEAST_SEEDS, 1001)
-"""Where more would be needed, no number is named."""
+SEED_COUNTS = np.arange(LEAST_SEEDS, 1001)
+"""Numbers of seeds that are considered; where more would be needed, no number is named."""
 NO_SPREAD = 1e-9
 
 Finding = Literal["no loss", "loses", "unclear"]
@@ -25,14 +25,14 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Paired:
-    """Differences of two ways to train, seed by seed.
+    """The differences between two ways to train, seed by seed.
 
     Attributes:
-        n: Seeds.
-        mean: Of the differences.
+        n: Number of seeds.
+        mean: Mean of the differences, in units of the metric.
         low: Lower end of the 95 % t-interval of the mean; None for fewer than two seeds.
-        high: Upper end.
-        spread: Standard deviation of the differences; None likewise.
+        high: Upper end of that interval.
+        spread: Standard deviation of the differences; None for fewer than two seeds.
     """
 
     n: int
@@ -43,7 +43,7 @@ class Paired:
 
     @classmethod
     def of(cls, differences: Sequence[float]) -> "Paired":
-        """Describe differences, of which there is at least one."""
+        """Returns the statistics of differences, of which there is at least one."""
         n, mean = len(differences), float(np.mean(differences))
         if n < 2:
             return cls(n, mean, None, None, None)
@@ -52,52 +52,52 @@ class Paired:
         return cls(n, mean, mean - half, mean + half, spread)
 
     @property
-    def tells(self) -> bool:
-        """Whether there are seeds enough, and any spread, to judge by."""
+    def decides(self) -> bool:
+        """Whether there are enough seeds, and any spread, to judge by."""
         return self.n >= LEAST_SEEDS and self.spread is not None and self.spread > NO_SPREAD
 
     def chance(self, at_most: float) -> float:
-        """How often a mean as large as this one, or larger, would come up were the true difference `at_most`; 1 if untold."""
-        if not self.tells or self.spread is None:
+        """Returns how often a mean this large would occur if the true difference were `at_most`; 1 without a spread."""
+        if not self.decides or self.spread is None:
             return 1.0
         return float(stats.t.sf((self.mean - at_most) * math.sqrt(self.n) / self.spread, self.n - 1))
 
     def chance_below(self, at_least: float) -> float:
-        """The same of a mean as small or smaller, were the true difference `at_least`."""
+        """Returns how often a mean this small would occur if the true difference were `at_least`."""
         return Paired(self.n, -self.mean, None, None, self.spread).chance(-at_least)
 
     def seeds_for(self, distance: float, among: int = 1) -> int | None:
-        """Seeds with which a true difference `distance` from a limit is told from it in four of five comparisons.
+        """Returns the number of seeds with which a test would succeed in four of five comparisons.
 
-        By the noncentral t distribution and the spread that was seen.
+        The power of the test follows from the noncentral t distribution and the observed spread.
 
         Args:
-            distance: In units of the metric, above 0.
-            among: How many comparisons it is corrected for.
+            distance: Distance of the true difference from the limit of the test, in units of the metric, above 0.
+            among: Number of comparisons that the test is corrected for. Default: 1.
 
         Returns:
-            At least `LEAST_SEEDS`; None without a spread to go by, and where more than 1,000 would be needed.
+            At least `LEAST_SEEDS`; None where there is no spread, and where more than 1,000 seeds would be needed.
         """
         if self.spread is None or self.spread <= NO_SPREAD or distance <= 0:
             return None
-        enough = np.flatnonzero(_power(SEEDS, distance / self.spread, ALPHA / among) >= POWER)
-        return int(SEEDS[enough[0]]) if len(enough) else None
+        enough = np.flatnonzero(_power(SEED_COUNTS, distance / self.spread, ALPHA / among) >= POWER)
+        return int(SEED_COUNTS[enough[0]]) if len(enough) else None
 
     def as_dict(self) -> dict[str, Any]:
-        """In plain values."""
+        """Returns the attributes by name."""
         return asdict(self)
 
 
 def _power(n: NDArray[np.int64], effect: float, alpha: float) -> NDArray[np.float64]:
-    """Of one-sided t-tests with n differences whose mean is `effect` standard deviations from the limit."""
+    """Returns the power of one-sided t-tests with n differences whose mean is `effect` standard deviations from the limit."""
     power = stats.nct.sf(stats.t.ppf(1 - alpha, n - 1), n - 1, effect * np.sqrt(n))
-    return np.where(np.isfinite(power), power, 1.0)  # so far out that the series fails
+    return np.where(np.isfinite(power), power, 1.0)  # an effect so large that the series fails
 
 
 def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
-    """Chances corrected for how many comparisons there are: the family is wrong at most as often as each alone would be.
+    """Returns p-values that are corrected for the number of comparisons, by Holm's step-down procedure.
 
-    Holm's step-down procedure.
+    With them, all comparisons together are wrong at most as often as each alone would be.
     """
     order = sorted(chances, key=lambda key: chances[key])
     corrected, largest = {}, 0.0
@@ -108,10 +108,15 @@ def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
 
 
 def findings(compared: Mapping[Key, Paired], margin: float) -> dict[Key, Finding]:
-    """What each method's differences to full training show, corrected for the number of methods.
+    """Returns what the differences of methods to full training show, corrected for the number of methods.
 
-    "no loss": it is shown that the true difference is above -margin. "loses": it is shown to be below 0, and not the former.
-    "unclear": neither.
+    Args:
+        compared: Differences to full training, by method.
+        margin: Loss that does not matter, in units of the metric, above 0.
+
+    Returns:
+        "no loss" where the true difference is shown to be above -margin, else "loses" where it is shown to be below 0, else
+        "unclear".
     """
     within = holm({key: paired.chance(-margin) for key, paired in compared.items()})
     below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()})
@@ -125,15 +130,20 @@ def findings(compared: Mapping[Key, Paired], margin: float) -> dict[Key, Finding
 
 
 def seeds_to_tell(paired: Paired, margin: float, among: int) -> int | None:
-    """Seeds with which an unclear difference to full training would be clear, if the true one is the one seen."""
-    return _more(paired, max(paired.mean + margin, -paired.mean), among)
+    """Returns the seeds that would decide an unclear difference to full training, if the observed one is the true one."""
+    return _more_seeds(paired, max(paired.mean + margin, -paired.mean), among)
 
 
 def against_controls(compared: Mapping[Key, Paired], margin: float) -> dict[Key, Against]:
-    """What the differences of methods to controls of the same cost show, corrected for how many there are.
+    """Returns what the differences of methods to controls of the same cost show, corrected for the number of differences.
 
-    "better" and "worse": the true difference is shown to be above, or below, 0. "no better": it is shown to be less than the
-    margin. "unclear": none of these.
+    Args:
+        compared: Differences to controls, by method and control.
+        margin: Gain that does not matter, in units of the metric, above 0.
+
+    Returns:
+        "better" or "worse" where the true difference is shown to be above or below 0, else "no better" where it is shown to
+        be less than the margin, else "unclear".
     """
     above = holm({key: paired.chance(0.0) for key, paired in compared.items()})
     below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()})
@@ -150,11 +160,11 @@ def against_controls(compared: Mapping[Key, Paired], margin: float) -> dict[Key,
 
 
 def seeds_to_tell_from_control(paired: Paired, margin: float, among: int) -> int | None:
-    """The same of an unclear difference to a control."""
-    return _more(paired, max(abs(paired.mean), margin - paired.mean), among)
+    """Returns the seeds that would decide an unclear difference to a control, if the observed one is the true one."""
+    return _more_seeds(paired, max(abs(paired.mean), margin - paired.mean), among)
 
 
-def _more(paired: Paired, distance: float, among: int) -> int | None:
-    """At least one more than there are, which did not do."""
+def _more_seeds(paired: Paired, distance: float, among: int) -> int | None:
+    """Returns the number of seeds for a distance, at least one more than there are, because those were not enough."""
     seeds = paired.seeds_for(distance, among)
     return None if seeds is None else max(seeds, paired.n + 1)

@@ -1,4 +1,4 @@
-"""What a comparison shows: each method against full training and against its controls, paired by seed."""
+"""Summarises a comparison: each method against full training and against its controls, paired by seed."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,39 +15,42 @@ from thresher.experiments.comparison.statistics import (
     seeds_to_tell_from_control,
 )
 
-MARGIN = 0.5
-"""Points where the metric is a share."""
+DEFAULT_MARGIN = 0.5
+"""Loss that does not matter, in points where the metric is a share."""
 
 CONTROLS_IN_WORDS = {"uniform": "random", "shorter": "fewer epochs"}
 
-Run = dict[str, Any]
+RunDict = dict[str, Any]
+"""A run as in results.json."""
+RowDict = dict[str, Any]
+"""A row of the summary, or a part of one."""
 Place = tuple[str, str | None]
-"""A method, and which of its controls; None for itself."""
+"""Name of a method, and a kind of its controls; None for the method itself."""
 
 
-def kind_of(run: Run) -> str | None:
-    """Which control a run is, such as `uniform`; None for a method."""
+def kind_of(run: RunDict) -> str | None:
+    """Returns the kind of a control, such as `uniform`; None for the run of a method."""
     return None if run["control_of"] is None else run["method"].partition("@")[0]
 
 
-def summarise(runs: Sequence[Run], margin: float = MARGIN) -> list[Run]:
-    """One row a method and one a control, in the order of their first runs; controls follow their method.
+def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN) -> list[RowDict]:
+    """Returns one row per method and control, in the order of their first runs; controls follow their method.
 
     Args:
-        runs: See `training.train`, with cost ratios that can be compared; `full` among them for every seed.
-        margin: A loss against full training that does not matter, above 0: in points (hundredths) where the metric is a
-            share, all values of full training from 0 to 1, else in its own units.
+        runs: Runs of `training.loop.train`, with cost ratios that can be compared; full training with every seed is among them.
+        margin: Loss against full training that does not matter, above 0: in points (hundredths) where the metric is a share
+            (all values of full training are from 0 to 1), else in units of the metric. Default: 0.5.
 
     Returns:
-        Rows of method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio, wall_ratio,
-        cpu_ratio, verdict and sentence; `against` has for each control of a method the difference to it, ci95, finding,
-        seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings are corrected for
-        how many methods there are, and those against controls for how many controls they have. Time ratios are medians over
-        the seeds.
+        Rows with the keys method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
+        wall_ratio, cpu_ratio, verdict and sentence. `against` has for each control of a method the difference to it, ci95,
+        finding, seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings are
+        corrected for the number of methods, and findings against controls for the number of controls. Time ratios are medians
+        over the seeds.
     """
     whole = is_share(runs)
     margin = margin / 100 if whole else margin
-    groups = _groups(runs)
+    groups = _grouped_runs(runs)
     full = groups["full", None]
     to_full = {place: _paired(group, full) for place, group in groups.items() if place[0] != "full"}
     found: dict[Place, Finding] = {}
@@ -57,32 +60,32 @@ def summarise(runs: Sequence[Run], margin: float = MARGIN) -> list[Run]:
     against = against_controls(beside, margin)
     rows = []
     for place, group in groups.items():
-        row = _described(group, full)
+        row = _summary_row(group, full)
         if place in to_full:
             own = [at for at in beside if at[0] == place[0] and place[1] is None]
             kinds = {at[1]: _against(beside[at], against[at], margin, len(beside)) for at in own}
             among = sum((at[1] is None) is (place[1] is None) for at in to_full)
             row |= _judged(to_full[place], found[place], kinds, margin, among, whole=whole)
         rows.append(row)
-    baseline, metric = _described(full, full)["mean"], full[0]["metric"]["name"]
-    return [row | {"sentence": _sentence(row, baseline, len(full), metric, whole)} for row in rows]
+    baseline, metric = _summary_row(full, full)["mean"], full[0]["metric"]["name"]
+    return [row | {"sentence": _row_sentence(row, baseline, len(full), metric, whole)} for row in rows]
 
 
-def _groups(runs: Sequence[Run]) -> dict[Place, list[Run]]:
-    """Runs of the same method or control, methods in the order of their first runs and before their controls."""
-    groups: dict[str, dict[str | None, list[Run]]] = {}
+def _grouped_runs(runs: Sequence[RunDict]) -> dict[Place, list[RunDict]]:
+    """Returns the runs of each method and control; methods come in the order of their first runs, before their controls."""
+    groups: dict[str, dict[str | None, list[RunDict]]] = {}
     for run in runs:
         groups.setdefault(run["control_of"] or run["method"], {None: []}).setdefault(kind_of(run), []).append(run)
     return {(name, kind): group for name, kinds in groups.items() for kind, group in kinds.items()}
 
 
-def _paired(runs: Sequence[Run], others: Sequence[Run]) -> Paired:
+def _paired(runs: Sequence[RunDict], others: Sequence[RunDict]) -> Paired:
     value = {run["seed"]: run["metric"]["value"] for run in others}
     return Paired.of([run["metric"]["value"] - value[run["seed"]] for run in runs])
 
 
-def _described(runs: Sequence[Run], full: Sequence[Run]) -> Run:
-    """What there is to say of some runs before they are judged."""
+def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
+    """Returns the row of some runs, before they are judged."""
     values = [run["metric"]["value"] for run in runs]
     cost = statistics.mean(run["cost"]["ratio"] for run in runs)
     return {
@@ -102,29 +105,29 @@ def _described(runs: Sequence[Run], full: Sequence[Run]) -> Run:
     }
 
 
-def _label(runs: Sequence[Run], cost: float) -> str:
-    """The method's; that of controls, which differ in their cost by seed, tells the mean."""
+def _label(runs: Sequence[RunDict], cost: float) -> str:
+    """Returns the label of a method; or of a control, with the mean of the costs, which differ by seed."""
     kind = kind_of(runs[0])
     return runs[0]["method"] if kind is None else f"{kind}@{cost:.3f}"
 
 
-def _median_ratio(runs: Sequence[Run], full: Sequence[Run], clock: str) -> float:
+def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], clock: str) -> float:
     of_full = {run["seed"]: run[clock] for run in full}
     return statistics.median(run[clock] / of_full[run["seed"]] for run in runs)
 
 
 def _judged(
-    paired: Paired, finding: Finding, against: Mapping[str | None, Run], margin: float, among: int, *, whole: bool
-) -> Run:
+    paired: Paired, finding: Finding, against: Mapping[str | None, RowDict], margin: float, among: int, *, whole: bool
+) -> RowDict:
     needed = seeds_to_tell(paired, margin, among) if finding == "unclear" else None
-    said = {
-        "no loss": f"no loss within the margin of {amount(margin, whole)}",
+    verdicts = {
+        "no loss": f"no loss within the margin of {_amount_in_words(margin, whole)}",
         "loses": "loses",
-        "unclear": untold(paired, needed),
+        "unclear": _unclear(paired, needed),
     }
-    words = [said[finding], *_of_controls(against)]
+    words = [verdicts[finding], *_verdicts_against(against)]
     return {
-        **_difference(paired),
+        **_difference_entries(paired),
         "finding": finding,
         "seeds_needed": needed,
         "against": dict(against),
@@ -132,18 +135,18 @@ def _judged(
     }
 
 
-def _against(paired: Paired, finding: Against, margin: float, among: int) -> Run:
+def _against(paired: Paired, finding: Against, margin: float, among: int) -> RowDict:
     needed = seeds_to_tell_from_control(paired, margin, among) if finding == "unclear" else None
-    said = untold(paired, needed) if finding == "unclear" else finding
-    return {**_difference(paired), "finding": finding, "seeds_needed": needed, "verdict": said}
+    verdict = _unclear(paired, needed) if finding == "unclear" else finding
+    return {**_difference_entries(paired), "finding": finding, "seeds_needed": needed, "verdict": verdict}
 
 
-def _difference(paired: Paired) -> Run:
+def _difference_entries(paired: Paired) -> RowDict:
     return {"difference": paired.mean, "ci95": None if paired.low is None else [paired.low, paired.high]}
 
 
-def _of_controls(against: Mapping[Any, Run]) -> list[str]:
-    """What was found against controls, those with the same finding together."""
+def _verdicts_against(against: Mapping[Any, RowDict]) -> list[str]:
+    """Returns the verdicts against controls; controls with the same finding share one."""
     words = {
         "better": "better than {}",
         "worse": "worse than {}",
@@ -156,25 +159,25 @@ def _of_controls(against: Mapping[Any, Run]) -> list[str]:
     return [words[finding].format(" and ".join(names)) + " at the same cost" for finding, names in kinds.items()]
 
 
-def untold(paired: Paired, needed: int | None) -> str:
-    """Why it cannot be told, and how many seeds would do."""
-    if paired.n >= LEAST_SEEDS and not paired.tells:
+def _unclear(paired: Paired, needed: int | None) -> str:
+    """Returns why the seeds decide nothing, and how many would be enough."""
+    if paired.n >= LEAST_SEEDS and not paired.decides:
         return "the same difference with every seed, no spread to judge by"
     return "not enough seeds to tell" + ("" if needed is None else f" (about {needed} would do)")
 
 
-def amount(value: float, whole: bool) -> str:
-    """A difference of metrics: in points where the metric is a share of a whole."""
+def _amount_in_words(value: float, whole: bool) -> str:
+    """Returns a difference of metrics in words: in points where the metric is a share of a whole."""
     return f"{100 * value:.3g} points" if whole else f"{value:.4g}"
 
 
-def is_share(runs: Sequence[Run]) -> bool:
-    """Whether the metric is a share, which people read in percent: all that full training reaches is from 0 to 1."""
+def is_share(runs: Sequence[RunDict]) -> bool:
+    """Returns whether the metric is a share, which people read in percent: all values of full training are from 0 to 1."""
     return all(0 <= run["metric"]["value"] <= 1 for run in runs if run["method"] == "full")
 
 
-def _sentence(row: Run, baseline: float, seeds: int, metric: str, whole: bool) -> str:
-    """The row as a sentence that names its numbers."""
+def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole: bool) -> str:
+    """Returns the row as sentences with its numbers."""
     level = (lambda value: f"{100 * value:.2f} %") if whole else (lambda value: f"{value:.4g}")
     over = f"over {seeds} seed{'s' if seeds > 1 else ''}"
     if row["difference"] is None:
@@ -190,7 +193,7 @@ def _sentence(row: Run, baseline: float, seeds: int, metric: str, whole: bool) -
     return " ".join(parts)
 
 
-def _with_interval(of: Run, whole: bool) -> str:
+def _with_interval(of: RowDict, whole: bool) -> str:
     scale, unit, form = (100, " points", "+.2f") if whole else (1, "", "+.4g")
     bounds = of["ci95"]
     between = "" if bounds is None else f" [{scale * bounds[0]:{form}}, {scale * bounds[1]:{form}}]"

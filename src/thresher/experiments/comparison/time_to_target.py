@@ -1,7 +1,7 @@
-"""How soon a target error is reached, by counted cost and by CPU time: how Selective-Backprop's paper compares.
+"""Measures how soon methods reach a target error, by counted cost and by CPU time, as the paper of Selective-Backprop does.
 
-Targets are multiples of the error that full training ends with. A run has reached a target at the end of the first epoch whose
-test error is no larger, so that times are whole epochs of that run.
+Targets are multiples of the error of full training after its last epoch. A run reaches a target at the end of the first epoch
+whose test error is no larger, so that times are those of whole epochs of the run.
 """
 
 import math
@@ -9,27 +9,23 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from thresher.experiments.comparison.figure import Line, Panel
-
-FACTORS = (1.4, 1.2, 1.1)
-"""Targets, in errors that full training ends with (median of the seeds)."""
-
-Measured = dict[str, Any]
+TARGET_FACTORS = (1.4, 1.2, 1.1)
+"""Targets, as multiples of the error of full training after its last epoch."""
 
 
-def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> Measured:
-    """Curves and times to targets from the results of a comparison.
+def measure(results: dict[str, Any], factors: Sequence[float] = TARGET_FACTORS) -> dict[str, Any]:
+    """Returns curves and times to targets from the results of a comparison.
 
     Args:
-        results: Of `comparison.compare`; its metric is a share of right answers.
-        factors: Targets, in errors of full training.
+        results: Results of `compare`, whose metric is a share of right answers.
+        factors: Targets, as multiples of the error of full training after its last epoch (median of the seeds).
 
     Returns:
-        task, epochs, device, versions, backward_to_forward, targets (factor, error) and arms: method, settings, error at the
-        end (median of the seeds), curve (epoch, cost, cpu_s, error, lowest, highest: means and extremes over the seeds) and
-        reached: for each target how many seeds reached it, medians of cost and cpu_s until then, and medians of these as
-        shares of what full training took with the same seed, over the seeds with which that reached it. A median is None
-        where half of the seeds did not reach the target.
+        task, epochs, device, versions, backward_to_forward, targets (factor, error) and arms. An arm has method, settings,
+        error after the last epoch (median of the seeds), curve (epoch, cost, cpu_s, error, lowest, highest: means and extremes
+        over the seeds) and reached: for each target the number of seeds that reached it, the medians of cost and cpu_s until
+        then, and the medians of both as shares of full training with the same seed, over the seeds with which full training
+        reached it. A median is None where half of the seeds or more did not reach the target.
     """
     groups: dict[str, dict[int, list[dict[str, float]]]] = {}
     for run in (run for run in results["runs"] if run["control_of"] is None):
@@ -43,42 +39,21 @@ def measure(results: dict[str, Any], factors: Sequence[float] = FACTORS) -> Meas
             "method": method,
             "settings": settings[method],
             "error": statistics.median(points[-1]["error"] for points in seeds.values()),
-            "curve": _curve(list(seeds.values())),
-            "reached": [_reached(seeds, full, target["error"]) for target in targets],
+            "curve": _mean_curve(list(seeds.values())),
+            "reached": [_times_reached(seeds, full, target["error"]) for target in targets],
         }
         for method, seeds in groups.items()
     ]
-    kept = ("task", "epochs", "device", "versions")
+    copied = ("task", "epochs", "device", "versions")
     ratio = results["runs"][0]["cost"]["backward_to_forward"]
-    return {name: results[name] for name in kept} | {"backward_to_forward": ratio, "targets": targets, "arms": arms}
-
-
-def panels(measured: Measured) -> list[Panel]:
-    """Error against counted cost, and against CPU time."""
-    axes = (("cost", "cost in full trainings"), ("cpu_s", "CPU seconds"))
-    marks = [(f"{target['factor']:g}x", 100 * target["error"]) for target in measured["targets"]]
-    return [
-        Panel(
-            title=f"{measured['task']}, {measured['epochs']} epochs",
-            x_label=label,
-            y_label="test error, %",
-            lines=[_line(arm, axis) for arm in measured["arms"]],
-            marks=marks,
-        )
-        for axis, label in axes
-    ]
-
-
-def _line(arm: dict[str, Any], axis: str) -> Line:
-    points = [(p[axis], 100 * p["error"], 100 * p["lowest"], 100 * p["highest"]) for p in arm["curve"]]
-    return Line(arm["method"], points)
+    return {name: results[name] for name in copied} | {"backward_to_forward": ratio, "targets": targets, "arms": arms}
 
 
 def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
-    """Cost, CPU seconds and test error after each epoch of a run.
+    """Returns cost, CPU seconds and test error after each epoch of a run.
 
     Raises:
-        ValueError: The metric was not measured after each.
+        ValueError: The metric was not measured after every epoch.
     """
     name = run["metric"]["name"]
     if any(name not in entry for entry in run["history"]):
@@ -86,7 +61,7 @@ def points_of(run: dict[str, Any]) -> list[dict[str, float]]:
     return [{"cost": entry["cost"], "cpu_s": entry["cpu_s"], "error": 1 - entry[name]} for entry in run["history"]]
 
 
-def _curve(seeds: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:
+def _mean_curve(seeds: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:
     curve = []
     for epoch, points in enumerate(zip(*seeds, strict=True)):
         errors = [point["error"] for point in points]
@@ -95,7 +70,7 @@ def _curve(seeds: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:
     return curve
 
 
-def _reached(
+def _times_reached(
     seeds: dict[int, list[dict[str, float]]], full: dict[int, list[dict[str, float]]], target: float
 ) -> dict[str, float | int | None]:
     times = {seed: first_at(points, target) for seed, points in seeds.items()}
@@ -111,12 +86,12 @@ def _reached(
 
 
 def first_at(points: Sequence[dict[str, float]], target: float) -> dict[str, float] | None:
-    """The first point whose error is no larger than the target; None where there is none."""
+    """Returns the first point whose error is no larger than the target; None where there is none."""
     return next((point for point in points if point["error"] <= target + 1e-12), None)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
-    """Of times, those that never came counted as the longest."""
+    """Returns the median of times, where None is longer than any other; None where the median is such a time."""
     if not values:
         return None
     median = statistics.median(math.inf if value is None else value for value in values)

@@ -1,11 +1,11 @@
-"""Worker processes side by side, one torch thread each, that never outlive the process that started them."""
+"""Worker processes that train side by side, with one torch thread each, and never outlive the process that started them."""
 
 import multiprocessing
 import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -18,16 +18,22 @@ from thresher.experiments.comparison.job import Job
 
 
 class RunError(RuntimeError):
-    """A run raised, or its process died."""
+    """A run raised an error, or its process died."""
 
 
 class RunValueError(ValueError):
-    """A run raised ValueError: a setting that the data or the model does not allow."""
+    """A run raised ValueError: the data or the model does not allow a setting."""
 
 
 @dataclass(frozen=True)
 class Advanced:
-    """An epoch of a job is over."""
+    """The message of a worker that an epoch of a job is over.
+
+    Args:
+        job: The job.
+        epochs: Number of epochs that are over.
+        metric: Value of the metric after the last of them.
+    """
 
     job: Job
     epochs: int
@@ -36,7 +42,12 @@ class Advanced:
 
 @dataclass(frozen=True)
 class Finished:
-    """A job is done."""
+    """The message of a worker that a job is done.
+
+    Args:
+        job: The job.
+        run: Results of the run, see `training.loop.train`.
+    """
 
     job: Job
     run: dict[str, Any]
@@ -44,6 +55,8 @@ class Finished:
 
 @dataclass(frozen=True)
 class _Failed:
+    """The message of a worker that a job raised an error; `user` is whether the user's settings or files are the cause."""
+
     job: Job
     error: str
     user: bool
@@ -54,12 +67,12 @@ class Workers:
     """A context in which jobs are trained, `count` at a time.
 
     Args:
-        count: Processes.
+        count: Number of processes.
         task: Name of the task.
-        epochs: Of full training.
-        folder: Where the data lies, see `Task.load`.
-        samples: Folder for the histories of samples, a file a run, see `Store.samples`. Default: none are kept.
-        track: Name of a tracker of accelerate. Default: none.
+        epochs: Number of epochs of full training.
+        folder: Folder with the data, see `Task.load`.
+        samples: Folder for the histories of samples, one file per run, see `Store.samples`. None, the default, writes none.
+        track: Name of a tracker of accelerate. Default: None.
         track_to: Folder for a tracker that writes files.
     """
 
@@ -83,7 +96,7 @@ class Workers:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop at once: what is half done is lost, what was handed over is not."""
+        """Ends the processes at once: jobs in progress are lost, events that were returned are not."""
         for process in self._processes.values():
             process.kill()
         for connection, process in self._processes.items():
@@ -102,7 +115,7 @@ class Workers:
         return len(self._busy) < self._count
 
     def start(self, job: Job) -> None:
-        """Hand a job to a free process, started where there is none."""
+        """Hands a job to an idle process, or to a new one where none is idle."""
         idle = next((connection for connection in self._processes if connection not in self._busy), None)
         connection = idle or self._spawn()
         self._busy[connection] = job
@@ -110,11 +123,11 @@ class Workers:
             connection.send(job)
 
     def next_event(self) -> Advanced | Finished:
-        """Wait for the next thing that happens.
+        """Waits for the next message of a worker and returns it.
 
         Raises:
             RunValueError: A run raised ValueError.
-            RunError: A run raised anything else, or its process died.
+            RunError: A run raised another error, or its process died.
         """
         connection: Any = wait(list(self._busy))[0]
         with self._alive(connection):
@@ -127,6 +140,7 @@ class Workers:
 
     @contextmanager
     def _alive(self, connection: Connection) -> Iterator[None]:
+        """Turns a broken connection into a `RunError` that names the run."""
         try:
             yield
         except (EOFError, ConnectionError) as error:
@@ -138,7 +152,7 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, *self._arguments))
-        with _interrupts_later():
+        with interrupts_deferred():
             process.start()
             self._processes[ours] = process
         theirs.close()
@@ -146,22 +160,51 @@ class Workers:
 
 
 class _RemoteError(Exception):
-    """Shows where in its process a run failed."""
+    """The traceback of a run that failed in its process."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
 
 
 @contextmanager
-def _interrupts_later() -> Iterator[None]:
-    """Ctrl-C reaches every process of the terminal; processes started in here leave it to this one, which hears it afterwards.
+def interrupts_deferred() -> Iterator[None]:
+    """Defers SIGINT (Ctrl-C) to the end of the block; processes that are started inside do not receive it.
 
-    They inherit that it is blocked. Ignored, as they have it later, it would be lost to this one as well.
+    The terminal sends SIGINT to all of its processes. In this one, a signal handler notes it, and the handler that was
+    installed before runs after the block. A signal mask alone would not do: it holds for one thread, the kernel delivers
+    the signal to any other, and Python then runs the handler in the main thread. In threads other than the main one, no
+    handler can run and none is installed. Processes that are started inside inherit the mask with SIGINT blocked until they
+    ignore the signal themselves (`_work`).
     """
+    with _noted_by_handler(), _blocked_in_this_thread():
+        yield
+
+
+@contextmanager
+def _noted_by_handler() -> Iterator[None]:
+    """Delivers SIGINT to the installed handler after the block instead of within."""
+    before = signal.getsignal(signal.SIGINT)
+    # A handler that Python did not install (None) cannot be put back.
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    noted: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _blocked_in_this_thread() -> Iterator[None]:
+    """Blocks SIGINT in the mask of this thread, which new processes inherit, where the system has such masks."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
-    resource_tracker.ensure_running()  # starting it, as the first process does, would unblock
+    resource_tracker.ensure_running()  # the first process would start it, and that unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -170,7 +213,7 @@ def _interrupts_later() -> Iterator[None]:
 
 
 def _leave_with_parent() -> None:
-    """End this process when its parent is gone, however that ended."""
+    """Ends this process when its parent process has ended, for whatever reason."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -181,27 +224,49 @@ def _leave_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(
-    connection: Connection, task_name: str, epochs: int, folder: Path | None, samples: Path | None, tracking: dict[str, Any]
-) -> None:
-    """Train job after job."""
+def _work(connection: Connection, *arguments: Any) -> None:
+    """The main function of a worker process: trains job after job until the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _leave_with_parent()
     import torch
 
+    torch.set_num_threads(1)
+    outcome = trainer(connection.send, *arguments)
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            connection.send(outcome(connection.recv()))
+
+
+def trainer(
+    send: Callable[[Advanced], None],
+    task_name: str,
+    epochs: int,
+    folder: Path | None,
+    samples: Path | None,
+    tracking: dict[str, Any],
+) -> Callable[[Job], Finished | _Failed]:
+    """Returns a function that trains a job of one task and returns the message about its end.
+
+    Args:
+        send: Function that is called with a message after each epoch.
+        task_name: Name of the task.
+        epochs: Number of epochs of full training.
+        folder: Folder with the data.
+        samples: Folder for the histories of samples; None writes none.
+        tracking: Arguments of `train` for trackers.
+    """
     from thresher.experiments.recipes.resolve import task_of
     from thresher.experiments.tasks.script import Script
     from thresher.experiments.training.loop import train
 
-    torch.set_num_threads(1)
     task = task_of(task_name)
     load = cache(lambda: task.load(folder))
 
     def outcome(job: Job) -> Finished | _Failed:
         def progress(done: int, metric: float) -> None:
-            connection.send(Advanced(job, done, metric))
+            send(Advanced(job, done, metric))
 
         what = {"seed": job.seed, "epochs": epochs, "label": job.label, "share": job.share, **tracking}
         file = None if samples is None else samples / f"{job.key}.parquet"
@@ -212,6 +277,4 @@ def _work(
             place = task.place_of(error) if isinstance(task, Script) else ""
             return _Failed(job, f"{place}{type(error).__name__}: {error}", user, traceback.format_exc())
 
-    with suppress(EOFError, ConnectionError):  # the parent is gone
-        while True:
-            connection.send(outcome(connection.recv()))
+    return outcome

@@ -60,7 +60,7 @@ class Model(Part):
     """The network.
 
     Args:
-        source: "timm"; "thresher": one of `building.NETWORKS`; "task": that of the task in `data`.
+        source: "timm"; "thresher": one of `networks.NETWORKS`; "task": that of the task in `data`.
         name: As the source calls it.
         arguments: Of the source's function, beside the number of classes.
         pretrained: The recipe whose weights it starts from, all but the last layer.

@@ -1,7 +1,20 @@
-"""The tables and figures of the four papers by name; one paper a file."""
+"""The tables and figures of the four papers by name."""
 
-from thresher.experiments.reproduction import ada_selection, diet_sb, kakurenbo, selective_backprop
+from thresher.experiments.reproduction.ada_selection import ADA_SELECTION_ARTEFACTS
+from thresher.experiments.reproduction.diet_sb import DIET_SB_ARTEFACTS
+from thresher.experiments.reproduction.kakurenbo import KAKURENBO_TABLES
+from thresher.experiments.reproduction.kakurenbo_inside import KAKURENBO_INSIDE_FIGURES
+from thresher.experiments.reproduction.kakurenbo_relief import KAKURENBO_RELIEF_FIGURES
+from thresher.experiments.reproduction.selective_backprop import SELECTIVE_BACKPROP_ARTEFACTS
 
 ARTEFACTS = {
-    artefact.name: artefact for paper in (kakurenbo, selective_backprop, ada_selection, diet_sb) for artefact in paper.ARTEFACTS
+    artefact.name: artefact
+    for artefact in (
+        *KAKURENBO_TABLES,
+        *KAKURENBO_INSIDE_FIGURES,
+        *KAKURENBO_RELIEF_FIGURES,
+        *SELECTIVE_BACKPROP_ARTEFACTS,
+        *ADA_SELECTION_ARTEFACTS,
+        *DIET_SB_ARTEFACTS,
+    )
 }

@@ -1,4 +1,4 @@
-"""AdaSelection: tables 3 and 4, metric and time against the rate, and what beta and the pool change."""
+"""AdaSelection: tables 3 and 4, metric and time against the rate, and the effects of beta and of the pool."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ import numpy as np
 from scipy.stats import rankdata
 
 from thresher.experiments.reproduction.artefact import (
-    FULL,
+    FULL_ROW,
     Artefact,
+    ArtefactPart,
     Claim,
-    Measured,
-    Part,
-    Table,
-    Value,
+    PageTable,
+    RunsByPart,
+    SeedValue,
     cpu,
     largest_of,
     mean_of,
@@ -22,11 +22,11 @@ from thresher.experiments.reproduction.artefact import (
     minus,
 )
 
-PAPER = "AdaSelection (arXiv 2306.10728)"
+ADA_SELECTION_PAPER = "AdaSelection (arXiv 2306.10728)"
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
-TASKS = {"image": ("mnist-5k", 20), "line": ("line", 10), "bike": ("bike", 10), "text": ("text@2000", 8)}
-"""Task and epochs."""
-CANDIDATES = {
+RATE_TASKS = {"image": ("mnist-5k", 20), "line": ("line", 10), "bike": ("bike", 10), "text": ("text@2000", 8)}
+"""Task and number of epochs, by the name of the part."""
+CANDIDATE_NAMES = {
     "Big Loss": "big_loss",
     "Small Loss": "small_loss",
     "AdaBoost": "ada_boost",
@@ -34,13 +34,23 @@ CANDIDATES = {
     "Coresets 1": "coreset_extremes",
     "Coresets 2": "coreset_center",
 }
-ADA, UNIFORM = "AdaSelection", "Uniform"
-METHODS = {ADA: "ada_selection", UNIFORM: "random_backprop", **CANDIDATES}
-POOL = ("Big Loss", "Small Loss", UNIFORM)
-"""Of AdaSelection by default."""
+ADA_SELECTION, UNIFORM_SELECTION = "AdaSelection", "Uniform"
+SELECTOR_NAMES = {ADA_SELECTION: "ada_selection", UNIFORM_SELECTION: "random_backprop", **CANDIDATE_NAMES}
+DEFAULT_POOL = ("Big Loss", "Small Loss", UNIFORM_SELECTION)
+"""Candidates of AdaSelection by default."""
 
-COLUMNS = (FULL, ADA, UNIFORM, "Big Loss", "Small Loss", "AdaBoost", "Gradient Norm", "Coresets 1", "Coresets 2")
-RANKS = {
+TABLE_COLUMNS = (
+    FULL_ROW,
+    ADA_SELECTION,
+    UNIFORM_SELECTION,
+    "Big Loss",
+    "Small Loss",
+    "AdaBoost",
+    "Gradient Norm",
+    "Coresets 1",
+    "Coresets 2",
+)
+PUBLISHED_RANKS = {
     "CIFAR-10": (3.5, 8.25, 8.25, 1.75, 4.75, 7.5, 3.0, 7.0, 11.75),
     "CIFAR-100": (8.75, 1.5, 6.25, 4.25, 12.0, 10.75, 3.5, 7.0, 10.25),
     "SVHN": (1.0, 4.4, 5.8, 6.0, 13.8, 9.8, 7.2, 6.8, 11.8),
@@ -48,8 +58,8 @@ RANKS = {
     "bike": (5.6, 3.8, 4.0, 4.2, 10.8, 12.0, 5.6, 7.0, 9.6),
     "Wikitext-2": (1.6, 2.0, 2.4, 4.4, 7.8, 8.2, None, 5.2, 5.4),
 }
-"""Table 3."""
-MEANS = {
+"""Numbers of table 3, by data set and column; None where the paper has none."""
+PUBLISHED_MEANS = {
     "CIFAR-10, %": (92.57, 89.39, 90.74, 92.25, 91.04, 85.13, 91.97, 84.67, 84.29),
     "CIFAR-100, %": (70.47, 71.38, 71.05, 70.83, 31.96, 50.19, 71.29, 69.33, 59.98),
     "SVHN, %": (95.71, 93.38, 93.32, 65.38, 40.74, 78.14, 67.14, 67.89, 70.66),
@@ -57,133 +67,143 @@ MEANS = {
     "bike, loss": (3.61, 3.45, 3.48, 7.08, 50.19, 87.90, 7.53, 3.75, 7.54),
     "Wikitext-2, loss": (5.45, 5.52, 5.53, 5.58, 5.85, 5.85, None, 5.61, 5.60),
 }
-"""Table 4."""
+"""Numbers of table 4, by data set and column; None where the paper has none."""
 
 
-def row(method: str, rate: float) -> str:
-    """Name of a row."""
+def row_name(method: str, rate: float) -> str:
+    """Returns the name of the row of a method at a rate."""
     return f"{method} {rate}"
 
 
-def spec(method: str, rate: float, settings: str = "") -> str:
-    """On the command line; two forward passes, so that chosen samples make full batches, as in the paper."""
-    passes = "" if method == UNIFORM else ":forward_passes=twice"
-    return f"{METHODS[method]}:keep={rate}{settings}{passes}"
+def method_text(method: str, rate: float, settings: str = "") -> str:
+    """Returns a method in the form of the command line, with full batches of chosen samples as in the paper."""
+    passes = "" if method == UNIFORM_SELECTION else ":forward_passes=twice"
+    return f"{SELECTOR_NAMES[method]}:keep={rate}{settings}{passes}"
 
 
 RATE_PARTS = [
-    Part(name, task, epochs, {row(method, rate): spec(method, rate) for method in METHODS for rate in RATES})
-    for name, (task, epochs) in TASKS.items()
+    ArtefactPart(
+        name, task, epochs, {row_name(method, rate): method_text(method, rate) for method in SELECTOR_NAMES for rate in RATES}
+    )
+    for name, (task, epochs) in RATE_TASKS.items()
 ]
 
 
-def over_rates(part: str, method: str) -> Value:
-    """What a method reaches in the mean over the rates."""
-    return metric(part, FULL) if method == FULL else mean_of([metric(part, row(method, rate)) for rate in RATES])
+def over_rates(part: str, method: str) -> SeedValue:
+    """Returns the metric of a method, in the mean over the rates."""
+    return metric(part, FULL_ROW) if method == FULL_ROW else mean_of([metric(part, row_name(method, rate)) for rate in RATES])
 
 
-def _gain(part: str, method: str, over: str) -> Value:
-    """Of one method over another, in the mean over the rates."""
+def _gain_over(part: str, method: str, over: str) -> SeedValue:
+    """Returns the gain of one method over another, in the mean over the rates."""
     return minus(over_rates(part, method), over_rates(part, over))
 
 
-def _at_rate(measured: Measured, part: str, method: str, rate: float) -> float:
-    runs = measured[part][FULL if method == FULL else row(method, rate)]
+def _at_rate(measured: RunsByPart, part: str, method: str, rate: float) -> float:
+    runs = measured[part][FULL_ROW if method == FULL_ROW else row_name(method, rate)]
     return statistics.mean(run["metric"]["value"] for run in runs.values())
 
 
-def mean_ranks(measured: Measured, part: str) -> list[float]:
-    """Of full training and each method, in the mean over the rates; 1 is the best."""
-    found = [rankdata([-_at_rate(measured, part, method, rate) for method in COLUMNS]) for rate in RATES]
+def mean_ranks(measured: RunsByPart, part: str) -> list[float]:
+    """Returns the ranks of full training and of each method, in the mean over the rates; 1 is the best."""
+    found = [rankdata([-_at_rate(measured, part, method, rate) for method in TABLE_COLUMNS]) for rate in RATES]
     return np.mean(found, axis=0).tolist()
 
 
-def _table_3(measured: Measured, _: Mapping[str, Any]) -> list[Table]:
-    own = [[part, *(f"{rank:.1f}" for rank in mean_ranks(measured, part))] for part in TASKS]
-    return [Table("Mean rank over the rates, here", ["", *COLUMNS], own), _published("Mean rank in the paper", RANKS)]
-
-
-def _table_4(measured: Measured, results: Mapping[str, Any]) -> list[Table]:
-    own = []
-    for part in TASKS:
-        seeds = list(measured[part][FULL])
-        values = [[over_rates(part, method)(measured, seed) for seed in seeds] for method in COLUMNS]
-        means = [f"{100 * statistics.mean(of):.2f} ± {100 * statistics.stdev(of):.2f}" for of in values]
-        own.append([f"{part}, {results[part]['metric']}", *means])
+def _table_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+    own = [[part, *(f"{rank:.1f}" for rank in mean_ranks(measured, part))] for part in RATE_TASKS]
     return [
-        Table("Mean over the rates, here, in hundredths; larger is better", ["", *COLUMNS], own),
-        _published("Mean over the rates in the paper; of losses smaller is better", MEANS),
+        PageTable("Mean rank over the rates, here", ["", *TABLE_COLUMNS], own),
+        _published("Mean rank in the paper", PUBLISHED_RANKS),
     ]
 
 
-def _published(title: str, numbers: Mapping[str, Sequence[float | None]]) -> Table:
+def _table_4(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable]:
+    own = []
+    for part in RATE_TASKS:
+        seeds = list(measured[part][FULL_ROW])
+        values = [[over_rates(part, method)(measured, seed) for seed in seeds] for method in TABLE_COLUMNS]
+        means = [f"{100 * statistics.mean(of):.2f} ± {100 * statistics.stdev(of):.2f}" for of in values]
+        own.append([f"{part}, {results[part]['metric']}", *means])
+    return [
+        PageTable("Mean over the rates, here, in hundredths; larger is better", ["", *TABLE_COLUMNS], own),
+        _published("Mean over the rates in the paper; of losses smaller is better", PUBLISHED_MEANS),
+    ]
+
+
+def _published(title: str, numbers: Mapping[str, Sequence[float | None]]) -> PageTable:
     rows = [[name, *("-" if value is None else f"{value:g}" for value in values)] for name, values in numbers.items()]
-    return Table(title, ["", *COLUMNS], rows)
+    return PageTable(title, ["", *TABLE_COLUMNS], rows)
 
 
-def _by_rate(measured: Measured, _: Mapping[str, Any]) -> list[Table]:
+def _by_rate(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     tables = []
-    for part in TASKS:
+    for part in RATE_TASKS:
         rows = []
-        for method in METHODS:
+        for method in SELECTOR_NAMES:
             reached = [f"{100 * _at_rate(measured, part, method, rate):.2f}" for rate in RATES]
             took = [f"{_time(measured, part, method, rate):.2f}" for rate in RATES]
             cells = [", ".join(pair) for pair in zip(reached, took, strict=True)]
             rows.append([method, *cells])
-        full = _at_rate(measured, part, FULL, RATES[0])
+        full = _at_rate(measured, part, FULL_ROW, RATES[0])
         title = f"{part}: metric in hundredths (full training {100 * full:.2f}), and CPU time as a share of full training"
-        tables.append(Table(title, ["rate", *map(str, RATES)], rows))
+        tables.append(PageTable(title, ["rate", *map(str, RATES)], rows))
     return tables
 
 
-def _time(measured: Measured, part: str, method: str, rate: float) -> float:
-    name = row(method, rate)
+def _time(measured: RunsByPart, part: str, method: str, rate: float) -> float:
+    name = row_name(method, rate)
     return statistics.median(cpu(part, name)(measured, seed) for seed in measured[part][name])
 
 
-HERE = (
+FOUR_TASKS_SETUP = (
     "A small CNN on 4,000 digits of MNIST, an MLP on a straight line with outliers, an MLP on Bikeshare, a small transformer "
     "on a text; metrics are shares (accuracy, or R2 where the paper has losses)"
 )
-TABLE_3 = Artefact(
+ADA_SELECTION_TABLE_3 = Artefact(
     name="adaselection-table-3",
-    paper=f"{PAPER}, table 3",
+    paper=f"{ADA_SELECTION_PAPER}, table 3",
     shows="mean rank over rates of 0.1 to 0.5 of AdaSelection, its candidates, uniform selection and full training",
-    here=HERE,
+    here=FOUR_TASKS_SETUP,
     parts=RATE_PARTS,
     claims=[
         Claim(
             f"{part}: AdaSelection is better than the best of its three candidates, in the mean over the rates",
-            minus(over_rates(part, ADA), largest_of([over_rates(part, method) for method in POOL])),
+            minus(over_rates(part, ADA_SELECTION), largest_of([over_rates(part, method) for method in DEFAULT_POOL])),
         )
-        for part in TASKS
+        for part in RATE_TASKS
     ],
     tables=_table_3,
 )
-TABLE_4 = Artefact(
+ADA_SELECTION_TABLE_4 = Artefact(
     name="adaselection-table-4",
-    paper=f"{PAPER}, table 4",
+    paper=f"{ADA_SELECTION_PAPER}, table 4",
     shows="mean over rates of 0.1 to 0.5 of AdaSelection, its candidates, uniform selection and full training",
-    here=HERE,
+    here=FOUR_TASKS_SETUP,
     parts=RATE_PARTS,
     claims=[
-        *(Claim(f"{part}: AdaSelection is better than uniform selection", _gain(part, ADA, UNIFORM)) for part in TASKS),
-        Claim("image: Big Loss is better than Small Loss", _gain("image", "Big Loss", "Small Loss")),
-        Claim("line: Small Loss is better than Big Loss", _gain("line", "Small Loss", "Big Loss")),
-        Claim("line: AdaSelection is better than full training", _gain("line", ADA, FULL)),
+        *(
+            Claim(f"{part}: AdaSelection is better than uniform selection", _gain_over(part, ADA_SELECTION, UNIFORM_SELECTION))
+            for part in RATE_TASKS
+        ),
+        Claim("image: Big Loss is better than Small Loss", _gain_over("image", "Big Loss", "Small Loss")),
+        Claim("line: Small Loss is better than Big Loss", _gain_over("line", "Small Loss", "Big Loss")),
+        Claim("line: AdaSelection is better than full training", _gain_over("line", ADA_SELECTION, FULL_ROW)),
     ],
     tables=_table_4,
 )
 RATES_FIGURE = Artefact(
     name="adaselection-rates",
-    paper=f"{PAPER}, figures 2 to 6 and 9",
+    paper=f"{ADA_SELECTION_PAPER}, figures 2 to 6 and 9",
     shows="metric and training time against the rate",
-    here=HERE,
+    here=FOUR_TASKS_SETUP,
     parts=RATE_PARTS,
     claims=[
         Claim(
             "image: every selector saves at least 20 % of the time at every rate",
-            lambda measured, seed: 1 - largest_of([cpu("image", row(m, r)) for m in METHODS for r in RATES])(measured, seed),
+            lambda measured, seed: (
+                1 - largest_of([cpu("image", row_name(m, r)) for m in SELECTOR_NAMES for r in RATES])(measured, seed)
+            ),
             above=0.2,
         )
     ],
@@ -191,7 +211,7 @@ RATES_FIGURE = Artefact(
 )
 
 BETAS = (-1.0, -0.5, 0.0, 0.5, 1.0)
-RATE = 0.3
+ABLATION_RATE = 0.3
 
 
 def _beta(beta: float, change: str = "") -> str:
@@ -199,34 +219,37 @@ def _beta(beta: float, change: str = "") -> str:
 
 
 def _betas() -> dict[str, str]:
-    """Rows: beta as published, and where it answers changes of the logarithm, which do not drift."""
-    published = {_beta(beta): spec(ADA, RATE, f":beta={beta}") for beta in BETAS}
-    return published | {_beta(beta, ", log"): spec(ADA, RATE, f":beta={beta}:change=log") for beta in BETAS if beta}
+    """Returns the rows: beta as published, and with `change="log"`, which takes changes of the logarithm and does not drift."""
+    published = {_beta(beta): method_text(ADA_SELECTION, ABLATION_RATE, f":beta={beta}") for beta in BETAS}
+    return published | {
+        _beta(beta, ", log"): method_text(ADA_SELECTION, ABLATION_RATE, f":beta={beta}:change=log") for beta in BETAS if beta
+    }
 
 
-def spread(part: str) -> Value:
-    """Best less worst over beta."""
+def beta_spread(part: str) -> SeedValue:
+    """Returns the best metric minus the worst, over the values of beta."""
     values = [metric(part, _beta(beta)) for beta in BETAS]
     return lambda measured, seed: max(v(measured, seed) for v in values) - min(v(measured, seed) for v in values)
 
 
-BETA = Artefact(
+BETA_FIGURE = Artefact(
     name="adaselection-beta",
-    paper=f"{PAPER}, figure 7",
-    shows=f"what beta changes, at a rate of {RATE}",
-    here=f'{HERE}. Rows with "log" are not the paper\'s: AdaSelection(change="log"), which takes changes of the logarithm',
-    parts=[Part(name, task, epochs, _betas()) for name, (task, epochs) in TASKS.items()],
+    paper=f"{ADA_SELECTION_PAPER}, figure 7",
+    shows=f"the effect of beta, at a rate of {ABLATION_RATE}",
+    here=f'{FOUR_TASKS_SETUP}. Rows with "log" are not in the paper: they have AdaSelection(change="log"), '
+    "which takes changes of the logarithm",
+    parts=[ArtefactPart(name, task, epochs, _betas()) for name, (task, epochs) in RATE_TASKS.items()],
     claims=[
         Claim(
             f"{part}: no tuning is needed, the best and the worst beta are within a point",
-            lambda measured, seed, part=part: -spread(part)(measured, seed),
+            lambda measured, seed, part=part: -beta_spread(part)(measured, seed),
             above=-0.01,
         )
-        for part in TASKS
+        for part in RATE_TASKS
     ],
 )
 
-POOLS = {
+ABLATED_POOLS = {
     "big, small": ("big_loss", "small_loss"),
     "big, small, uniform": ("big_loss", "small_loss", "uniform"),
     "big, small, uniform, gradient norm": ("big_loss", "small_loss", "uniform", "gradient_norm"),
@@ -234,23 +257,28 @@ POOLS = {
 }
 POOL_ABLATION = Artefact(
     name="adaselection-pools",
-    paper=f"{PAPER}, section 4",
-    shows=f"what the pool changes, at a rate of {RATE}",
-    here=HERE,
+    paper=f"{ADA_SELECTION_PAPER}, section 4",
+    shows=f"the effect of the pool, at a rate of {ABLATION_RATE}",
+    here=FOUR_TASKS_SETUP,
     parts=[
-        Part(name, task, epochs, {pool: spec(ADA, RATE, f":pool={members!r}") for pool, members in POOLS.items()})
-        for name, (task, epochs) in TASKS.items()
+        ArtefactPart(
+            name,
+            task,
+            epochs,
+            {pool: method_text(ADA_SELECTION, ABLATION_RATE, f":pool={members!r}") for pool, members in ABLATED_POOLS.items()},
+        )
+        for name, (task, epochs) in RATE_TASKS.items()
     ],
     claims=[
         Claim(
             f"{part}: four candidates are better than two",
             minus(
-                largest_of([metric(part, pool) for pool in list(POOLS)[2:]]),
+                largest_of([metric(part, pool) for pool in list(ABLATED_POOLS)[2:]]),
                 metric(part, "big, small"),
             ),
         )
-        for part in TASKS
+        for part in RATE_TASKS
     ],
 )
 
-ARTEFACTS = (TABLE_3, TABLE_4, RATES_FIGURE, BETA, POOL_ABLATION)
+ADA_SELECTION_ARTEFACTS = (ADA_SELECTION_TABLE_3, ADA_SELECTION_TABLE_4, RATES_FIGURE, BETA_FIGURE, POOL_ABLATION)

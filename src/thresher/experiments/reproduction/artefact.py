@@ -1,4 +1,4 @@
-"""A table or figure of a paper, at the scale of two cores: what is trained, what the paper says, and what it claims."""
+"""A table or figure of a paper at the scale of two CPU cores: what is trained, what the paper reports, and what it claims."""
 
 import math
 import statistics
@@ -8,34 +8,36 @@ from typing import Any, Literal
 
 from thresher.experiments.comparison.job import Control
 from thresher.experiments.comparison.statistics import LEAST_SEEDS, Paired
+from thresher.experiments.comparison.summary import RunDict
 
-Run = dict[str, Any]
-Runs = Mapping[str, Mapping[int, Run]]
-"""By row and seed; the row of full training is called `full`."""
-Measured = Mapping[str, Runs]
-"""By part."""
-Value = Callable[[Measured, int], float]
-"""A number of one seed's runs."""
+RunsByRow = Mapping[str, Mapping[int, RunDict]]
+"""Runs by the name of their row and by their seed; the row of full training is `FULL_ROW`."""
+RunsByPart = Mapping[str, RunsByRow]
+"""Runs by the name of the part that they belong to."""
+SeedValue = Callable[[RunsByPart, int], float]
+"""Function that returns a number of the runs with one seed."""
 Verdict = Literal["reproduced", "not reproduced", "cannot tell"]
 
 VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "reproduced")
-"""In the order in which they are told."""
-FULL = "full"
+"""Verdicts in the order of the page."""
+FULL_ROW = "full"
+HALF_A_POINT = 0.005
+"""Loss of accuracy that does not matter, as a share."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Runs of one task, compared with each other.
+class ArtefactPart:
+    """Runs of one task that are compared with each other.
 
     Args:
-        name: For the page and for claims.
-        task: See `tasks.task_of`.
-        epochs: Of every run.
-        rows: Name of a row, in the paper's words, to a method as on the command line; full training is always a row, `full`.
-            `{scores}` stands for a file of scores, see `scores`.
-        published: The paper's numbers by row, as it prints them.
-        scores: What `thresher score` is asked before: name of the score, models and epochs.
-        controls: Trained beside every row, at its cost.
+        name: Name on the page and in claims.
+        task: Name of the task, see `recipes.resolve.task_of`.
+        epochs: Number of epochs of every run.
+        rows: Method of each row, as on the command line, by the name of the row in the paper's words; full training is always a
+            row, `full`. `{scores}` stands for a file of scores, see `scores`.
+        published: Numbers of the paper by row, as it prints them.
+        scores: Arguments of `thresher score`, which is run before: name of the score, number of models, number of epochs.
+        controls: Kinds of controls that are trained for every row, at its cost.
     """
 
     name: str
@@ -49,22 +51,26 @@ class Part:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says, as a number of each seed that should be above another.
+    """A claim of a paper: a number of each seed that should be above a limit.
 
     Args:
-        text: One sentence.
-        value: Of one seed.
-        above: What it should exceed.
-        scale: By which to multiply the numbers for people: 100 for points.
+        text: The claim in one sentence.
+        value: Function that returns the number of one seed.
+        above: Limit that the number should exceed. Default: 0.
+        scale: Factor of the numbers on the page. Default: 100, for points.
     """
 
     text: str
-    value: Value
+    value: SeedValue
     above: float = 0.0
     scale: float = 100.0
 
-    def judge(self, measured: Measured, seeds: Sequence[int]) -> dict[str, Any]:
-        """Text, mean, ci95, above, scale and verdict; values that are not finite tell nothing."""
+    def judge(self, measured: RunsByPart, seeds: Sequence[int]) -> dict[str, Any]:
+        """Judges the claim by the runs of some seeds.
+
+        Returns:
+            claim (its text), mean, ci95, above, scale and verdict; "cannot tell" where a value is not finite.
+        """
         values = [self.value(measured, seed) for seed in seeds]
         found: dict[str, Any] = {"claim": self.text, "above": self.above, "scale": self.scale}
         if not all(map(math.isfinite, values)):
@@ -75,7 +81,7 @@ class Claim:
 
 
 def judged(paired: Paired, above: float) -> Verdict:
-    """Reproduced where the whole 95 % interval is above the limit, not reproduced where all of it is below."""
+    """Returns "reproduced" where the whole 95 % interval is above the limit, "not reproduced" where all of it is below."""
     if paired.n < LEAST_SEEDS or paired.low is None or paired.high is None:
         return "cannot tell"
     if paired.low > above:
@@ -84,13 +90,13 @@ def judged(paired: Paired, above: float) -> Verdict:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Of the page.
+class PageTable:
+    """A table of the page.
 
     Args:
-        title: Above it.
+        title: Text above the table.
         header: Names of the columns.
-        rows: As they are printed.
+        rows: Cells of the rows, as they are printed.
     """
 
     title: str
@@ -98,81 +104,81 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
-Tables = Callable[[Measured, Mapping[str, Any]], Sequence[Table]]
-"""From what was measured, and the results of `compare` by part."""
+MakeTables = Callable[[RunsByPart, Mapping[str, Any]], Sequence[PageTable]]
+"""Function that returns the tables of an artefact, from its runs and from the results of `compare` by part."""
 
 
 @dataclass(frozen=True)
 class Artefact:
-    """One table or figure.
+    """One table or figure of a paper.
 
     Args:
-        name: On the command line.
-        paper: Which one, and where in it.
-        shows: What it is about, a few words.
-        here: What stands for the paper's models and data.
-        parts: What is trained.
-        claims: What should hold.
-        tables: Of the page; by default one a part, see `tables_of_parts`.
-        seeds: Distinct, at least three.
+        name: Name on the command line.
+        paper: The paper and the place in it.
+        shows: Subject of the table or figure, in a few words.
+        here: Models and data that are trained in place of the paper's.
+        parts: The runs.
+        claims: The claims that are judged.
+        tables: Function that makes the tables of the page. Default: one table per part, see `tables_of_parts`.
+        seeds: Distinct random seeds, at least three.
     """
 
     name: str
     paper: str
     shows: str
     here: str
-    parts: Sequence[Part]
+    parts: Sequence[ArtefactPart]
     claims: Sequence[Claim]
-    tables: Tables | None = None
+    tables: MakeTables | None = None
     seeds: Sequence[int] = (0, 1, 2)
 
 
 def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of several claims: all must be reproduced, and one that is not decides."""
+    """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not."""
     return next(verdict for verdict in VERDICTS if verdict in verdicts)
 
 
-def metric(part: str, row: str) -> Value:
-    """What a row's runs reach."""
+def metric(part: str, row: str) -> SeedValue:
+    """Returns the metric of a row."""
     return lambda measured, seed: measured[part][row][seed]["metric"]["value"]
 
 
-def cost(part: str, row: str) -> Value:
-    """Counted cost of a row's runs, as a share of full training."""
+def cost(part: str, row: str) -> SeedValue:
+    """Returns the counted cost of a row, as a share of full training."""
     return lambda measured, seed: measured[part][row][seed]["cost"]["ratio"]
 
 
-def cpu(part: str, row: str) -> Value:
-    """CPU time of a row's runs, as a share of full training with the same seed."""
-    return lambda measured, seed: measured[part][row][seed]["cpu_s"] / measured[part][FULL][seed]["cpu_s"]
+def cpu(part: str, row: str) -> SeedValue:
+    """Returns the CPU time of a row, as a share of full training with the same seed."""
+    return lambda measured, seed: measured[part][row][seed]["cpu_s"] / measured[part][FULL_ROW][seed]["cpu_s"]
 
 
-def minus(left: Value, right: Value) -> Value:
-    """A difference, seed by seed."""
+def minus(left: SeedValue, right: SeedValue) -> SeedValue:
+    """Returns the difference of two values, seed by seed."""
     return lambda measured, seed: left(measured, seed) - right(measured, seed)
 
 
-def over(left: Value, right: Value) -> Value:
-    """A ratio, seed by seed."""
+def over(left: SeedValue, right: SeedValue) -> SeedValue:
+    """Returns the ratio of two values, seed by seed."""
     return lambda measured, seed: left(measured, seed) / right(measured, seed)
 
 
-def mean_of(values: Sequence[Value]) -> Value:
-    """The mean of several, seed by seed."""
+def mean_of(values: Sequence[SeedValue]) -> SeedValue:
+    """Returns the mean of several values, seed by seed."""
     return lambda measured, seed: statistics.mean(value(measured, seed) for value in values)
 
 
-def largest_of(values: Sequence[Value]) -> Value:
-    """The largest of several, seed by seed."""
+def largest_of(values: Sequence[SeedValue]) -> SeedValue:
+    """Returns the largest of several values, seed by seed."""
     return lambda measured, seed: max(value(measured, seed) for value in values)
 
 
-def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[Table]:
-    """One table a part: each row beside full training, its controls and the paper's number."""
-    return [_table(part, results[part.name]) for part in artefact.parts]
+def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[PageTable]:
+    """Returns one table per part, which compares each row with full training, its controls and the paper's number."""
+    return [_table_of_part(part, results[part.name]) for part in artefact.parts]
 
 
-def _table(part: Part, results: Mapping[str, Any]) -> Table:
+def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
     labels = {label: row for row, label in results["labels"].items()}
     own = [row for row in results["summary"] if row["control_of"] is None]
     controls = {row["control_of"]: row for row in results["summary"] if row["control_of"] is not None}
@@ -180,14 +186,14 @@ def _table(part: Part, results: Mapping[str, Any]) -> Table:
     rows = []
     for found in own:
         row = labels[found["method"]]
-        rows.append([row, *figures(found), part.published.get(row, "")])
+        rows.append([row, *_summary_cells(found), part.published.get(row, "")])
         if found["method"] in controls:
-            rows.append([f"  random samples at the cost of {row}", *figures(controls[found["method"]]), ""])
-    return Table(f"{part.name}: {part.task}, {part.epochs} epochs", header, rows)
+            rows.append([f"  random samples at the cost of {row}", *_summary_cells(controls[found["method"]]), ""])
+    return PageTable(f"{part.name}: {part.task}, {part.epochs} epochs", header, rows)
 
 
-def figures(row: Mapping[str, Any], scale: float = 100) -> list[str]:
-    """Mean and spread, difference to full with interval, cost and CPU time of a row of a summary."""
+def _summary_cells(row: Mapping[str, Any], scale: float = 100) -> list[str]:
+    """Returns mean and spread, difference to full training with interval, cost and CPU time of a row of a summary."""
     spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
     return [
         f"{scale * row['mean']:.2f}{spread}",
@@ -198,6 +204,6 @@ def figures(row: Mapping[str, Any], scale: float = 100) -> list[str]:
 
 
 def with_interval(mean: float, ci95: Sequence[float] | None, scale: float = 100) -> str:
-    """A signed number with its interval."""
+    """Returns a signed number with its interval, both multiplied by `scale`."""
     ends = "" if ci95 is None else f" [{scale * ci95[0]:+.2f}, {scale * ci95[1]:+.2f}]"
     return f"{scale * mean:+.2f}{ends}"

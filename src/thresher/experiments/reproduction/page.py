@@ -1,67 +1,95 @@
-"""The page of all that was reproduced, from the JSON files of `reproduce`."""
+"""Writes the page of all reproduced tables and figures, from the JSON files of `reproduce`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thresher.experiments.reproduction.artefact import VERDICTS, with_interval
 
-HEAD = """# What of the papers reproduces
+PAGE_HEAD = """# Which results of the papers reproduce
 
-One command makes each table and figure: `thresher reproduce NAME`, and `thresher reproduce all` this page. Everything is at
-the scale of two CPU cores: small networks and small data stand for the papers', and each section says which. A claim of a
-paper is a number of each seed that should be above a limit. It is **reproduced** where the whole 95 % interval of its mean
-is above, **not reproduced** where all of it is below, and otherwise these seeds **cannot tell**. That a claim does not
-reproduce here does not show that it is wrong at the paper's scale.
+The command `thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and this page.
+All experiments are at the scale of two CPU cores: small networks and small data stand for those of the papers, and each section
+names them. A claim of a paper is a number, measured with each seed, that should be above a limit. The claim is **reproduced**
+where the whole 95 % interval of the mean is above the limit, and **not reproduced** where the whole interval is below it.
+Otherwise, these seeds **cannot tell**: more of them are needed. A claim that does not reproduce here may still hold at the
+scale of the paper.
 
 """
 
 
-def page(results: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: an overview and a section each, what did not reproduce first."""
+def reproduction_page(results: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the page in Markdown: a summary, and one section per table or figure; those not reproduced come first.
+
+    Args:
+        results: Results of `reproduce`, one per table or figure.
+    """
     ordered = sorted(results, key=lambda found: VERDICTS.index(found["verdict"]))
-    rows = [[f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _counts(found)] for found in ordered]
-    overview = table(["", "what it shows", "verdict", "claims"], rows)
-    return HEAD + _failed(ordered) + overview + "".join(f"\n{section(found)}" for found in ordered)
-
-
-def _failed(results: Sequence[Mapping[str, Any]]) -> str:
-    """The claims that did not reproduce, with what was seen instead."""
     rows = [
-        [f"[{found['paper']}](#{found['name']})", *_claim(claim)[:-1]]
+        [f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _claim_counts(found)] for found in ordered
+    ]
+    overview = markdown_table(["", "subject", "verdict", "claims"], rows)
+    return f"{PAGE_HEAD}{summary_sentence(results)}\n\n{_failed_claims(ordered)}{overview}" + "".join(
+        f"\n{section(found)}" for found in ordered
+    )
+
+
+def summary_sentence(results: Sequence[Mapping[str, Any]]) -> str:
+    """Returns how many tables and figures have which verdict, in one sentence."""
+    verdicts = [found["verdict"] for found in results]
+    counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
+    n, yes, no, open_ = len(verdicts), counts["reproduced"], counts["not reproduced"], counts["cannot tell"]
+    return (
+        f"Of {n} tables and figures, {yes} {_verb(yes, 'reproduce')}, {no} {_verb(no, 'do')} not, and {open_} "
+        f"{_verb(open_, 'need')} more seeds to decide at least one claim."
+    )
+
+
+def _verb(count: int, plural: str) -> str:
+    """Returns a verb in the form for a count."""
+    return plural if count != 1 else {"do": "does"}.get(plural, f"{plural}s")
+
+
+def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the table of the claims that did not reproduce, with the values that were measured; "" where there are none."""
+    rows = [
+        [f"[{found['paper']}](#{found['name']})", *_claim_cells(claim)[:-1]]
         for found in results
         for claim in found["claims"]
         if claim["verdict"] == "not reproduced"
     ]
-    return f"Not reproduced:\n\n{table(['', 'claim', 'seen [95 % interval]', 'limit'], rows)}\nAll:\n\n" if rows else ""
+    header = ["", "claim", "measured [95 % interval]", "limit"]
+    return f"Claims that did not reproduce:\n\n{markdown_table(header, rows)}\nAll tables and figures:\n\n" if rows else ""
 
 
 def section(found: Mapping[str, Any]) -> str:
-    """One table or figure."""
+    """Returns the section of one table or figure."""
     lines = [
         f'## <a id="{found["name"]}"></a>{found["paper"]}: {found["verdict"]}\n',
         f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `thresher reproduce {found['name']}`\n",
-        table(["claim", "seen [95 % interval]", "limit", "verdict"], [_claim(claim) for claim in found["claims"]]),
+        markdown_table(
+            ["claim", "measured [95 % interval]", "limit", "verdict"], [_claim_cells(claim) for claim in found["claims"]]
+        ),
     ]
-    for part in found["tables"]:
-        lines += [f"{part['title']}:\n", table(part["header"], part["rows"])]
+    for table in found["tables"]:
+        lines += [f"{table['title']}:\n", markdown_table(table["header"], table["rows"])]
     return "\n".join(lines)
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "".join("| " + " | ".join(cell.strip() for cell in line) + " |\n" for line in lines)
 
 
-def _claim(claim: Mapping[str, Any]) -> list[str]:
+def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
     scale = claim["scale"]
-    seen = "-" if claim["mean"] is None else with_interval(claim["mean"], claim["ci95"], scale)
-    return [claim["claim"], seen, f"{scale * claim['above']:+g}", claim["verdict"]]
+    measured = "-" if claim["mean"] is None else with_interval(claim["mean"], claim["ci95"], scale)
+    return [claim["claim"], measured, f"{scale * claim['above']:+g}", claim["verdict"]]
 
 
-def _counts(found: Mapping[str, Any]) -> str:
-    said = [claim["verdict"] for claim in found["claims"]]
-    return ", ".join(f"{said.count(verdict)} {verdict}" for verdict in reversed(VERDICTS) if verdict in said)
+def _claim_counts(found: Mapping[str, Any]) -> str:
+    verdicts = [claim["verdict"] for claim in found["claims"]]
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in reversed(VERDICTS) if verdict in verdicts)
 
 
 def _capital(text: str) -> str:

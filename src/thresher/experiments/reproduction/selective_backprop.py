@@ -1,92 +1,103 @@
-"""Selective-Backprop: time to target errors in four arms."""
+"""Selective-Backprop: time until target errors are reached, for four methods and full training."""
 
 import math
 import statistics
 from collections.abc import Mapping
 from typing import Any
 
-from thresher.experiments.comparison.time_to_target import first_at, points_of
-from thresher.experiments.reproduction.artefact import FULL, Artefact, Claim, Measured, Part, Run, Table, Value
+from thresher.experiments.comparison.summary import RunDict
+from thresher.experiments.comparison.time_to_target import TARGET_FACTORS, first_at, points_of
+from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, PageTable, RunsByPart, SeedValue
 
-PAPER = "Selective-Backprop (arXiv 1910.00762)"
-PART, TASK, EPOCHS = "arms", "fashion-mnist-small@10000", 15
-ROWS = {
+SELECTIVE_BACKPROP_PAPER = "Selective-Backprop (arXiv 1910.00762)"
+ARMS_PART, ARMS_TASK, ARMS_EPOCHS = "arms", "fashion-mnist-small@10000", 15
+ARMS = {
     "Selective-Backprop": "selective_backprop:beta=1:forward_passes=twice",
     "Selective-Backprop, stale losses": "selective_backprop:beta=1:forward_passes=twice:score_every=3",
     "Selective-Backprop, one forward pass": "selective_backprop:beta=1:forward_passes=once",
     "importance sampling": "batch_importance",
 }
-FACTORS = (1.4, 1.2, 1.1)
-"""Targets, in errors that full training ends with (mean of the seeds)."""
 
 
-def time_until(measured: Measured, row: str, seed: int, factor: float) -> float:
-    """CPU seconds until a run's test error is a multiple of full training's; infinite where that never comes."""
-    full = measured[PART][FULL]
+def time_until(measured: RunsByPart, row: str, seed: int, factor: float) -> float:
+    """Returns the CPU seconds until the test error of a run is at most a multiple of that of full training.
+
+    Args:
+        measured: Runs by part, row and seed.
+        row: Name of the row.
+        seed: Random seed of the run.
+        factor: The multiple, of the mean error of full training after its last epoch.
+
+    Returns:
+        Seconds; infinite where the error is never reached.
+    """
+    full = measured[ARMS_PART][FULL_ROW]
     target = factor * (1 - statistics.mean(run["metric"]["value"] for run in full.values()))
-    reached = first_at(points_of(measured[PART][row][seed]), target)
+    reached = first_at(points_of(measured[ARMS_PART][row][seed]), target)
     return math.inf if reached is None else reached["cpu_s"]
 
 
-def sooner(row: str, than: str, factor: float) -> Value:
-    """How many times sooner one arm is at a target than another."""
+def sooner(row: str, than: str, factor: float) -> SeedValue:
+    """Returns how many times sooner one row reaches a target than another; 0 where it never does."""
 
-    def ratio(measured: Measured, seed: int) -> float:
+    def ratio(measured: RunsByPart, seed: int) -> float:
         own, other = (time_until(measured, name, seed, factor) for name in (row, than))
         return other / own if math.isfinite(own) else 0.0
 
     return ratio
 
 
-def _tables(measured: Measured, _: Mapping[str, Any]) -> list[Table]:
+def _time_tables(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     rows = []
-    for row, runs in measured[PART].items():
-        times = [[time_until(measured, row, seed, factor) for seed in runs] for factor in FACTORS]
+    for row, runs in measured[ARMS_PART].items():
+        times = [[time_until(measured, row, seed, factor) for seed in runs] for factor in TARGET_FACTORS]
         error = statistics.mean(1 - run["metric"]["value"] for run in runs.values())
-        rows.append([row, f"{100 * error:.2f}", *map(_seconds, times), f"{_mean_cost(list(runs.values())):.3f}"])
-    header = ["", "error at the end, %", *(f"CPU s to {factor:g}x" for factor in FACTORS), "cost in all"]
-    return [Table(f"{TASK}, {EPOCHS} epochs: until a multiple of full training's error", header, rows)]
+        rows.append([row, f"{100 * error:.2f}", *map(_mean_seconds, times), f"{_mean_cost(list(runs.values())):.3f}"])
+    header = ["", "error at the end, %", *(f"CPU s to {factor:g}x" for factor in TARGET_FACTORS), "cost in all"]
+    return [
+        PageTable(f"{ARMS_TASK}, {ARMS_EPOCHS} epochs: until the error is a multiple of that of full training", header, rows)
+    ]
 
 
-def _seconds(times: list[float]) -> str:
+def _mean_seconds(times: list[float]) -> str:
     reached = [time for time in times if math.isfinite(time)]
     note = "" if len(reached) == len(times) else f" ({len(reached)} of {len(times)} seeds)"
     return f"{statistics.mean(reached):.1f}{note}" if reached else "never"
 
 
-def _mean_cost(runs: list[Run]) -> float:
+def _mean_cost(runs: list[RunDict]) -> float:
     return statistics.mean(run["cost"]["ratio"] for run in runs)
 
 
 TIME_TO_TARGET = Artefact(
     name="selective-backprop-time-to-target",
-    paper=f"{PAPER}, the experiment behind its abstract",
+    paper=f"{SELECTIVE_BACKPROP_PAPER}, the experiment behind its abstract",
     shows="time to a target error: full training, Selective-Backprop, stale losses, importance sampling",
-    here="A small CNN on 10,000 pictures of Fashion-MNIST for the networks on CIFAR-10, CIFAR-100 and SVHN. "
+    here="A small CNN on 10,000 images of Fashion-MNIST for the networks on CIFAR-10, CIFAR-100 and SVHN. "
     "The paper: up to 3.5 times sooner than SGD, 1.02 to 1.8 times sooner than importance sampling, stale losses 26 % more",
-    parts=[Part(PART, TASK, EPOCHS, ROWS)],
+    parts=[ArtefactPart(ARMS_PART, ARMS_TASK, ARMS_EPOCHS, ARMS)],
     claims=[
         Claim(
             "Selective-Backprop is sooner than full training at 1.2 times its error (CPU time)",
-            sooner("Selective-Backprop", FULL, 1.2),
+            sooner("Selective-Backprop", FULL_ROW, 1.2),
             above=1,
             scale=1,
         ),
         Claim(
-            "it is sooner than importance sampling",
+            "Selective-Backprop is sooner than importance sampling at 1.2 times that error",
             sooner("Selective-Backprop", "importance sampling", 1.2),
             above=1,
             scale=1,
         ),
         Claim(
-            "stale losses make it sooner still",
+            "stale losses make Selective-Backprop sooner at 1.2 times that error",
             sooner("Selective-Backprop, stale losses", "Selective-Backprop", 1.2),
             above=1,
             scale=1,
         ),
     ],
-    tables=_tables,
+    tables=_time_tables,
     seeds=(0, 1, 2, 3, 4),
 )
 
-ARTEFACTS = (TIME_TO_TARGET,)
+SELECTIVE_BACKPROP_ARTEFACTS = (TIME_TO_TARGET,)

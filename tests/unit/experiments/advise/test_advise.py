@@ -9,28 +9,28 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import methods
-from thresher.cli.advise import METHODS
-from thresher.experiments.advise import advise as module
-from thresher.experiments.advise.advise import (
-    Pace,
-    Probe,
-    Spent,
-    Watching,
-    advise,
-    all_learnt,
-    held,
-    in_turns,
-    losses_of,
-    pace_of,
-    planned,
-    row_of,
+from thresher.experiments.advise import probe as probing
+from thresher.experiments.advise.advise import advise
+from thresher.experiments.advise.forecast import (
+    all_learned,
+    forecast,
+    is_foreseeable,
+    loss_summary,
+    planned_shares,
     saved_by_plans,
-    sentences,
-    torch_threads,
 )
+from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
+from thresher.experiments.advise.prepared import prepared_loader
+from thresher.experiments.advise.probe import Probe, RecordSignals
+from thresher.experiments.advise.sentences import sentences
+from thresher.experiments.advise.turns import Spent, take_turns, torch_threads
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
+METHODS = (
+    "kakurenbo,infobatch,uniform:keep=0.7,selective_backprop:keep=0.33:forward_passes=once,"
+    "selective_backprop:keep=0.33:forward_passes=twice,random_backprop:keep=0.33"
+)
 CPU = torch.device("cpu")
 COMPUTING = Pace(loader=0.0, forward=2.0, backward=4.0, optimizer=1.0, scoring=1.75)
 WAITING = Pace(loader=93.0, forward=2.0, backward=4.0, optimizer=1.0, scoring=1.75)
@@ -38,8 +38,8 @@ WAITING = Pace(loader=93.0, forward=2.0, backward=4.0, optimizer=1.0, scoring=1.
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "ROUNDS", 1)
-    monkeypatch.setattr(module, "BLOCK", 0.01)
+    monkeypatch.setattr(probing, "TIMED_ROUNDS", 1)
+    monkeypatch.setattr(probing, "TIMED_SECONDS", 0.01)
 
 
 def signals(loss, correct=True, confidence=1.0):
@@ -89,22 +89,31 @@ def test_an_overlap_is_a_share_whatever_was_measured(loop, overlap):
 def test_what_disturbs_a_whole_round_changes_no_ratio():
     slow = itertools.chain([1.0] * 2, [1.0, 1.0, 5.0, 5.0, 2.0, 2.0])  # once to warm up, then three rounds
     sides = {"base": lambda: Spent(10 * next(slow), 8.0), "half": lambda: Spent(5 * next(slow), 2.0)}
-    assert in_turns(sides, 3, seed=0) == {"base": 20.0, "half": 10.0}
+    assert median_seconds(sides, 3, seed=0) == {"base": 20.0, "half": 10.0}
 
 
 def test_a_side_that_waits_for_nothing_is_held_against_the_first_by_cpu_time():
     wall = itertools.cycle([10.0, 30.0, 20.0])
     sides = {"base": lambda: Spent(20.0, 8.0), "half": lambda: Spent(next(wall), 2.0)}
-    assert in_turns(sides, 3, seed=0, by_cpu={"half"}) == {"base": 20.0, "half": 5.0}
+    assert median_seconds(sides, 3, seed=0, by_cpu={"half"}) == {"base": 20.0, "half": 5.0}
 
 
 def test_turns_are_taken_in_changing_order():
     calls = []
     sides = {name: (lambda name=name: calls.append(name) or Spent(1.0, 1.0)) for name in "abcd"}
-    in_turns(sides, 6, seed=1)
+    median_seconds(sides, 6, seed=1)
     rounds = [tuple(calls[i : i + 4]) for i in range(0, len(calls), 4)]
     assert rounds[0] == tuple("abcd") and all(sorted(one) == list("abcd") for one in rounds)
     assert len(set(rounds[1:])) > 1
+
+
+def test_what_was_put_off_is_done_once_a_round_and_counts():
+    seen = []
+    sides = [lambda: seen.append("a") or Spent(1.0, 2.0), lambda: seen.append("b") or Spent(3.0, 4.0)]
+    last = [None, lambda: seen.append("rest of b") or Spent(10.0, 20.0)]
+    assert take_turns(sides, rounds=2, seed=0, calls=3, warm_up=0, last=last) == [[(3.0, 6.0)] * 2, [(19.0, 32.0)] * 2]
+    assert [sorted(seen[i : i + 7]) for i in (0, 7)] == [["a"] * 3 + ["b"] * 3 + ["rest of b"]] * 2
+    assert seen[6] == seen[13] == "rest of b"
 
 
 def test_threads_are_given_back():
@@ -119,30 +128,30 @@ def test_threads_are_given_back():
 
 
 def test_kakurenbo_follows_its_schedule_where_all_is_learnt():
-    known = all_learnt(signals([0.5] * 100, correct=False, confidence=0.1))
-    left_out, forwarded = planned(thresher.Kakurenbo(), [known], 10, seed=0)
+    known = all_learned(signals([0.5] * 100, correct=False, confidence=0.1))
+    left_out, forwarded = planned_shares(thresher.Kakurenbo(), [known], 10, seed=0)
     by_epoch = [0, 30, 30, 24, 24, 24, 18, 18, 12, 12]
     assert left_out == forwarded == pytest.approx(sum(by_epoch) / 1000)
 
 
 def test_kakurenbo_hides_only_what_is_right_and_confident():
     doubtful = signals([0.01 * i for i in range(100)], confidence=0.5)
-    assert planned(thresher.Kakurenbo(), [doubtful], 10, seed=0) == (0.0, 0.0)
+    assert planned_shares(thresher.Kakurenbo(), [doubtful], 10, seed=0) == (0.0, 0.0)
     doubtful["confidence"][:10] = 0.9
-    assert planned(thresher.Kakurenbo(), [doubtful], 10, seed=0)[0] == pytest.approx(9 * 10 / 1000)
+    assert planned_shares(thresher.Kakurenbo(), [doubtful], 10, seed=0)[0] == pytest.approx(9 * 10 / 1000)
 
 
 def test_infobatch_prunes_half_of_what_is_below_the_mean_in_its_epochs():
     known = signals([0.0] * 60 + [1.0] * 40)
-    left_out, forwarded = planned(thresher.InfoBatch(), [known], 8, seed=0)
+    left_out, forwarded = planned_shares(thresher.InfoBatch(), [known], 8, seed=0)
     assert (left_out, forwarded) == (pytest.approx(6 * 30 / 800), 0.0)
-    assert planned(thresher.InfoBatch(), [all_learnt(known)], 8, seed=0)[0] == pytest.approx(6 * 50 / 800)
+    assert planned_shares(thresher.InfoBatch(), [all_learned(known)], 8, seed=0)[0] == pytest.approx(6 * 50 / 800)
 
 
 def test_an_epoch_is_planned_by_what_is_known_before_it_and_then_by_the_last():
     known = [signals([0.0] * learnt + [1.0] * (100 - learnt)) for learnt in (20, 40, 80)]
     by_epoch = [0, 10, 20, 40, 40, 40, 40, 0]
-    assert planned(thresher.InfoBatch(), known, 8, seed=0)[0] == pytest.approx(sum(by_epoch) / 800)
+    assert planned_shares(thresher.InfoBatch(), known, 8, seed=0)[0] == pytest.approx(sum(by_epoch) / 800)
 
 
 def test_what_is_left_out_is_not_loaded_and_what_is_forwarded_is():
@@ -156,7 +165,7 @@ def rows(pace, computes, losses=(0.0, 0.0, 0.0, 0.1)):
     found = []
     for text, compute in computes.items():
         [spec] = parse_methods(text)
-        found.append(row_of(spec, None, pace, {spec.label: compute}, [signals(list(losses))], 20, 0))
+        found.append(forecast(spec, None, pace, {spec.label: compute}, [signals(list(losses))], 20, 0))
     return {row["method"]: row for row in found}
 
 
@@ -168,14 +177,14 @@ def test_batch_methods_save_what_they_do_not_compute():
 
 
 def test_a_refused_method_has_a_reason_and_no_figures():
-    row = row_of(MethodSpec("kakurenbo"), "it cannot", COMPUTING, {}, [signals([1.0])], 20, 0)
+    row = forecast(MethodSpec("kakurenbo"), "it cannot", COMPUTING, {}, [signals([1.0])], 20, 0)
     assert row["refused"] == "it cannot" and "saves" not in row
 
 
 def test_losses_in_shares():
-    found = losses_of(signals([0.0, 0.01, 0.02, 1.0, 2.0]) | {"confidence": torch.tensor([0.9, 0.7, 0.69, 0.9, 0.9])})
+    found = loss_summary(signals([0.0, 0.01, 0.02, 1.0, 2.0]) | {"confidence": torch.tensor([0.9, 0.7, 0.69, 0.9, 0.9])})
     assert (found["easy_share"], found["below_mean"], found["trusted"]) == pytest.approx((0.6, 0.6, 0.8))
-    assert losses_of({"loss": torch.tensor([1.0, 2.0])})["trusted"] is None
+    assert loss_summary({"loss": torch.tensor([1.0, 2.0])})["trusted"] is None
 
 
 # In words
@@ -186,7 +195,7 @@ def advice(pace, rows, fallback=None):
         "epochs": 20,
         "probe": {"epochs": 1.0, "samples": 4},
         "step": pace.as_dict(),
-        "losses": losses_of(signals([0.0, 0.0, 0.0, 0.1])),
+        "losses": loss_summary(signals([0.0, 0.0, 0.0, 0.1])),
         "trace": {"fallback": fallback},
         "break_even_keep": pace.break_even,
         "methods": list(rows),
@@ -197,9 +206,10 @@ def test_words_on_an_input_that_decides():
     computes = {"kakurenbo": 7.0, "uniform:keep=0.7": 7.0, "infobatch:delta=0.0": 7.0, "random_backprop:keep=0.33": 2.5}
     said = " ".join(sentences(advice(WAITING, rows(WAITING, computes, [0.1] * 10).values())))
     assert "Your input pipeline takes 93 % of a step. Methods that select in the batch load every candidate" in said
-    assert "they cannot help." in said and "do not load what they leave out: uniform:keep=0.7 can help." in said
-    assert "Not so kakurenbo: what is left out is loaded for a forward pass. Not so infobatch:delta=0.0: too little is" in said
-    assert "The most time could be saved by uniform:keep=0.7: 30 %" in said
+    assert "they cannot help." in said and "do not load the samples that they leave out: uniform:keep=0.7 can help." in said
+    assert "This does not hold for kakurenbo: the samples left out are loaded for a forward pass." in said
+    assert "This does not hold for infobatch:delta=0.0: too few samples are left out." in said
+    assert "uniform:keep=0.7 could save the most time: 30 %" in said
 
 
 def test_words_on_an_input_that_takes_much_but_not_all():
@@ -218,14 +228,14 @@ def test_words_on_a_model_that_decides():
     assert "selective_backprop:keep=0.33 twice can save 40 % of the time at most." in text
     assert "selective_backprop saves no time: it takes 10 % longer than full training." in text
     assert "Two forward passes save time only while less than 75 % of a batch is kept" in text
-    assert "One forward pass saves nothing of the backward pass here, as the model cannot be traced: it has hooks." in text
-    assert said[-1].startswith("The most time could be saved by selective_backprop:keep=0.33 twice: 40 %")
-    assert "After 1 epoch of the probe 75 % of the samples have a loss below 5 % of the largest" in text
+    assert "One forward pass saves no part of the backward pass here, because the model cannot be traced: it has hooks." in text
+    assert said[-1].startswith("selective_backprop:keep=0.33 twice could save the most time: 40 %")
+    assert "After 1 epoch of the probe, 75 % of the samples have a loss below 5 % of the largest" in text
 
 
 def test_words_where_selection_cannot_help():
     found = rows(COMPUTING, {"uniform:keep=0.96": 7.0}, [0.1] * 100) | {
-        "kakurenbo": row_of(MethodSpec("kakurenbo"), "no classes", COMPUTING, {}, [signals([1.0])], 20, 0)
+        "kakurenbo": forecast(MethodSpec("kakurenbo"), "no classes", COMPUTING, {}, [signals([1.0])], 20, 0)
     }
     said = sentences(advice(COMPUTING, found.values()))
     assert said[-1] == "Selection cannot help here: none of these methods could save 5 % of the time."
@@ -238,7 +248,7 @@ def test_words_where_selection_cannot_help():
 
 def test_held_batches_are_those_of_the_dataset():
     data = TensorDataset(torch.arange(70.0).unsqueeze(1), torch.arange(70))
-    loader = held(DataLoader(data, batch_size=16), 3, CPU, seed=0)
+    loader = prepared_loader(DataLoader(data, batch_size=16), 3, CPU, seed=0)
     batches = list(loader)
     assert [len(y) for _, y in batches] == [16, 16, 16]
     assert all(torch.equal(x.squeeze(1), y.float()) for x, y in batches)
@@ -246,7 +256,7 @@ def test_held_batches_are_those_of_the_dataset():
     assert all(again is first for (again, _), (first, _) in zip(loader, batches, strict=True))
     loader.dataset.times = 2
     assert all(again is batches[i % 3][1] for i, (_, again) in enumerate(loader)) and len(loader) == 6
-    assert [len(y) for _, y in held(DataLoader(data, batch_size=100), 3, CPU, seed=0)] == [70]
+    assert [len(y) for _, y in prepared_loader(DataLoader(data, batch_size=100), 3, CPU, seed=0)] == [70]
 
 
 def test_held_batches_are_collated_as_the_user_does():
@@ -255,10 +265,10 @@ def test_held_batches_are_collated_as_the_user_does():
     def collate(samples):
         return torch.stack([2 * x for x, _ in samples]), torch.stack([y for _, y in samples])
 
-    loader = held(DataLoader(data, batch_size=4, collate_fn=collate), 2, CPU, seed=0)
+    loader = prepared_loader(DataLoader(data, batch_size=4, collate_fn=collate), 2, CPU, seed=0)
     assert all(torch.equal(x.squeeze(1), 2.0 * y) for x, y in loader)
     run = thresher.attach(
-        Watching(thresher.FullData().columns()), loader=loader, criterion=torch.nn.MSELoss(reduction="none"), epochs=1
+        RecordSignals(thresher.FullData().columns()), loader=loader, criterion=torch.nn.MSELoss(reduction="none"), epochs=1
     )
     assert [len(y) for _, y in run.loader] == [4, 4]
 
@@ -289,7 +299,7 @@ def test_the_first_epoch_stops_when_its_time_is_up():
 
 def test_a_later_epoch_that_is_not_finished_does_not_count(monkeypatch):
     seconds = iter([0.0, *[1.0] * 6, 3.0])  # at the beginning, and after each of four steps an epoch
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(probing, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     one, _ = probe()
     found = one.first_epochs(parse_methods("infobatch"), 2.0)
     assert [len(known["loss"]) for known in found] == [200] and one.trained == pytest.approx(1 + 192 / 200)
@@ -371,7 +381,7 @@ def test_a_script_without_classes_whose_model_cannot_be_traced(quick, tmp_path):
     assert infobatch["refused"] is None and infobatch["left_out"] > 0
     assert found["losses"]["trusted"] is None
     assert found["trace"]["fallback"] in " ".join(found["sentences"])
-    assert any("One forward pass saves nothing of the backward pass here" in one for one in found["sentences"])
+    assert any("One forward pass saves no part of the backward pass here" in one for one in found["sentences"])
 
 
 @pytest.mark.parametrize(
@@ -387,8 +397,13 @@ def test_a_script_without_classes_whose_model_cannot_be_traced(quick, tmp_path):
     ],
 )
 def test_which_plans_can_be_foreseen(name, settings, foreseen):
-    assert module.foreseeable(methods.create(name, **settings)) is foreseen
+    assert is_foreseeable(methods.create(name, **settings)) is foreseen
 
 
 def test_methods_of_several_stages_cannot():
-    assert not module.foreseeable([methods.create("uniform"), methods.create("random_backprop")])
+    assert not is_foreseeable([methods.create("uniform"), methods.create("random_backprop")])
+    [spec] = parse_methods("uniform+random_backprop")
+    refusal = probe()[0].refusal(spec)
+    assert refusal == "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
+    row = forecast(spec, refusal, COMPUTING, {}, [signals([1.0])], 20, 0)
+    assert (row["stage"], row["refused"]) == (None, refusal)

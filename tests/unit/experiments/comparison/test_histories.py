@@ -1,6 +1,6 @@
 import pytest
 
-from thresher.experiments.comparison.histories import _told, history_of, rule_of
+from thresher.experiments.comparison.histories import _history_from, history_of, rule_of
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import parse_methods
@@ -70,5 +70,5 @@ def test_no_such_run_or_sample(folder):
 def test_what_the_loader_does_not_give_is_not_told_as_the_rule():
     entry = {"epoch": 0, "actual_fraction": 0.0}
     row = {"id": 3, "loss_by_epoch": [float("-inf")], "trained_by_epoch": [0], "trained": 0, "hidden": 1}
-    history = _told(row, {"method": "kakurenbo", "settings": {"tau": 0.7}, "seed": 0, "history": [entry]})
+    history = _history_from(row, {"method": "kakurenbo", "settings": {"tau": 0.7}, "seed": 0, "history": [entry]})
     assert "by its sampler or drop_last" in history.epochs[0].rule

@@ -2,14 +2,15 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from depth import depth
 from thresher.experiments.comparison.statistics import ALPHA, LEVEL, Paired, findings, holm
 
 T_2, T_4 = 4.302652729911275, 2.7764451051977987  # 97.5 % quantiles of Student's t with 2 and 4 degrees of freedom
 MARGIN = 0.005
-COMPARISONS = 200
+COMPARISONS = depth(100, 200)
 SLACK = 0.05
 
 
@@ -22,13 +23,13 @@ def test_the_interval_by_hand():
 
 def test_one_difference_has_no_interval_and_tells_nothing():
     paired = Paired.of([0.01])
-    assert (paired.low, paired.high, paired.spread, paired.tells) == (None, None, None, False)
+    assert (paired.low, paired.high, paired.spread, paired.decides) == (None, None, None, False)
     assert paired.chance(-1.0) == 1.0 and paired.seeds_for(0.1) is None
 
 
 @pytest.mark.parametrize("differences", [[0.02, 0.021], [0.0, 0.0, 0.0], [0.1 + 0.2, 0.3, 0.3]])
 def test_two_seeds_and_no_spread_tell_nothing(differences):
-    assert not Paired.of(differences).tells
+    assert not Paired.of(differences).decides
     assert findings({"m": Paired.of(differences)}, 10.0) == {"m": "unclear"}
 
 
@@ -40,6 +41,7 @@ def test_chances_agree_with_the_interval():
     assert (paired.chance(0.0) < ALPHA) == (t > T_4)
 
 
+@settings(max_examples=depth(60, 100))
 @given(st.dictionaries(st.integers(), st.floats(0, 1), max_size=8))
 def test_holm_against_its_definition(chances):
     corrected = holm(chances)
@@ -100,10 +102,10 @@ def test_so_many_seeds_would_do(distance):
     generator = np.random.default_rng(10)
     sample = Paired(5, 0.0, None, None, 0.003)
     seeds = sample.seeds_for(distance)
-    shown = [drawn(0.0, seeds, generator).chance(-distance) <= ALPHA for _ in range(1000)]
+    shown = [drawn(0.0, seeds, generator).chance(-distance) <= ALPHA for _ in range(depth(400, 1000))]
     assert np.mean(shown) >= 0.76
     if seeds > 3:
-        fewer = [drawn(0.0, seeds - 1, generator).chance(-distance) <= ALPHA for _ in range(1000)]
+        fewer = [drawn(0.0, seeds - 1, generator).chance(-distance) <= ALPHA for _ in range(depth(400, 1000))]
         assert np.mean(fewer) <= 0.84
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from thresher.experiments.comparison.time_to_target import measure, panels, points_of
+from thresher.experiments.comparison.time_to_target import measure, points_of
 
 
 def run(method, seed, accuracies, *, cost=1.0, cpu=10.0, control_of=None):
@@ -68,15 +68,6 @@ def test_curves_are_means_over_the_seeds(measured):
     assert (point["epoch"], point["cost"], point["cpu_s"]) == (1, 0.5, 20)
     assert point["error"] == pytest.approx(0.18)
     assert (point["lowest"], point["highest"]) == (pytest.approx(0.14), pytest.approx(0.20))
-
-
-def test_two_panels_by_cost_and_by_time(measured):
-    by_cost, by_time = panels(measured)
-    assert [line.name for line in by_cost.lines] == ["full", "fast", "slow"]
-    assert by_cost.lines[1].points[0][:2] == (0.125, pytest.approx(100 * (0.30 + 0.13 + 0.10) / 3))
-    assert by_time.lines[1].points[0][0] == 6
-    assert by_cost.marks == [("1.4x", pytest.approx(14)), ("0.5x", pytest.approx(5))]
-    assert "CPU" in by_time.x_label
 
 
 def test_a_metric_that_comes_after_the_last_epoch_only_is_refused():

@@ -1,53 +1,174 @@
+"""Worker processes: what arrives from them, what an interrupt does to them, and what is reported when one dies."""
+
 import os
 import signal
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from multiprocessing import Pipe
 from multiprocessing.context import SpawnProcess
 
 import pytest
 
 from thresher.experiments.comparison.job import Job
-from thresher.experiments.comparison.workers import Advanced, Finished, RunError, RunValueError, Workers
+from thresher.experiments.comparison.workers import (
+    Advanced,
+    Finished,
+    RunError,
+    RunValueError,
+    Workers,
+    interrupts_deferred,
+    trainer,
+)
 from thresher.experiments.training.specs import MethodSpec
 
 
-def test_a_process_that_dies_is_reported_with_its_run():
-    with Workers(1, task="digits", epochs=10_000, folder=None) as workers:
-        assert workers.free and not workers.busy
-        workers.start(Job.of(MethodSpec("full"), 3))
-        assert workers.busy and not workers.free
-        assert isinstance(workers.next_event(), Advanced)
-        [process] = workers._processes.values()
-        os.kill(process.pid, signal.SIGKILL)
-        with pytest.raises(RunError, match="full, seed 3: its process died with exit code -9"):
-            while True:
-                workers.next_event()
+@contextmanager
+def second_thread():
+    """A thread that is alive inside, as that of a progress bar is: the kernel may deliver signals to it."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
 
 
-def test_what_a_run_raises_arrives_with_its_run(tmp_path):
-    with Workers(1, task="fashion-mnist", epochs=1, folder=tmp_path) as workers:
-        workers.start(Job.control("uniform", 0, 0.5))
-        with pytest.raises(RunValueError, match=r"uniform@0.500, seed 0: FileNotFoundError: .*train-images") as caught:
-            workers.next_event()
-    assert "Traceback" in str(caught.value.__cause__)
+def interrupt():
+    """Sends SIGINT to this process, and gives Python time to run the handler."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.05)
 
 
-def test_an_interrupt_during_a_start_is_heard_afterwards_and_by_this_process_alone(interruptible, monkeypatch):
+def state():
+    return signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(interruptible, monkeypatch):
     start = SpawnProcess.start
 
     def interrupted(process):
         start(process)
-        os.kill(os.getpid(), signal.SIGINT)
+        interrupt()
         os.kill(process.pid, signal.SIGINT)
 
     monkeypatch.setattr(SpawnProcess, "start", interrupted)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with Workers(1, task="digits", epochs=1, folder=None) as workers:
-        with pytest.raises(KeyboardInterrupt):
-            workers.start(Job.of(MethodSpec("full"), 0))
-        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    before, full = state(), Job.of(MethodSpec("full"), 3)
+    with Workers(1, task="digits", epochs=10_000, folder=None) as workers:
+        assert workers.free and not workers.busy
+        with second_thread(), pytest.raises(KeyboardInterrupt):
+            workers.start(full)
+        assert state() == before
         [process] = workers._processes.values()
         process.join(1)
-        assert process.is_alive()
+        assert process.is_alive() and workers.free
         monkeypatch.undo()
-        workers.start(Job.of(MethodSpec("full"), 0))
+        workers.start(Job(full.spec, 3, "one epoch", 1e-4))
+        assert workers.busy and not workers.free
         assert any(isinstance(workers.next_event(), Finished) for _ in range(2))
+        assert list(workers._processes.values()) == [process]
+        workers.start(full)
+        assert isinstance(workers.next_event(), Advanced)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(RunError, match="full, seed 3: its process died with exit code -9"):
+            while True:
+                workers.next_event()
     assert not workers._processes
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "message"),
+    [
+        (None, RunValueError, "FileNotFoundError: .*train-images"),
+        (ZeroDivisionError("by 0"), RunError, "ZeroDivisionError: by 0"),
+    ],
+)
+def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, error, message):
+    def train(*_, **__):
+        raise raised
+
+    monkeypatch.setattr("thresher.experiments.training.loop.train", train)
+    job, task = Job.control("uniform", 0, 0.5), "digits" if raised else "fashion-mnist"
+    failed = trainer(print, task, 1, tmp_path, None, {})(job)
+    ours, theirs = Pipe()
+    theirs.send(failed)
+    workers = Workers(1, task=task, epochs=1, folder=tmp_path)
+    workers._busy[ours] = job
+    with pytest.raises(error, match=f"uniform@0.500, seed 0: {message}") as caught:
+        workers.next_event()
+    assert "Traceback" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("other", [second_thread, nullcontext])
+def test_an_interrupt_waits_for_the_end_of_the_block(interruptible, other):
+    before, reached = state(), False
+    with other(), pytest.raises(KeyboardInterrupt), interrupts_deferred():
+        interrupt()
+        interrupt()
+        reached = True
+    assert reached
+    assert state() == before
+
+
+def test_nested_blocks_wait_for_the_end_of_the_outermost(interruptible):
+    before, reached = state(), []
+    with second_thread(), pytest.raises(KeyboardInterrupt), interrupts_deferred():
+        with interrupts_deferred():
+            interrupt()
+            reached.append("inner")
+        reached.append("outer")
+    assert reached == ["inner", "outer"]
+    assert state() == before
+
+
+def test_the_handler_of_the_user_is_called_once_the_block_is_over(interruptible):
+    order = []
+    signal.signal(signal.SIGINT, lambda number, _: order.append(number))
+    with second_thread():
+        with interrupts_deferred():
+            interrupt()
+            order.append("block")
+        assert order == ["block", signal.SIGINT]
+        interrupt()
+    assert order == ["block", signal.SIGINT, signal.SIGINT]
+
+
+def test_an_error_in_the_block_passes_and_an_ignored_interrupt_stays_ignored(interruptible):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = state()
+    with second_thread(), pytest.raises(ZeroDivisionError), interrupts_deferred():
+        interrupt()
+        1 / 0  # noqa: B018
+    assert state() == before
+
+
+def test_in_another_thread_the_handler_of_the_main_thread_stays(interruptible):
+    handlers, masks = [signal.getsignal(signal.SIGINT)], []
+
+    def other():
+        with interrupts_deferred():
+            handlers.append(signal.getsignal(signal.SIGINT))
+            masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert handlers[0] == handlers[1]
+    assert [signal.SIGINT in mask for mask in masks] == [True, False]
+
+
+def test_a_handler_that_python_did_not_install_stays(interruptible, monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", None)
+    with interrupts_deferred():
+        assert signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_systems_without_signal_masks_defer_too(interruptible, monkeypatch):
+    monkeypatch.delattr(signal, "pthread_sigmask")
+    reached = False
+    with pytest.raises(KeyboardInterrupt), interrupts_deferred():
+        interrupt()
+        reached = True
+    assert reached

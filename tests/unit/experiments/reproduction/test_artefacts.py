@@ -11,11 +11,11 @@ import torch
 
 from thresher.experiments.comparison.statistics import Paired
 from thresher.experiments.comparison.summary import summarise
-from thresher.experiments.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, selective_backprop
+from thresher.experiments.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, kakurenbo_relief, selective_backprop
 from thresher.experiments.reproduction.artefact import (
-    FULL,
+    FULL_ROW,
+    ArtefactPart,
     Claim,
-    Part,
     judged,
     mean_of,
     metric,
@@ -68,15 +68,15 @@ def entry(epoch, seed):
 
 def run(row, seed, folder):
     rng = np.random.default_rng([seed, sum(map(ord, row))])
-    value = 0.9 if row == FULL else 0.85 + 0.01 * rng.random()
+    value = 0.9 if row == FULL_ROW else 0.85 + 0.01 * rng.random()
     return {
         "method": row,
         "seed": seed,
         "control_of": None,
         "metric": {"name": "accuracy", "value": value + 0.001 * rng.random()},
-        "cost": {"ratio": 1.0 if row == FULL else 0.6},
+        "cost": {"ratio": 1.0 if row == FULL_ROW else 0.6},
         "wall_s": 1.0,
-        "cpu_s": 10.0 if row == FULL else 7.0,
+        "cpu_s": 10.0 if row == FULL_ROW else 7.0,
         "history": [entry(epoch, seed) for epoch in range(EPOCHS)],
         "samples": str(folder / "samples.parquet"),
         "scores": str(folder / "scores.parquet"),
@@ -85,7 +85,7 @@ def run(row, seed, folder):
 
 def measure(artefact, folder):
     """Runs by part, row and seed, and what `compare` would say of them."""
-    rows = {part.name: [FULL, *part.rows] for part in artefact.parts}
+    rows = {part.name: [FULL_ROW, *part.rows] for part in artefact.parts}
     runs = {part: {row: {seed: run(row, seed, folder) for seed in artefact.seeds} for row in of} for part, of in rows.items()}
     results = {
         part: {
@@ -115,15 +115,24 @@ def test_claims_are_judged_and_tables_are_filled(name, folder):
 
 
 @pytest.mark.parametrize("name", ARTEFACTS)
+def test_there_are_three_seeds_or_more_each_once(name):
+    seeds = ARTEFACTS[name].seeds
+    assert len(seeds) >= 3 and len(set(seeds)) == len(seeds)
+
+
+PARTS = {f"{name} {part.name}": part for name, artefact in reversed(ARTEFACTS.items()) for part in artefact.parts}
+DISTINCT_PARTS = {id(part): name for name, part in PARTS.items()}
+"""Parts that several artefacts share come once."""
+
+
+@pytest.mark.parametrize("name", DISTINCT_PARTS.values())
 def test_rows_are_methods_and_tasks_are_there(name, folder):
-    artefact = ARTEFACTS[name]
-    assert len(artefact.seeds) >= 3 and len(set(artefact.seeds)) == len(artefact.seeds)
-    for part in artefact.parts:
-        built_in(part.task)
-        specs = specs_of(part, folder / "scores.parquet")
-        assert list(specs) == list(part.rows) and len({spec.label for spec in specs.values()}) == len(specs)
-        assert set(part.published) <= {FULL, *part.rows}
-        assert (part.scores is not None) == any("{scores}" in text for text in part.rows.values())
+    part = PARTS[name]
+    built_in(part.task)
+    specs = specs_of(part, folder / "scores.parquet")
+    assert list(specs) == list(part.rows) and len({spec.label for spec in specs.values()}) == len(specs)
+    assert set(part.published) <= {FULL_ROW, *part.rows}
+    assert (part.scores is not None) == any("{scores}" in text for text in part.rows.values())
 
 
 def test_names_of_parts_are_distinct_in_each():
@@ -168,21 +177,22 @@ def test_kakurenbos_variants_as_its_own_names():
     import thresher
     from thresher.experiments.training.specs import parse_methods
 
-    for bits in kakurenbo.BITS:
+    for bits in kakurenbo.VARIANT_BITS:
         made = parse_methods(kakurenbo.hiding(0.4, bits))[0].create()
         assert made == thresher.Kakurenbo.variant(bits, max_fraction=0.4)
 
 
 def test_what_a_component_adds_is_of_pairs_that_differ_in_it_alone():
     values = {
-        bits: {0: {"metric": {"value": 4.0 * int(bits[2]) + 2.0 * int(bits[3]) + int(bits[4])}}} for bits in kakurenbo.BITS
+        bits: {0: {"metric": {"value": 4.0 * int(bits[2]) + 2.0 * int(bits[3]) + int(bits[4])}}}
+        for bits in kakurenbo.VARIANT_BITS
     }
     measured = {"ablations": values}
     assert [kakurenbo.gains(bit)(measured, 0) for bit in (1, 2, 3)] == [4, 2, 1]
 
 
 def test_top_losses_are_of_the_last_epochs(folder):
-    found = kakurenbo.top_losses({"samples": str(folder / "samples.parquet")})
+    found = kakurenbo_relief.top_losses({"samples": str(folder / "samples.parquet")})
     assert len(found) == 10 and all(epoch["top"] == pytest.approx(5.0) and epoch["bottom"] < 1 for epoch in found)
     assert all(epoch["full"] == pytest.approx(0.02 * 5 + 0.98 * epoch["bottom"]) for epoch in found)
 
@@ -192,29 +202,31 @@ def test_time_until_an_error_and_what_never_comes():
         history = [{"accuracy": a, "cpu_s": 2.0 * (i + 1), "cost": 0.0} for i, a in enumerate(accuracies)]
         return {"metric": {"name": "accuracy", "value": accuracies[-1]}, "history": history}
 
-    measured = {"arms": {FULL: {0: one([0.5, 0.8, 0.9])}, "fast": {0: one([0.88, 0.9, 0.9])}, "bad": {0: one([0.1, 0.2, 0.3])}}}
-    assert selective_backprop.time_until(measured, FULL, 0, 1.2) == 6
+    measured = {
+        "arms": {FULL_ROW: {0: one([0.5, 0.8, 0.9])}, "fast": {0: one([0.88, 0.9, 0.9])}, "bad": {0: one([0.1, 0.2, 0.3])}}
+    }
+    assert selective_backprop.time_until(measured, FULL_ROW, 0, 1.2) == 6
     assert selective_backprop.time_until(measured, "fast", 0, 1.2) == 2
-    assert selective_backprop.sooner("fast", FULL, 1.2)(measured, 0) == 3
-    assert selective_backprop.sooner("bad", FULL, 1.2)(measured, 0) == 0
+    assert selective_backprop.sooner("fast", FULL_ROW, 1.2)(measured, 0) == 3
+    assert selective_backprop.sooner("bad", FULL_ROW, 1.2)(measured, 0) == 0
 
 
 def test_ranks_of_adaselection_are_over_the_rates():
     def runs(value):
         return {0: {"metric": {"value": value}}}
 
-    order = {method: number for number, method in enumerate(ada_selection.COLUMNS)}
+    order = {method: number for number, method in enumerate(ada_selection.TABLE_COLUMNS)}
     measured = {
-        "line": {FULL: runs(-order[FULL])}
-        | {ada_selection.row(m, r): runs(-order[m]) for m in ada_selection.METHODS for r in ada_selection.RATES}
+        "line": {FULL_ROW: runs(-order[FULL_ROW])}
+        | {ada_selection.row_name(m, r): runs(-order[m]) for m in ada_selection.SELECTOR_NAMES for r in ada_selection.RATES}
     }
     assert ada_selection.mean_ranks(measured, "line") == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
 def test_overlap_of_the_lowest():
     values = np.arange(10)
-    assert diet_sb.overlap(values, values, 0.3) == 1 and diet_sb.overlap(values, -values, 0.3) == 0
-    assert diet_sb.overlap(values, -values, 1.0) == 1
+    assert diet_sb.overlap_of_least(values, values, 0.3) == 1 and diet_sb.overlap_of_least(values, -values, 0.3) == 0
+    assert diet_sb.overlap_of_least(values, -values, 1.0) == 1
     assert diet_sb.concentration(np.arange(40), np.repeat([0, 1, 2, 3], 10)) == 1
 
 
@@ -223,7 +235,7 @@ def test_diet_drops_in_the_batch_what_makes_the_total():
 
 
 def test_where_the_scores_are_is_part_of_a_method(tmp_path):
-    found = specs_of(Part("p", "digits", 1, {"a": "prune:scores={scores}:keep=0.5"}), tmp_path / "s.parquet")
+    found = specs_of(ArtefactPart("p", "digits", 1, {"a": "prune:scores={scores}:keep=0.5"}), tmp_path / "s.parquet")
     assert found["a"].given["scores"] == str(tmp_path / "s.parquet")
 
 

@@ -8,12 +8,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from in_process import InProcessWorkers
 from thresher.cli.reproduce import reproduce as command
 from thresher.experiments import reproduction as papers
+from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.comparison.compare import Watcher
 from thresher.experiments.comparison.workers import RunError
-from thresher.experiments.reproduction.artefact import FULL, Artefact, Claim, Part, cost, minus
-from thresher.experiments.reproduction.page import page
+from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, cost, minus
+from thresher.experiments.reproduction.page import reproduction_page, summary_sentence
 from thresher.experiments.reproduction.reproduction import reproduce
 
 SMALL = Artefact(
@@ -22,11 +24,11 @@ SMALL = Artefact(
     shows="what half of the samples do",
     here="Digits",
     parts=[
-        Part("half", "digits@100", 1, {"half": "random_backprop:keep=0.5"}, {"half": "12.3"}, controls=("uniform",)),
-        Part("pruned", "digits@100", 1, {"pruned": "prune:scores={scores}:keep=0.5"}, scores=("el2n", 1, 1)),
+        ArtefactPart("half", "digits@100", 1, {"half": "random_backprop:keep=0.5"}, {"half": "12.3"}, controls=("uniform",)),
+        ArtefactPart("pruned", "digits@100", 1, {"pruned": "prune:scores={scores}:keep=0.5"}, scores=("el2n", 1, 1)),
     ],
     claims=[
-        Claim("half of the samples cost less", minus(cost("half", FULL), cost("half", "half"))),
+        Claim("half of the samples cost less", minus(cost("half", FULL_ROW), cost("half", "half"))),
         Claim("they cost less than nothing", minus(lambda *_: 0.0, cost("half", "half"))),
     ],
 )
@@ -41,6 +43,13 @@ class Counting(Watcher):
 
     def finished(self, job, run, *, reused):
         self.trained += not reused
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _in_process():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comparison, "Workers", InProcessWorkers)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -75,21 +84,34 @@ def test_finished_runs_and_scores_are_not_made_again(made):
 def test_the_page_tells_first_what_did_not_reproduce(made):
     found = made[1]
     good = {**found, "name": "good", "paper": "Another", "verdict": "reproduced", "claims": found["claims"][:1]}
-    told = page([good, found])
-    assert told.index('## <a id="small"></a>A paper, table 1: not reproduced') < told.index("Another: reproduced")
-    assert "| [Another](#good) | what half of the samples do | reproduced | 1 reproduced |" in told
-    assert "1 reproduced, 1 not reproduced" in told
-    said, rest = told.split("All:\n")
-    assert "| [A paper, table 1](#small) | they cost less than nothing | -" in said and "cost less than nothing" in rest
-    assert "half of the samples cost less" not in said and "Not reproduced:" not in page([good])
-    for line in told.splitlines():
+    text = reproduction_page([good, found])
+    assert text.index('## <a id="small"></a>A paper, table 1: not reproduced') < text.index("Another: reproduced")
+    assert "| [Another](#good) | what half of the samples do | reproduced | 1 reproduced |" in text
+    assert "1 reproduced, 1 not reproduced" in text
+    failed, rest = text.split("All tables and figures:\n")
+    assert "| [A paper, table 1](#small) | they cost less than nothing | -" in failed and "cost less than nothing" in rest
+    assert "half of the samples cost less" not in failed and "did not reproduce:" not in reproduction_page([good])
+    for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "sentence"),
+    [
+        (["reproduced"] * 7 + ["not reproduced"] * 4 + ["cannot tell"] * 11, "7 reproduce, 4 do not, and 11 need more seeds"),
+        (["reproduced", "not reproduced", "cannot tell"], "1 reproduces, 1 does not, and 1 needs more seeds"),
+    ],
+)
+def test_the_page_says_how_many_reproduce(made, verdicts, sentence):
+    results = [{**made[1], "verdict": verdict} for verdict in verdicts]
+    text = f"Of {len(verdicts)} tables and figures, {sentence} to decide at least one claim."
+    assert summary_sentence(results) == text and f"\n{text}\n" in reproduction_page(results)
 
 
 def test_the_page_of_this_repository_is_that_of_its_results():
     root = Path(__file__).parents[4]
     files = [root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS]
-    assert (root / "docs" / "reproduce.md").read_text() == page([json.loads(file.read_text()) for file in files])
+    assert (root / "docs" / "reproduce.md").read_text() == reproduction_page([json.loads(file.read_text()) for file in files])
 
 
 def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):
@@ -99,7 +121,7 @@ def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):
     assert listed.exit_code == 0 and "what half of the samples do" in listed.output
     done = CliRunner().invoke(app, ["all", "--work", str(work), "--page", str(tmp_path / "page.md"), "--jobs", "1"])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "page.md").read_text() == page([found])
+    assert (tmp_path / "page.md").read_text() == reproduction_page([found])
     assert "half of the samples cost less" in done.output
 
 

@@ -1,0 +1,130 @@
+"""What each method would save, from the signals and times of a probe."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import thresher
+from thresher.experiments.advise.pace import Pace
+from thresher.experiments.training.recording import distribution
+from thresher.experiments.training.specs import Spec
+from thresher.methods.contract import requirements_of
+from thresher.methods.infobatch import well_learned
+from thresher.methods.kakurenbo import trusted
+from thresher.records import EPOCH, Column
+from thresher.selection import on_host
+
+
+def forecast(
+    spec: Spec,
+    refusal: str | None,
+    pace: Pace,
+    own: Mapping[str, float],
+    signals: Sequence[Mapping[str, Tensor]],
+    epochs: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Returns what one method would do to the training time: an entry of `methods` in the advice.
+
+    Args:
+        spec: The method.
+        refusal: Reason why the method cannot be attached; None where it can.
+        pace: Times of a step of full training.
+        own: Seconds that each method computes for a batch, by label.
+        signals: Signals of the samples after each epoch of the probe: name to tensor of shape (seen,).
+        epochs: Number of epochs of the planned training.
+        seed: Random seed of the draws of plans.
+    """
+    method: Any = spec.create()
+    refreshes, stage = requirements_of(method).refresh is not None, _stage_of(method)
+    row: dict[str, Any] = {"method": spec.label, "stage": stage, "settings": spec.settings, "refreshes": refreshes}
+    if refusal is not None:
+        return row | {"refused": refusal}
+    compute = own[spec.label]
+    row |= {"refused": None, "compute_s": compute}
+    if stage == "batch":
+        saves = 1 - pace.step(compute) / pace.full
+        return row | {"saves": saves, "at_most": saves, "left_out": None, "forwarded": None}
+    by_losses = planned_shares(method, signals, epochs, seed)
+    if_learned = planned_shares(method, [all_learned(signals[-1])], epochs, seed)
+    saves = saved_by_plans(pace, compute, *by_losses)
+    at_most = max(saves, saved_by_plans(pace, compute, *if_learned))
+    return row | {"saves": saves, "at_most": at_most, "left_out": by_losses[0], "forwarded": by_losses[1]}
+
+
+def is_foreseeable(method: Any) -> bool:
+    """Returns whether a method chooses in the batch, or plans epochs by nothing but the signals of one epoch."""
+    if _stage_of(method) != "epoch" or requirements_of(method).full_pass:
+        return _stage_of(method) == "batch"
+    return all(column.merge in ("last", "sum") and column.signal != EPOCH for column in method.columns().values())
+
+
+def planned_shares(method: Any, signals: Sequence[Mapping[str, Tensor]], epochs: int, seed: int) -> tuple[float, float]:
+    """Returns the shares of the samples of all epochs that a method leaves out, and that it only forwards.
+
+    Args:
+        method: Method that plans epochs.
+        signals: Signals after the first, second, ... epoch; the last ones stand for all later epochs.
+        epochs: Number of epochs of the training.
+        seed: Random seed of the draws of plans.
+    """
+    n, generator = len(signals[0]["loss"]), torch.Generator().manual_seed(seed)
+    left_out = forwarded = 0
+    for epoch in range(epochs):
+        records = _records_from(method, signals[min(max(epoch, 1), len(signals)) - 1])
+        plan = method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
+        left_out += n - len(plan.ids)
+        forwarded += 0 if plan.refresh is None else len(plan.refresh)
+    return left_out / n / epochs, forwarded / n / epochs
+
+
+def saved_by_plans(pace: Pace, compute: float, left_out: float, forwarded: float) -> float:
+    """Returns the share of the time that plans save.
+
+    Args:
+        pace: Times of a step of full training.
+        compute: Seconds that the method computes for a batch.
+        left_out: Share of the samples that are left out, [0, 1]; they are not loaded, unless they are forwarded.
+        forwarded: Share of the samples that are loaded for a forward pass only, [0, 1].
+    """
+    return 1 - ((1 - left_out) * pace.step(compute) + forwarded * pace.step(pace.scoring)) / pace.full
+
+
+def all_learned(signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the signals of samples that are all learned but one: no loss, right, and certain."""
+    learned = {name: torch.ones_like(values) for name, values in signals.items()}
+    learned["loss"] = torch.zeros_like(signals["loss"])
+    learned["loss"][-1] = 1.0
+    return learned
+
+
+def loss_summary(signals: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Returns how the losses are distributed: see `recording.distribution`.
+
+    Besides, `below_mean` is the share of the samples with a loss below the mean, and `trusted` the share that is right and
+    confident; None where these signals were not recorded.
+    """
+    loss = on_host(signals["loss"])
+    found = distribution(loss) | {"below_mean": float(well_learned(loss, "mean").mean()), "trusted": None}
+    if "correct" in signals and "confidence" in signals:
+        sure = trusted(on_host(signals["correct"]), on_host(signals["confidence"]), thresher.Kakurenbo.tau)
+        found["trusted"] = float(sure.mean())
+    return found
+
+
+def columns_of(spec: Spec) -> dict[str, Column]:
+    """Returns the columns that a method records; none where it does not plan epochs."""
+    method: Any = spec.create()
+    return method.columns() if _stage_of(method) == "epoch" else {}
+
+
+def _stage_of(method: Any) -> str | None:
+    """Returns the stage of a method; None for a list of methods of several stages."""
+    return getattr(method, "stage", None)
+
+
+def _records_from(method: Any, signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns signals under the names of a method's columns."""
+    return {name: signals[column.signal or name].to(column.dtype) for name, column in method.columns().items()}

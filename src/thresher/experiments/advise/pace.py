@@ -1,0 +1,95 @@
+"""What a step of full training takes, part by part, and how loading and computing overlap."""
+
+import statistics
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from thresher.cost import break_even
+from thresher.experiments.advise.turns import Spent, take_turns
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds that the parts of a step of full training take.
+
+    Attributes:
+        loader: Seconds to get the batch, and nothing else.
+        forward: Seconds for the model and the criterion, with gradient.
+        backward: Seconds for the backward pass.
+        optimizer: Seconds for the optimizer step.
+        scoring: Seconds for the model and the criterion in evaluation mode, without gradient.
+        overlap: Share of the shorter of loading and computing that happens during the other, [0, 1].
+    """
+
+    loader: float
+    forward: float
+    backward: float
+    optimizer: float
+    scoring: float
+    overlap: float = 0.0
+
+    @property
+    def compute(self) -> float:
+        """Seconds for everything but the loader."""
+        return self.forward + self.backward + self.optimizer
+
+    @property
+    def full(self) -> float:
+        """Seconds for a step of full training."""
+        return self.step(self.compute)
+
+    @property
+    def waiting(self) -> float:
+        """Share of a step in which nothing but loading happens."""
+        return 1 - self.compute / self.full
+
+    @property
+    def break_even(self) -> float:
+        """Share of a batch to keep below which a forward pass that only scores saves time; see `thresher.break_even`."""
+        return break_even(self.scoring, max(self.compute - self.scoring, 1e-12))
+
+    def step(self, compute: float) -> float:
+        """Returns the seconds of a step that loads a batch and computes for `compute` seconds."""
+        return max(self.loader, compute) + (1 - self.overlap) * min(self.loader, compute)
+
+    def as_dict(self) -> dict[str, float]:
+        """Returns the values by name, the derived ones included."""
+        return {**vars(self), "compute": self.compute, "full": self.full, "waiting": self.waiting}
+
+
+def median_seconds(
+    sides: Mapping[str, Callable[[], Spent]], rounds: int, seed: int, *, by_cpu: Collection[str] = ()
+) -> dict[str, float]:
+    """Returns the median wall seconds of each side, from its ratios to the first side within a round.
+
+    Args:
+        sides: Functions that time themselves, by name; each is called once more before the rounds, to warm up.
+        rounds: Number of rounds, each in an order that is drawn anew.
+        seed: Random seed of the order.
+        by_cpu: Names of the sides whose ratio is taken from CPU seconds, because they wait for nothing: other processes on
+            the machine do not disturb it.
+    """
+    times = dict(zip(sides, take_turns(list(sides.values()), rounds=rounds, seed=seed), strict=True))
+    first = next(iter(times.values()))
+
+    def ratio(name: str) -> float:
+        pairs = zip(times[name], first, strict=True)
+        return statistics.median(a.cpu / b.cpu if name in by_cpu else a.wall / b.wall for a, b in pairs)
+
+    baseline = statistics.median(spent.wall for spent in first)
+    return {name: baseline * ratio(name) for name in sides}
+
+
+def pace_of(seconds: Mapping[str, float]) -> Pace:
+    """Derives the parts of a step from the times of growing pieces of it.
+
+    Args:
+        seconds: Times of "loader", "forward", "both" (forward and backward), "compute" (with the optimizer) and "scoring";
+            and of "loop" (loading and computing) where the two can overlap.
+    """
+    loader, compute = seconds["loader"], seconds["compute"]
+    forward = min(seconds["forward"], compute)
+    backward = min(max(seconds["both"] - forward, 0.0), compute - forward)
+    both_at_once = loader + compute - seconds.get("loop", loader + compute)
+    overlap = min(1.0, max(0.0, both_at_once / min(loader, compute)))
+    return Pace(loader, forward, backward, compute - forward - backward, seconds["scoring"], overlap)

@@ -1,0 +1,253 @@
+"""A training that is tried for a short while: what its samples' losses are, and what the parts of its steps take."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, ClassVar, Literal
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import thresher
+from thresher.experiments.advise.forecast import columns_of, is_foreseeable
+from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
+from thresher.experiments.advise.prepared import PreparedBatches, prepared_loader
+from thresher.experiments.advise.turns import Spent, time_steps
+from thresher.experiments.training.base import Training
+from thresher.experiments.training.specs import Spec
+from thresher.loading.trees import to_device
+from thresher.plans import EpochPlan
+from thresher.records import NEVER_SEEN, Column
+
+PROBED_EPOCHS = 3
+"""Largest number of epochs of the probe: what methods leave out changes most in the first ones."""
+TIMED_STEPS = 6
+"""Smallest number of batches that are timed at a time; a third and a half of them are whole numbers."""
+TIMED_ROUNDS = 9
+TIMED_SECONDS = 0.1
+"""Smallest time that is measured at once, in seconds, so that a short disturbance of the machine is a small one."""
+
+
+@dataclass(frozen=True)
+class RecordSignals:
+    """A method that leaves no sample out and only records signals.
+
+    Args:
+        recorded: Columns of its records, by name.
+    """
+
+    stage: ClassVar[Literal["epoch"]] = "epoch"
+    recorded: Mapping[str, Column]
+
+    def columns(self) -> dict[str, Column]:
+        """Returns the columns that the method was given."""
+        return dict(self.recorded)
+
+    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        """Returns a plan of all samples."""
+        return EpochPlan(torch.arange(len(next(iter(records.values())))))
+
+
+class Probe:
+    """A training that is tried for a short while.
+
+    Args:
+        training: The training.
+        epochs: Number of epochs of the training that is planned.
+        seed: Random seed of all draws.
+
+    Attributes:
+        seen: Number of samples that the first epochs trained on.
+        trained: Number of epochs that were trained, a fraction where the last one was not finished.
+        fallback: Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it.
+
+    Raises:
+        ValueError: The training's loader has no batch.
+    """
+
+    def __init__(self, training: Training, *, epochs: int, seed: int) -> None:
+        if not len(training.loader):
+            raise ValueError(
+                f"advise: the loader of {len(training.loader.dataset)} samples has no batch; "  # pyright: ignore[reportArgumentType]
+                "give it more of them, or drop_last=False"
+            )
+        self._accelerator = Accelerator()
+        self._model, self._optimizer = self._accelerator.prepare(training.model, training.optimizer)
+        self._traced = thresher.subset_backward(self._model)
+        self._training, self._epochs, self._seed = training, epochs, seed
+        self.device: torch.device = self._accelerator.device
+        self.seen, self.trained = 0, 0.0
+        self._prepared = prepared_loader(training.loader, TIMED_STEPS, self.device, seed)
+        self._dataset: PreparedBatches = self._prepared.dataset  # pyright: ignore[reportAttributeAccessIssue]
+        self._loader_steps = TIMED_STEPS
+
+    @property
+    def fallback(self) -> str | None:
+        """Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it."""
+        return self._traced.fallback
+
+    def refusal(self, spec: Spec) -> str | None:
+        """Returns the reason why a method cannot be attached to this training; None where it can."""
+        if not is_foreseeable(spec.create()):
+            return "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
+        try:
+            self._attach(spec.create(), self._training.loader, self._model, **spec.attachment()).detach()
+        except (TypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    def first_epochs(self, specs: Sequence[Spec], seconds: float) -> list[dict[str, Tensor]]:
+        """Trains for `PROBED_EPOCHS` epochs or until a time limit, and returns what methods would record.
+
+        Args:
+            specs: Methods whose columns are recorded beside the loss.
+            seconds: Time limit in seconds.
+
+        Returns:
+            One dictionary per epoch, from the name of a signal to a tensor of shape (seen,). An epoch that was not finished is
+            there only if it is the first.
+        """
+        columns = {"loss": Column(torch.float32, fill=NEVER_SEEN)}
+        for spec in specs:
+            columns |= {column.signal or name: column for name, column in columns_of(spec).items()}
+        recording = RecordSignals({name: Column(column.dtype, column.fill) for name, column in columns.items()})
+        run = self._attach(recording, self._training.loader, self._model)
+        schedule = thresher.ProgressLR(self._optimizer, run, self._training.schedule)
+        end, late, found = time.monotonic() + seconds, False, []
+        for _ in range(min(PROBED_EPOCHS, self._epochs)):
+            for batch in run.loader:
+                self._step(run.model, run.criterion, batch)
+                schedule.step()
+                late = time.monotonic() > end
+                if late:
+                    break
+            if not (found and late):
+                known = run.trained.cpu() > 0
+                found.append({name: column.cpu()[known] for name, column in run.records.items()})
+            if late:
+                break
+        self.seen, self.trained = len(found[-1]["loss"]), round(run.progress * self._epochs, 6)
+        run.detach()
+        return found
+
+    def pace(self, specs: Sequence[Spec]) -> tuple[Pace, dict[str, float]]:
+        """Times full training and the methods.
+
+        Returns:
+            The pace of full training, and for each method, by its label, the seconds that it computes for a batch. Methods that
+            plan epochs are timed inside the loop, where they leave nothing out; methods that choose in the batch with all that
+            they do.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] * 0  # the steps that are timed leave the weights as they are
+        self._trace(specs)
+        sides: dict[str, Callable[[], Spent]] = {
+            "compute": lambda: self._over_prepared(self._plain_step),
+            "loader": lambda: self._over_loader(lambda _: None),
+            "forward": lambda: self._over_prepared(self._loss_of),
+            "both": lambda: self._over_prepared(self._gradient_of),
+            "scoring": self._scoring,
+        }
+        if self._may_overlap:
+            sides["loop"] = lambda: self._over_loader(self._plain_step)
+        sides |= {spec.label: (lambda spec=spec: self._over_run(spec)) for spec in specs}
+        self._lengthen(sides)
+        one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
+        alone = sides.keys() - {"loader", "loop"} if one_thread else ()
+        seconds = median_seconds(sides, TIMED_ROUNDS, self._seed, by_cpu=alone)
+        return pace_of(seconds), {spec.label: seconds[spec.label] for spec in specs}
+
+    @property
+    def _may_overlap(self) -> bool:
+        return self._training.loader.num_workers > 0 or self.device.type != "cpu"
+
+    def _attach(self, method: Any, loader: DataLoader[Any], model: nn.Module, **settings: Any) -> thresher.Run:
+        return thresher.attach(
+            method,
+            loader=loader,
+            criterion=self._training.criterion,
+            model=model,
+            optimizer=self._optimizer,
+            epochs=self._epochs,
+            seed=self._seed,
+            **settings,
+        )
+
+    def _trace(self, specs: Sequence[Spec]) -> None:
+        """Traces the model before anything is timed, where a method chooses in the training's own forward pass."""
+        if any(_chooses_in_forward(spec) for spec in specs):
+            with warnings.catch_warnings(action="ignore"):  # a sentence of the advice gives the reason
+                self._traced(next(iter(self._prepared))[0])
+
+    def _lengthen(self, sides: Mapping[str, Callable[[], Spent]]) -> None:
+        """Sets the number of batches so that timing them takes `TIMED_SECONDS`; the first call of each side warms up."""
+        for name in ("compute", "loader"):
+            sides[name]()
+        self._dataset.times = _repeats(sides["compute"]().wall)
+        self._loader_steps = TIMED_STEPS * _repeats(sides["loader"]().wall)
+
+    def _plain_step(self, batch: Any) -> None:
+        self._step(self._model, self._training.criterion, batch)
+
+    def _step(self, model: nn.Module, criterion: Callable[..., Tensor], batch: Any) -> None:
+        x, y = batch
+        self._accelerator.backward(criterion(model(x), y).mean())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        x, y = batch
+        return self._training.criterion(self._model(x), y).mean()
+
+    def _gradient_of(self, batch: Any) -> None:
+        self._accelerator.backward(self._loss_of(batch))
+        self._optimizer.zero_grad()
+
+    def _over_prepared(self, act: Callable[[Any], Any]) -> Spent:
+        return time_steps(self._prepared, act, len(self._prepared))
+
+    def _scoring(self) -> Spent:
+        self._model.eval()
+        with torch.no_grad():
+            found = self._over_prepared(self._loss_of)
+        self._model.train()
+        return found
+
+    def _over_loader(self, act: Callable[[Any], Any]) -> Spent:
+        """Times steps of the user's loader, after it drew its order and the batches that workers made ahead are used up."""
+        loader = self._training.loader
+        batches = (to_device(batch, self.device) for batch in loader)
+        ahead = min(1 + loader.num_workers * (loader.prefetch_factor or 0), len(loader) // 2)
+        for batch in islice(batches, ahead):
+            act(batch)
+        steps = min(max(self._loader_steps, 2 * loader.num_workers), len(loader) - ahead)
+        return time_steps(islice(batches, steps), act, steps)
+
+    def _over_run(self, spec: Spec) -> Spent:
+        """Times an attached epoch over the prepared batches, or as many epochs as pass between two scorings of the method."""
+        settings = spec.attachment()
+        method: Any = spec.create()
+        whole = method if method.stage == "batch" else RecordSignals(method.columns())
+        run = self._attach(whole, self._prepared, self._traced if _chooses_in_forward(spec) else self._model, **settings)
+        epochs = spec.batch.get("score_every", 1)
+        batches = chain.from_iterable(run.loader for _ in range(epochs))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* with two forward passes it saves time on this")
+            found = time_steps(batches, lambda batch: self._step(run.model, run.criterion, batch), epochs * len(self._prepared))
+        run.detach()
+        return found
+
+
+def _repeats(seconds: float) -> int:
+    """Returns how often `TIMED_STEPS` batches of `seconds` each must be repeated to take `TIMED_SECONDS`."""
+    return max(1, math.ceil(TIMED_SECONDS / TIMED_STEPS / seconds))
+
+
+def _chooses_in_forward(spec: Spec) -> bool:
+    """Returns whether a method chooses by the losses of the training's own forward pass, if the model can be traced."""
+    return spec.settings.get("forward_passes") in ("once", "auto") and not any(key.startswith("score_") for key in spec.batch)

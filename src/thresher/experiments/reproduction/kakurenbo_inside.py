@@ -1,0 +1,147 @@
+"""KAKURENBO: figures 1, 2 and 3 of its appendix, which show single epochs of the runs of one setting."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from thresher.experiments.comparison.summary import RunDict
+from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, PageTable, RunsByPart
+from thresher.experiments.reproduction.kakurenbo import FASHION_EPOCHS, FASHION_SETUP, FASHION_TASK, KAKURENBO_PAPER, hiding
+
+INSIDE_PART = ArtefactPart("inside", FASHION_TASK, FASHION_EPOCHS, {"KAKURENBO-0.3": hiding(0.3)})
+HIDING_ROW = "KAKURENBO-0.3"
+
+
+def _runs_of_row(measured: RunsByPart, row: str = HIDING_ROW) -> list[RunDict]:
+    return list(measured[INSIDE_PART.name][row].values())
+
+
+def _means_by_epoch(runs: Sequence[RunDict], name: str) -> list[float]:
+    """Returns the means over the runs of a value of the history, one per epoch."""
+    return [statistics.mean(entries) for entries in zip(*([e[name] for e in run["history"]] for run in runs), strict=True)]
+
+
+def easy_late(measured: RunsByPart, seed: int) -> float:
+    """Returns the smallest share of easy samples in an epoch of full training, after 30 % of the epochs."""
+    history = measured[INSIDE_PART.name][FULL_ROW][seed]["history"]
+    return min(entry["easy_share"] for entry in history[round(0.3 * len(history)) :])
+
+
+def _figure_1(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+    full, own = (_means_by_epoch(_runs_of_row(measured, row), "easy_share") for row in (FULL_ROW, HIDING_ROW))
+    rows = [[str(epoch), f"{100 * a:.1f}", f"{100 * b:.1f}"] for epoch, (a, b) in enumerate(zip(full, own, strict=True))]
+    header = ["epoch", "full, %", f"{HIDING_ROW}, %"]
+    return [PageTable("Share of samples whose loss is below 5 % of the largest (mean of the seeds)", header, rows)]
+
+
+KAKURENBO_FIGURE_1 = Artefact(
+    name="kakurenbo-figure-1",
+    paper=f"{KAKURENBO_PAPER}, appendix, figure 1",
+    shows="how many samples have a small loss, by epoch",
+    here=FASHION_SETUP,
+    parts=[INSIDE_PART],
+    claims=[
+        Claim(
+            "after 30 % of the epochs, more than half of the samples have a loss below 5 % of the largest", easy_late, above=0.5
+        )
+    ],
+    tables=_figure_1,
+)
+
+
+def rank_change(measured: RunsByPart, seed: int) -> float:
+    """Returns 1 minus the rank correlation of the hidden samples by class, between a third of training and its end."""
+    history = measured[INSIDE_PART.name][HIDING_ROW][seed]["history"]
+    early, late = (history[at]["hidden_by_class"] for at in (len(history) // 3, -1))
+    return 1 - float(np.corrcoef(rankdata(early), rankdata(late))[0, 1])
+
+
+def _figure_2(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+    history = _runs_of_row(measured)[0]["history"]
+    epochs = [len(history) // 3, 2 * len(history) // 3, len(history) - 1]
+    columns = []
+    for epoch in epochs:
+        hidden = np.array(history[epoch]["hidden_by_class"])
+        columns.append([f"{count} ({rank:.0f})" for count, rank in zip(hidden, rankdata(-hidden, method="min"), strict=True)])
+    rows = [[str(label), *(column[label] for column in columns)] for label in range(len(columns[0]))]
+    header = ["class", *(f"epoch {epoch}" for epoch in epochs)]
+    return [
+        PageTable(
+            "Hidden samples by class, with the rank of the class, 1 for the most hidden samples (first seed)", header, rows
+        )
+    ]
+
+
+KAKURENBO_FIGURE_2 = Artefact(
+    name="kakurenbo-figure-2",
+    paper=f"{KAKURENBO_PAPER}, appendix, figure 2",
+    shows="how many samples of each class are hidden, by epoch",
+    here=FASHION_SETUP,
+    parts=[INSIDE_PART],
+    claims=[
+        Claim(
+            "the most hidden classes change: the rank correlation between a third of training and its end is below 0.95",
+            rank_change,
+            above=0.05,
+            scale=1,
+        )
+    ],
+    tables=_figure_2,
+)
+
+
+def back_early(measured: RunsByPart, seed: int) -> float:
+    """Returns the share moved back of what may be hidden, in the first third of the epochs that hide, minus the last third."""
+    history = measured[INSIDE_PART.name][HIDING_ROW][seed]["history"][1:]
+    back = [1 - entry["actual_fraction"] / entry["scheduled_fraction"] for entry in history]
+    third = len(back) // 3
+    return statistics.mean(back[:third]) - statistics.mean(back[-third:])
+
+
+def saved_time(measured: RunsByPart, seed: int) -> list[float]:
+    """Returns for each epoch the CPU time saved, as a share of the mean CPU time of an epoch of full training."""
+    own, full = (_epoch_times(measured[INSIDE_PART.name][row][seed]) for row in (HIDING_ROW, FULL_ROW))
+    baseline = statistics.mean(full)
+    return [1 - seconds / baseline for seconds in own]
+
+
+def _epoch_times(run: RunDict) -> list[float]:
+    ends = [0.0, *(entry["cpu_s"] for entry in run["history"])]
+    return [end - start for start, end in pairwise(ends)]
+
+
+def below_hidden(measured: RunsByPart, seed: int) -> float:
+    """Returns the mean share hidden minus the mean share of time saved, over the epochs that hide."""
+    hidden = [entry["actual_fraction"] for entry in measured[INSIDE_PART.name][HIDING_ROW][seed]["history"]]
+    return statistics.mean(hidden[1:]) - statistics.mean(saved_time(measured, seed)[1:])
+
+
+def _figure_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+    runs = _runs_of_row(measured)
+    cap, actual = (_means_by_epoch(runs, name) for name in ("scheduled_fraction", "actual_fraction"))
+    saved = [statistics.mean(values) for values in zip(*(saved_time(measured, run["seed"]) for run in runs), strict=True)]
+    rows = [
+        [str(epoch), *(f"{100 * value:.1f}" for value in values)]
+        for epoch, values in enumerate(zip(cap, actual, saved, strict=True))
+    ]
+    return [PageTable("Mean of the seeds", ["epoch", "largest share, %", "hidden, %", "CPU time saved, %"], rows)]
+
+
+KAKURENBO_FIGURE_3 = Artefact(
+    name="kakurenbo-figure-3",
+    paper=f"{KAKURENBO_PAPER}, appendix, figure 3",
+    shows="largest share, share that is hidden, and time saved, by epoch",
+    here=FASHION_SETUP,
+    parts=[INSIDE_PART],
+    claims=[
+        Claim("moving back matters most early in training", back_early),
+        Claim("less time is saved than samples are hidden", below_hidden),
+    ],
+    tables=_figure_3,
+)
+
+KAKURENBO_INSIDE_FIGURES = (KAKURENBO_FIGURE_1, KAKURENBO_FIGURE_2, KAKURENBO_FIGURE_3)

@@ -1,0 +1,42 @@
+"""Workers of a comparison that train in this process: no process has to start and import torch."""
+
+from collections import deque
+
+from thresher.experiments.comparison.workers import Finished, trainer
+
+
+class InProcessWorkers:
+    """Takes the place of `Workers`; trains a job when its first event is asked for."""
+
+    def __init__(self, count, *, task, epochs, folder, samples=None, track=None, track_to=None):
+        self._events = deque()
+        self._jobs = deque()
+        self._count = count
+        self._train = trainer(self._events.append, task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def busy(self):
+        return bool(self._jobs)
+
+    @property
+    def free(self):
+        return len(self._jobs) < self._count
+
+    def start(self, job):
+        self._jobs.append(job)
+
+    def next_event(self):
+        if not self._events:
+            done = self._train(self._jobs[0])
+            assert isinstance(done, Finished), done
+            self._events.append(done)
+        event = self._events.popleft()
+        if isinstance(event, Finished):
+            self._jobs.popleft()
+        return event
