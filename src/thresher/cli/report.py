@@ -16,11 +16,11 @@ def report(
     ] = None,
 ) -> None:
     """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""
-    from thresher.report.loading import load
+    from thresher.report.chart_images import write_chart_images
+    from thresher.report.loading import load_comparison
     from thresher.report.page import write_report
-    from thresher.report.pictures import write_pictures
 
     path = write_report(folder, data)
     typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if png is not None:
-        typer.echo(f"{len(write_pictures(*load(folder), png))} pictures in {png}")
+        typer.echo(f"{len(write_chart_images(*load_comparison(folder), png))} pictures in {png}")

@@ -6,9 +6,9 @@ import pytest
 
 from thresher.experiments.comparison.compare import compare
 from thresher.experiments.training.specs import parse_methods
-from thresher.report.loading import load, methods
+from thresher.report.chart_images import write_chart_images
+from thresher.report.loading import load_comparison, runs_by_method
 from thresher.report.page import SECTIONS, write_report
-from thresher.report.pictures import write_pictures
 from unit.report.cases import HOSTILE, comparison, save
 
 selenium = pytest.importorskip("selenium", reason="needs selenium")
@@ -60,7 +60,7 @@ def folder(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(folder):
-    return load(folder)
+    return load_comparison(folder)
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +102,12 @@ DRAWN = """
     return {
       traces: plot.data.map((trace) => [trace.legendgroup ?? "", trace.type, size(trace)]),
       points: plot.querySelectorAll(".scatterlayer .point, .barlayer .point").length,
-      pictures: plot.querySelectorAll(".heatmaplayer image").length,
+      images: plot.querySelectorAll(".heatmaplayer image").length,
     }"""
 
 
 def expected(figure):
-    """What DRAWN finds of a figure: its traces, points of those that are shown, and heatmaps, which are pictures."""
+    """What DRAWN finds of a figure: its traces, points of those that are shown, and heatmaps, which are images."""
     traces = [
         [trace.legendgroup or "", trace.type, np.size(trace.z if trace.type == "heatmap" else trace.x)] for trace in figure.data
     ]
@@ -115,7 +115,7 @@ def expected(figure):
     return {
         "traces": traces,
         "points": sum(traces[at][2] for at, trace in enumerate(figure.data) if dotted[at] and trace.visible is None),
-        "pictures": sum(trace.type == "heatmap" for trace in figure.data),
+        "images": sum(trace.type == "heatmap" for trace in figure.data),
     }
 
 
@@ -209,7 +209,7 @@ def test_charts_follow_the_theme(opened):
 
 def test_a_method_is_switched_off_on_the_whole_page(opened, made):
     browser = opened()
-    name = [*methods(made[0])][1]
+    name = [*runs_by_method(made[0])][1]
     shown = "return ['cost', 'curves', 'easy'].map(key => document.getElementById(key).querySelector('.plot')._fullData"
     shown += f".some(trace => trace.legendgroup === '{name}' && trace.visible))"
     assert browser.execute_script(shown) == [True] * 3
@@ -231,8 +231,8 @@ def test_sheets_change_with_the_method(opened):
     assert browser.execute_script(broken) == 0
 
 
-def test_pictures_of_all_views(made, tmp_path):
-    written = write_pictures(*made, tmp_path / "figures")
+def test_images_of_all_views(made, tmp_path):
+    written = write_chart_images(*made, tmp_path / "figures")
     views = sum(len(chart.figures(*made)) for section in SECTIONS.values() for chart in section)
     assert len(written) == len(set(written)) == views
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written)
