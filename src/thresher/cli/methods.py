@@ -15,9 +15,9 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="Of a method, to read its card: settings, costs, what is missing.")] = None,
 ) -> None:
     """List the methods by name, or print the card of one."""
-    from thresher.cli.compare import PLAIN_WIDTH, console_of
+    from thresher.cli._console import open_console
 
-    console_of(PLAIN_WIDTH).print(_list() if name is None else _card(name))
+    open_console().print(_list() if name is None else _card(name))
 
 
 def _list() -> "Table":

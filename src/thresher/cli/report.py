@@ -1,4 +1,4 @@
-"""`thresher report`: a comparison as one HTML page."""
+"""`thresher report`: writes the results of a comparison as one HTML page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,10 +9,11 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a comparison: the --out of `thresher compare`.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with the files of fashion-mnist, CIFAR or SVHN, for pictures of the samples.")
+        Path | None,
+        typer.Option(help="Folder with the files of Fashion-MNIST, CIFAR or SVHN, to show images of the samples."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(help="Write every chart into this folder as a PNG, too; needs Chromium or Chrome.")
+        Path | None, typer.Option(help="Folder to write every chart to as a PNG file. Needs Chromium or Chrome.")
     ] = None,
 ) -> None:
     """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""
@@ -23,4 +24,4 @@ def report(
     path = write_report(folder, data)
     typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if png is not None:
-        typer.echo(f"{len(write_chart_images(*load_comparison(folder), png))} pictures in {png}")
+        typer.echo(f"{len(write_chart_images(*load_comparison(folder), png))} images in {png}")

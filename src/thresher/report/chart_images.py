@@ -23,7 +23,7 @@ BROWSER_FLAGS = (
     "--no-first-run",
     "--disable-background-networking",
 )
-WIDTH, SCALE, BLACK = 900, 2, "#000000"
+IMAGE_WIDTH, SCALE, BLACK = 900, 2, "#000000"
 VIRTUAL_TIME_MS = 120_000
 """Budget of the browser's virtual time in milliseconds; that clock jumps ahead whenever there is nothing to do."""
 TIMEOUT_S = 300
@@ -32,7 +32,7 @@ DRAWING = """
 (async () => {
   for (const { data, layout } of JSON.parse(document.getElementById("figures").textContent)) {
     layout.legend = { orientation: "h", y: -0.22, yanchor: "top" };
-    const size = { format: "png", width: WIDTH, height: layout.height + 120, scale: SCALE };
+    const size = { format: "png", width: IMAGE_WIDTH, height: layout.height + 120, scale: SCALE };
     const image = document.createElement("img");
     image.src = await Plotly.toImage({ data, layout }, size);
     document.body.append(image);
@@ -85,7 +85,7 @@ def _suffix(number: int, label: str) -> str:
 
 def _render(browser: str, figures: list[str]) -> list[bytes]:
     """Returns figures, given as JSON, as PNG files, all drawn by one run of the browser on a temporary page."""
-    script = DRAWING.replace("WIDTH", json.dumps(WIDTH)).replace("SCALE", json.dumps(SCALE))
+    script = DRAWING.replace("IMAGE_WIDTH", json.dumps(IMAGE_WIDTH)).replace("SCALE", json.dumps(SCALE))
     held = f'<script type="application/json" id="figures">[{",".join(figures)}]</script>'
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "figures.html"
