@@ -18,7 +18,7 @@ from thresher.cli._options import (
 )
 
 COMPARED_METHODS_HELP = (
-    "Methods to compare, separated by commas; settings follow after colons, such as infobatch,selective_backprop:keep=0.33. "
+    "Methods to compare, separated by commas; settings follow after colons, such as infobatch,kakurenbo:tau=0.5. "
     "`thresher methods` lists the methods and their settings."
 )
 MARGIN_HELP = (
