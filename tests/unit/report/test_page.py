@@ -40,6 +40,19 @@ def _small(monkeypatch):
     monkeypatch.setattr(pages, "get_plotlyjs", lambda: "/* plotly */")
 
 
+@pytest.fixture(scope="module")
+def compared():
+    return comparison()
+
+
+@pytest.fixture(scope="module")
+def with_rows(compared):
+    """The page of a comparison without the images of its samples, and without plotly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "get_plotlyjs", lambda: "/* plotly */")
+        return render_page(*compared)
+
+
 def figures_of(html):
     return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', html)]
 
@@ -80,21 +93,20 @@ def test_hostile_names_are_text():
     assert HOSTILE in names
 
 
-def test_nothing_is_fetched():
-    html = render_page(*comparison())
-    for tag, attributes in Seen(html).tags:
+def test_nothing_is_fetched(with_rows):
+    for tag, attributes in Seen(with_rows).tags:
         assert tag not in ("link", "iframe", "object") and "href" not in attributes
         assert attributes.get("src", "data:").startswith("data:")
-    assert "default-src 'none'" in html
+    assert "default-src 'none'" in with_rows
 
 
-def test_samples_are_images_or_rows():
-    results, samples = comparison()
+def test_samples_are_images_or_rows(compared, with_rows):
+    results, samples = compared
     images = np.zeros((50, 8, 8), np.uint8)
     sheets = len(LEAVES_OUT) * len(ORDERS) - 2
     shown = Seen(render_page(results, samples, images)).tags
     assert sum(tag == "img" for tag, _ in shown) == sheets * CARDS_PER_SHEET - _missing(samples)
-    rows = Seen(render_page(results, samples)).tags
+    rows = Seen(with_rows).tags
     assert sum(tag == "img" for tag, _ in rows) == 0
     assert sum(tag == "tr" for tag, _ in rows) - sum(tag == "tr" for tag, _ in shown) == sheets * (
         CARDS_PER_SHEET + 1
@@ -138,7 +150,7 @@ def test_regression_has_no_classes_and_units_of_its_own():
 
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    folder = save(tmp_path, *comparison(task="digits@50"))
+    folder = save(tmp_path, *comparison(task="digits@50", seeds=(0,), controls=False))
     path = write_report(folder)
     before = path.read_text()
     assert path == folder / "report.html" and before.count("data:image/png;base64,") > 100
@@ -153,14 +165,14 @@ def test_without_the_data_samples_are_rows_unless_it_was_given(tmp_path, monkeyp
         raise FileNotFoundError("not there")
 
     monkeypatch.setattr(pages, "training_images", missing)
-    folder = save(tmp_path, *comparison())
+    folder = save(tmp_path, *comparison(seeds=(0,), controls=False))
     assert "<img" not in write_report(folder).read_text()
     with pytest.raises(FileNotFoundError):
         write_report(folder, tmp_path)
 
 
 def test_the_command_says_where_the_page_is(tmp_path, capsys):
-    folder = save(tmp_path, *comparison())
+    folder = save(tmp_path, *comparison(seeds=(0,), controls=False))
     report(folder)
     assert capsys.readouterr().out.startswith(f"{folder / 'report.html'} (")
     with pytest.raises(FileNotFoundError, match="thresher compare"):
