@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 import thresher
 from benchmarks.measure import Side, lines, seconds_in_turns
 from benchmarks.overhead import about
-from thresher.cli.advise import METHODS
+from thresher.cli.advise import ADVISED_METHODS
 from thresher.experiments.advise.advise import Advice, advise
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.base import Training
@@ -126,7 +126,7 @@ def saved(name: str, specs: Sequence[Spec], epochs: int, repeats: int) -> dict[s
 
 def compare(name: str, epochs: int, repeats: int) -> dict[str, Any]:
     """Returns the advice for a training, and estimated and measured savings as shares of the time of full training."""
-    specs = parse_methods(METHODS)
+    specs = parse_methods(ADVISED_METHODS)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".* with two forward passes it saves time on this")
         advice = advise(name, specs, epochs=epochs)

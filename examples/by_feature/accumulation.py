@@ -1,6 +1,6 @@
-"""Accumulate gradients over four micro-batches of each batch: differs from base.py by the inner loop.
+"""Accumulate gradients over four micro-batches of each batch. Only the inner loop differs from base.py.
 
-Slices of what the loader yielded keep their names: each micro-batch is credited to its own samples.
+Each micro-batch is a slice of a batch from the loader, so that its losses are recorded for the right samples.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 
-EPOCHS = 20
+EPOCHS = 10
 
 
 def data():

@@ -1,6 +1,6 @@
-"""Train a small network on handwritten digits, with KAKURENBO deciding what to train on.
+"""Train a small network on handwritten digits with KAKURENBO, which hides samples that the network has learned.
 
-The three marked lines are all that selection adds to the loop.
+Selection adds the call of `thresher.attach` and changes the two marked lines of the loop.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 
-EPOCHS = 20
+EPOCHS = 10
 
 
 def data():

@@ -1,6 +1,6 @@
-"""Diet Selective-Backprop: prune by EL2N before training, then train on the hardest of what is left of each batch.
+"""Diet Selective-Backprop: prune the dataset by EL2N scores, then train on the hardest samples of each batch.
 
-Differs from base.py by the scores of two networks that trained for an epoch, and by a list of two methods.
+It differs from base.py by the scores, which come from two networks trained for one epoch, and by a list of two methods.
 """
 
 import torch
@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher.scores import el2n
 
-EPOCHS = 20
-BEFORE, IN_TOTAL = 0.25, 0.5  # shares of the samples that are not trained on
+EPOCHS = 10
+BEFORE, IN_TOTAL = 0.25, 0.5  # shares of the samples: pruned before training, and left out altogether
 
 
 def data():
@@ -47,8 +47,8 @@ def scores(loader):
             nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
-    taken = len(models) * len(loader.dataset)
-    return el2n(models, loader, trained=(taken, taken))  # counted in run.cost
+    passes = len(models) * len(loader.dataset)
+    return el2n(models, loader, trained=(passes, passes))  # run.cost counts these passes
 
 
 def main():
@@ -60,7 +60,7 @@ def main():
     loader = DataLoader(train, batch_size=64, shuffle=True)
     run = thresher.attach(
         [
-            thresher.Prune(scores(loader), keep=1 - BEFORE, per_class_floor=0.6),  # the easiest may be all of a class
+            thresher.Prune(scores(loader), keep=1 - BEFORE, per_class_floor=0.6),  # else a whole class may be easy enough to go
             thresher.SelectiveBackprop(keep=thresher.keep_in_batch(BEFORE, IN_TOTAL)),
         ],
         loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS,

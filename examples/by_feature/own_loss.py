@@ -1,7 +1,7 @@
-"""A loss that the loop computes itself: differs from base.py by `run.reduce` in place of `run.criterion`.
+"""Use a loss that the loop computes itself. Only `run.reduce` in place of `run.criterion` differs from base.py.
 
-`run.reduce` takes one loss a sample, averages, weights and records them. It is told whose they are by the outputs and
-targets, from which it also reads whether a prediction was right and confident.
+`run.reduce` takes one loss per sample, records them and returns their weighted mean. The outputs and targets show which
+samples the losses belong to, and whether each prediction was right and how confident it was.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 
-EPOCHS = 20
+EPOCHS = 10
 
 
 def data():

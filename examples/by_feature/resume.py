@@ -1,6 +1,6 @@
-"""Stop in the middle of an epoch and go on, as if nothing had happened: differs from base.py by a checkpoint.
+"""Stop in the middle of an epoch and resume there, with the same result. Only the checkpoint differs from base.py.
 
-The run is saved with everything else, and the resumed epoch goes on after the last batch that was trained on.
+The run is saved like the model and the optimizer. The resumed epoch continues after the last batch that was trained on.
 """
 
 import io
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 
-EPOCHS = 20
+EPOCHS = 10
 
 
 def data():
@@ -69,7 +69,7 @@ def main():
         saved = torch.load(checkpoint, weights_only=True)
         for name, part in parts.items():
             part.load_state_dict(saved[name])
-        print(f"going on in epoch {run.epoch}, after {100 * run.progress:.1f} % of the training")
+        print(f"resumes in epoch {run.epoch}, after {100 * run.progress:.1f} % of the training")
     print(f"test accuracy {accuracy(model, test):.3f}")
     print(run.cost)
 

@@ -1,6 +1,6 @@
-"""Train on the hardest third of each batch: differs from base.py by the method alone.
+"""Train on the hardest third of each batch. Only the method differs from base.py.
 
-One forward pass serves both: the criterion keeps the rows with large losses, and the backward pass costs those only.
+One forward pass is enough: the criterion keeps the samples with the largest losses, and the backward pass costs only those.
 """
 
 import torch
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 
-EPOCHS = 20
+EPOCHS = 10
 
 
 def data():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from subset_cases import optional
-from thresher.cli.train import trained
+from thresher.cli.train import train_recipe as trained
 from thresher.experiments.recipes import loading, running
 from thresher.experiments.recipes.task import RecipeTask
 

@@ -64,7 +64,7 @@ def run_outside(installed, tmp_path, *arguments):
 
 def test_contents(installed):
     names = zipfile.ZipFile(installed[0]).namelist()
-    assert {"thresher/py.typed", "thresher/recipes/resnet50.yaml"} <= set(names)
+    assert {"thresher/py.typed", "thresher/experiments/recipes/resnet50.yaml", "thresher/report/page.html.jinja"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]
 
@@ -108,7 +108,7 @@ def test_methods_of_other_packages(monkeypatch):
     from thresher import methods
 
     point = EntryPoint("other", "collections:OrderedDict", methods.GROUP)
-    monkeypatch.setattr(methods, "entry_points", lambda group: [point] if group == methods.GROUP else [])
+    monkeypatch.setattr(methods.registry, "entry_points", lambda group: [point] if group == methods.GROUP else [])
     assert "other" in methods.names()
     assert "from collections" in methods.infos()["other"].summary
     assert methods.load("other").__name__ == "OrderedDict"

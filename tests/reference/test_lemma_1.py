@@ -158,7 +158,7 @@ def tables(measured: Measured) -> list[str]:
             f"| {steps} | {measured.bound(steps):.4f} | {measured.problem.expected(steps, measured.start):.4f} "
             f"| {full.mean():.4f} ± {error(full):.4f} | {hiding.mean():.4f} ± {error(hiding):.4f} |"
         )
-    lines += ["", "| epoch | kept | bound of the kept | measured, to the optimum of the kept |", "|---:|---:|---:|---:|"]
+    lines += ["", "| epoch | kept samples | bound for them | measured distance to their optimum |", "|---:|---:|---:|---:|"]
     for number in EPOCHS_SHOWN:
         found, bounds = measured.epoch(number)
         kept = np.mean([len(path.epochs[number][1]) for path in measured.hiding])

@@ -1,14 +1,14 @@
-"""The command `thresher`; one file a command. Commands import what is heavy when they run."""
+"""The command `thresher`, with one file per command. Commands import heavy modules only when they run."""
 
 import sys
 from importlib.util import find_spec
 
 EXTRA = ("accelerate", "jinja2", "PIL", "plotly", "pyarrow", "pydantic", "rich", "scipy", "sklearn", "typer", "yaml")
-"""What the extra `experiments` brings, by import name."""
+"""Import names of the packages in the extra `experiments`."""
 
 
 def main() -> None:
-    """Entry point: exits with 2 and one message on a user's mistake, with 130 on Ctrl-C."""
+    """Entry point. It exits with code 2 and one message on a user's mistake, and with code 130 on Ctrl-C."""
     if any(find_spec(name) is None for name in EXTRA):
         sys.exit(_complain("the command line needs packages that are not installed: pip install 'thresher[experiments]'"))
     from thresher.cli.app import app

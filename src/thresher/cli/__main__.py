@@ -1,4 +1,4 @@
-"""`python -m thresher.cli`, where the command `thresher` is not on the path."""
+"""Runs the command line as `python -m thresher.cli`, for when the command `thresher` is not on the path."""
 
 from thresher.cli import main
 

@@ -1,4 +1,4 @@
-"""The commands together."""
+"""The application: all commands together."""
 
 from typing import Annotated
 

@@ -20,9 +20,9 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods by name, or print the card of one method."""
-    from thresher.cli.compare import PLAIN_WIDTH, console_of
+    from thresher.cli._console import open_console
 
-    console_of(PLAIN_WIDTH).print(_methods_table() if name is None else _method_card(name))
+    open_console().print(_methods_table() if name is None else _method_card(name))
 
 
 def _methods_table() -> "Table":

@@ -1,4 +1,4 @@
-"""`thresher prune`: the ids of the samples that pruning by a score keeps."""
+"""`thresher prune`: writes the ids of the samples that pruning by a score keeps."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,19 +9,27 @@ import typer
 def prune(
     *,
     scores: Annotated[
-        Path | None, typer.Argument(metavar="[SCORES]", help="A file of `thresher score`; or --from-run.")
+        Path | None, typer.Argument(metavar="[SCORES]", help="File from `thresher score`. Give either this or --from-run.")
     ] = None,
     from_run: Annotated[
         Path | None,
-        typer.Option(help="Samples of a run of a comparison, DIR/runs/NAME.parquet: by how often it trained on them."),
+        typer.Option(
+            help="Run of a comparison, DIR/runs/NAME.parquet. The score of a sample is how often the run trained on it."
+        ),
     ] = None,
-    keep: Annotated[float, typer.Option(help="Share kept.")] = 0.75,
-    which: Annotated[str, typer.Option(help="hard, easy, or window: the hard ones after the --offset hardest.")] = "hard",
-    offset: Annotated[float, typer.Option(help="Share that is too hard, with --which window.")] = 0.0,
-    per_class_floor: Annotated[float, typer.Option(help="Least share kept of each class.")] = 0.0,
-    out: Annotated[Path, typer.Option(help="Where the ids go: .parquet, or .txt with one a line.")] = Path("kept.parquet"),
+    keep: Annotated[float, typer.Option(help="Share of the samples to keep.")] = 0.75,
+    which: Annotated[
+        str, typer.Option(help="Which samples to keep: hard, easy, or window (the hardest without the --offset hardest).")
+    ] = "hard",
+    offset: Annotated[
+        float, typer.Option(help="Share of the samples that are dropped as too hard, with --which window.")
+    ] = 0.0,
+    per_class_floor: Annotated[float, typer.Option(help="Smallest share to keep of each class.")] = 0.0,
+    out: Annotated[Path, typer.Option(help="File to write the ids to: .parquet, or .txt with one id per line.")] = Path(
+        "kept.parquet"
+    ),
 ) -> None:
-    """Write the ids of a static subset, to train on with any tool."""
+    """Write the ids of a fixed subset of the samples, to train on with any tool."""
     from thresher import scores as static
     from thresher.experiments.comparison.scoring import check_export, export, kept_of_classes
     from thresher.methods.prune import Prune
@@ -39,4 +47,4 @@ def prune(
     typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept, {which} by {table.name}")
     if shares := kept_of_classes(table, kept):
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
-        typer.echo(f"of each class {shares[least]:.0%} (class {least}) to {shares[most]:.0%} (class {most})")
+        typer.echo(f"share kept per class: from {shares[least]:.0%} (class {least}) to {shares[most]:.0%} (class {most})")

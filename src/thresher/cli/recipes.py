@@ -1,4 +1,4 @@
-"""`thresher recipes`: the papers' experiments, and what to know of one."""
+"""`thresher recipes`: lists the recipes of the papers' experiments, and shows one in detail."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,40 +8,43 @@ import typer
 if TYPE_CHECKING:
     from rich.table import Table
 
-SHOWN = 2
-"""Published numbers in the list: mostly those of full training and of the method."""
+LISTED_RESULTS = 2
+"""Largest number of published results per recipe in the list; mostly full training and the method."""
 
 
 def recipes(
     name: Annotated[
-        str | None, typer.Argument(help="Of a recipe: its settings, the published numbers, and what the source leaves open.")
+        str | None,
+        typer.Argument(help="Name of a recipe, to show its settings, its published results, and what its source leaves open."),
     ] = None,
 ) -> None:
-    """List the recipes by name, or show one."""
+    """List the recipes of the papers' experiments, or show one in detail."""
     from rich.markup import escape
 
-    from thresher.cli.compare import PLAIN_WIDTH, console_of
+    from thresher.cli._console import open_console
 
-    console = console_of(PLAIN_WIDTH)
+    console = open_console()
     if name is None:
-        console.print(_list())
+        console.print(_recipe_table())
         return
     from thresher.experiments.recipes import loading
 
     file = loading.file_of(name)
     recipe = loading.read(file)
     paper = recipe.paper
-    console.print(f"[bold]{escape(recipe.title)}[/]\n{escape(_of(paper.title, paper.arxiv))}, {escape(paper.where)}\n{file}\n")
+    console.print(
+        f"[bold]{escape(recipe.title)}[/]\n{escape(_paper_title(paper.title, paper.arxiv))}, {escape(paper.where)}\n{file}\n"
+    )
     published = [(one.what, f"{one.value} ({one.where})") for one in recipe.published]
-    console.print(_rows("setting", "", flat(recipe.settings)), "")
-    console.print(_rows("published", "", published), "")
-    console.print(_rows("contradictions, and what was chosen", None, ((note,) for note in recipe.notes)), "")
-    console.print(_rows("not given", "chosen", recipe.not_given.items()), "")
+    console.print(_text_table("setting", "", flat(recipe.settings)), "")
+    console.print(_text_table("published", "", published), "")
+    console.print(_text_table("contradictions, and what was chosen", None, ((note,) for note in recipe.notes)), "")
+    console.print(_text_table("not given", "chosen", recipe.not_given.items()), "")
     typer.echo(f"thresher train {name} --smoke\nthresher train {name} --data DIR")
 
 
 def flat(settings: dict[str, Any], place: str = "") -> Iterable[tuple[str, str]]:
-    """Settings by field, without those that are not used: None, and empty ones."""
+    """Yields nested settings as dotted names with their values, without those that are None or an empty list."""
     for name, value in settings.items():
         if isinstance(value, dict):
             yield from flat(value, f"{place}{name}.")
@@ -49,7 +52,7 @@ def flat(settings: dict[str, Any], place: str = "") -> Iterable[tuple[str, str]]
             yield f"{place}{name}", str(value)
 
 
-def _list() -> "Table":
+def _recipe_table() -> "Table":
     from rich.table import Table
 
     from thresher.experiments.recipes import loading
@@ -57,12 +60,12 @@ def _list() -> "Table":
     table = Table("recipe", "paper", "experiment", "published", box=None, pad_edge=False)
     for name in loading.names():
         recipe = loading.read(loading.file_of(name))
-        published = "; ".join(f"{one.what}: {one.value}" for one in recipe.published[:SHOWN])
+        published = "; ".join(f"{one.what}: {one.value}" for one in recipe.published[:LISTED_RESULTS])
         table.add_row(name, recipe.paper.arxiv or "poster", recipe.title, published)
     return table
 
 
-def _rows(heading: str, other: str | None, rows: Iterable[tuple[str, ...]]) -> "Table":
+def _text_table(heading: str, other: str | None, rows: Iterable[tuple[str, ...]]) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
@@ -72,5 +75,5 @@ def _rows(heading: str, other: str | None, rows: Iterable[tuple[str, ...]]) -> "
     return table
 
 
-def _of(title: str, arxiv: str | None) -> str:
+def _paper_title(title: str, arxiv: str | None) -> str:
     return title if arxiv is None else f"{title}, arXiv:{arxiv}"

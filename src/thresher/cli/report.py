@@ -1,4 +1,4 @@
-"""`thresher report`: a comparison as one HTML page."""
+"""`thresher report`: writes the results of a comparison as one HTML page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,18 +9,19 @@ import typer
 def report(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a comparison: the --out of `thresher compare`.")],
     data: Annotated[
-        Path | None, typer.Option(help="Folder with the files of fashion-mnist, CIFAR or SVHN, for pictures of the samples.")
+        Path | None,
+        typer.Option(help="Folder with the files of Fashion-MNIST, CIFAR or SVHN, to show images of the samples."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(help="Write every chart into this folder as a PNG, too; needs Chromium or Chrome.")
+        Path | None, typer.Option(help="Folder to write every chart to as a PNG file. Needs Chromium or Chrome.")
     ] = None,
 ) -> None:
     """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""
-    from thresher.report.loading import load
+    from thresher.report.chart_images import write_chart_images
+    from thresher.report.loading import load_comparison
     from thresher.report.page import write_report
-    from thresher.report.pictures import write_pictures
 
     path = write_report(folder, data)
     typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if png is not None:
-        typer.echo(f"{len(write_pictures(*load(folder), png))} pictures in {png}")
+        typer.echo(f"{len(write_chart_images(*load_comparison(folder), png))} images in {png}")

@@ -1,60 +1,70 @@
-"""`thresher reproduce`: the tables and figures of the papers, here."""
+"""`thresher reproduce`: repeats the tables and figures of the papers at a small size."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher.cli.compare import PLAIN_WIDTH, DataOption, JobsOption, console_of, runs_kept_in
+from thresher.cli._options import DataOption, JobsOption
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 PAGE = "reproduce.md"
 
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(help="Tables and figures, or `all`. Without any, they are listed.")
+        list[str] | None, typer.Argument(help="Names of tables and figures, or `all`. Without a name, all are listed.")
     ] = None,
-    work: Annotated[Path, typer.Option(help="Folder of the runs; finished ones are not repeated.")] = Path("runs/reproduce"),
+    work: Annotated[Path, typer.Option(help="Folder for the runs. Finished runs in it are not repeated.")] = Path(
+        "runs/reproduce"
+    ),
     results: Annotated[
-        Path | None, typer.Option(help="Folder of one JSON file a table or figure. Default: results in that folder.")
+        Path | None,
+        typer.Option(help="Folder for one JSON file per table or figure. Default: `results` in the folder of the runs."),
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help=f"Made anew of all files in that folder. Default: {PAGE} in the folder of the runs.")
+        Path | None,
+        typer.Option(help=f"Page to write from all of these JSON files. Default: {PAGE} in the folder of the runs."),
     ] = None,
     data: DataOption = None,
     jobs: JobsOption = 2,
 ) -> None:
-    """Train what a table or figure of the papers needs, judge its claims, and write the page of all of them."""
+    """Train what tables and figures of the papers need, judge their claims, and write a page with all results."""
+    from thresher.cli._console import open_console
     from thresher.experiments.reproduction import ARTEFACTS
     from thresher.experiments.reproduction.page import section
 
     if not names:
-        _list()
+        open_console().print(_artefact_table())
         return
     unknown = [name for name in names if name not in ARTEFACTS and name != "all"]
     if unknown:
         raise typer.BadParameter(f"no table or figure {unknown[0]!r}; there are all, {', '.join(ARTEFACTS)}")
-    console = console_of(PLAIN_WIDTH)
+    console = open_console()
     folder, page = results or work / "results", page or work / PAGE
     for name in ARTEFACTS if "all" in names else dict.fromkeys(names):
-        console.print(section(_made(name, work, folder, data, jobs)), markup=False, highlight=False)
-    _write(page, folder)
+        console.print(section(_reproduced(name, work, folder, data, jobs)), markup=False, highlight=False)
+    _write_page(page, folder)
     typer.echo(f"{folder}\n{page}")
 
 
-def _made(name: str, work: Path, folder: Path, data: Path | None, jobs: int) -> dict[str, Any]:
-    from thresher.cli.display import progress_on
+def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: int) -> dict[str, Any]:
+    from thresher.cli._comparison import explained_interruptions
+    from thresher.cli._console import open_console
+    from thresher.cli._progress import progress_on
     from thresher.experiments.reproduction import ARTEFACTS
     from thresher.experiments.reproduction.reproduction import reproduce
     from thresher.experiments.training.store import write_json
 
-    with runs_kept_in(work), progress_on(console_of(PLAIN_WIDTH)) as watcher:
+    with explained_interruptions(work), progress_on(open_console()) as watcher:
         found = reproduce(ARTEFACTS[name], work, data=data, jobs=jobs, watcher=watcher)
     write_json(folder / f"{name}.json", found)
     return found
 
 
-def _write(path: Path, folder: Path) -> None:
+def _write_page(path: Path, folder: Path) -> None:
     from thresher.experiments.reproduction import ARTEFACTS
     from thresher.experiments.reproduction.page import reproduction_page
     from thresher.experiments.training.store import read_json, whole
@@ -64,7 +74,7 @@ def _write(path: Path, folder: Path) -> None:
         file.write(reproduction_page([read_json(file) for file in files if file.exists()]).encode())
 
 
-def _list() -> None:
+def _artefact_table() -> "Table":
     from rich.table import Table
 
     from thresher.experiments.reproduction import ARTEFACTS
@@ -72,4 +82,4 @@ def _list() -> None:
     table = Table("name", "in the paper", "what it shows", box=None, pad_edge=False)
     for artefact in ARTEFACTS.values():
         table.add_row(artefact.name, artefact.paper, artefact.shows)
-    console_of(PLAIN_WIDTH).print(table)
+    return table

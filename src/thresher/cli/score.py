@@ -1,46 +1,48 @@
-"""`thresher score`: how hard each sample is, from models trained for a few epochs."""
+"""`thresher score`: computes how hard each sample is, from models trained for a few epochs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from thresher.cli.compare import TASK, DataOption
+from thresher.cli._options import DataOption, OptionalTaskOption, ScriptArgument, training_of
 
-SCORE = (
-    "el2n, grand, grand_all, forgetting, prototypes, memorisation, entropy, mutual_information, variation_ratio or irreducible."
+SCORE_HELP = (
+    "Name of the score: el2n, grand, grand_all, forgetting, prototypes, memorisation, entropy, mutual_information, "
+    "variation_ratio or irreducible."
+)
+MODELS_HELP = (
+    "Number of models to train for the score. For irreducible: number of pairs, whose models train on half of the data."
 )
 
 
 def score(
     *,
-    script: Annotated[
-        str | None, typer.Argument(metavar="[FILE.py:FUNCTION]", help="Your own training, see `thresher init`; or --task.")
-    ] = None,
-    task: Annotated[str | None, TASK] = None,
-    score: Annotated[str, typer.Option(help=SCORE)] = "el2n",
-    models: Annotated[int, typer.Option(min=1, help="Trained for it; of irreducible, pairs with half of the data each.")] = 3,
-    epochs: Annotated[int, typer.Option(min=1, help="That each is trained for.")] = 2,
-    out: Annotated[Path, typer.Option(help="The Parquet file to write.")] = Path("scores.parquet"),
-    seed: Annotated[int, typer.Option(min=0, help="Of the first model; the others have those after it.")] = 0,
+    script: ScriptArgument = None,
+    task: OptionalTaskOption = None,
+    score: Annotated[str, typer.Option(help=SCORE_HELP)] = "el2n",
+    models: Annotated[int, typer.Option(min=1, help=MODELS_HELP)] = 3,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs that each model is trained for.")] = 2,
+    out: Annotated[Path, typer.Option(help="Parquet file to write the scores to.")] = Path("scores.parquet"),
+    seed: Annotated[
+        int, typer.Option(min=0, help="Random seed of the first model. The other models take the seeds that follow it.")
+    ] = 0,
     data: DataOption = None,
-    clusters: Annotated[int | None, typer.Option(min=1, help="Of prototypes. Default: as many as classes.")] = None,
+    clusters: Annotated[
+        int | None, typer.Option(min=1, help="Number of clusters of the score prototypes. Default: the number of classes.")
+    ] = None,
 ) -> None:
-    """Train models and score every training sample by them, for `thresher prune` and the method prune."""
+    """Train models and score every training sample with them, for `thresher prune` and the method prune."""
     from thresher.experiments.comparison.scoring import in_epochs, make_scores
 
-    trained_on = script or task
-    if trained_on is None or (script and task):
-        raise typer.BadParameter("give either --task or your own training as FILE.py:FUNCTION")
-    if script and not (script.partition(":")[2] and script.partition(":")[0].endswith(".py")):
-        raise typer.BadParameter(f"write your own training as FILE.py:FUNCTION, such as my_training.py:build; got {script}")
-    table = make_scores(trained_on, score, models=models, epochs=epochs, seed=seed, data=data, clusters=clusters, progress=_say)
+    training = training_of(script, task)
+    table = make_scores(training, score, models=models, epochs=epochs, seed=seed, data=data, clusters=clusters, progress=_print)
     table.save(out)
-    cost = (
-        f"took what {in_epochs(table):.2f} epochs of full training do ({table.forward:,} forward, {table.backward:,} backward)"
+    cost = f"cost as much as {in_epochs(table):.2f} epochs of full training"
+    typer.echo(
+        f"{out}: {table.name} of {len(table):,} samples; {cost} ({table.forward:,} forward, {table.backward:,} backward)"
     )
-    typer.echo(f"{out}: {table.name} of {len(table):,} samples; {cost}")
 
 
-def _say(done: int, of: int) -> None:
-    typer.echo(f"[{done}/{of}] trained", err=True)
+def _print(done: int, of: int) -> None:
+    typer.echo(f"[{done}/{of}] models trained", err=True)

@@ -1,23 +1,13 @@
-"""`thresher time-to-target`: how soon methods reach an error, by counted cost and by CPU time."""
+"""`thresher time-to-target`: measures how soon methods reach an error, by counted cost and by CPU time."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from thresher.cli.compare import (
-    PLAIN_WIDTH,
-    DataOption,
-    EpochsOption,
-    JobsOption,
-    OutOption,
-    SeedsOption,
-    TaskOption,
-    console_of,
-    trained,
-)
+from thresher.cli._options import DataOption, EpochsOption, JobsOption, OutOption, SeedsOption, TaskOption
 
-METHODS = ",".join(
+TIMED_METHODS = ",".join(
     f"selective_backprop:beta={settings}"
     for settings in (
         "1:forward_passes=once",
@@ -26,37 +16,47 @@ METHODS = ",".join(
         "1:forward_passes=twice:score_every=3",
     )
 )
-"""Selective-Backprop as its paper runs it: two strengths of selection, paid once or twice, and with stale losses."""
+"""Selective-Backprop as in its paper: two strengths of selection, one or two forward passes, and with stale losses."""
 
 MEASURED = "time-to-target.json"
 FIGURE = "time-to-target.html"
+TIMED_METHODS_HELP = (
+    "Methods in the same form as in `thresher compare`. Default: Selective-Backprop with one forward pass, with two, and with "
+    "stale losses."
+)
 
 
 def time_to_target(
     task: TaskOption,
     epochs: EpochsOption,
     out: OutOption,
-    methods: Annotated[
-        str, typer.Option(help="As of compare. Default: Selective-Backprop once, twice and stale.", show_default=False)
-    ] = METHODS,
+    methods: Annotated[str, typer.Option(help=TIMED_METHODS_HELP, show_default=False)] = TIMED_METHODS,
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
     jobs: JobsOption = 2,
-    results: Annotated[Path | None, typer.Option(help=f"Where the figures go. Default: {MEASURED} in the folder.")] = None,
-    figure: Annotated[Path | None, typer.Option(help=f"Where the drawing goes. Default: {FIGURE} in the folder.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help=f"File to write the numbers to. Default: {MEASURED} in the --out folder.")
+    ] = None,
+    figure: Annotated[
+        Path | None, typer.Option(help=f"File to write the figure to. Default: {FIGURE} in the --out folder.")
+    ] = None,
 ) -> None:
-    """Train every method and full training, and measure cost and CPU time until 1.4, 1.2 and 1.1 times the error of full."""
-    from thresher.cli.display import targets_table
+    """Measure cost and CPU time until each method reaches 1.4, 1.2 and 1.1 times the final error of full training."""
+    from thresher.cli._comparison import run_with_progress
+    from thresher.cli._console import open_console, targets_table
     from thresher.experiments.comparison.time_to_target import measure
     from thresher.experiments.training.store import write_json
     from thresher.report.panels import check_figure_path, draw, error_panels, write_figure
 
     results, figure = results or out / MEASURED, figure or out / FIGURE
     check_figure_path(figure)
-    console = console_of(PLAIN_WIDTH)
-    compared = trained(console, task, methods, seeds, epochs, out, data=data, jobs=jobs, controls=())
+    console = open_console()
+    compared = run_with_progress(console, task, methods, seeds, epochs, out, data=data, jobs=jobs, controls=())
     measured = measure(compared)
     write_json(results, measured)
     write_figure(draw(error_panels(measured)), figure)
     console.print(targets_table(measured))
-    typer.echo(f"cost, CPU: shares of what full training took to the same error, medians over the seeds\n\n{results}\n{figure}")
+    typer.echo(
+        "Cost and CPU time are shares of what full training took to reach the same error, medians over the seeds.\n"
+        f"\n{results}\n{figure}"
+    )

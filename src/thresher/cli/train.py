@@ -1,4 +1,4 @@
-"""`thresher train`: a recipe, at full size or as a smoke test."""
+"""`thresher train`: trains a recipe at full size, or tries it out in seconds."""
 
 import os
 from pathlib import Path
@@ -6,32 +6,44 @@ from typing import Annotated, Any
 
 import typer
 
-RECIPE = "One of `thresher recipes`, or a FILE.yaml of your own."
-DATA = "Folder with the recipe's data. `thresher recipes NAME` says which."
+RECIPE_HELP = "Name of a recipe, as listed by `thresher recipes`, or your own FILE.yaml."
+DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says which data it needs."
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help=RECIPE)],
-    data: Annotated[Path | None, typer.Option(help=DATA)] = None,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Try it out: reduced sizes, on data that is made up.")] = False,
-    method: Annotated[str | None, typer.Option(help="As of compare, one. Default: the recipe's.", show_default=False)] = None,
-    epochs: Annotated[
-        int | None, typer.Option(min=1, help="Fewer or more than the recipe's; its schedules go faster or slower.")
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help=RECIPE_HELP)],
+    data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Try the recipe out: a small network and few samples, on generated data.")
+    ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="A single method, in the same form as in `thresher compare`. Default: the recipe's method.",
+            show_default=False,
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of weights, order and draws.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder of results.json and model.pt. Default: runs/RECIPE.")] = None,
-    weights: Annotated[Path | None, typer.Option(help="Weights to start from: model.pt of the recipe that it names.")] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of epochs in place of the recipe's; its schedules are stretched or compressed."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for weight initialisation, sample order and selection.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and model.pt. Default: runs/RECIPE.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="File with the weights to start from: the model.pt of the recipe that this one names.")
+    ] = None,
     loaders: Annotated[
-        int | None, typer.Option(min=0, help="Processes that load data. Default: one a core; none with --smoke.")
+        int | None,
+        typer.Option(min=0, help="Number of processes that load data. Default: one per CPU core; none with --smoke."),
     ] = None,
 ) -> None:
-    """Train one of the papers' experiments; ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision.
+    """Train one of the papers' experiments. If training is interrupted, the same command continues after the last full epoch.
 
-    After an interruption the same command goes on after the last whole epoch.
+    ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision.
     """
     out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
     many = 0 if smoke else (os.cpu_count() or 1)
-    results = trained(
+    results = train_recipe(
         recipe, out, data=data, smoke=smoke, method=method, epochs=epochs, seed=seed, weights=weights,
         loaders=many if loaders is None else loaders,
     )  # fmt: skip
@@ -42,7 +54,7 @@ def train(
     typer.echo(out / "results.json")
 
 
-def trained(
+def train_recipe(
     recipe: str,
     out: Path,
     *,
@@ -54,7 +66,23 @@ def trained(
     weights: Path | None = None,
     loaders: int = 0,
 ) -> dict[str, Any]:
-    """What the command does; see `experiments.recipes.running.run`."""
+    """Trains a recipe with progress on stderr, and returns its results.
+
+    Args:
+        recipe: Name of a recipe, or path of a YAML file.
+        out: Folder for the results.
+        data: Folder with the data of the recipe.
+        smoke: Whether to train a small network on generated data instead.
+        method: Specification of a method in place of the recipe's.
+        epochs: Number of epochs in place of the recipe's.
+        seed: Random seed for weight initialisation, sample order and selection.
+        weights: File with the weights to start from.
+        loaders: Number of processes that load data.
+
+    Raises:
+        ValueError: The recipe or an argument is not valid.
+        FileNotFoundError: The data is not there.
+    """
     from thresher.experiments.recipes.running import CHECKPOINT, run
     from thresher.experiments.recipes.smoke import SmokeTask
     from thresher.experiments.recipes.task import RecipeTask
@@ -64,9 +92,9 @@ def trained(
     spec = task.spec(method)
     typer.echo(f"{task.settings.title}: {spec.label}, {task.epochs} epochs", err=True)
     if (out / CHECKPOINT).is_file():
-        typer.echo(f"goes on from {out / CHECKPOINT}", err=True)
+        typer.echo(f"continues from {out / CHECKPOINT}", err=True)
 
-    def say(done: int, metric: float) -> None:
+    def print_epoch(done: int, metric: float) -> None:
         typer.echo(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}", err=True)
 
-    return run(task, spec, out=out, data=data, seed=seed, progress=say)
+    return run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)

@@ -1,4 +1,4 @@
-"""`thresher why`: the history of one sample in one run."""
+"""`thresher why`: shows the history of one sample in one run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,18 +8,18 @@ import typer
 
 def why(
     run: Annotated[Path, typer.Argument(help="A run of a comparison: DIR/runs/NAME, with or without .parquet.")],
-    sample: Annotated[int, typer.Argument(metavar="ID", help="Of the sample: its place in the dataset, from 0.", min=0)],
+    sample: Annotated[int, typer.Argument(metavar="ID", help="Id of the sample: its position in the dataset, from 0.", min=0)],
 ) -> None:
-    """Tell when a sample was trained on, when it was skipped, and by which rule."""
+    """Show when a sample was trained on, when it was left out, and by which rule."""
     from rich.table import Table
 
-    from thresher.cli.compare import PLAIN_WIDTH, console_of
+    from thresher.cli._console import open_console
     from thresher.experiments.comparison.histories import history_of
 
     found = history_of(run, sample)
-    table = Table("epoch", "loss after it", "trained", "why not", box=None, pad_edge=False)
+    table = Table("epoch", "loss after it", "times trained", "why not", box=None, pad_edge=False)
     for entry in found.epochs:
         table.add_row(*map(str, (entry.epoch, f"{entry.loss:.4g}", entry.trained, entry.rule)))
-    console = console_of(PLAIN_WIDTH)
+    console = open_console()
     console.print(found.title, markup=False, highlight=False)
     console.print(table)

@@ -1,1 +1,1 @@
-"""What a comparison found, as one HTML page that needs nothing else."""
+"""Turns the results of a comparison into one self-contained HTML page, and the facts about methods into cards."""

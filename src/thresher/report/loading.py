@@ -1,4 +1,4 @@
-"""The folder of a comparison, read: its results, and the history of every sample where there is one."""
+"""Reads the folder of a comparison: results.json, and for each run the history of every sample where one was written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,20 +13,24 @@ from numpy.typing import NDArray
 from thresher.experiments.comparison.summary import kind_of
 from thresher.experiments.training.store import RESULTS, read_json
 
-Results = dict[str, Any]
-Run = dict[str, Any]
+ResultsDict = dict[str, Any]
+"""The content of results.json."""
+RunDict = dict[str, Any]
+"""One entry of `runs` in results.json."""
 
 
 @dataclass(frozen=True)
-class History:
-    """The samples of one run.
+class RunHistory:
+    """What happened to every sample in one run.
 
-    Attributes:
-        ids: Shape (N,), ascending.
-        targets: Classes, shape (N,); None where there are none.
-        losses: As last seen by the end of each epoch, shape (N, epochs); NaN where a sample was not seen by then.
-        trained: How often a sample was trained on in each epoch, shape (N, epochs).
-        given: Which samples were there to train on in each epoch, shape (N, epochs); None: all.
+    Args:
+        ids: Sample ids, shape (N,), int64, ascending.
+        targets: Class of each sample, shape (N,), int64; None for data without classes.
+        losses: Latest loss of each sample at the end of each epoch, shape (N, epochs), float32; NaN where the sample had not
+            been seen by then.
+        trained: Number of times that each sample was trained on in each epoch, shape (N, epochs), uint8.
+        given: Mask of the samples that the loader offered in each epoch, shape (N, epochs), bool. None: the loader offered
+            all of them.
     """
 
     ids: NDArray[np.int64]
@@ -37,39 +41,50 @@ class History:
 
     @property
     def dropped(self) -> NDArray[np.bool_]:
-        """Which samples an epoch was not trained on although they were there, shape (N, epochs)."""
+        """Mask of the samples that were offered in an epoch and not trained on, shape (N, epochs)."""
         untrained = self.trained == 0
         return untrained if self.given is None else untrained & self.given
 
     @property
     def hidden(self) -> NDArray[np.int64]:
-        """In how many epochs a sample was left out, shape (N,)."""
+        """Number of epochs in which each sample was left out, shape (N,)."""
         return self.dropped.sum(axis=1)
 
-    def beside(self, full: "History | None") -> "History":
-        """The same run, given what full training with its seed trained on; as it is where that is unknown or of other data."""
+    def beside(self, full: "RunHistory | None") -> "RunHistory":
+        """Returns this history with `given` taken from full training with the same seed.
+
+        The history is returned unchanged where full training is unknown, or has other samples or epochs.
+        """
         if full is None or full.trained.shape != self.trained.shape or not np.array_equal(full.ids, self.ids):
             return self
         return replace(self, given=full.trained > 0)
 
     @property
     def mean_loss(self) -> NDArray[np.float64]:
-        """Over the epochs, shape (N,); infinite for samples that were never seen."""
+        """Mean loss of each sample over the epochs, shape (N,); infinity for samples that were never seen."""
         seen = np.isfinite(self.losses)
         sums = np.where(seen, self.losses, 0).sum(axis=1, dtype=np.float64)
         return np.divide(sums, seen.sum(axis=1), out=np.full(len(sums), np.inf), where=seen.any(axis=1))
 
 
-Samples = Mapping[str, History]
-"""By what a run has under `samples`."""
+Samples = Mapping[str, RunHistory]
+"""Histories by the file name that a run has under `samples`."""
 
 
-def load(folder: Path) -> tuple[Results, Samples]:
-    """Read results.json and the histories that its runs name and that are there.
+def load_comparison(folder: Path) -> tuple[ResultsDict, Samples]:
+    """Reads results.json and the histories of samples that its runs name.
+
+    Histories whose files are missing are left out.
+
+    Args:
+        folder: Folder of a comparison, the `--out` of `thresher compare`.
+
+    Returns:
+        The content of results.json, and the histories by file name.
 
     Raises:
         FileNotFoundError: The folder has no results.json; the message says how to make one.
-        ValueError: A file is damaged, or is not what a comparison writes.
+        ValueError: A file is damaged, or was not written by a comparison.
     """
     path = folder / RESULTS
     if not path.is_file():
@@ -81,8 +96,8 @@ def load(folder: Path) -> tuple[Results, Samples]:
     return results, {name: read_history(folder / name) for name in sorted(named) if (folder / name).is_file()}
 
 
-def read_history(path: Path) -> History:
-    """Read the history of one run.
+def read_history(path: Path) -> RunHistory:
+    """Reads the history of one run from its Parquet file.
 
     Raises:
         ValueError: The file is damaged; the message says what to do.
@@ -91,7 +106,7 @@ def read_history(path: Path) -> History:
         table = pq.read_table(path)
         targets = table["target"].to_numpy() if "target" in table.column_names else None
         losses, trained = (_matrix(table[name]) for name in ("loss_by_epoch", "trained_by_epoch"))
-        return History(table["id"].to_numpy(), targets, np.where(np.isfinite(losses), losses, np.nan), trained)
+        return RunHistory(table["id"].to_numpy(), targets, np.where(np.isfinite(losses), losses, np.nan), trained)
     except (pa.ArrowException, KeyError, ValueError) as error:
         raise ValueError(
             f"{path} is damaged ({error}); delete the run's files, and the same command makes them again"
@@ -99,38 +114,38 @@ def read_history(path: Path) -> History:
 
 
 def _matrix(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Lists of the same length, one a row."""
+    """Returns a column of equally long lists as a matrix with one row per list."""
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return values.reshape(len(column), -1) if len(column) else values.reshape(0, 0)
 
 
-def methods(results: Results) -> dict[str, list[Run]]:
-    """The runs of each method, a run a seed; controls left out."""
-    found: dict[str, list[Run]] = {}
+def runs_by_method(results: ResultsDict) -> dict[str, list[RunDict]]:
+    """Returns the runs of each method, one run per seed, without the controls."""
+    found: dict[str, list[RunDict]] = {}
     for run in results["runs"]:
         if kind_of(run) is None:
             found.setdefault(run["method"], []).append(run)
     return found
 
 
-def controls(results: Results) -> dict[str, dict[str, list[Run]]]:
-    """The runs of controls, by kind and by the method that they are controls of."""
-    found: dict[str, dict[str, list[Run]]] = {}
+def controls(results: ResultsDict) -> dict[str, dict[str, list[RunDict]]]:
+    """Returns the runs of the controls by their kind and by the method that they belong to."""
+    found: dict[str, dict[str, list[RunDict]]] = {}
     for run in results["runs"]:
         if (kind := kind_of(run)) is not None:
             found.setdefault(kind, {}).setdefault(run["control_of"], []).append(run)
     return found
 
 
-def histories(results: Results, samples: Samples) -> dict[str, dict[int, History]]:
-    """What there is of each method's samples, by seed; methods with nothing left out.
+def histories(results: ResultsDict, samples: Samples) -> dict[str, dict[int, RunHistory]]:
+    """Returns the histories of each method by seed; methods without any history are not included.
 
-    What the loader did not yield, by its sampler or `drop_last`, full training did not see either, and no method left it out.
-    With `drop_last` that is exact for methods that see the same batches, and up to a batch an epoch off for others.
+    Samples that the loader did not yield to full training (because of its sampler or `drop_last`) do not count as left out.
+    With `drop_last` this is exact for methods that see the same batches, and off by at most one batch per epoch for others.
     """
     found = {
         method: {run["seed"]: samples[run["samples"]] for run in runs if run.get("samples") in samples}
-        for method, runs in methods(results).items()
+        for method, runs in runs_by_method(results).items()
     }
     full = found.get("full", {})
     return {
@@ -140,12 +155,16 @@ def histories(results: Results, samples: Samples) -> dict[str, dict[int, History
     }
 
 
-def by_epoch(runs: list[Run], name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
-    """A fact of the history of every run.
+def by_epoch(runs: list[RunDict], name: str) -> tuple[NDArray[np.int64], NDArray[np.float64]] | None:
+    """Returns one value of the history over the epochs, for several runs.
+
+    Args:
+        runs: Runs of one method.
+        name: Key of the value in the entries of `history`, such as "accuracy".
 
     Returns:
-        Epochs from 1, shape (E,), and values, shape (runs, E), of the epochs for which all runs have it; None where there are
-        none.
+        Epoch numbers from 1, shape (E,), and values, shape (runs, E), for the E epochs in which all runs have a finite value.
+        None where there is no such epoch.
     """
     lengths = min(len(run.get("history", ())) for run in runs)
     values = np.array([[entry.get(name) for entry in run.get("history", ())[:lengths]] for run in runs], dtype=np.float64)

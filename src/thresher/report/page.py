@@ -1,4 +1,4 @@
-"""The page: the table, the sentences, every chart that there is data for, sheets of samples and settings, in one file."""
+"""Writes the report: table, sentences, every chart for which there is data, sheets of samples and settings, in one file."""
 
 import base64
 import json
@@ -16,26 +16,33 @@ from plotly.offline import get_plotlyjs
 from thresher.experiments.comparison.summary import is_share
 from thresher.experiments.training.store import whole
 from thresher.report import charts, sample_charts
-from thresher.report.loading import Results, Samples, load, methods
-from thresher.report.sheets import Pictures, pictures_of, sheets
+from thresher.report.loading import ResultsDict, Samples, load_comparison, runs_by_method
+from thresher.report.sheets import ImageArray, sheets, training_images
 from thresher.report.style import INK
 
 REPORT = "report.html"
-SHARES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time"}
+COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time"}
+"""Labels of the measures of cost by the first part of their key in `summary`."""
+COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
+"""Counts in the table of settings, by their key under `cost`."""
+VERDICT_COLUMNS = ("method", "difference to full", "cost as counted", "CPU time", "wall time", "verdict")
+"""Headings of the table of verdicts, without the metric, which is the second."""
 
-Draw = Callable[..., go.Figure | None]
-Views = Callable[[Results, Samples], Mapping[str, Draw]]
+ChartFunction = Callable[..., go.Figure | None]
+"""A function of results and samples; None where there is nothing to draw."""
+Views = Callable[[ResultsDict, Samples], Mapping[str, ChartFunction]]
+"""A function of results and samples that returns chart functions by the label under which the reader chooses them."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A place on the page.
+    """A chart of the page, in one or several views.
 
     Args:
-        key: Names it in the page and in file names.
-        title: Above it.
-        note: Below the title: what is drawn, and how to read it.
-        views: What can be chosen to be drawn there, by label, as functions of results and samples.
+        key: Identifier in the HTML and in file names.
+        title: Heading above the chart.
+        note: Explanation below the title: what is drawn, and how to read it.
+        views: Function that returns the views among which the reader can choose.
     """
 
     key: str
@@ -43,39 +50,44 @@ class Chart:
     note: str
     views: Views
 
-    def figures(self, results: Results, samples: Samples) -> dict[str, go.Figure]:
-        """Those views that there is data for."""
+    def figures(self, results: ResultsDict, samples: Samples) -> dict[str, go.Figure]:
+        """Returns the figures of all views for which there is data, by label."""
         drawn = {label: draw(results, samples) for label, draw in self.views(results, samples).items()}
         return {label: figure for label, figure in drawn.items() if figure is not None}
 
 
-def one(draw: Draw) -> Views:
-    """A chart with a single view."""
+def single_view(draw: ChartFunction) -> Views:
+    """Returns the views of a chart that has only one."""
     return lambda results, samples: {"": draw}
 
 
-def each(draw: Draw, labels: Mapping[str, str]) -> Views:
-    """A view for each of the values that `draw` takes, given with their labels."""
+def views_by(draw: ChartFunction, labels: Mapping[str, str]) -> Views:
+    """Returns one view per value of the argument `by`.
+
+    Args:
+        draw: Chart function with an argument `by`.
+        labels: Labels of the views by value.
+    """
     return lambda results, samples: {label: partial(draw, by=value) for value, label in labels.items()}
 
 
-def each_method(draw: Draw) -> Views:
-    """A view for each method."""
-    return lambda results, samples: {method: partial(draw, method=method) for method in methods(results)}
+def each_method(draw: ChartFunction) -> Views:
+    """Returns one view per method."""
+    return lambda results, samples: {method: partial(draw, method=method) for method in runs_by_method(results)}
 
 
-def each_part(draw: Draw) -> Views:
-    """A view for each part of the samples by their loss."""
+def each_part(draw: ChartFunction) -> Views:
+    """Returns one view per part of the samples: all, those with the lowest and those with the highest losses."""
     parts = {"all": "all samples", "bottom": "lowest 98 %", "top": "highest 2 %"}
     return lambda results, samples: {label: partial(draw, part=part) for part, label in parts.items()}
 
 
-def each_class(draw: Draw) -> Views:
-    """A view of all classes together, and one for each."""
+def each_class(draw: ChartFunction) -> Views:
+    """Returns one view of all classes together, and one per class."""
 
-    def views(results: Results, samples: Samples) -> dict[str, Draw]:
+    def views(results: ResultsDict, samples: Samples) -> dict[str, ChartFunction]:
         one_class = {
-            f"class {number}": partial(draw, of_class=str(number)) for number in sample_charts.classes(results, samples)
+            f"class {number}": partial(draw, of_class=str(number)) for number in sample_charts.class_numbers(results, samples)
         }
         return {"all classes": draw, **one_class}
 
@@ -87,31 +99,33 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "cost",
             "Against cost",
-            "Each method's mean over the seeds; bars are the 95 % interval of the difference to full training, seed by seed. "
-            "Grey lines join the controls, which cost the same as the methods. The dotted line is full training, the shade "
-            "below it the margin: a loss that does not matter.",
-            each(charts.metric_against_cost, SHARES),
+            "Each point is the mean of a method over the seeds; its bar is the 95 % interval of the difference to full "
+            "training, paired by seed. Grey lines join the controls, which cost the same as the methods. The dotted line is "
+            "full training, and the shade below it is the margin: a difference that does not matter.",
+            views_by(charts.metric_against_cost, COST_MEASURES),
         ),
         Chart(
             "curves",
             "During training",
-            "Median of the seeds; the band reaches from the lowest to the highest. Controls can be switched on.",
-            each(
+            "The line is the median of the seeds; the band reaches from the lowest to the highest seed. Controls are hidden "
+            "until you choose them in the legend.",
+            views_by(
                 charts.metric_curve, {"epoch": "epochs", "cost": "cost as counted", "cpu_s": "CPU time", "wall_s": "wall time"}
             ),
         ),
         Chart(
             "targets",
             "Time to target",
-            "What it took until the error was no larger than 1.4, 1.2 and 1.1 times the one that full training ends with, as a "
-            "share of what full training took to get there; medians of the seeds. No bar: half of the seeds did not reach it.",
-            each(charts.time_to_target, {"cost": "cost as counted", "cpu_s": "CPU time"}),
+            "The cost until the error was at most 1.4, 1.2 and 1.1 times the final error of full training, as a share of "
+            "what full training took to reach the same error; medians of the seeds. Where a bar is missing, at least half "
+            "of the seeds did not reach the target.",
+            views_by(charts.times_to_targets, {"cost": "cost as counted", "cpu_s": "CPU time"}),
         ),
         Chart(
             "speed",
             "Speed-up",
-            "The median epoch of full training, divided by the time that this epoch took; above 1 is faster.",
-            each(
+            "The time of the median epoch of full training, divided by the time of this epoch; above 1 is faster.",
+            views_by(
                 charts.speed_up,
                 {"cpu_s": "CPU time of an epoch", "wall_s": "wall time of an epoch", "step_s": "time of a step"},
             ),
@@ -121,34 +135,38 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "left-out",
             "Share left out of the epoch",
-            "What an epoch was not trained on. Dashed: the cap on it that was asked for, where the method has one.",
-            one(charts.left_out),
+            "The share of the samples that an epoch was not trained on. Dashed: the maximum that was set, where the method "
+            "has one.",
+            single_view(charts.left_out),
         ),
         Chart(
             "hidden",
             "Left out, by class",
-            "Samples of each class that an epoch was not trained on, mean of the seeds; below, the rank of the classes by it. "
-            "What the loader did not yield, by its sampler or drop_last, is among them.",
+            "The number of samples of each class that an epoch was not trained on, mean of the seeds; below, the rank of "
+            "the classes by that number. Samples that the loader did not yield (because of its sampler or drop_last) are "
+            "counted too.",
             each_method(charts.hidden_by_class),
         ),
         Chart(
             "overlap",
             "Do methods leave out the same samples?",
-            "Those that both left out of an epoch, as a share of those that either did; line and marker have the colours of "
-            "the two. Two halves drawn at random have a third in common, two thirds of the samples a half. Not counted is what "
-            "full training with the same seed did not get from its loader; counted is what drop_last takes of smaller epochs.",
-            one(sample_charts.overlap_by_epoch),
+            "The samples that both methods left out of an epoch, as a share of those that either left out; line and marker "
+            "have the colours of the two methods. For comparison: two random halves of the samples overlap by a third, two "
+            "random sets of two thirds by a half. Samples that full training with the same seed did not get from its loader "
+            "are not counted; samples that drop_last removes from smaller epochs are.",
+            single_view(sample_charts.overlap_by_epoch),
         ),
         Chart(
             "overlap-matrix",
             "The same over all epochs",
-            "Sample by sample and epoch by epoch: left out by both, as a share of left out by either; mean of the seeds.",
+            "Pairs of sample and epoch that both methods left out, as a share of those that either left out; mean of the "
+            "seeds.",
             each_class(sample_charts.overlap_matrix),
         ),
         Chart(
             "weights",
             "Weights of mixed methods",
-            "What a method that mixes several gives to each of them.",
+            "The weight that a method which mixes several selectors gives to each of them.",
             each_method(charts.weights),
         ),
     ),
@@ -156,21 +174,20 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "histogram",
             "Distribution of losses",
-            "Share of samples by loss after each epoch, as each was last seen, in colours by powers of ten; the outermost bins "
-            "hold what lies outside.",
+            "The share of samples by their latest loss after each epoch; colours change by powers of ten. The outermost "
+            "bins also hold all smaller and all larger losses.",
             each_method(charts.loss_histogram),
         ),
         Chart(
             "easy",
             "Easy samples",
-            "Share of samples whose loss is below 5 % of the largest.",
-            one(charts.easy_share),
+            "The share of samples whose loss is below 5 % of the largest loss.",
+            single_view(charts.easy_share),
         ),
         Chart(
             "parts",
             "The last ten epochs",
-            "Mean loss of all samples, of the 2 % with the largest loss in each epoch, and of the others, as "
-            "each was last seen.",
+            "The mean of the latest losses of all samples, of the 2 % with the largest loss in each epoch, and of the others.",
             each_part(sample_charts.loss_of_part),
         ),
     ),
@@ -178,73 +195,76 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
 
 
 def write_report(folder: Path, data: Path | None = None) -> Path:
-    """Write the page of a comparison into its folder, whole or not at all.
+    """Writes the report of a comparison into its folder. An error leaves an existing report as it was.
 
     Args:
-        folder: Of the comparison.
-        data: Folder with the data, for tasks that take one; without the data, samples are shown as rows.
+        folder: Folder of the comparison.
+        data: Folder with the data, for tasks that take one. Without the data, samples are shown as rows of a table instead of
+            images.
 
     Returns:
-        Where the page is.
+        Path of the HTML file.
 
     Raises:
-        FileNotFoundError: The folder has no results; or `data` was given, and lacks files.
+        FileNotFoundError: The folder has no results.json, or `data` was given and lacks files.
         ValueError: A file of the comparison is damaged.
     """
-    results, samples = load(folder)
+    results, samples = load_comparison(folder)
     with whole(folder / REPORT) as file:
-        file.write(page(results, samples, _pictures(results, samples, data)).encode())
+        file.write(render_page(results, samples, _images_of_samples(results, samples, data)).encode())
     return folder / REPORT
 
 
-def _pictures(results: Results, samples: Samples, data: Path | None) -> Pictures | None:
+def _images_of_samples(results: ResultsDict, samples: Samples, data: Path | None) -> ImageArray | None:
     if not samples:
         return None
     try:
-        return pictures_of(results["task"], data)
+        return training_images(results["task"], data)
     except FileNotFoundError:
         if data is not None:
             raise
         return None
 
 
-def page(results: Results, samples: Samples, pictures: Pictures | None = None) -> str:
-    """The page as HTML."""
+def render_page(results: ResultsDict, samples: Samples, images: ImageArray | None = None) -> str:
+    """Returns the report as HTML.
+
+    Args:
+        results: Content of results.json.
+        samples: Histories of the samples by file name.
+        images: Training images for the sheets, shape (N, H, W) or (N, H, W, 3), uint8. None: samples are rows of a table.
+    """
     loader = PackageLoader("thresher.report", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("page.html.jinja").render(
         results=results,
         seeds=sorted({run["seed"] for run in results["runs"]}),
-        columns=(*COLUMNS[:1], results["runs"][0]["metric"]["name"], *COLUMNS[1:]),
-        margin=amount(results, results.get("margin")),
-        rows=[_row(row, results) for row in results["summary"]],
-        sections={title: _drawn(held, results, samples) for title, held in SECTIONS.items()},
-        sheets=sheets(results, samples, pictures),
-        settings=_settings(results),
-        counted=COUNTED,
+        columns=(*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:]),
+        margin=margin_text(results, results.get("margin")),
+        rows=[_verdict_row(row, results) for row in results["summary"]],
+        sections={title: _section_charts(held, results, samples) for title, held in SECTIONS.items()},
+        sheets=sheets(results, samples, images),
+        settings=_method_settings(results),
+        counted=COUNTERS,
         plotly=base64.b64encode(zlib.compress(get_plotlyjs().encode())).decode(),
         ink=INK,
     )
 
 
-def _drawn(held: tuple[Chart, ...], results: Results, samples: Samples) -> list[tuple[Chart, dict[str, str]]]:
-    """Charts of a section with their views as JSON that is safe within HTML; charts without data left out."""
+def _section_charts(held: tuple[Chart, ...], results: ResultsDict, samples: Samples) -> list[tuple[Chart, dict[str, str]]]:
+    """Returns the charts of a section that have data, each with its views as JSON that is safe within HTML."""
     drawn = [(chart, chart.figures(results, samples)) for chart in held]
     return [(chart, {label: str(figure.to_json()) for label, figure in figures.items()}) for chart, figures in drawn if figures]
 
 
-COUNTED = ("forward", "backward", "refresh", "scoring", "steps")
-COLUMNS = ("method", "difference to full", "cost as counted", "CPU time", "wall time", "verdict")
-
-
-def _row(row: Mapping[str, Any], results: Results) -> dict[str, Any]:
-    """Texts of the cells and what they are sorted by; None sorts last."""
+def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]:
+    """Returns the texts of a row's cells with the values they are sorted by; None sorts last."""
     scale, digits = (100, 2) if is_share(results["runs"]) else (1, 4)
     spread = "" if row.get("std") is None else f" ± {scale * row['std']:.{digits}f}"
-    shares = [row.get(f"{name}_ratio") for name in SHARES]
+    shares = [row.get(f"{name}_ratio") for name in COST_MEASURES]
     cells = [
         (f"{scale * row['mean']:.{digits}f}{spread}", row["mean"]),
-        (_difference(row, scale, digits), row["difference"]),
+        (_difference_text(row, scale, digits), row["difference"]),
         *(("" if share is None else f"{share:.3f}", share) for share in shares),
     ]
     return {
@@ -256,29 +276,29 @@ def _row(row: Mapping[str, Any], results: Results) -> dict[str, Any]:
     }
 
 
-def amount(results: Results, margin: float | None) -> str:
-    """The margin with its unit, as results.json holds it: points where the metric is a share."""
+def margin_text(results: ResultsDict, margin: float | None) -> str:
+    """Returns the margin with its unit: points where the metric is a share, else nothing."""
     return "" if margin is None else f"{margin:g}{' points' if is_share(results['runs']) else ''}"
 
 
-def _difference(row: Mapping[str, Any], scale: int, digits: int) -> str:
+def _difference_text(row: Mapping[str, Any], scale: int, digits: int) -> str:
     if row["difference"] is None:
         return ""
     bounds = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:+.{digits}f}" for bound in row["ci95"]))
     return f"{scale * row['difference']:+.{digits}f}{bounds}"
 
 
-def _settings(results: Results) -> dict[str, dict[str, str]]:
-    """What each method was given, and the mean of what its runs counted."""
+def _method_settings(results: ResultsDict) -> dict[str, dict[str, str]]:
+    """Returns for each method its settings and the mean of every counter over its runs."""
     return {
         method: {
             "settings": json.dumps(runs[0]["settings"], default=str) if runs[0]["settings"] else "",
-            **{name: _mean_of(runs, name) for name in COUNTED},
+            **{name: _mean_count(runs, name) for name in COUNTERS},
         }
-        for method, runs in methods(results).items()
+        for method, runs in runs_by_method(results).items()
     }
 
 
-def _mean_of(runs: list[dict[str, Any]], name: str) -> str:
+def _mean_count(runs: list[dict[str, Any]], name: str) -> str:
     values = [run["cost"].get(name) for run in runs]
     return "" if None in values else f"{sum(values) / len(values):,.0f}"

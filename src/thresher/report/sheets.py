@@ -1,4 +1,4 @@
-"""Sheets of samples that stand out: the easiest, the hardest, those left out most and never, the lowest in combined rank."""
+"""Sheets of samples that stand out: the easiest, the hardest, those left out most often and never, and by combined rank."""
 
 import base64
 import io
@@ -13,115 +13,138 @@ from PIL import Image
 from scipy.stats import rankdata
 
 from thresher.experiments.tasks import TASKS, built_in
-from thresher.report.loading import History, Results, Samples, histories
+from thresher.report.loading import ResultsDict, RunHistory, Samples, histories
 
-CARDS = 12
-"""Samples a sheet, at most."""
-PICTURES = 600
-"""On a page, at most: what keeps that of twenty methods below 4 MB."""
+CARDS_PER_SHEET = 12
+"""Largest number of samples on a sheet."""
+IMAGES_PER_PAGE = 600
+"""Largest number of images on a page, which keeps the page of twenty methods below 4 MB."""
 
-Pictures = NDArray[np.uint8]
-Order = NDArray[np.int64]
+ImageArray = NDArray[np.uint8]
+"""Images of the training samples, shape (N, H, W) or (N, H, W, 3)."""
+RowOrder = NDArray[np.int64]
+"""Row numbers into a history, in the order in which a sheet shows them."""
 
 
 @dataclass(frozen=True)
-class Card:
-    """One sample, for people."""
+class SampleCard:
+    """What a sheet shows of one sample.
+
+    Args:
+        id: Id of the sample.
+        target: Class of the sample; None for data without classes.
+        loss: Mean loss over the epochs.
+        trained: Number of times that the sample was trained on.
+        hidden: Number of epochs in which the sample was left out.
+        image: Image as a data URI; None where there is none.
+    """
 
     id: int
     target: int | None
     loss: float
     trained: int
     hidden: int
-    picture: str | None
-    """A data URI."""
+    image: str | None
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Samples with something in common."""
+    """Samples that have something in common.
+
+    Args:
+        title: Heading that says what they have in common.
+        cards: The samples in order.
+    """
 
     title: str
-    cards: list[Card]
+    cards: list[SampleCard]
 
 
-def sheets(results: Results, samples: Samples, pictures: Pictures | None) -> dict[str, list[Sheet]]:
-    """The sheets of each method's first seed; full training, which leaves nothing out, is the last."""
+def sheets(results: ResultsDict, samples: Samples, images: ImageArray | None) -> dict[str, list[Sheet]]:
+    """Returns the sheets of each method for its first seed; full training, which leaves nothing out, is the last.
+
+    Args:
+        results: Content of results.json.
+        samples: Histories of the samples by file name.
+        images: Images of all training samples by id; None: the cards have no images.
+    """
     held = sorted(histories(results, samples).items(), key=lambda item: item[0] == "full")
     of_methods = {method: next(iter(of_seeds.values())) for method, of_seeds in held}
-    cards = CARDS if pictures is None else cards_a_sheet(len(of_methods))
-    return {method: _sheets_of(history, pictures, cards) for method, history in of_methods.items() if len(history.ids)}
+    cards = CARDS_PER_SHEET if images is None else cards_per_sheet(len(of_methods))
+    return {method: _sheets_of(history, images, cards) for method, history in of_methods.items() if len(history.ids)}
 
 
-def cards_a_sheet(of_methods: int) -> int:
-    """How many samples a sheet shows as pictures, where there are so many methods: fewer, the more there are."""
-    return min(CARDS, max(1, PICTURES // (len(ORDERS) * max(1, of_methods))))
+def cards_per_sheet(of_methods: int) -> int:
+    """Returns how many samples a sheet shows as images, which is fewer where there are many methods."""
+    return min(CARDS_PER_SHEET, max(1, IMAGES_PER_PAGE // (len(ORDERS) * max(1, of_methods))))
 
 
-def _sheets_of(history: History, pictures: Pictures | None, cards: int) -> list[Sheet]:
-    if pictures is not None and history.ids[-1] >= len(pictures):
-        pictures = None
+def _sheets_of(history: RunHistory, images: ImageArray | None, cards: int) -> list[Sheet]:
+    if images is not None and history.ids[-1] >= len(images):
+        images = None
     chosen = {title: choose(history)[:cards] for title, choose in ORDERS.items()}
-    return [Sheet(title, [_card(history, at, pictures) for at in order]) for title, order in chosen.items() if len(order)]
+    return [Sheet(title, [_sample_card(history, row, images) for row in rows]) for title, rows in chosen.items() if len(rows)]
 
 
-def easiest(history: History) -> Order:
-    """By mean loss, the lowest first."""
+def easiest_first(history: RunHistory) -> RowOrder:
+    """Returns all samples by mean loss, the lowest first."""
     return np.argsort(history.mean_loss, kind="stable")
 
 
-def hardest(history: History) -> Order:
-    """By mean loss, the highest first; what was never seen has none."""
+def hardest_first(history: RunHistory) -> RowOrder:
+    """Returns the samples that were seen by mean loss, the highest first."""
     seen = np.flatnonzero(np.isfinite(history.mean_loss))
     return seen[np.argsort(-history.mean_loss[seen], kind="stable")]
 
 
-def most_hidden(history: History) -> Order:
-    """By the number of epochs without them; of as many, the easiest first."""
+def most_hidden_first(history: RunHistory) -> RowOrder:
+    """Returns the samples that were left out, by the number of epochs without them; ties by mean loss, the lowest first."""
     order = np.lexsort((history.mean_loss, -history.hidden))
     return order[history.hidden[order] > 0]
 
 
-def never_hidden(history: History) -> Order:
-    """Trained on in every epoch, the easiest first; none where nothing is ever left out."""
-    order = easiest(history)
+def never_hidden_first(history: RunHistory) -> RowOrder:
+    """Returns the samples that were trained on in every epoch, the easiest first; none where no sample was ever left out."""
+    order = easiest_first(history)
     return order[history.hidden[order] == 0] if history.hidden.any() else order[:0]
 
 
-def lowest_combined_rank(history: History) -> Order:
-    """By the sum of the rank in mean loss and the rank in times trained, the lowest first."""
+def lowest_combined_rank_first(history: RunHistory) -> RowOrder:
+    """Returns all samples by the sum of their ranks by mean loss and by times trained, the lowest first."""
     return np.argsort(rankdata(history.mean_loss) + rankdata(history.trained.sum(axis=1)), kind="stable")
 
 
-ORDERS: dict[str, Callable[[History], Order]] = {
-    "easiest: the lowest mean loss over the epochs": easiest,
-    "hardest: the highest mean loss": hardest,
-    "left out in most epochs": most_hidden,
-    "never left out, the easiest first": never_hidden,
-    "lowest in rank by mean loss and rank by times trained, added up": lowest_combined_rank,
+ORDERS: dict[str, Callable[[RunHistory], RowOrder]] = {
+    "easiest: the lowest mean loss over the epochs": easiest_first,
+    "hardest: the highest mean loss": hardest_first,
+    "left out in most epochs": most_hidden_first,
+    "never left out, the easiest first": never_hidden_first,
+    "lowest sum of the rank by mean loss and the rank by times trained": lowest_combined_rank_first,
 }
 
 
-def _card(history: History, at: int, pictures: Pictures | None) -> Card:
-    number = int(history.ids[at])
-    return Card(
+def _sample_card(history: RunHistory, row: int, images: ImageArray | None) -> SampleCard:
+    number = int(history.ids[row])
+    return SampleCard(
         id=number,
-        target=None if history.targets is None else int(history.targets[at]),
-        loss=float(history.mean_loss[at]),
-        trained=int(history.trained[at].sum()),
-        hidden=int(history.hidden[at]),
-        picture=None if pictures is None else data_uri(pictures[number]),
+        target=None if history.targets is None else int(history.targets[row]),
+        loss=float(history.mean_loss[row]),
+        trained=int(history.trained[row].sum()),
+        hidden=int(history.hidden[row]),
+        image=None if images is None else data_uri(images[number]),
     )
 
 
-def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
-    """The training pictures of a task of this package, shape (N, H, W), or (N, H, W, 3) of those in colour.
-
-    None of a task without pictures, and of a user's own training, which is not run.
+def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
+    """Returns the training images of a task of this package.
 
     Args:
-        task: As results.json names it.
-        folder: With the data, for tasks that take one.
+        task: Name of the task, as in results.json.
+        folder: Folder with the data, for tasks that take one.
+
+    Returns:
+        Grey images, shape (N, H, W), or colour images, shape (N, H, W, 3), uint8. None for tasks without images, and for a
+        user's own training, whose code is not run.
 
     Raises:
         FileNotFoundError: The data is not there; the message says where to get it.
@@ -137,7 +160,7 @@ def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
 
 
 def data_uri(pixels: NDArray[np.uint8]) -> str:
-    """A grey picture, shape (H, W), or one in colour, shape (H, W, 3), as a PNG that a page holds itself."""
+    """Returns a grey image, shape (H, W), or a colour image, shape (H, W, 3), as a data URI of a PNG file."""
     buffer = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
     return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

@@ -3,7 +3,7 @@ import re
 import subprocess
 import sys
 
-COMMAND = [sys.executable, "-W", "error", "-m", "thresher.cli", "advise"]
+PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
 
 SLOW = """
 import time
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
     def __len__(self):
-        return 48
+        return 32
 
     def __getitem__(self, i):
         time.sleep(0.01)
@@ -28,13 +28,10 @@ def build(seed):
 """
 
 
-def advise(*arguments):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False)
-
-
 def test_a_task_gives_a_table_words_and_figures(tmp_path):
     out = tmp_path / "there" / "advice.json"
-    done = advise("digits@200", "--methods", "full,uniform:keep=0.5,random_backprop:keep=0.25", "--epochs", "4", "--json", out)
+    given = ["--methods", "full,uniform:keep=0.5,random_backprop:keep=0.25", "--epochs", "4", "--json", str(out)]
+    done = subprocess.run([*PROCESS, "advise", "digits@200", *given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr and done.stdout.rstrip().endswith(str(out))
     found = json.loads(out.read_text())
@@ -46,10 +43,10 @@ def test_a_task_gives_a_table_words_and_figures(tmp_path):
     assert "Two forward passes save time only while less than" in " ".join(words.split())
 
 
-def test_a_training_that_waits_for_its_input_is_told_so(tmp_path):
+def test_a_training_that_waits_for_its_input_is_told_so(tmp_path, called):
     path = tmp_path / "slow.py"
     path.write_text(SLOW)
-    done = advise(f"{path}:build", "--methods", "kakurenbo,infobatch,uniform:keep=0.7,random_backprop:keep=0.33")
+    done = called("advise", f"{path}:build", "--methods", "kakurenbo,infobatch,uniform:keep=0.7,random_backprop:keep=0.33")
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert int(re.search(r"Your input pipeline takes (\d+) % of a step\.", said)[1]) >= 90
@@ -58,9 +55,9 @@ def test_a_training_that_waits_for_its_input_is_told_so(tmp_path):
     assert "One forward pass" not in said
 
 
-def test_a_mistake_is_one_message():
-    done = advise("digits", "--methods", "uniform:keep=2")
+def test_a_mistake_is_one_message(called):
+    done = called("advise", "digits", "--methods", "uniform:keep=2")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "`keep` outside" not in done.stdout
     assert "UniformSubset: `keep`" in done.stderr
-    done = advise("nothing")
+    done = called("advise", "nothing")
     assert done.returncode == 2 and "no task 'nothing'" in done.stderr

@@ -10,16 +10,14 @@ from collections import Counter
 import psutil
 import pytest
 
-COMMAND = [sys.executable, "-W", "error", "-m", "thresher.cli", "compare", "--task", "digits"]
+PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
+N = 512
+METHODS = "kakurenbo:tau=0.0,infobatch:prune_fraction=0.3"
 
 
-def arguments(out, methods="kakurenbo,infobatch:prune_fraction=0.3", seeds="0,1", epochs=3, margin=0.5):
-    given = {"methods": methods, "seeds": seeds, "epochs": epochs, "margin": margin, "out": out}
-    return [*COMMAND, *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
-
-
-def compare(out, **settings):
-    return subprocess.run([*arguments(out, **settings), "--jobs", "1"], capture_output=True, text=True, check=False)
+def arguments(out, task=f"digits@{N}", methods=METHODS, seeds="0,1", epochs=3, margin=0.5, jobs=1):
+    given = {"task": task, "methods": methods, "seeds": seeds, "epochs": epochs, "margin": margin, "out": out, "jobs": jobs}
+    return ["compare", *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
 
 
 def written(out):
@@ -29,7 +27,7 @@ def written(out):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("comparison") / "out"
-    done = compare(out)
+    done = subprocess.run([*PROCESS, *arguments(out)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return out, done.stdout, json.loads((out / "results.json").read_text())
@@ -38,7 +36,7 @@ def finished(tmp_path_factory):
 def test_results_have_the_schema(finished):
     _, _, results = finished
     assert list(results) == ["task", "epochs", "device", "versions", "margin", "loss_bins", "runs", "summary"]
-    assert (results["task"], results["epochs"], results["device"]) == ("digits", 3, "cpu")
+    assert (results["task"], results["epochs"], results["device"]) == (f"digits@{N}", 3, "cpu")
     assert {"thresher", "torch", "python"} <= set(results["versions"])
     for run in results["runs"]:
         fields = {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history", "samples"}
@@ -50,7 +48,7 @@ def test_results_have_the_schema(finished):
     columns = {"method", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict", "sentence"}
     assert all(columns <= set(row) for row in results["summary"])
     assert [row["control_of"] or row["method"] for row in results["summary"]] == [
-        "full", *3 * ["kakurenbo"], *3 * ["infobatch:prune_fraction=0.3"],
+        "full", *3 * ["kakurenbo:tau=0.0"], *3 * ["infobatch:prune_fraction=0.3"],
     ]  # fmt: skip
 
 
@@ -58,7 +56,7 @@ def test_every_run_has_controls_of_its_own_cost(finished):
     _, _, results = finished
     runs = {(run["control_of"], run["method"], run["seed"]): run for run in results["runs"]}
     assert Counter(run["control_of"] or run["method"] for run in results["runs"]) == {
-        "full": 2, "kakurenbo": 6, "infobatch:prune_fraction=0.3": 6,
+        "full": 2, "kakurenbo:tau=0.0": 6, "infobatch:prune_fraction=0.3": 6,
     }  # fmt: skip
     assert len({run["cost"]["backward_to_forward"] for run in results["runs"]}) == 1
     kinds = Counter()
@@ -68,7 +66,7 @@ def test_every_run_has_controls_of_its_own_cost(finished):
         kinds[kind] += 1
         assert cost == f"{method['cost']['ratio']:.3f}"
         assert control["settings"] == {"uniform": {"keep": float(cost)}, "shorter": {"epochs": 3 * float(cost)}}[kind]
-        nearest = {"uniform": 1 / 1438, "shorter": 0.5 * 64 / (3 * 1438)}[kind]
+        nearest = {"uniform": 1 / N, "shorter": 0.5 * 64 / (3 * N)}[kind]
         assert control["cost"]["ratio"] == pytest.approx(method["cost"]["ratio"], abs=0.0005 + nearest)
         assert control["cost"]["backward"] == control["cost"]["forward"] < method["cost"]["full_forward"]
         assert control["cost"]["full_forward"] == method["cost"]["full_forward"]
@@ -83,22 +81,22 @@ def test_the_table_and_the_path_are_printed(finished):
     assert all((row["sentence"] in plain) == (row["control_of"] is None) for row in results["summary"])
 
 
-def test_another_margin_trains_nothing_anew(finished):
+def test_another_margin_trains_nothing_anew(finished, called):
     out, _, results = finished
     before = written(out)
-    done = compare(out, margin=90)
+    done = called(*arguments(out, margin=90))
     assert done.returncode == 0, done.stderr
     assert written(out) == before
     again = json.loads((out / "results.json").read_text())
     assert again["margin"] == 90 and again["runs"] == results["runs"]
 
 
-def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished):
+def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished, called):
     out, _, results = finished
     before = written(out)
-    gone = next(name for name in before if name.startswith("kakurenbo-seed1"))
+    gone = next(name for name in before if name.startswith("kakurenbo") and "-seed1" in name)
     (out / "runs" / gone).unlink()
-    done = compare(out)
+    done = called(*arguments(out))
     assert done.returncode == 0, done.stderr
     after = written(out)
     assert set(after) == set(before)
@@ -108,25 +106,24 @@ def test_finished_runs_are_not_repeated_and_a_deleted_one_is(finished):
     assert [run["metric"] for run in again["runs"]] == [run["metric"] for run in results["runs"]]
 
 
-def test_a_folder_takes_more_methods_but_no_other_comparison(finished):
+def test_a_folder_takes_more_methods_but_no_other_comparison(finished, called):
     out, _, _ = finished
     before = written(out)
-    refused = compare(out, epochs=4)
+    refused = called(*arguments(out, epochs=4))
     assert refused.returncode == 2 and "Traceback" not in refused.stderr
     assert "holds another comparison: its epochs is 3, here it is 4; give another folder" in refused.stderr
-    more = compare(out, methods="uniform:keep=0.5", seeds="1")
+    more = called(*arguments(out, methods="uniform:keep=0.5", seeds="1"))
     assert more.returncode == 0, more.stderr
     new = set(written(out)) - set(before)
     assert len(new) == 1 and written(out).items() >= before.items()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
-def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, how):
-    settings = {"methods": "uniform:keep=0.3", "seeds": "0,1,2", "epochs": 10}
+def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, called, how):
+    settings = {"task": "digits@256", "methods": "uniform:keep=0.3", "seeds": "0,1,2", "epochs": 4}
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        arguments(out, **settings), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    command = [*PROCESS, *arguments(out, **settings)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     until(lambda: written(out))
     workers = psutil.Process(process.pid).children(recursive=True)
     assert workers
@@ -146,7 +143,7 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, how):
     assert "Traceback" not in stderr
     kept = written(out)
     assert 0 < len(kept) < 6 and not (out / "results.json").exists()
-    done = compare(out, **settings)
+    done = called(*arguments(out, **settings))
     assert done.returncode == 0, done.stderr
     assert len(written(out)) == 6 and written(out).items() >= kept.items()
     assert json.loads((out / "results.json").read_text())["summary"][1]["method"] == "uniform:keep=0.3"

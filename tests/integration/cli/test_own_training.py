@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -9,11 +7,6 @@ from thresher.cli.app import app
 from thresher.experiments.comparison.compare import compare
 from thresher.experiments.comparison.workers import RunError
 from thresher.experiments.training.specs import parse_methods
-
-
-def thresher(folder, *arguments):
-    command = [sys.executable, "-W", "error", "-m", "thresher.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
 
 
 @pytest.fixture
@@ -25,9 +18,9 @@ def template(tmp_path, monkeypatch):
     return tmp_path / "my_training.py"
 
 
-def test_the_template_runs_as_it_is(template):
+def test_the_template_runs_as_it_is(template, called):
     given = ("--methods", "kakurenbo", "--epochs", "2", "--seeds", "0", "--out", "runs/mine")
-    done = thresher(template.parent, "compare", "my_training.py:build", *given)
+    done = called("compare", "my_training.py:build", *given)
     assert done.returncode == 0, done.stderr
     results = json.loads((template.parent / "runs/mine/results.json").read_text())
     assert results["task"] == "my_training.py:build" and {run["metric"]["name"] for run in results["runs"]} == {"metric"}
@@ -64,7 +57,7 @@ def test_init_leaves_a_file_alone(template):
     ],
     ids=["building", "evaluating", "returned", "imported"],
 )
-def test_errors_name_file_and_line(template, before, after, line, said):
+def test_errors_name_file_and_line(template, inline_runs, before, after, line, said):
     template.write_text(template.read_text().replace(before, after, 1))
     number = next(i for i, text in enumerate(template.read_text().splitlines(), 1) if line in text)
     with pytest.raises((RunError, ValueError), match=f"my_training.py, line {number}: .*{said}"):

@@ -3,13 +3,14 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-COMMAND = [sys.executable, "-W", "error", "-m", "thresher.cli", "time-to-target", "--task", "digits@400", "--epochs", "2"]
+PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
+ARGUMENTS = ["time-to-target", "--task", "digits@400", "--epochs", "2", "--jobs", "1"]
 
 
 def test_times_curves_and_a_figure(tmp_path):
     out, results, figure = tmp_path / "out", tmp_path / "benchmarks" / "r.json", tmp_path / "docs" / "f.svg"
     more = ["--methods", "uniform:keep=0.5,kakurenbo", "--seeds", "0", "--out", out, "--results", results, "--figure", figure]
-    done = subprocess.run([*COMMAND, *map(str, more)], capture_output=True, text=True, check=False)
+    done = subprocess.run([*PROCESS, *ARGUMENTS, *map(str, more)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stderr and done.stdout.rstrip().endswith(f"{results}\n{figure}")
     measured = json.loads(results.read_text())
@@ -24,8 +25,7 @@ def test_times_curves_and_a_figure(tmp_path):
     assert len(runs) == 3 and not any(run["control_of"] for run in runs)
 
 
-def test_a_mistake_is_one_message(tmp_path):
-    command = [*COMMAND, "--methods", "kakurenbo:forward_passes=once", "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_a_mistake_is_one_message(tmp_path, called):
+    done = called(*ARGUMENTS, "--methods", "kakurenbo:forward_passes=once", "--out", tmp_path / "out")
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "kakurenbo has no setting 'forward_passes'" in done.stderr and not (tmp_path / "out").exists()

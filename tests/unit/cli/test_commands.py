@@ -10,7 +10,8 @@ from rich.console import Console
 import thresher
 from thresher import cli
 from thresher.cli import demo, time_to_target
-from thresher.cli.display import progress_on, summary_table, targets_table
+from thresher.cli._console import summary_table, targets_table
+from thresher.cli._progress import progress_on
 from thresher.experiments.comparison.job import Job
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.specs import MethodSpec, parse_methods
@@ -81,7 +82,7 @@ def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, ca
 
 
 def test_what_the_commands_train_by_default_is_known():
-    specs = parse_methods(f"{demo.METHODS},{time_to_target.METHODS}")
+    specs = parse_methods(f"{demo.DEMO_METHODS},{time_to_target.TIMED_METHODS}")
     assert [spec.label for spec in specs] == [
         "kakurenbo",
         "infobatch",

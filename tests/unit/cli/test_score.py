@@ -35,7 +35,9 @@ def test_score_then_prune(tmp_path):
     out, kept = tmp_path / "s.parquet", tmp_path / "kept.txt"
     done = called("score", "--task", TASK, "--models", 1, "--epochs", 1, "--out", out)
     assert done.exit_code == 0, done.output
-    assert f"{out}: el2n of 128 samples; took what 1.33 epochs of full training do (256 forward, 128 backward)" in done.output
+    assert (
+        f"{out}: el2n of 128 samples; cost as much as 1.33 epochs of full training (256 forward, 128 backward)" in done.output
+    )
     table = Scores.load(out)
     assert table == make_scores(TASK, "el2n", models=1, epochs=1)
     assert table.provenance["task"] == TASK and table.provenance["seeds"] == [0] and table.provenance["epochs"] == 1
@@ -43,7 +45,7 @@ def test_score_then_prune(tmp_path):
     done = called("prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", kept)
     assert done.exit_code == 0, done.output
     assert f"{kept}: 64 of 128 samples kept, hard by el2n" in done.output
-    shares = re.search(r"of each class (\d+)% \(class \d\) to (\d+)% \(class \d\)", done.output)
+    shares = re.search(r"share kept per class: from (\d+)% \(class \d\) to (\d+)% \(class \d\)", done.output)
     assert shares and 30 <= int(shares[1]) <= 50 <= int(shares[2])
     ids = [int(line) for line in kept.read_text().splitlines()]
     assert len(ids) == 64 and ids == sorted(ids)
@@ -105,7 +107,7 @@ def test_ones_own_training(tmp_path):
     out = tmp_path / "s.parquet"
     done = called("score", f"{path}:build", "--score", "forgetting", "--models", 1, "--epochs", 2, "--out", out)
     assert done.exit_code == 0, done.output
-    assert f"{out}: forgetting of 100 samples; took what 2.00 epochs" in done.output
+    assert f"{out}: forgetting of 100 samples; cost as much as 2.00 epochs of full training" in done.output
     assert set(Scores.load(out).values.tolist()) <= {0.0, 1.0, 2.0}
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 from thresher.experiments.comparison.summary import summarise
 from thresher.experiments.training.recording import LOSS_BINS, distribution
 from thresher.experiments.training.store import write_json
-from thresher.report.loading import History
+from thresher.report.loading import RunHistory
 
 EPOCHS = 12
 SAMPLES = 50
@@ -26,7 +26,7 @@ def history(method, seed, share, *, epochs=EPOCHS, samples=SAMPLES, classes=CLAS
     dropped = np.argsort(np.argsort(losses + rng.uniform(0, 0.2, losses.shape), axis=0), axis=0) < share * samples
     dropped[:, 0] = False
     targets = np.arange(samples) % classes if classes else None
-    return History(np.arange(samples), targets, losses, (~dropped).astype(np.uint8))
+    return RunHistory(np.arange(samples), targets, losses, (~dropped).astype(np.uint8))
 
 
 def run(method, seed, share, *, control_of=None, metric="accuracy", lost=0.0, **sizes):
@@ -76,7 +76,7 @@ def run(method, seed, share, *, control_of=None, metric="accuracy", lost=0.0, **
 
 
 def comparison(leaves_out=LEAVES_OUT, seeds=(0, 1, 2), *, task="mine.py:build", controls=True, metric="accuracy", **sizes):
-    """Results, and the histories of the runs of methods."""
+    """ResultsDict, and the histories of the runs of methods."""
     runs, samples = [], {}
     for method, share in leaves_out.items():
         for seed in seeds:

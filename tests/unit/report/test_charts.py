@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from thresher.report import charts
-from thresher.report.loading import controls, methods
+from thresher.report.loading import controls, runs_by_method
 from unit.report.cases import CLASSES, EPOCHS, LEAVES_OUT, comparison
 
 
@@ -51,7 +51,7 @@ def test_older_summaries_without_a_time_have_no_such_chart(results):
 def test_curves_are_medians_of_the_seeds(results, by):
     drawn = lines(charts.metric_curve(results, {}, by))
     assert drawn.keys() == {*LEAVES_OUT, "random, same cost", "fewer epochs, same cost"}
-    for method, runs in methods(results).items():
+    for method, runs in runs_by_method(results).items():
         values = np.array([[entry["accuracy"] for entry in run["history"]] for run in runs])
         assert drawn[method].y == pytest.approx(100 * np.median(values, axis=0), rel=1e-4)
         across = [range(1, EPOCHS + 1)] if by == "epoch" else [[entry[by] for entry in run["history"]] for run in runs]
@@ -75,7 +75,7 @@ def test_a_metric_in_units_of_its_own_is_not_in_percent():
 
 @pytest.mark.parametrize(("by", "field"), [("cost", "cost_to_full"), ("cpu_s", "cpu_to_full")])
 def test_times_to_targets_are_as_measured(results, by, field):
-    drawn = lines(charts.time_to_target(results, {}, by))
+    drawn = lines(charts.times_to_targets(results, {}, by))
     measured = charts.measure(results)
     for arm in measured["arms"]:
         assert drawn[arm["method"]].y == pytest.approx([reached[field] for reached in arm["reached"]], rel=1e-4)
@@ -84,9 +84,9 @@ def test_times_to_targets_are_as_measured(results, by, field):
 
 def test_there_are_no_targets_without_an_error_or_a_full_run_of_every_seed(results):
     other = results | {"runs": [run for run in results["runs"] if (run["method"], run["seed"]) != ("full", 1)]}
-    assert charts.time_to_target(other, {}) is None
+    assert charts.times_to_targets(other, {}) is None
     units = results | {"runs": [run | {"metric": {"name": "accuracy", "value": 2.0}} for run in results["runs"]]}
-    assert charts.time_to_target(units, {}) is None
+    assert charts.times_to_targets(units, {}) is None
 
 
 def test_the_cap_and_what_was_left_out(results):
@@ -117,7 +117,7 @@ def test_the_histogram_is_the_share_of_samples_in_each_bin(results):
     z = np.array(trace.customdata)
     assert z.shape == (len(results["loss_bins"]) - 1, EPOCHS) and len(trace.y) == len(results["loss_bins"])
     assert z.sum(axis=0) == pytest.approx([100] * EPOCHS, rel=1e-3)
-    counts = [run["history"][3]["loss_histogram"] for run in methods(results)["kakurenbo"]]
+    counts = [run["history"][3]["loss_histogram"] for run in runs_by_method(results)["kakurenbo"]]
     assert z[:, 3] == pytest.approx(100 * np.mean(counts, axis=0) / np.sum(counts[0]), rel=1e-3)
     colours = np.array(trace.z, dtype=float)
     assert 10 ** colours[z > 0] == pytest.approx(z[z > 0], rel=1e-3) and np.isnan(colours[z == 0]).all()
@@ -125,7 +125,7 @@ def test_the_histogram_is_the_share_of_samples_in_each_bin(results):
 
 def test_classes_are_ranked_by_what_was_left_out_of_them(results):
     counts, ranks = charts.hidden_by_class(results, {}, "kakurenbo").data
-    of_runs = [[entry["hidden_by_class"] for entry in run["history"]] for run in methods(results)["kakurenbo"]]
+    of_runs = [[entry["hidden_by_class"] for entry in run["history"]] for run in runs_by_method(results)["kakurenbo"]]
     z, order = np.array(counts.z), np.array(ranks.z, dtype=float)
     assert z == pytest.approx(np.mean(of_runs, axis=0).T, rel=1e-3) and z.shape == (CLASSES, EPOCHS)
     most = z.argmax(axis=0)[1:]
@@ -145,7 +145,7 @@ def test_weights_are_drawn_by_their_names(results):
 
 def test_easy_samples_are_in_percent(results):
     drawn = lines(charts.easy_share(results, {}))
-    shares = [[entry["easy_share"] for entry in run["history"]] for run in methods(results)["full"]]
+    shares = [[entry["easy_share"] for entry in run["history"]] for run in runs_by_method(results)["full"]]
     assert drawn["full"].y == pytest.approx(100 * np.median(shares, axis=0), rel=1e-4)
 
 
@@ -154,7 +154,7 @@ def test_what_older_results_lack_is_not_drawn(results):
     bare = [run | {"history": [{k: entry[k] for k in kept} for entry in run["history"]]} for run in results["runs"]]
     older = {k: v for k, v in results.items() if k not in ("margin", "loss_bins")} | {"runs": bare}
     assert charts.metric_curve(older, {}) is not None
-    assert charts.metric_curve(older, {}, "cost") is None and charts.time_to_target(older, {}) is None
+    assert charts.metric_curve(older, {}, "cost") is None and charts.times_to_targets(older, {}) is None
     for draw in (charts.left_out, charts.speed_up, charts.easy_share):
         assert draw(older, {}) is None
     for draw in (charts.loss_histogram, charts.hidden_by_class, charts.weights):

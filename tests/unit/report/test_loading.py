@@ -4,13 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from thresher.report.loading import History, by_epoch, controls, histories, load, methods
+from thresher.report.loading import RunHistory, by_epoch, controls, histories, load_comparison, runs_by_method
 from unit.report.cases import EPOCHS, SAMPLES, comparison, history, save
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path):
     results, samples = comparison()
-    loaded, found = load(save(tmp_path, results, samples))
+    loaded, found = load_comparison(save(tmp_path, results, samples))
     assert loaded == json.loads(json.dumps(results)) and found.keys() == samples.keys()
     for name, of in samples.items():
         assert found[name].losses.shape == found[name].trained.shape == (SAMPLES, EPOCHS)
@@ -24,20 +24,20 @@ def test_histories_that_are_not_there_are_left_out(tmp_path):
     (tmp_path / results["runs"][0]["samples"]).unlink()
     del results["runs"][1]["samples"]
     (tmp_path / "results.json").write_text(json.dumps(results))
-    loaded, found = load(tmp_path)
+    loaded, found = load_comparison(tmp_path)
     assert len(found) == len(samples) - 2 and all(of.targets is None for of in found.values())
     assert [*histories(loaded, found)["full"]] == [2]
 
 
 def test_mistakes_say_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"results.json is not there; `thresher compare --out {tmp_path}` makes it"):
-        load(tmp_path)
+        load_comparison(tmp_path)
     (tmp_path / "results.json").write_text('{"runs": []}')
     with pytest.raises(ValueError, match="holds no comparison"):
-        load(tmp_path)
+        load_comparison(tmp_path)
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(ValueError, match="results.json is damaged"):
-        load(tmp_path)
+        load_comparison(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 nothing of the kind PAR1"])
@@ -46,12 +46,16 @@ def test_damaged_histories_are_named(tmp_path, content):
     save(tmp_path, results, samples)
     (tmp_path / "runs" / "0.parquet").write_bytes(content)
     with pytest.raises(ValueError, match=r"0.parquet is damaged .*; delete the run's files"):
-        load(tmp_path)
+        load_comparison(tmp_path)
 
 
 def test_methods_and_controls_are_told_apart():
     results, _ = comparison(seeds=(0, 1))
-    assert {method: len(runs) for method, runs in methods(results).items()} == {"full": 2, "kakurenbo": 2, "infobatch": 2}
+    assert {method: len(runs) for method, runs in runs_by_method(results).items()} == {
+        "full": 2,
+        "kakurenbo": 2,
+        "infobatch": 2,
+    }
     assert {kind: [*held] for kind, held in controls(results).items()} == {
         kind: ["kakurenbo", "infobatch"] for kind in ("uniform", "shorter")
     }
@@ -66,7 +70,7 @@ def test_facts_by_epoch_are_those_that_all_runs_have():
 
 def test_what_a_history_tells_of_its_samples():
     losses = np.array([[1, 3], [np.nan, 4], [np.nan, np.nan]], dtype=np.float32)
-    of = History(np.arange(3), None, losses, np.array([[1, 0], [0, 2], [0, 0]], dtype=np.uint8))
+    of = RunHistory(np.arange(3), None, losses, np.array([[1, 0], [0, 2], [0, 0]], dtype=np.uint8))
     assert of.mean_loss.tolist() == [2, 4, np.inf]
     assert of.hidden.tolist() == [1, 1, 2]
     assert of.dropped.tolist() == [[False, True], [True, False], [True, True]]

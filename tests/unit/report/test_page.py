@@ -10,8 +10,8 @@ from plotly.offline import get_plotlyjs
 from thresher.cli.report import report
 from thresher.experiments.comparison.summary import summarise
 from thresher.report import page as pages
-from thresher.report.page import SECTIONS, page, write_report
-from thresher.report.sheets import CARDS, ORDERS
+from thresher.report.page import SECTIONS, render_page, write_report
+from thresher.report.sheets import CARDS_PER_SHEET, ORDERS
 from unit.report.cases import HOSTILE, LEAVES_OUT, comparison, save
 
 
@@ -40,6 +40,19 @@ def _small(monkeypatch):
     monkeypatch.setattr(pages, "get_plotlyjs", lambda: "/* plotly */")
 
 
+@pytest.fixture(scope="module")
+def compared():
+    return comparison()
+
+
+@pytest.fixture(scope="module")
+def with_rows(compared):
+    """The page of a comparison without the images of its samples, and without plotly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pages, "get_plotlyjs", lambda: "/* plotly */")
+        return render_page(*compared)
+
+
 def figures_of(html):
     return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', html)]
 
@@ -49,7 +62,7 @@ def test_every_chart_is_on_the_page_with_its_views():
     for run in results["runs"]:
         for entry in run["history"]:
             entry["weight_loss"] = 1.0
-    html = page(results, samples)
+    html = render_page(results, samples)
     charts = [chart for section in SECTIONS.values() for chart in section]
     expected = sum(len(chart.figures(results, samples)) for chart in charts)
     ids = {attributes["id"] for tag, attributes in Seen(html).tags if tag == "figure"}
@@ -59,7 +72,7 @@ def test_every_chart_is_on_the_page_with_its_views():
 
 def test_rows_have_the_figures_of_the_summary():
     results, _ = comparison()
-    html = page(results, {})
+    html = render_page(results, {})
     text = " ".join("".join(Seen(html).text).split())
     for row in results["summary"]:
         assert f"{100 * row['mean']:.2f} ± {100 * row['std']:.2f}" in text
@@ -72,7 +85,7 @@ def test_rows_have_the_figures_of_the_summary():
 def test_hostile_names_are_text():
     results, samples = comparison({"full": 0.0, HOSTILE: 0.3, "infobatch": 0.2}, metric=HOSTILE, task=HOSTILE)
     results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}
-    html = page(results, samples)
+    html = render_page(results, samples)
     seen = Seen(html)
     assert not [tag for tag, attributes in seen.tags if tag == "img" or any(name.startswith("on") for name in attributes)]
     assert "".join(seen.text).count(HOSTILE) > 8
@@ -80,32 +93,31 @@ def test_hostile_names_are_text():
     assert HOSTILE in names
 
 
-def test_nothing_is_fetched():
-    html = page(*comparison())
-    for tag, attributes in Seen(html).tags:
+def test_nothing_is_fetched(with_rows):
+    for tag, attributes in Seen(with_rows).tags:
         assert tag not in ("link", "iframe", "object") and "href" not in attributes
         assert attributes.get("src", "data:").startswith("data:")
-    assert "default-src 'none'" in html
+    assert "default-src 'none'" in with_rows
 
 
-def test_samples_are_pictures_or_rows():
-    results, samples = comparison()
-    pictures = np.zeros((50, 8, 8), np.uint8)
+def test_samples_are_images_or_rows(compared, with_rows):
+    results, samples = compared
+    images = np.zeros((50, 8, 8), np.uint8)
     sheets = len(LEAVES_OUT) * len(ORDERS) - 2
-    shown = Seen(page(results, samples, pictures)).tags
-    assert sum(tag == "img" for tag, _ in shown) == sheets * CARDS - _missing(samples)
-    rows = Seen(page(results, samples)).tags
+    shown = Seen(render_page(results, samples, images)).tags
+    assert sum(tag == "img" for tag, _ in shown) == sheets * CARDS_PER_SHEET - _missing(samples)
+    rows = Seen(with_rows).tags
     assert sum(tag == "img" for tag, _ in rows) == 0
-    assert sum(tag == "tr" for tag, _ in rows) - sum(tag == "tr" for tag, _ in shown) == sheets * (CARDS + 1) - _missing(
-        samples
-    )
+    assert sum(tag == "tr" for tag, _ in rows) - sum(tag == "tr" for tag, _ in shown) == sheets * (
+        CARDS_PER_SHEET + 1
+    ) - _missing(samples)
 
 
 def test_twenty_methods_are_a_page_below_4_mb():
     names = {f"method_{number}:keep=0.3 once": 0.2 for number in range(20)}
     results, samples = comparison({"full": 0.0, **names}, seeds=(0, 1), epochs=20, samples=200, classes=10)
-    pictures = np.random.default_rng(0).integers(256, size=(200, 28, 28), dtype=np.uint8)
-    html = page(results, samples, pictures)
+    images = np.random.default_rng(0).integers(256, size=(200, 28, 28), dtype=np.uint8)
+    html = render_page(results, samples, images)
     assert html.count("data:image/png;base64,") > 400
     assert len(html.encode()) + 4 / 3 * len(zlib.compress(get_plotlyjs().encode())) < 4_000_000
 
@@ -113,7 +125,7 @@ def test_twenty_methods_are_a_page_below_4_mb():
 def _missing(samples):
     """Cards that sheets of never hidden samples lack."""
     of_first = [samples[f"runs/{number}.parquet"] for number in (3, 6)]
-    return sum(max(0, CARDS - int((of.hidden == 0).sum())) for of in of_first)
+    return sum(max(0, CARDS_PER_SHEET - int((of.hidden == 0).sum())) for of in of_first)
 
 
 def test_older_results_have_a_page_too():
@@ -121,7 +133,7 @@ def test_older_results_have_a_page_too():
     kept = ("method", "control_of", "mean", "std", "difference", "ci95", "cost_ratio", "wall_ratio", "verdict")
     older = {name: results[name] for name in ("task", "epochs", "device", "versions", "runs")}
     older["summary"] = [{name: row[name] for name in kept} for row in results["summary"]]
-    text = "".join(Seen(page(older, {})).text)
+    text = "".join(Seen(render_page(older, {})).text)
     assert "1 seed (0)" in text and "margin " not in text.partition("Against cost")[0]
 
 
@@ -130,7 +142,7 @@ def test_regression_has_no_classes_and_units_of_its_own():
     for run in results["runs"]:
         run["metric"]["value"] += 3
     results["summary"] = summarise(results["runs"], 0.5)
-    html = page(results, samples)
+    html = render_page(results, samples)
     text = "".join(Seen(html).text)
     assert f"{results['summary'][0]['mean']:.4f} ±" in text and "margin 0.5;" in text and "class 0" not in text
     ids = {attributes["id"] for tag, attributes in Seen(html).tags if tag == "figure"}
@@ -138,11 +150,11 @@ def test_regression_has_no_classes_and_units_of_its_own():
 
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    folder = save(tmp_path, *comparison(task="digits@50"))
+    folder = save(tmp_path, *comparison(task="digits@50", seeds=(0,), controls=False))
     path = write_report(folder)
     before = path.read_text()
     assert path == folder / "report.html" and before.count("data:image/png;base64,") > 100
-    monkeypatch.setattr(pages, "page", lambda *_: "\ud800")
+    monkeypatch.setattr(pages, "render_page", lambda *_: "\ud800")
     with pytest.raises(UnicodeEncodeError):
         write_report(folder)
     assert path.read_text() == before and {file.name for file in folder.iterdir()} == {"results.json", "runs", "report.html"}
@@ -152,15 +164,15 @@ def test_without_the_data_samples_are_rows_unless_it_was_given(tmp_path, monkeyp
     def missing(*_):
         raise FileNotFoundError("not there")
 
-    monkeypatch.setattr(pages, "pictures_of", missing)
-    folder = save(tmp_path, *comparison())
+    monkeypatch.setattr(pages, "training_images", missing)
+    folder = save(tmp_path, *comparison(seeds=(0,), controls=False))
     assert "<img" not in write_report(folder).read_text()
     with pytest.raises(FileNotFoundError):
         write_report(folder, tmp_path)
 
 
 def test_the_command_says_where_the_page_is(tmp_path, capsys):
-    folder = save(tmp_path, *comparison())
+    folder = save(tmp_path, *comparison(seeds=(0,), controls=False))
     report(folder)
     assert capsys.readouterr().out.startswith(f"{folder / 'report.html'} (")
     with pytest.raises(FileNotFoundError, match="thresher compare"):

@@ -57,7 +57,7 @@ def test_the_matrix_is_over_all_epochs_and_symmetric(made):
 
 def test_the_matrix_of_a_class_is_of_its_samples(made):
     results, samples = made
-    assert sample_charts.classes(results, samples) == [0, 1, 2, 3, 4]
+    assert sample_charts.class_numbers(results, samples) == [0, 1, 2, 3, 4]
     [trace] = sample_charts.overlap_matrix(results, samples, of_class="3").data
     held, shares = histories(results, samples), []
     for seed in (0, 1, 2):
@@ -74,7 +74,7 @@ def test_nothing_is_drawn_of_what_is_not_there(made):
     assert sample_charts.overlap_matrix(of_one, histories_of_one) is None
     assert sample_charts.overlap_by_epoch(of_one, histories_of_one) is None
     unlabelled = {name: replace(of, targets=None) for name, of in samples.items()}
-    assert sample_charts.classes(results, unlabelled) == []
+    assert sample_charts.class_numbers(results, unlabelled) == []
 
 
 def test_histories_of_other_samples_are_not_compared(made):
@@ -85,4 +85,4 @@ def test_histories_of_other_samples_are_not_compared(made):
 
 def test_nothing_in_common_of_nothing():
     none, some = np.zeros((3, 1), dtype=bool), np.array([[True], [False], [False]])
-    assert np.isnan(sample_charts.overlap(none, none)[0]) and sample_charts.overlap(none, some)[0] == 0
+    assert np.isnan(sample_charts.overlap_shares(none, none)[0]) and sample_charts.overlap_shares(none, some)[0] == 0

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from thresher.report.style import COLOURS, INK, Look, line, look, looks, plain, short, spread, wrapped
+from thresher.report.style import INK, METHOD_COLOURS, Look, escaped, line_trace, look, looks, median_traces, short, wrapped
 from unit.report.cases import HOSTILE, comparison
 
 
@@ -11,13 +11,13 @@ def test_a_method_looks_the_same_everywhere_and_unlike_others():
     of = looks(results)
     assert of["full"].colour == INK
     assert len(set(of.values())) == 13
-    assert [of[name].colour for name in names[:6]] == list(COLOURS)
+    assert [of[name].colour for name in names[:6]] == list(METHOD_COLOURS)
     assert of["m3"] == look(3)
 
 
 def test_texts_are_shown_as_they_are():
-    assert plain("<b>&") == "&lt;b&gt;&amp;"
-    assert "<" not in plain(HOSTILE)
+    assert escaped("<b>&") == "&lt;b&gt;&amp;"
+    assert "<" not in escaped(HOSTILE)
     assert (
         wrapped("one two three", 7) == "one two<br>three"
         and wrapped("a=1:bc=2", 6) == "a=1<br>:bc=2"
@@ -32,14 +32,14 @@ def test_numbers_are_short_and_strict_json():
 
 def test_a_band_is_drawn_where_there_are_several_seeds():
     values = np.array([[1.0, 2.0], [3.0, 6.0], [2.0, 9.0]])
-    band, median = spread("a", Look("#102030"), [1, 2], values)
+    band, median = median_traces("a", Look("#102030"), [1, 2], values)
     assert band.y == (3, 9, 2, 1) and band.x == (1, 2, 2, 1) and band.fillcolor == "rgba(16,32,48,0.16)"
     assert median.y == (2, 6) and band.legendgroup == median.legendgroup == "a" and not band.showlegend
-    [only] = spread("a", Look("#102030"), [1, 2], values[:1])
+    [only] = median_traces("a", Look("#102030"), [1, 2], values[:1])
     assert only.y == (1, 2)
 
 
 @pytest.mark.parametrize("name", ["plain", HOSTILE])
 def test_series_keep_their_name_for_the_legend(name):
-    drawn = line(name, Look("#102030"), [1], [2])
-    assert drawn.legendgroup == name and drawn.name == plain(name)
+    drawn = line_trace(name, Look("#102030"), [1], [2])
+    assert drawn.legendgroup == name and drawn.name == escaped(name)

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import methods
+from thresher.cli.advise import ADVISED_METHODS
 from thresher.experiments.advise import probe as probing
 from thresher.experiments.advise.advise import advise
 from thresher.experiments.advise.forecast import (
@@ -318,7 +319,7 @@ def test_timing_leaves_the_weights_as_they_are(quick):
 
 
 def test_advice_on_a_task(quick):
-    found = advise("digits@200", parse_methods(METHODS), epochs=6)
+    found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6)
     rows = {row["method"]: row for row in found["methods"]}
     assert found["task"] == "digits@200" and found["probe"] == {"samples": 200, "epochs": 3.0}
     assert 0 < found["break_even_keep"] < 1 and found["trace"] == {"fallback": None}

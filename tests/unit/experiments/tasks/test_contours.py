@@ -11,7 +11,7 @@ from thresher.experiments.tasks.data.base import part
 from thresher.experiments.tasks.transfer import FineTuning
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec
-from thresher.report.sheets import pictures_of
+from thresher.report.sheets import training_images
 
 
 @pytest.mark.parametrize("name", [task.name for task in contours.TASKS])
@@ -60,5 +60,5 @@ def test_recipes_tell_how_the_network_is_tuned():
 
 
 def test_contours_can_be_looked_at():
-    pictures = pictures_of("contours-digits@50")
+    pictures = training_images("contours-digits@50")
     assert pictures.shape == (50, 32, 32) and (pictures.min(), pictures.max()) == (0, 255)

@@ -1,0 +1,82 @@
+"""Running a comparison with progress on the terminal, which several commands do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def run_and_print(task: str, methods: str, seeds: str, epochs: int, out: Path, **options: Any) -> None:
+    """Runs a comparison and prints its table, its sentences, and the paths of the report and the results.
+
+    Args:
+        task: Name of a task, or the user's own training as FILE.py:FUNCTION.
+        methods: Methods as on the command line, separated by commas.
+        seeds: Seeds as on the command line, separated by commas.
+        epochs: Number of epochs of every run.
+        out: Folder for the results.
+        options: Further arguments of `comparison.compare`.
+
+    Raises:
+        typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
+        ValueError: An argument is not valid, or does not fit the others.
+        FileNotFoundError: The data is not there.
+    """
+    from thresher.cli._console import CAPTION, open_console, summary_table
+    from thresher.experiments.training.store import RESULTS
+    from thresher.report.page import write_report
+
+    console = open_console()
+    results = run_with_progress(console, task, methods, seeds, epochs, out, **options)
+    console.print(summary_table(results))
+    for row in results["summary"]:
+        if row["control_of"] is None:
+            console.print(row["sentence"], markup=False, highlight=False)
+    typer.echo(f"\n{CAPTION}\n{write_report(out, options.get('data'))}\n{out / RESULTS}")
+
+
+def run_with_progress(
+    console: "Console", task: str, methods: str, seeds: str, epochs: int, out: Path, **options: Any
+) -> dict[str, Any]:
+    """Runs a comparison with progress on a console, and returns its results; see `run_and_print`.
+
+    Raises:
+        typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
+        ValueError: An argument is not valid, or does not fit the others.
+        FileNotFoundError: The data is not there.
+    """
+    from thresher.cli._progress import progress_on
+    from thresher.experiments.comparison.compare import compare
+    from thresher.experiments.training.specs import parse_methods, parse_seeds
+
+    with explained_interruptions(out / "runs"):
+        specs, numbers = parse_methods(methods), parse_seeds(seeds)
+        with progress_on(console) as watcher:
+            return compare(task, specs, numbers, epochs, out, watcher=watcher, **options)
+
+
+@contextmanager
+def explained_interruptions(folder: Path) -> Iterator[None]:
+    """Prints where the finished runs are if training is interrupted or a run fails, and then ends the command.
+
+    Args:
+        folder: Folder of the finished runs.
+
+    Raises:
+        typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
+    """
+    from thresher.experiments.comparison.workers import RunError
+
+    try:
+        yield
+    except RunError as error:
+        typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.", err=True)
+        raise typer.Exit(130) from None

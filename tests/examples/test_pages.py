@@ -1,0 +1,50 @@
+"""The Python blocks of README and docs run as they stand, each page from top to bottom in one namespace."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def run_all(page, namespace):
+    assert blocks(page)
+    with torch.random.fork_rng():
+        for block in blocks(page):
+            exec(compile(block, page, "exec"), namespace)
+    return namespace
+
+
+def test_readme(capsys, monkeypatch):
+    module = ModuleType("readme")
+    monkeypatch.setitem(sys.modules, "readme", module)  # so that its classes can be pickled
+    run_all("README.md", vars(module))
+    assert "of full training" in capsys.readouterr().out
+    parts = {"loader": module.loader, "criterion": module.criterion, "model": module.model}
+    run = thresher.attach(module.SmallestLosses(), epochs=1, **parts)
+    for inputs, targets in run.loader:
+        run.criterion(run.model(inputs), targets).backward()
+    assert run.cost.backward == len(module.dataset) // 2
+
+
+@pytest.mark.parametrize("page", ["docs/attribution.md", "docs/subset-backward.md"])
+def test_docs(page):
+    model, criterion = nn.Linear(4, 2), nn.CrossEntropyLoss()
+    loader = DataLoader(TensorDataset(torch.randn(8, 4), torch.arange(8) % 2), 8)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=model, epochs=1)
+    x, y = next(iter(run.loader))
+    names = {"thresher": thresher, "torch": torch, "F": nn.functional, "model": model, "run": run, "x": x, "y": y}
+    run_all(page, names | {"kept": torch.tensor([0, 3])})
+    assert all(parameter.grad is not None for parameter in model.parameters()) == ("backward" in page)

@@ -1,0 +1,41 @@
+"""Comparisons that train in a thread of the test's process.
+
+A worker process imports torch for seconds before it trains anything.
+"""
+
+import threading
+from multiprocessing import Pipe
+from types import SimpleNamespace
+
+from thresher.experiments.comparison import workers
+
+
+class ThreadWorker:
+    """A worker that does its work in a thread, in the place of a process."""
+
+    exitcode = 0
+
+    def __init__(self, connection, theirs, arguments):
+        self._connection = connection
+        self._thread = threading.Thread(target=workers._work, args=(theirs, *arguments), daemon=True)
+        self._thread.start()
+
+    def kill(self):
+        self._connection.close()
+
+    def join(self):
+        self._thread.join()
+
+
+def train_in_threads(monkeypatch):
+    """Has comparisons train in threads until the patches are undone."""
+
+    def spawn(self):
+        ours, theirs = Pipe()
+        self._processes[ours] = ThreadWorker(ours, theirs, self._arguments)
+        return ours
+
+    no_signals = SimpleNamespace(signal=lambda *_: None, SIGINT=None, SIG_IGN=None)
+    monkeypatch.setattr(workers, "signal", no_signals)  # only the main thread may set signal handlers
+    monkeypatch.setattr(workers, "_leave_with_parent", lambda: None)
+    monkeypatch.setattr(workers.Workers, "_spawn", spawn)
