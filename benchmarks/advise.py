@@ -29,7 +29,7 @@ from benchmarks.overhead import about
 from thresher.cli.advise import METHODS
 from thresher.experiments.advise.advise import Advice, advise
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.training.base import Training
+from thresher.experiments.training.trainable import Training
 from thresher.experiments.training.specs import Spec, parse_methods
 from thresher.experiments.training.store import write_json
 

@@ -29,7 +29,7 @@ def recipes(
     from thresher.experiments.recipes import loading
 
     file = loading.file_of(name)
-    recipe = loading.read(file)
+    recipe = loading.read_recipe(file)
     paper = recipe.paper
     console.print(f"[bold]{escape(recipe.title)}[/]\n{escape(_of(paper.title, paper.arxiv))}, {escape(paper.where)}\n{file}\n")
     published = [(one.what, f"{one.value} ({one.where})") for one in recipe.published]
@@ -55,8 +55,8 @@ def _list() -> "Table":
     from thresher.experiments.recipes import loading
 
     table = Table("recipe", "paper", "experiment", "published", box=None, pad_edge=False)
-    for name in loading.names():
-        recipe = loading.read(loading.file_of(name))
+    for name in loading.recipe_names():
+        recipe = loading.read_recipe(loading.file_of(name))
         published = "; ".join(f"{one.what}: {one.value}" for one in recipe.published[:SHOWN])
         table.add_row(name, recipe.paper.arxiv or "poster", recipe.title, published)
     return table

@@ -127,7 +127,7 @@ def pictures_of(task: str, folder: Path | None = None) -> Pictures | None:
         FileNotFoundError: The data is not there; the message says where to get it.
     """
     name = task.partition("@")[0]
-    if name not in TASKS or not TASKS[name].pictures:
+    if name not in TASKS or not TASKS[name].has_images:
         return None
     found = built_in(task)
     inputs = found.load(found.find(folder)).train.tensors[0]

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 import thresher
 from thresher.cost import break_even
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.training.base import Training
+from thresher.experiments.training.trainable import Training
 from thresher.experiments.training.loop import Clock, sizes_of
 from thresher.experiments.training.recording import EASY, distribution
 from thresher.experiments.training.specs import Spec

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Subset
 import thresher
 from thresher import rng, scores
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.training.base import Trainable, Training
+from thresher.experiments.training.trainable import Trainable, Training
 from thresher.experiments.training.loop import pair_of
 from thresher.experiments.training.recording import class_labels
 from thresher.experiments.training.store import versions, whole
