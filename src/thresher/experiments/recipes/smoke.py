@@ -47,7 +47,7 @@ class SmokeTask(RecipeTask):
         return cls(file, reduced(full, file), full=full, folder=folder, **options)
 
     def spec(self, text: str | None = None) -> Spec:
-        """Returns the method; its counts of epochs and steps shrink like those of the training, and its scores are synthetic."""
+        """Returns the method, with counts of epochs and steps that shrink like those of the training, and synthetic scores."""
         assert self.full is not None
         steps = steps_of(self.settings) / steps_of(self.full)
         found = scale_counts(self.given_method(text), warmup_epochs=self.epochs / self.full.epochs, warmup_steps=steps)
@@ -74,7 +74,7 @@ class SmokeTask(RecipeTask):
         return self.naming_file(lambda: datasets.from_task(self.settings, synthetic_data(self.settings)))
 
     def build(self, seed: int) -> Any:
-        """Returns the network; if the recipe starts from the weights of another recipe, it gets the initial weights of that one."""
+        """Returns the network; if the recipe starts from another recipe, it gets the initial weights of that one."""
         source = self.settings.model.pretrained
         if source is None or self.weights is not None:
             return super().build(seed)

@@ -239,7 +239,7 @@ def _make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def _parameter_groups(model: nn.Module, decay: float, *, norms: bool) -> list[dict[str, Any]]:
-    """Returns the parameters in groups with and, if `norms` is false, without weight decay; biases and norms have one dimension."""
+    """Returns groups of parameters; if `norms` is false, those of one dimension, biases and norms, have no weight decay."""
     parameters = [*model.parameters()]
     if norms or not decay:
         return [{"params": parameters}]

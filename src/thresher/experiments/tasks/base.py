@@ -19,7 +19,7 @@ EVALUATION_BATCH = 1000
 
 
 def one_cycle(progress: float, warm_up: float = 0.2, floor: float = 0.04) -> float:
-    """Returns a factor on the learning rate: linear from `floor` to 1 in the first `warm_up` of training, then a cosine to 0."""
+    """Returns a factor on the learning rate: linear from `floor` to 1 in the share `warm_up`, then a cosine to 0."""
     if progress < warm_up:
         return floor + (1 - floor) * progress / warm_up
     return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))

@@ -38,7 +38,7 @@ class Recording:
         self._before = _to_numpy(run.trained)
 
     def epoch(self) -> dict[str, Any]:
-        """Returns the numbers of the epoch that has just ended: loss_histogram, easy_share and, with classes, hidden_by_class."""
+        """Returns loss_histogram, easy_share and, with classes, hidden_by_class of the epoch that has just ended."""
         trained = _to_numpy(self._run.trained)
         times, self._before = trained - self._before, trained
         losses = self._last_losses()
@@ -69,7 +69,7 @@ class Recording:
         return _to_numpy(self._run.records["loss"]).astype(np.float32)
 
     def save(self, path: Path) -> None:
-        """Writes one row per sample: id, target, the final records, trained, hidden, and by epoch the loss and times trained."""
+        """Writes one row per sample: id, target, final records, trained, hidden, loss_by_epoch and trained_by_epoch."""
         trained = np.stack(self._trained, axis=1)
         columns: dict[str, Any] = {"id": np.arange(len(trained), dtype=np.int64)}
         if self._classes is not None:
@@ -83,7 +83,7 @@ class Recording:
 
 
 def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:
-    """Returns counts of the finite losses in `LOSS_BINS` and the share of them below `EASY` of the largest; empty without any."""
+    """Returns counts of the finite losses in `LOSS_BINS` and the share below `EASY` of the largest; empty without any."""
     finite = losses[np.isfinite(losses)].astype(np.float64)
     if not len(finite):
         return {}

@@ -83,7 +83,7 @@ class Store:
 
     @property
     def backward_to_forward(self) -> float | None:
-        """The ratio of backward to forward time that all costs in this folder are computed with; None before it was measured."""
+        """The ratio of backward to forward time for all costs in this folder; None before it was measured."""
         return self._manifest["backward_to_forward"]
 
     @backward_to_forward.setter

@@ -78,10 +78,11 @@ def find_bike() -> Path:
 def bike(path: Path | None = None) -> Data:
     """Returns the hours of 2011 in Washington: the number of hired bicycles, given the hour, the day and the weather.
 
-    The days of a month up to the 24th are for training, 6,848 hours, and the others for testing, 1,797. The inputs are the hour,
-    the day of the week and the kind of weather, one-hot; whether the day is a holiday or a working day; the time of the year as
-    sine and cosine; temperatures, humidity and wind. Temperatures, humidity, wind and the target, `bikers`, are scaled to mean 0
-    and standard deviation 1 over the training hours. `casual` and `registered`, whose sum is the target, are left out.
+    The days of a month up to the 24th are for training, 6,848 hours, and the others for testing, 1,797. The inputs are the
+    hour, the day of the week and the kind of weather, one-hot; whether the day is a holiday or a working day; the time of the
+    year as sine and cosine; temperatures, humidity and wind. Temperatures, humidity, wind and the target, `bikers`, are scaled
+    to mean 0 and standard deviation 1 over the training hours. `casual` and `registered`, whose sum is the target, are left
+    out.
 
     Raises:
         FileNotFoundError: See `find_bike`.

@@ -1,8 +1,8 @@
 """Segmentation of relief: tasks of our own, as a small substitute for the weather masks of DeepCAM.
 
 The target is the height class of each pixel: deep ocean, shelf, land or high land. The inputs describe only the shape of the
-ground: slopes, curvature, and the height above the mean of the surroundings. Large areas belong to one class and are easy, while
-the shelf is rare and hard. This resembles the redundancy and the imbalance of DeepCAM, at a size for one core.
+ground: slopes, curvature, and the height above the mean of the surroundings. Large areas belong to one class and are easy,
+while the shelf is rare and hard. This resembles the redundancy and the imbalance of DeepCAM, at a size for one core.
 
 `relief` is the Earth between 80 degrees north and south: 8,100 patches of 32 x 32 pixels of ETOPO5 (NOAA, five minutes of arc
 per pixel), a file of the Debian package ferret-datasets. `relief-made` consists of 2,048 patches of an artificial planet and
@@ -39,8 +39,8 @@ MADE_SHAPE = (1024, 2048)
 ROUGHNESS = 1.8
 """Exponent of the artificial planet: the height of a wave is proportional to this power of its length."""
 HYPSOMETRY = ((-4.0, -6000.0), (0.2, -3000.0), (0.36, -200.0), (0.55, 0.0), (1.4, 1000.0), (4.0, 9000.0))
-"""Heights of the artificial planet, in metres, at quantiles of the normal distribution; the classes have about the same shares as
-on the Earth, 64, 7, 21 and 8 percent."""
+"""Heights of the artificial planet, in metres, at quantiles of the normal distribution; the classes have about the same shares
+as on the Earth, 64, 7, 21 and 8 percent."""
 
 Map = NDArray[np.float32]
 """Heights above the sea in metres, shape (rows, columns); the last column is next to the first."""
@@ -96,7 +96,7 @@ def read_elevation(path: Path) -> Map:
 
 
 def made_elevation(shape: tuple[int, int] = MADE_SHAPE, seed: int = 0) -> Map:
-    """Returns fractal noise with about the same distribution of heights as the Earth; the last row is next to the first, too."""
+    """Returns fractal noise with about the distribution of heights of the Earth; the last row is next to the first, too."""
     noise = np.random.default_rng(seed).standard_normal(shape)
     frequency = np.hypot(np.fft.fftfreq(shape[0])[:, None], np.fft.rfftfreq(shape[1]))
     frequency[0, 0] = np.inf

@@ -30,7 +30,8 @@ def find_svhn(folder: Path | None = None) -> Path:
     """Returns the folder with the two files.
 
     Args:
-        folder: This folder, or the parent of its subfolder `svhn`. Default: the environment variable THRESHER_DATA, if it is set.
+        folder: This folder, or the parent of a subfolder `svhn`. Default: the environment variable THRESHER_DATA, if it is
+            set.
 
     Raises:
         FileNotFoundError: See `find_files`.

@@ -41,7 +41,7 @@ def perceptron(inputs: int, *, width: int = 128, classes: int = 10) -> nn.Sequen
 
 
 def resnet8(*, channels: int = 1, width: int = 16, classes: int = 10) -> nn.Sequential:
-    """Returns ResNet-8 in the CIFAR form: a convolution and three residual blocks of `width`, 2 and 4 times `width` channels."""
+    """Returns ResNet-8 in the CIFAR form: a convolution and three residual blocks, with 1, 2 and 4 times `width` channels."""
     return _resnet(channels, width, classes, stages=3, blocks=1)
 
 

@@ -28,7 +28,7 @@ class CausalTransformer(nn.Module):
             nn.init.normal_(embedding.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Maps tokens of shape (N, T), int64, to logits of shape (N, vocabulary, T), the form that `nn.CrossEntropyLoss` takes."""
+        """Maps tokens of shape (N, T), int64, to logits of shape (N, vocabulary, T), as `nn.CrossEntropyLoss` takes them."""
         x = self.tokens(tokens) + self.positions.weight[: tokens.shape[1]]
         return self.head(self.norm(self.blocks(x))).transpose(1, 2)
 
