@@ -30,7 +30,7 @@ def test_contours_are_the_same_every_time_and_no_two_alike(drawn):
 
 
 def test_classes_differ_in_frequencies_or_orbits():
-    kinds = contours.shapes(300, np.random.default_rng(1))
+    kinds = contours.random_contours(300, np.random.default_rng(1))
     assert len({(kind.frequencies, kind.orbits) for kind in kinds}) == 300
     assert all(first < second for first, second in (kind.frequencies for kind in kinds))
 
