@@ -25,7 +25,7 @@ def test_letters_of_several_bytes_are_bytes(tmp_path):
 
 
 def test_words_are_numbered_by_their_frequency_in_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "WORDS", 4)
+    monkeypatch.setattr(data, "VOCABULARY", 4)
     file = tmp_path / "wiki.train.tokens"
     file.write_text("the cat the of the\n\n" * 200 + "dog dog the\n" * 40)
     found = data.word_sequences(file)
