@@ -29,9 +29,9 @@ from benchmarks.overhead import about
 from thresher.cli.advise import ADVISED_METHODS
 from thresher.experiments.advise.advise import Advice, advise
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.training.base import Training
 from thresher.experiments.training.specs import Spec, parse_methods
 from thresher.experiments.training.store import write_json
+from thresher.experiments.training.trainable import Training
 
 RESULTS = Path(__file__).resolve().parent / "results" / "advise.json"
 TASKS = {"mnist-5k": "mnist-5k", "resnet8": "fashion-mnist-resnet8@1280", "input": "benchmarks/advise.py:build"}

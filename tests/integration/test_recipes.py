@@ -1,10 +1,15 @@
-"""Every recipe with --smoke, through what the command calls."""
+"""Recipes with --smoke, through the function that the command calls.
+
+`make test` has one recipe per family of networks and method, with the epochs that its assertions need; `make verify` has all of
+them, with all epochs of a smoke test. Tests of the other folders read, check and reduce every recipe.
+"""
 
 import json
 
 import pytest
 import torch
 
+from depth import DEEP, depth
 from subset_cases import optional
 from thresher.cli.train import train_recipe as trained
 from thresher.experiments.recipes import loading, running
@@ -19,9 +24,30 @@ def vision():
     optional("timm")
 
 
-@pytest.mark.parametrize("name", loading.names())
+EPOCHS = {
+    "resnet50": 5,
+    "efficientnet-b3": 5,
+    "wrn-28-10": 5,
+    "deepcam": 5,
+    "deit-tiny-fractal3k": 5,
+    "deit-tiny-cifar10": 1,
+    "diet-sb-resnet20-cifar10": 2,
+    "selective-backprop-cifar10": 4,
+    "adaselection-cifar10": 1,
+    "adaselection-line": 2,
+    "adaselection-wikitext2": 1,
+}
+"""Recipes of `make test`, and their epochs there. The network of diet-sb-googlenet-cifar100 is trained by a unit test."""
+
+
+def test_every_method_is_among_the_quick_ones():
+    methods = {name: RecipeTask.of(name).settings.method.partition(":")[0] for name in loading.recipe_names()}
+    assert {methods[name] for name in EPOCHS} == set(methods.values())
+
+
+@pytest.mark.parametrize("name", loading.recipe_names() if DEEP else EPOCHS)
 def test_smoke(name, tmp_path):
-    results = trained(name, tmp_path, smoke=True)
+    results = trained(name, tmp_path, smoke=True, epochs=None if DEEP else EPOCHS[name])
     assert json.loads((tmp_path / "results.json").read_text()) == json.loads(json.dumps(results))
     weights = torch.load(tmp_path / "model.pt", weights_only=True)
     assert all(value.isfinite().all() for value in weights.values())
@@ -62,7 +88,9 @@ def test_another_method_in_fewer_epochs(tmp_path):
 
 def test_the_same_seed_is_the_same_training(tmp_path):
     """Augmentation, hiding, refreshing and averaging included."""
-    first, again, other = (trained("resnet50", tmp_path / out, smoke=True, epochs=3, seed=seed) for out, seed in RUNS)
+    epochs = depth(2, 3)
+    first, again, other = (trained("resnet50", tmp_path / out, smoke=True, epochs=epochs, seed=seed) for out, seed in RUNS)
+    assert all(results["runs"][0]["history"][1]["refreshed"] for results in (first, again, other))
     assert told(first) == told(again) != told(other)
 
 
@@ -73,12 +101,17 @@ def told(results):
     return [(entry["accuracy"], entry["kept"], entry["loss_histogram"]) for entry in results["runs"][0]["history"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [("resnet50", None), ("wrn-28-10", "selective_backprop:beta=1:forward_passes=once"), ("deepcam", None)]
-)
-def test_an_interrupted_training_goes_on_to_the_same_numbers(name, method, tmp_path, monkeypatch):
+INTERRUPTED = [
+    ("resnet50", None, depth(3, 4)),
+    ("wrn-28-10", "selective_backprop:beta=1:forward_passes=once", depth(2, 4)),
+    ("deepcam", None, 4),
+]
+
+
+@pytest.mark.parametrize(("name", "method", "epochs"), INTERRUPTED[: depth(2, 3)])
+def test_an_interrupted_training_goes_on_to_the_same_numbers(name, method, epochs, tmp_path, monkeypatch):
     """Weights, their average, optimizer, what is hidden, augmentation and order."""
-    whole = trained(name, tmp_path / "whole", smoke=True, method=method, epochs=4)
+    whole = trained(name, tmp_path / "whole", smoke=True, method=method, epochs=epochs)
     out, real = tmp_path / "interrupted", running.train
 
     def interrupted(*args, progress, **kwargs):
@@ -89,14 +122,14 @@ def test_an_interrupted_training_goes_on_to_the_same_numbers(name, method, tmp_p
         return real(*args, progress=stop, **kwargs)
 
     monkeypatch.setattr(running, "train", interrupted)
-    for _ in range(3):
+    for _ in range(epochs - 1):
         with pytest.raises(KeyboardInterrupt):
-            trained(name, out, smoke=True, method=method, epochs=4)
+            trained(name, out, smoke=True, method=method, epochs=epochs)
     assert {path.name for path in out.iterdir()} >= {"checkpoint.pt"} and not (out / "results.json").exists()
     with pytest.raises(ValueError, match=r"checkpoint.pt is of another training: its seed is 0, here it is 1; give another"):
-        trained(name, out, smoke=True, method=method, epochs=4, seed=1)
+        trained(name, out, smoke=True, method=method, epochs=epochs, seed=1)
     monkeypatch.setattr(running, "train", real)
-    resumed = trained(name, out, smoke=True, method=method, epochs=4)
+    resumed = trained(name, out, smoke=True, method=method, epochs=epochs)
     assert untimed(resumed) == untimed(whole)
     assert not (out / "checkpoint.pt").exists()
     models = [torch.load(tmp_path / folder / "model.pt", weights_only=True) for folder in ("whole", "interrupted")]

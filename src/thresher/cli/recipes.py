@@ -30,7 +30,7 @@ def recipes(
     from thresher.experiments.recipes import loading
 
     file = loading.file_of(name)
-    recipe = loading.read(file)
+    recipe = loading.read_recipe(file)
     paper = recipe.paper
     console.print(
         f"[bold]{escape(recipe.title)}[/]\n{escape(_paper_title(paper.title, paper.arxiv))}, {escape(paper.where)}\n{file}\n"
@@ -58,8 +58,8 @@ def _recipe_table() -> "Table":
     from thresher.experiments.recipes import loading
 
     table = Table("recipe", "paper", "experiment", "published", box=None, pad_edge=False)
-    for name in loading.names():
-        recipe = loading.read(loading.file_of(name))
+    for name in loading.recipe_names():
+        recipe = loading.read_recipe(loading.file_of(name))
         published = "; ".join(f"{one.what}: {one.value}" for one in recipe.published[:LISTED_RESULTS])
         table.add_row(name, recipe.paper.arxiv or "poster", recipe.title, published)
     return table

@@ -1,1 +1,1 @@
-"""Experiments on real data: tasks, a plain training loop that attaches like any user's, and fair comparisons."""
+"""Experiments on real data: tasks, a plain training loop that attaches methods as users do, and comparisons at equal cost."""

@@ -150,7 +150,7 @@ def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
         FileNotFoundError: The data is not there; the message says where to get it.
     """
     name = task.partition("@")[0]
-    if name not in TASKS or not TASKS[name].pictures:
+    if name not in TASKS or not TASKS[name].has_images:
         return None
     found = built_in(task)
     inputs = found.load(found.find(folder)).train.tensors[0]

@@ -30,14 +30,14 @@ def refused(monkeypatch, capsys, *words):
 
 def test_all_are_listed_with_a_published_number():
     lines = said("recipes").splitlines()
-    assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == loading.names()
+    assert [line.split()[0] for line in lines[1:] if not line.startswith(" ")] == loading.recipe_names()
     [line] = [line for line in lines if line.startswith("wrn-28-10")]
     assert "2310.10102" in line and "77.49" in " ".join(lines)
 
 
-@pytest.mark.parametrize("name", loading.names())
+@pytest.mark.parametrize("name", loading.recipe_names())
 def test_one_is_shown_whole(name):
-    shown, recipe = " ".join(said("recipes", name).split()), loading.read(loading.file_of(name))
+    shown, recipe = " ".join(said("recipes", name).split()), loading.read_recipe(loading.file_of(name))
     assert recipe.method.split(":")[0] in shown and f"thresher train {name}" in shown
     assert all(str(one.value) in shown and one.where.split()[0] in shown for one in recipe.published)
     words = {word for text in (*recipe.notes, *recipe.not_given.values()) for word in text.split()}

@@ -18,8 +18,8 @@ from thresher.experiments.advise.forecast import columns_of, is_foreseeable
 from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
 from thresher.experiments.advise.prepared import PreparedBatches, prepared_loader
 from thresher.experiments.advise.turns import Spent, time_steps
-from thresher.experiments.training.base import Training
 from thresher.experiments.training.specs import Spec
+from thresher.experiments.training.trainable import Training
 from thresher.loading.trees import to_device
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader, Subset
 import thresher
 from thresher import rng, scores
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.training.base import Trainable, Training
 from thresher.experiments.training.loop import pair_of
 from thresher.experiments.training.recording import class_labels
 from thresher.experiments.training.store import versions, whole
+from thresher.experiments.training.trainable import Trainable, Training
 from thresher.loading.loader import KEPT_SETTINGS
 from thresher.methods.full import FullData
 from thresher.records import Column

@@ -1,1 +1,1 @@
-"""The papers' experiments at full size, a YAML file each, and small enough to try out: see `thresher recipes`."""
+"""The papers' experiments at full size, one YAML file each; each can also be run as a small smoke test."""

@@ -1,4 +1,4 @@
-"""The recipes by name, read from their files; what is wrong with one is told by file and field."""
+"""Reads the recipes from their files; an error message names the file and the field."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,78 +9,78 @@ from pydantic import BaseModel, ValidationError
 
 from thresher.experiments.recipes.schema import Recipe
 
-ENDING = ".yaml"
+RECIPE_SUFFIX = ".yaml"
 
 
 def folder() -> Path:
-    """The folder of the recipes' files, which is that of this module."""
+    """Returns the folder of the recipes' files, which is that of this module."""
     return Path(__file__).parent
 
 
-def names() -> list[str]:
-    """Of all recipes, in the order of the alphabet."""
-    return sorted(path.stem for path in folder().glob(f"*{ENDING}"))
+def recipe_names() -> list[str]:
+    """Returns the names of all recipes in alphabetical order."""
+    return sorted(path.stem for path in folder().glob(f"*{RECIPE_SUFFIX}"))
 
 
 def file_of(name: str) -> Path:
-    """The file of a recipe.
+    """Returns the file of a recipe.
 
     Args:
-        name: One of `names`, or the path of a file of your own that ends in .yaml.
+        name: One of `recipe_names()`, or the path of a file of your own that ends in .yaml.
 
     Raises:
-        ValueError: There is no such recipe; the message lists them.
+        ValueError: There is no such recipe; the message lists all recipes.
         FileNotFoundError: There is no such file.
     """
-    if name.endswith(ENDING):
+    if name.endswith(RECIPE_SUFFIX):
         if not Path(name).is_file():
             raise FileNotFoundError(f"{name}: no such file; `thresher recipes` lists those that there are by name")
         return Path(name)
-    if name not in names():
-        raise ValueError(f"no recipe {name!r}; there are {', '.join(names())}, and your own as FILE.yaml")
-    return folder() / f"{name}{ENDING}"
+    if name not in recipe_names():
+        raise ValueError(f"no recipe {name!r}; there are {', '.join(recipe_names())}, and your own as FILE.yaml")
+    return folder() / f"{name}{RECIPE_SUFFIX}"
 
 
-def read(path: Path) -> Recipe:
-    """A recipe from its file.
+def read_recipe(path: Path) -> Recipe:
+    """Reads a recipe from its file.
 
     Raises:
-        ValueError: It is not YAML, or a field is unknown, missing or wrong; a line for each.
+        ValueError: The file is not YAML, or a field is unknown, missing or wrong; the message has one line per field.
     """
     try:
         content = yaml.safe_load(path.read_bytes())
     except yaml.YAMLError as error:
-        raise ValueError(f"{told(path)}: not YAML: {' '.join(str(error).split())}") from error
+        raise ValueError(f"{display_path(path)}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{told(path)}: a recipe has fields such as {', '.join(Recipe.model_fields)}; got {content!r}")
-    return checked(content, path)
+        raise ValueError(f"{display_path(path)}: a recipe has fields such as {', '.join(Recipe.model_fields)}; got {content!r}")
+    return validated(content, path)
 
 
-def checked(content: Mapping[str, Any], path: Path, *, inside: str = "") -> Recipe:
-    """A recipe of the content of a file.
+def validated(content: Mapping[str, Any], path: Path, *, inside: str = "") -> Recipe:
+    """Returns a recipe with the content of a file.
 
     Args:
-        content: It.
-        path: Of the file.
-        inside: Written before the names of fields.
+        content: Fields of the recipe by name.
+        path: Path of the file, used in error messages.
+        inside: Text before the names of fields in error messages. Default: none.
 
     Raises:
-        ValueError: A field is unknown, missing or wrong; a line for each.
+        ValueError: A field is unknown, missing or wrong; the message has one line per field.
     """
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
         problems = [inside + _problem(one) for one in error.errors(include_url=False)]
-        raise ValueError("\n".join(f"{told(path)}: {problem}" for problem in problems)) from None
+        raise ValueError("\n".join(f"{display_path(path)}: {problem}" for problem in problems)) from None
 
 
-def told(path: Path) -> str:
-    """A recipe's file, as messages name it."""
+def display_path(path: Path) -> str:
+    """Returns the path of a recipe's file in the form that messages use."""
     return str(Path("recipes") / path.name) if path.parent == folder() else str(path)
 
 
 def _problem(error: Any) -> str:
-    """One of pydantic's errors: the field, and a sentence."""
+    """Returns the field and a sentence for one of pydantic's errors."""
     place: tuple[int | str, ...] = error["loc"]
     field = ".".join(map(str, place))
     if error["type"] == "missing":
@@ -93,15 +93,15 @@ def _problem(error: Any) -> str:
 
 
 def _fields(place: tuple[int | str, ...]) -> list[str]:
-    """Those of the part of a recipe at a place."""
-    part: Any = Recipe
+    """Returns the fields of the section at a place of a recipe."""
+    section: Any = Recipe
     for step in place:
         if isinstance(step, str):
-            part = _part_in(part.model_fields[step].annotation)
-    return [*part.model_fields]
+            section = _section_in(section.model_fields[step].annotation)
+    return [*section.model_fields]
 
 
-def _part_in(annotation: Any) -> type[BaseModel]:
-    """The part that a field holds, be it in a tuple or possibly None."""
+def _section_in(annotation: Any) -> type[BaseModel]:
+    """Returns the section in the type of a field, which may be a tuple of sections or None."""
     inside = [annotation, *getattr(annotation, "__args__", ())]
     return next(kind for kind in inside if isinstance(kind, type) and issubclass(kind, BaseModel))

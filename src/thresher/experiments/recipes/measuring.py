@@ -1,4 +1,4 @@
-"""What a network is worth, over test sets too large to be held in memory."""
+"""Metrics of networks over test sets that may be too large to fit into memory."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -7,31 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thresher.experiments.recipes.averaging import Average
-
-Batches = Iterable[tuple[Tensor, Tensor]]
-
-
-def right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How many answers are right, and of how many."""
-    return torch.stack([(outputs.argmax(1) == targets).sum(), torch.tensor(targets.numel(), device=targets.device)])
-
-
-def confusion(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How often which class was taken for which: shape (classes, classes), a row each that is."""
-    classes = outputs.shape[1]
-    return torch.bincount((targets * classes + outputs.argmax(1)).flatten(), minlength=classes**2).view(classes, classes)
-
-
-def mean_iou(confused: Tensor) -> float:
-    """Mean of intersection over union, of the classes that are there or were answered."""
-    union = confused.sum(0) + confused.sum(1) - confused.diag()
-    return float((confused.diag()[union > 0] / union[union > 0]).mean())
-
-
-def ratio(sums: Tensor) -> float:
-    """The first number over the second."""
-    return float(sums[0] / sums[1])
+from thresher.experiments.recipes.averaging import WeightAverage
+from thresher.experiments.tasks.metrics import confusion_matrix, mean_iou
 
 
 @dataclass(frozen=True)
@@ -39,33 +16,37 @@ class Measure:
     """Measures a network on test batches; larger is better.
 
     Args:
-        batches: Inputs and targets; iterated anew for each test.
-        metric: "accuracy", "mean IoU" or "-loss".
-        criterion: The loss of "-loss", a mean over targets.
-        average: Whose network is measured in place of the one given; None for that one itself.
+        batches: Test batches, pairs of inputs and targets; each test iterates over them again.
+        metric: Name of the metric: "accuracy", "mean IoU" or "-loss".
+        criterion: Loss function for "-loss", which returns a mean over targets.
+        average: Average of the weights to measure instead of the network. Default: none, the network itself is measured.
     """
 
-    batches: Batches
+    batches: Iterable[tuple[Tensor, Tensor]]
     metric: str
     criterion: Callable[[Any, Any], Tensor]
-    average: Average | None = None
+    average: WeightAverage | None = None
 
     def __call__(self, model: nn.Module) -> float:
-        """Measure in evaluation mode; the model is put back into training mode."""
-        tested = model if self.average is None else self.average.model
+        """Returns the metric in evaluation mode; the model ends in training mode."""
+        tested = self.tested(model)
         device = next(tested.parameters()).device
         tested.eval()
         with torch.inference_mode():
-            total = sum(self._of(tested(x.to(device)), y.to(device)) for x, y in self.batches)
+            total = sum(self._statistics(tested(x.to(device)), y.to(device)) for x, y in self.batches)
         model.train()
         assert isinstance(total, Tensor)
-        return mean_iou(total) if self.metric == "mean IoU" else ratio(total)
+        return mean_iou(total) if self.metric == "mean IoU" else float(total[0] / total[1])
 
-    def _of(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What adds up over the batches."""
-        if self.metric == "accuracy":
-            return right(outputs, targets)
+    def tested(self, model: nn.Module) -> nn.Module:
+        """Returns the network that is measured: the model, or the average of its weights."""
+        return model if self.average is None else self.average.model
+
+    def _statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the statistics of a batch, whose sum over the batches gives the metric."""
         if self.metric == "mean IoU":
-            return confusion(outputs, targets)
-        count = torch.tensor(float(targets.numel()), device=targets.device)
-        return torch.stack([-self.criterion(outputs, targets) * count, count])
+            return confusion_matrix(outputs, targets)
+        count = torch.tensor(targets.numel(), device=targets.device)
+        if self.metric == "accuracy":
+            return torch.stack([(outputs.argmax(1) == targets).sum(), count])
+        return torch.stack([-self.criterion(outputs, targets) * count.float(), count.float()])

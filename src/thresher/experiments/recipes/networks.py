@@ -1,4 +1,4 @@
-"""Networks that timm does not have in the form that the papers train on small pictures."""
+"""Networks that timm does not have in the form that the papers train on small images."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,16 +11,16 @@ from thresher.experiments.tasks.vision import optional
 
 
 def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, classes: int = 10) -> nn.Sequential:
-    """Wide ResNet, three stages of blocks that normalise before they convolve (arXiv:1605.07146).
+    """Returns a Wide ResNet: three stages of blocks with normalisation before each convolution (arXiv:1605.07146).
 
     Args:
-        depth: Convolutions on the longest way, 6n + 4.
-        width: Factor on the channels of each stage, which are 16, 32 and 64.
-        dropout: Between the two convolutions of a block.
-        classes: Outputs.
+        depth: Number of convolutions on the longest path, 6n + 4.
+        width: Factor on the numbers of channels of the stages, which are 16, 32 and 64.
+        dropout: Probability of dropout between the two convolutions of a block.
+        classes: Number of outputs.
 
     Raises:
-        ValueError: A depth that does not give whole blocks.
+        ValueError: The depth is not 6n + 4.
     """
     if depth < 10 or (depth - 4) % 6:
         raise ValueError(f"wide_resnet: `depth` is 6n + 4, such as 28, got {depth}")
@@ -36,7 +36,7 @@ def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, class
 
 
 class WideBlock(nn.Module):
-    """Two convolutions, each after normalisation, beside a shortcut: a 1x1 convolution where the shape changes."""
+    """Two convolutions, each after normalisation, and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, *, stride: int = 1, dropout: float = 0.0) -> None:
         super().__init__()
@@ -47,14 +47,14 @@ class WideBlock(nn.Module):
         self.shortcut = None if inputs == outputs and stride == 1 else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        """Maps shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         active = self.relu(self.norm1(x))
         residual = self.conv2(self.dropout(self.relu(self.norm2(self.conv1(active)))))
         return residual + (x if self.shortcut is None else self.shortcut(active))
 
 
 def googlenet(*, classes: int = 10) -> nn.Module:
-    """The GoogLeNet of torchvision, for pictures of 32 x 32: it begins with a 3x3 convolution and does not pool after it."""
+    """Returns the GoogLeNet of torchvision for images of 32 x 32: a 3x3 convolution first, and no pooling after it."""
     made = optional("torchvision.models").googlenet(num_classes=classes, aux_logits=False, init_weights=True)
     made.conv1 = optional("torchvision.models.googlenet").BasicConv2d(3, 64, kernel_size=3, padding=1)
     made.maxpool1 = nn.Identity()
@@ -68,11 +68,17 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "googlenet": googlenet,
     "unet": UNet,
 }
-"""By their names in recipes; each takes `classes`."""
+"""Networks by their names in recipes; each takes `classes`."""
 
 
 def network(source: str, name: str, classes: int | None, arguments: dict[str, Any]) -> nn.Module:
-    """A new network of timm, or of `NETWORKS`.
+    """Returns a new network of timm or of `NETWORKS`.
+
+    Args:
+        source: "timm" or "thresher".
+        name: Name of the network in the source.
+        classes: Number of outputs.
+        arguments: Other arguments of the function that creates the network.
 
     Raises:
         ValueError: There is no such network.

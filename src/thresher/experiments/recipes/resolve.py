@@ -1,23 +1,23 @@
-"""What is trained under a name on the command line."""
+"""Finds the task, recipe or script that a name on the command line stands for."""
 
 from pathlib import Path
 
 from thresher.experiments.recipes.task import RecipeTask
 from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.script import Script
-from thresher.experiments.training.base import Trainable
+from thresher.experiments.training.trainable import Trainable
 
 
 def task_of(name: str) -> Trainable:
-    """What is trained under a name.
+    """Returns the task, recipe or script that a name stands for.
 
     Args:
-        name: Of a task; `NAME@SAMPLES` for so many of its training samples, see `data.base.part`; `recipe:NAME`, see
+        name: Name of a task; `NAME@SAMPLES` for a subset of its training samples, see `tasks.built_in`; `recipe:NAME`, see
             `RecipeTask`; or `FILE.py:FUNCTION`, see `Script`.
 
     Raises:
-        ValueError: No such task, the message lists them; no number after the @; or no such function.
-        FileNotFoundError: No such file.
+        ValueError: There is no such task, and the message lists all tasks; no number after the @; or no such function.
+        FileNotFoundError: There is no such file.
     """
     path, colon, function = name.rpartition(":")
     if path == "recipe":

@@ -1,7 +1,5 @@
-"""A recipe trained once: what `thresher train` does."""
+"""Trains a recipe once: the work of `thresher train`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -9,60 +7,15 @@ import torch
 from torch import nn
 
 from thresher.experiments.recipes.measuring import Measure
-from thresher.experiments.recipes.sets import Sets
 from thresher.experiments.recipes.task import RecipeTask
-from thresher.experiments.training.base import Training
 from thresher.experiments.training.checkpoint import Checkpoint
-from thresher.experiments.training.loop import Progress, train
+from thresher.experiments.training.loop import EpochCallback, train
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import RESULTS, versions, whole, write_json
+from thresher.experiments.training.trainable import Training
 
 WEIGHTS = "model.pt"
 CHECKPOINT = "checkpoint.pt"
-
-
-@dataclass
-class Kept:
-    """A recipe that remembers what was made for the run, for its weights afterwards.
-
-    Args:
-        task: The recipe.
-    """
-
-    task: RecipeTask
-    made: list[Training] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        """See `Trainable`, like the others."""
-        return self.task.name
-
-    @property
-    def recipe(self) -> dict[str, Any]:
-        """The settings of training."""
-        return self.task.recipe
-
-    @property
-    def find(self) -> Callable[[Path | None], Path | None]:
-        """Says where the data lies."""
-        return self.task.find
-
-    @property
-    def load(self) -> Callable[[Path | None], Sets]:
-        """Reads it."""
-        return self.task.load
-
-    def training(self, data: Sets, seed: int) -> Training:
-        """What the run trains."""
-        self.made.append(self.task.training(data, seed))
-        return self.made[-1]
-
-    @property
-    def model(self) -> nn.Module:
-        """What is tested: the network, or the average of its weights."""
-        test = self.made[-1].evaluate
-        assert isinstance(test, Measure)
-        return self.made[-1].model if test.average is None else test.average.model
 
 
 def run(
@@ -72,33 +25,34 @@ def run(
     out: Path,
     data: Path | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: EpochCallback | None = None,
 ) -> dict[str, Any]:
-    """Train a recipe, and write its results and the weights that were tested last.
+    """Trains a recipe, and writes its results and the weights that were tested last.
 
-    A checkpoint is written after each epoch and goes at the end: after an interruption the same call goes on from there.
+    A checkpoint is written after each epoch and deleted at the end: after an interruption, the same call continues from it.
 
     Args:
-        task: The recipe.
-        spec: The method, of `task.spec`.
-        out: Folder for results.json and model.pt, and for checkpoint.pt meanwhile.
-        data: Where the data lies.
-        seed: Of weights, order and draws.
-        progress: Told after each epoch.
+        task: Recipe to train.
+        spec: Method, from `task.spec`.
+        out: Folder for results.json and model.pt, and for checkpoint.pt during the training.
+        data: Path of the data. Default: none, if the task of the recipe finds its data itself.
+        seed: Random seed for weight initialisation, sample order and selection.
+        progress: Function that is called after each epoch.
 
     Returns:
-        The content of results.json: task, epochs, versions, recipe, published, and in `runs` the run, as `train` returns it.
+        The content of results.json: task, epochs, versions, recipe, published, and the run in `runs`, as `train` returns it.
 
     Raises:
-        ValueError: The data is not as the recipe has it, the method does not go with it, or the folder holds the checkpoint of
+        ValueError: The data does not match the recipe, the method does not work with it, or the folder holds the checkpoint of
             another training.
-        FileNotFoundError: The data is not there.
+        FileNotFoundError: There is no such data.
     """
-    kept = Kept(task)
     loaded = task.load(task.find(data))
     out.mkdir(parents=True, exist_ok=True)
-    checkpoint = Checkpoint(out / CHECKPOINT, identity(task, spec, seed))
-    found = train(kept, loaded, spec, seed=seed, epochs=task.epochs, progress=progress, checkpoint=checkpoint)
+    checkpoint, trained = Checkpoint(out / CHECKPOINT, identity(task, spec, seed)), list[Training]()
+    found = train(
+        task, loaded, spec, seed=seed, epochs=task.epochs, progress=progress, checkpoint=checkpoint, on_end=trained.append
+    )
     results = {
         "task": task.name,
         "epochs": task.epochs,
@@ -110,12 +64,18 @@ def run(
     }
     write_json(out / RESULTS, results)
     with whole(out / WEIGHTS) as file:
-        torch.save(kept.model.state_dict(), file)
+        torch.save(tested_network(trained[0]).state_dict(), file)
     checkpoint.delete()
     return results
 
 
+def tested_network(training: Training) -> nn.Module:
+    """Returns the network that the recipe tests: the trained one, or the average of its weights."""
+    assert isinstance(training.evaluate, Measure)
+    return training.evaluate.tested(training.model)
+
+
 def identity(task: RecipeTask, spec: Spec, seed: int) -> dict[str, Any]:
-    """What tells a training from others that might have been begun in the same folder."""
+    """Returns the values that distinguish a training from others in the same folder."""
     named = {"recipe": task.name, "epochs": task.epochs, "method": spec.label, "seed": seed, "weights": str(task.weights)}
     return named | {"settings of the recipe": task.recipe, "settings of the method": spec.settings}

@@ -1,23 +1,23 @@
-"""What a recipe says: the settings of one experiment of a paper, as its file has them."""
+"""The fields of a recipe: the settings of one experiment of a paper, as its YAML file contains them."""
 
 from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
-class Part(BaseModel):
-    """A part of a recipe; a field that it does not have is a mistake."""
+class Section(BaseModel):
+    """A section of a recipe; an unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Paper(Part):
-    """Where the settings are published.
+class PaperSection(Section):
+    """The publication of the settings.
 
     Args:
-        title: Of the paper.
-        arxiv: Its number there; None where it is not.
-        where: Table, figure or section.
+        title: Title of the paper.
+        arxiv: Number of the paper on arXiv; None if it is not there.
+        where: Table, figure or section of the paper.
     """
 
     title: str
@@ -25,18 +25,18 @@ class Paper(Part):
     where: str
 
 
-class Data(Part):
-    """What is trained on.
+class DataSection(Section):
+    """The data set.
 
     Args:
-        name: Of the data set.
-        kind: "folder": pictures in train/ and val/, a folder a class; "arrays": train/ and val/ with data-NAME.npy and
-            label-NAME.npy; "task": a task of `thresher compare`, which knows its files.
-        task: Its name.
-        samples: To train on.
-        shape: Of a sample in the files: (channels, height, width), (features,) or (tokens,); None for pictures of any size.
-        classes: That are told apart; None where values are predicted.
-        test_every: Test on every so-manieth training sample, where there is no val/. Default: there is one.
+        name: Name of the data set.
+        kind: Source of the samples: "folder" for images in train/ and val/ with one folder per class; "arrays" for train/ and
+            val/ with data-NAME.npy and label-NAME.npy; "task" for a task of `thresher compare`, which finds its files itself.
+        task: Name of the task, if `kind` is "task".
+        samples: Number of training samples.
+        shape: Shape of a sample in the files: (channels, height, width), (features,) or (tokens,); None for images of any size.
+        classes: Number of classes; None for regression.
+        test_every: Interval of test samples among the training samples, every n-th, if there is no val/. Default: there is one.
     """
 
     name: str
@@ -48,22 +48,22 @@ class Data(Part):
     test_every: int | None = Field(default=None, ge=2)
 
     @model_validator(mode="after")
-    def _named(self) -> Self:
+    def _check_kind(self) -> Self:
         if (self.kind == "task") != (self.task is not None):
             raise ValueError("`task` is the name of a task with kind: task, and is left out otherwise")
         if (self.kind == "folder") != (self.shape is None):
-            raise ValueError("`shape` is that of a sample; it is left out with kind: folder, where pictures have any size")
+            raise ValueError("`shape` is that of a sample; it is left out with kind: folder, where images have any size")
         return self
 
 
-class Model(Part):
+class ModelSection(Section):
     """The network.
 
     Args:
-        source: "timm"; "thresher": one of `networks.NETWORKS`; "task": that of the task in `data`.
-        name: As the source calls it.
-        arguments: Of the source's function, beside the number of classes.
-        pretrained: The recipe whose weights it starts from, all but the last layer.
+        source: Source of the network: "timm"; "thresher" for one of `networks.NETWORKS`; "task" for that of the task in `data`.
+        name: Name of the network in the source.
+        arguments: Arguments of the function that creates the network, without the number of classes.
+        pretrained: Name of the recipe whose weights training starts from, all but those of the last layer. Default: none.
     """
 
     source: Literal["timm", "thresher", "task"]
@@ -72,12 +72,12 @@ class Model(Part):
     pretrained: str | None = None
 
 
-class Batch(Part):
-    """Of a step, over all workers; one process trains on all of it.
+class BatchSection(Section):
+    """The batch of a step, over all workers; here one process trains on the whole batch.
 
     Args:
-        workers: GPUs of the source.
-        per_worker: Samples on each.
+        workers: Number of GPUs in the source.
+        per_worker: Number of samples per GPU.
     """
 
     workers: int = Field(default=1, ge=1)
@@ -85,22 +85,23 @@ class Batch(Part):
 
     @property
     def size(self) -> int:
-        """Samples of a step."""
+        """The number of samples per step."""
         return self.workers * self.per_worker
 
 
-class Optimizer(Part):
-    """How weights move.
+class OptimizerSection(Section):
+    """The optimizer.
 
     Args:
-        name: "sgd"; "adamw"; of timm "rmsprop" in TensorFlow's form, which starts from ones, and "lamb".
-        lr: The largest learning rate, of each worker or of the batch.
-        lr_per: "worker": it is multiplied by their number, the linear scaling rule.
-        momentum: Of sgd and rmsprop.
-        nesterov: Of sgd.
-        weight_decay: 0 for none.
-        decay_norms: Whether it goes for biases and the weights of normalisation, too.
-        arguments: Others of the optimizer's class.
+        name: Name of the optimizer: "sgd"; "adamw"; "lamb" of timm; or "rmsprop" of timm in the form of TensorFlow, whose
+            averages start from ones.
+        lr: Largest learning rate, per worker or per batch.
+        lr_per: Unit of `lr`: "batch", or "worker" to multiply it by the number of workers, the linear scaling rule.
+        momentum: Momentum of sgd and rmsprop.
+        nesterov: Whether sgd uses Nesterov momentum.
+        weight_decay: Weight decay; 0 for none.
+        decay_norms: Whether biases and the weights of normalisation have weight decay, too.
+        arguments: Other arguments of the optimizer's class.
     """
 
     name: Literal["sgd", "rmsprop", "adamw", "lamb"]
@@ -113,18 +114,19 @@ class Optimizer(Part):
     arguments: dict[str, Any] = Field(default_factory=dict)
 
 
-class Schedule(Part):
+class ScheduleSection(Section):
     """The learning rate over the epochs.
 
     Args:
-        warmup_epochs: In which it rises, linearly with every step.
-        warmup_from: Share of the learning rate at which it starts.
-        decay: "none"; "step": times `rate` at each of `epochs`, or after `every` so many; "cosine": to `floor` by epochs,
-            counted from the first as timm does; "cosine_after_warmup": counted from the end of the warm-up as torchvision
-            does; "cosine_iter": from the first, by steps.
-        rate: Of "step".
-        epochs: Of "step".
-        every: Of "step".
+        warmup_epochs: Number of epochs in which the learning rate rises, linearly with every step.
+        warmup_from: Share of the learning rate at which the warm-up starts.
+        decay: Form of the decay: "none"; "step" for a factor `rate` at each of `epochs`, or after every `every` epochs;
+            "cosine" for a cosine to `floor` that changes per epoch and is counted from the first epoch, as in timm;
+            "cosine_after_warmup" for one that is counted from the end of the warm-up, as in torchvision; "cosine_iter" for one
+            that is counted from the first epoch and changes per step.
+        rate: Factor of "step".
+        epochs: Epochs at which "step" applies its factor.
+        every: Number of epochs between the factors of "step".
         floor: Share of the learning rate at which a cosine ends.
     """
 
@@ -137,21 +139,21 @@ class Schedule(Part):
     floor: float = Field(default=0.0, ge=0, le=1)
 
     @model_validator(mode="after")
-    def _stepped(self) -> Self:
-        told = (self.rate is not None, bool(self.epochs) != (self.every is not None))
-        if told != (self.decay == "step",) * 2:
+    def _check_step(self) -> Self:
+        given = (self.rate is not None, bool(self.epochs) != (self.every is not None))
+        if given != (self.decay == "step",) * 2:
             raise ValueError("decay: step takes `rate` and either `epochs` or `every`; other decays take none of them")
         return self
 
 
-class Loss(Part):
-    """What is minimised.
+class LossSection(Section):
+    """The loss function.
 
     Args:
-        name: "cross_entropy"; "mse".
-        label_smoothing: Share of a target that all classes have alike.
-        soft_targets: Whether targets are given to the loss as probabilities, smoothed beforehand.
-        class_weights: Of each class.
+        name: Name of the loss function: "cross_entropy" or "mse".
+        label_smoothing: Share of each target that is divided equally among all classes.
+        soft_targets: Whether targets are passed to the loss function as probabilities that are already smoothed.
+        class_weights: Weight of each class. Default: none.
     """
 
     name: Literal["cross_entropy", "mse"] = "cross_entropy"
@@ -160,23 +162,24 @@ class Loss(Part):
     class_weights: tuple[float, ...] | None = None
 
 
-class Pictures(Part):
-    """What is done to pictures before the network sees them.
+class ImageSection(Section):
+    """The transforms of images.
 
     Args:
-        train_crop: Side of the random part, of any size and shape within limits, that is scaled to it. Default: none is taken.
-        pad: Pixels of black around the picture, of which a part of its own size is taken.
-        test_resize: The shorter side of a picture that is tested.
-        test_crop: Side of the middle that is tested.
-        interpolation: Of scaling.
-        flip: Chance to be mirrored.
-        vertical_flip: Chance to be turned upside down.
-        auto_augment: "ta_wide", TrivialAugment of torchvision; or RandAugment as timm writes it: "rand-m9-mstd0.5-inc1".
-        erasing: Chance that a random rectangle is erased.
-        erase_with: What it is filled with: "mean", or "noise" in every pixel.
-        cutout: Side of a square that is erased, in every picture.
-        mean: Of the channels, subtracted. Default: that of the training pictures.
-        std: Of the channels, divided by. Default: that of the training pictures.
+        train_crop: Side in pixels to which a random part of a training image is scaled. Default: no such crop.
+        pad: Width in pixels of a black margin, from which a random crop of the size of the image is taken. Default: 0.
+        test_resize: Length in pixels of the shorter side of a test image. Default: not resized.
+        test_crop: Side in pixels of the middle of a test image. Default: not cropped.
+        interpolation: Interpolation of scaling.
+        flip: Probability of a horizontal flip.
+        vertical_flip: Probability of a vertical flip.
+        auto_augment: Policy of augmentation: "ta_wide" for TrivialAugment of torchvision, or RandAugment in the notation of
+            timm, such as "rand-m9-mstd0.5-inc1". Default: none.
+        erasing: Probability that a random rectangle is erased.
+        erase_with: Value of an erased rectangle: "mean", or "noise" in every pixel.
+        cutout: Side in pixels of a square that is erased in every image. Default: 0.
+        mean: Mean of each channel, which is subtracted. Default: that of the training images.
+        std: Standard deviation of each channel, which is divided by. Default: that of the training images.
     """
 
     train_crop: int | None = Field(default=None, ge=1)
@@ -194,25 +197,26 @@ class Pictures(Part):
     std: tuple[float, ...] | None = None
 
 
-class Ema(Part):
-    """The average of the weights that is tested in their place.
+class EmaSection(Section):
+    """The exponential moving average of the weights, which is tested instead of the network.
 
     Args:
-        decay: As torchvision's script takes it, for one update a step of one sample and epoch: see `averaging.decay_of`.
-        steps: Between updates.
+        decay: Decay in the form of torchvision's script: for one update per step, one sample per step and one epoch; see
+            `averaging.decay_of`.
+        steps: Number of steps between updates.
     """
 
     decay: float = Field(gt=0, lt=1)
     steps: int = Field(ge=1)
 
 
-class Published(Part):
+class PublishedNumber(Section):
     """A number of the source.
 
     Args:
-        what: It is.
-        value: As printed.
-        where: Table, figure or section.
+        what: Quantity, with its unit.
+        value: Number, as it is printed.
+        where: Table, figure or section of the source.
     """
 
     what: str
@@ -220,48 +224,48 @@ class Published(Part):
     where: str
 
 
-class Recipe(Part):
+class Recipe(Section):
     """One experiment.
 
     Args:
-        paper: Where it is published.
-        title: For people.
-        data: What is trained on.
-        model: The network.
-        method: How samples are selected, as on the command line.
-        epochs: Of the training.
-        batch: Of a step.
-        optimizer: How weights move.
-        schedule: The learning rate over the epochs.
-        loss: What is minimised.
-        pictures: What is done to pictures; None for other data, and for pictures that are taken as they are.
-        ema: The average that is tested; None for none.
-        metric: "accuracy", "mean IoU", or "-loss", so that larger is better.
+        paper: Publication of the experiment.
+        title: Title of the experiment.
+        data: Data set.
+        model: Network.
+        method: Method that selects samples, in the form of the command line.
+        epochs: Number of epochs of the training.
+        batch: Batch of a step.
+        optimizer: Optimizer.
+        schedule: Learning rate over the epochs.
+        loss: Loss function.
+        pictures: Transforms of images; None for other data, and for images that are used without transforms.
+        ema: Moving average of the weights that is tested. Default: none.
+        metric: Metric: "accuracy", "mean IoU", or "-loss", for which larger is better, too.
         published: Numbers of the source.
-        notes: Where the source contradicts itself or its code, and what was chosen.
-        not_given: What the source does not say, and what was chosen.
-        smoke: Fields as of a recipe that are others in a smoke test, beside those of `smoke.reduced`.
+        notes: Contradictions within the source, or between the source and its code, and the choices made here.
+        not_given: Choices made here for settings that the source does not give, by field.
+        smoke: Fields of a recipe that differ in a smoke test, in addition to those of `smoke.reduced`.
     """
 
-    paper: Paper
+    paper: PaperSection
     title: str
-    data: Data
-    model: Model
+    data: DataSection
+    model: ModelSection
     method: str
     epochs: int = Field(ge=1)
-    batch: Batch
-    optimizer: Optimizer
-    schedule: Schedule = Schedule()
-    loss: Loss = Loss()
-    pictures: Pictures | None = None
-    ema: Ema | None = None
+    batch: BatchSection
+    optimizer: OptimizerSection
+    schedule: ScheduleSection = ScheduleSection()
+    loss: LossSection = LossSection()
+    pictures: ImageSection | None = None
+    ema: EmaSection | None = None
     metric: Literal["accuracy", "mean IoU", "-loss"] = "accuracy"
-    published: tuple[Published, ...]
+    published: tuple[PublishedNumber, ...]
     notes: tuple[str, ...] = ()
     not_given: dict[str, str] = Field(default_factory=dict)
     smoke: dict[str, Any] = Field(default_factory=dict)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What decides about a training, as plain values."""
+        """The settings that a training depends on, as plain values."""
         return self.model_dump(mode="json", exclude={"paper", "title", "published", "notes", "not_given", "smoke"})

@@ -1,4 +1,4 @@
-"""A recipe made small enough for a minute on one core: the same path through the same code, on data that is made up."""
+"""Smoke tests: a recipe at reduced size on synthetic data, which runs the same code in a minute on one core."""
 
 import math
 from collections.abc import Mapping
@@ -12,18 +12,18 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.recipes import loading, sets
+from thresher.experiments.recipes import datasets, loading
 from thresher.experiments.recipes.schema import Recipe
-from thresher.experiments.recipes.task import RecipeTask, changed, scaled
+from thresher.experiments.recipes.task import RecipeTask, map_settings, scale_counts
 from thresher.experiments.tasks.data.base import Data
 from thresher.experiments.training.specs import Spec
 from thresher.scores import Scores
 
-EPOCHS, BATCH, SAMPLES, TESTED, CLASSES = 8, 16, 128, 32, 3
+EPOCHS, BATCH_SIZE, SAMPLES, TEST_SAMPLES, CLASSES = 8, 16, 128, 32, 3
 LARGE, SMALL = 64, 16
-"""Sides of pictures: of those that the recipe crops from larger ones, and of others."""
+"""Sides of images in pixels: of images that the recipe crops, and of others."""
 WRONG = 0.1
-"""Share of the training pictures that are in a wrong class: hidden samples are moved back where the network doubts them."""
+"""Share of the training images with a wrong label, so that some hidden samples have a low confidence and are moved back."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class SmokeTask(RecipeTask):
     """A recipe with reduced sizes.
 
     Args:
-        full: As it was.
-        folder: Where what is made up goes.
+        full: Recipe at full size.
+        folder: Folder for synthetic data.
     """
 
     shortened: int | None = EPOCHS
@@ -41,20 +41,20 @@ class SmokeTask(RecipeTask):
 
     @classmethod
     def at(cls, name: str, folder: Path, **options: Any) -> "SmokeTask":
-        """A recipe by its name; see `RecipeTask.of`."""
+        """Returns the smoke test of a recipe by its name; see `RecipeTask.of`."""
         file = loading.file_of(name)
-        full = loading.read(file)
+        full = loading.read_recipe(file)
         return cls(file, reduced(full, file), full=full, folder=folder, **options)
 
     def spec(self, text: str | None = None) -> Spec:
-        """The method; counts of epochs and steps shrink as those of the training have, and scores are made up."""
+        """Returns the method, with counts of epochs and steps that shrink like those of the training, and synthetic scores."""
         assert self.full is not None
         steps = steps_of(self.settings) / steps_of(self.full)
-        found = scaled(self.given_method(text), warmup_epochs=self.epochs / self.full.epochs, warmup_steps=steps)
-        return changed(found, lambda name, value: str(self._scores()) if name == "scores" else value)
+        found = scale_counts(self.given_method(text), warmup_epochs=self.epochs / self.full.epochs, warmup_steps=steps)
+        return map_settings(found, lambda name, value: str(self._scores()) if name == "scores" else value)
 
     def find(self, folder: Path | None) -> Path | None:
-        """Where the data is made.
+        """Writes synthetic files, if the recipe reads files, and returns their folder.
 
         Raises:
             ValueError: A folder was given.
@@ -62,19 +62,19 @@ class SmokeTask(RecipeTask):
         if folder is not None:
             raise ValueError(f"--data {folder}: with --smoke the data is made up; leave out one of the two")
         if self.settings.data.kind == "folder":
-            _write_pictures(self.settings, self.folder)
+            _write_images(self.settings, self.folder)
         elif self.settings.data.kind == "arrays":
             _write_arrays(self.settings, self.folder)
         return self.folder
 
-    def load(self, folder: Path | None) -> sets.Sets:
-        """The data."""
+    def load(self, folder: Path | None) -> datasets.TrainAndTest:
+        """Returns the data sets."""
         if self.settings.data.kind != "task":
             return super().load(folder)
-        return self.telling(lambda: sets.of_task(self.settings, made_up(self.settings)))
+        return self.naming_file(lambda: datasets.from_task(self.settings, synthetic_data(self.settings)))
 
     def build(self, seed: int) -> Any:
-        """See `RecipeTask.build`; weights to start from are those that the other recipe begins with."""
+        """Returns the network; if the recipe starts from another recipe, it gets the initial weights of that one."""
         source = self.settings.model.pretrained
         if source is None or self.weights is not None:
             return super().build(seed)
@@ -84,7 +84,7 @@ class SmokeTask(RecipeTask):
         return replace(self, weights=file).build(seed)
 
     def _scores(self) -> Path:
-        """A file of random scores."""
+        """Writes random scores and returns their file."""
         values = torch.rand(self.settings.data.samples, generator=_generator())
         file = self.folder / "scores.parquet"
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -93,12 +93,18 @@ class SmokeTask(RecipeTask):
 
 
 def steps_of(recipe: Recipe) -> int:
-    """Of an epoch."""
+    """Returns the number of steps per epoch."""
     return math.ceil(recipe.data.samples / recipe.batch.size)
 
 
 def reduced(recipe: Recipe, file: Path) -> Recipe:
-    """A recipe with the fields of its `smoke`, and the sizes of this module where that says nothing; its epochs stay.
+    """Returns a recipe with the sizes of this module and the fields in its `smoke`, which have priority.
+
+    The number of epochs does not change.
+
+    Args:
+        recipe: Recipe at full size.
+        file: File of the recipe, used in error messages.
 
     Raises:
         ValueError: A field of `smoke` is wrong.
@@ -108,38 +114,44 @@ def reduced(recipe: Recipe, file: Path) -> Recipe:
     if shape is None or len(shape) == 3:
         data |= {"shape": None if shape is None else (shape[0], SMALL, SMALL)}
         data |= {"classes": CLASSES} if recipe.data.kind != "arrays" else {}
-    small: dict[str, Any] = {"batch": {"workers": 1, "per_worker": BATCH}, "data": data}
+    small: dict[str, Any] = {"batch": {"workers": 1, "per_worker": BATCH_SIZE}, "data": data}
     if recipe.pictures is not None:
         small["pictures"] = _smaller(recipe.pictures.model_dump(exclude_none=True))
     if recipe.ema is not None:
         small["ema"] = {"steps": 2}
-    return loading.checked(_merged(_merged(recipe.model_dump(), small), recipe.smoke), file, inside="smoke.")
+    return loading.validated(_merged(_merged(recipe.model_dump(), small), recipe.smoke), file, inside="smoke.")
 
 
-def made_up(recipe: Recipe) -> Data:
-    """Samples of the shape that a recipe has: pictures of classes, values to be predicted, or tokens to be continued."""
+def synthetic_data(recipe: Recipe) -> Data:
+    """Returns samples with the shape in a recipe: images with classes, rows with a value, or tokens with the next tokens."""
     shape, classes = recipe.data.shape, recipe.data.classes
     assert shape is not None
     generator, n = _generator(), recipe.data.samples
     if len(shape) == 3:
         assert classes is not None
-        train, test = (pictures(count, shape, classes, generator) for count in (n, TESTED))
+        train, test = (synthetic_images(count, shape, classes, generator) for count in (n, TEST_SAMPLES))
         return Data(TensorDataset(train[0].float(), _partly_wrong(train[1], classes)), test[0].float(), test[1])
     if classes is None:
-        x = torch.randn(n + TESTED, *shape, generator=generator)
-        y = x.mean(1, keepdim=True) + 0.1 * torch.randn(n + TESTED, 1, generator=generator)
+        x = torch.randn(n + TEST_SAMPLES, *shape, generator=generator)
+        y = x.mean(1, keepdim=True) + 0.1 * torch.randn(n + TEST_SAMPLES, 1, generator=generator)
     else:
-        begin = torch.randint(min(classes, 50), (n + TESTED, 1), generator=generator)
+        begin = torch.randint(min(classes, 50), (n + TEST_SAMPLES, 1), generator=generator)
         counted = (begin + torch.arange(shape[0] + 1)) % min(classes, 50)
         x, y = counted[:, :-1], counted[:, 1:]
     return Data(TensorDataset(x[:n], y[:n]), x[n:], y[n:])
 
 
-def pictures(n: int, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Classes that differ in brightness and in the width of their stripes, under noise.
+def synthetic_images(n: int, shape: tuple[int, ...], classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Returns noisy images, whose classes differ in brightness and in the width of their stripes.
+
+    Args:
+        n: Number of images.
+        shape: Shape of an image, (channels, height, width).
+        classes: Number of classes.
+        generator: Random generator of the noise.
 
     Returns:
-        Pictures of shape (n, *shape), uint8, and their classes, shape (n,), int64.
+        Images of shape (n, *shape), uint8, and their classes, shape (n,), int64.
     """
     labels = torch.arange(n) % classes
     share = labels / max(1, classes - 1)
@@ -149,25 +161,25 @@ def pictures(n: int, shape: tuple[int, ...], classes: int, generator: torch.Gene
     return ((bright + 0.15 * stripes + noise).clamp(0, 1) * 255).byte(), labels
 
 
-def _write_pictures(recipe: Recipe, folder: Path) -> None:
-    """Files of pictures, a folder each class; higher than wide."""
+def _write_images(recipe: Recipe, folder: Path) -> None:
+    """Writes image files, one folder per class; the images are higher than wide."""
     assert recipe.data.classes is not None
     generator, classes = _generator(), recipe.data.classes
-    for part, count in (("train", recipe.data.samples), ("val", TESTED)):
-        made, labels = pictures(count, (3, LARGE + 8, LARGE), classes, generator)
+    for part, count in (("train", recipe.data.samples), ("val", TEST_SAMPLES)):
+        made, labels = synthetic_images(count, (3, LARGE + 8, LARGE), classes, generator)
         labels = _partly_wrong(labels, classes) if part == "train" else labels
-        for number, (picture, label) in enumerate(zip(made, labels.tolist(), strict=True)):
+        for number, (image, label) in enumerate(zip(made, labels.tolist(), strict=True)):
             place = folder / part / f"class{label}"
             place.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture.permute(1, 2, 0).numpy()).save(place / f"{number}.png")
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(place / f"{number}.png")
 
 
 def _write_arrays(recipe: Recipe, folder: Path) -> None:
-    """Files of NumPy's; the class of a position is the mean of its channels."""
+    """Writes NumPy files; the class of a position is the mean of its channels."""
     assert recipe.data.shape is not None
     assert recipe.data.classes is not None
     draw = np.random.default_rng(0)
-    for part, count in (("train", recipe.data.samples), ("val", TESTED)):
+    for part, count in (("train", recipe.data.samples), ("val", TEST_SAMPLES)):
         (folder / part).mkdir(parents=True, exist_ok=True)
         for number in range(count):
             coarse = draw.integers(recipe.data.classes, size=[side // 4 for side in recipe.data.shape[1:]], dtype=np.uint8)
@@ -178,22 +190,22 @@ def _write_arrays(recipe: Recipe, folder: Path) -> None:
 
 
 def _partly_wrong(labels: Tensor, classes: int) -> Tensor:
-    """Every so-manieth one class further."""
+    """Replaces the label of every n-th sample by the next class."""
     every = round(1 / WRONG)
     return torch.where(torch.arange(len(labels)) % every == 0, (labels + 1) % classes, labels)
 
 
 def _smaller(settings: dict[str, Any]) -> dict[str, Any]:
-    """Sides of pictures, as the pictures shrink."""
+    """Returns the sides of crops and margins, in proportion to the smaller images."""
     share = LARGE / 224 if "train_crop" in settings else SMALL / 32
     sides = {"train_crop", "test_resize", "test_crop", "pad", "cutout"} & settings.keys()
     return {name: round(settings[name] * share) for name in sides}
 
 
 def _merged(content: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What `other` says, and all else of `content`."""
-    parts = {name: value for name, value in other.items() if isinstance(value, Mapping) and content.get(name)}
-    return {**content, **other, **{name: _merged(content[name], value) for name, value in parts.items()}}
+    """Returns `content` with the fields of `other`, which have priority, section by section."""
+    sections = {name: value for name, value in other.items() if isinstance(value, Mapping) and content.get(name)}
+    return {**content, **other, **{name: _merged(content[name], value) for name, value in sections.items()}}
 
 
 def _generator() -> torch.Generator:

@@ -1,4 +1,4 @@
-"""A recipe as what a comparison trains, see `training.base.Trainable`."""
+"""A recipe in the form that a comparison trains; see `training.trainable.Trainable`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,31 +14,31 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader
 
-from thresher.experiments.recipes import loading, sets
-from thresher.experiments.recipes.averaging import Average, decay_of
+from thresher.experiments.recipes import datasets, loading
+from thresher.experiments.recipes.averaging import WeightAverage, decay_of
 from thresher.experiments.recipes.measuring import Measure
 from thresher.experiments.recipes.networks import network
-from thresher.experiments.recipes.scheduling import Factor
+from thresher.experiments.recipes.scheduling import LearningRateFactor
 from thresher.experiments.recipes.schema import Recipe
 from thresher.experiments.tasks.base import Task
 from thresher.experiments.tasks.vision import optional
-from thresher.experiments.training.base import Training
 from thresher.experiments.training.specs import Composition, Spec, parse_methods
+from thresher.experiments.training.trainable import Training
 
 PREFIX = "recipe:"
-"""Of the names of recipes where other tasks are named, too."""
+"""Prefix of the name of a recipe in places that also take other tasks."""
 
 
 @dataclass(frozen=True)
 class RecipeTask:
-    """A recipe, ready to be trained.
+    """A recipe that can be trained.
 
     Args:
-        file: Where it stands.
-        settings: What it says.
-        weights: File with weights to start from, for a recipe that starts from those of another.
-        loaders: Processes that load data; 0 loads it in this one.
-        shortened: Epochs to train, which the schedules go through as they would through the recipe's. Default: those.
+        file: File of the recipe.
+        settings: Content of the recipe.
+        weights: File with the initial weights, for a recipe that starts from those of another recipe. Default: none.
+        loaders: Number of processes that load data; with 0, the training process loads it. Default: 0.
+        shortened: Number of epochs to train; the schedules shrink or stretch to it. Default: that of the recipe.
     """
 
     file: Path
@@ -49,119 +49,123 @@ class RecipeTask:
 
     @classmethod
     def of(cls, name: str, **options: Any) -> "RecipeTask":
-        """A recipe by its name.
+        """Returns a recipe by its name.
 
         Raises:
-            ValueError: There is none, or its file is wrong.
+            ValueError: There is no such recipe, or its file is wrong.
             FileNotFoundError: There is no such file.
         """
         file = loading.file_of(name)
-        return cls(file, loading.read(file), **options)
+        return cls(file, loading.read_recipe(file), **options)
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """The name on the command line."""
         return PREFIX + (self.file.stem if self.file.parent == loading.folder() else str(self.file))
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """The settings of training, to tell comparisons apart."""
+        """The settings of training, which distinguish one comparison from another."""
         return self.settings.settings
 
     @cached_property
     def task(self) -> Task | None:
-        """The task that the recipe has its data from; None where it has it from elsewhere."""
+        """The task that the data comes from; None if the recipe reads a folder."""
         from thresher.experiments.tasks import built_in
 
         name = self.settings.data.task
-        return None if name is None else self.telling(lambda: built_in(name))
+        return None if name is None else self.naming_file(lambda: built_in(name))
 
-    def telling(self, act: Callable[[], Any]) -> Any:
-        """Do something, and name the recipe's file where that is not possible."""
+    def naming_file(self, act: Callable[[], Any]) -> Any:
+        """Returns the result of a function; an error of it gets the name of the recipe's file."""
         try:
             return act()
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{loading.told(self.file)}: {error}") from error
+            raise FileNotFoundError(f"{loading.display_path(self.file)}: {error}") from error
         except ValueError as error:
-            raise ValueError(f"{loading.told(self.file)}: {error}") from error
+            raise ValueError(f"{loading.display_path(self.file)}: {error}") from error
 
     @property
     def epochs(self) -> int:
-        """To train."""
+        """The number of epochs to train."""
         return self.shortened or self.settings.epochs
 
     def spec(self, text: str | None = None) -> Spec:
-        """The method: the recipe's, or another; its counts of epochs shrink with those of the training.
+        """Returns the method; its counts of epochs shrink with the epochs of the training.
+
+        Args:
+            text: Method in the form of the command line. Default: that of the recipe.
 
         Raises:
-            ValueError: It is not one method, or there is no such method or setting, or no such file of scores.
+            ValueError: The text is not one method, or there is no such method or setting.
+            FileNotFoundError: There is no such file of scores.
         """
         found = self.given_method(text)
-        missing = [file for file in scores_of(found) if not Path(file).is_file()]
+        missing = [file for file in score_files(found) if not Path(file).is_file()]
         if missing:
             make = f"`thresher score --task {self.settings.data.task} --data DIR --out {missing[0]}` makes it"
-            raise FileNotFoundError(f"{loading.told(self.file)}: method: no file of scores {missing[0]}; {make}")
-        return scaled(found, warmup_epochs=min(1.0, self.epochs / self.settings.epochs))
+            raise FileNotFoundError(f"{loading.display_path(self.file)}: method: no file of scores {missing[0]}; {make}")
+        return scale_counts(found, warmup_epochs=min(1.0, self.epochs / self.settings.epochs))
 
     def given_method(self, text: str | None) -> Spec:
-        """The recipe's method as it stands there, or the one given.
+        """Returns the given method, or that of the recipe if none is given, without changes.
 
         Raises:
-            ValueError: It is not one method, or there is no such method or setting.
+            ValueError: The text is not one method, or there is no such method or setting.
         """
-        return one_method(text or self.settings.method, "--method" if text else f"{loading.told(self.file)}: method")
+        return one_method(text or self.settings.method, "--method" if text else f"{loading.display_path(self.file)}: method")
 
     def find(self, folder: Path | None) -> Path | None:
-        """Where the data lies.
+        """Returns the path of the data.
 
         Raises:
-            FileNotFoundError: It is not there; the message names the recipe and what is wanted.
-            ValueError: A folder was given to a recipe that takes none.
+            FileNotFoundError: There is no such data; the message names the recipe and the files that it needs.
+            ValueError: A folder was given, and the task of the recipe takes none.
         """
         task = self.task
         if task is not None:
-            return self.telling(lambda: task.find(folder))
-        return self.telling(lambda: sets.find(self.settings, folder))
+            return self.naming_file(lambda: task.find(folder))
+        return self.naming_file(lambda: datasets.find_folder(self.settings, folder))
 
-    def load(self, folder: Path | None) -> sets.Sets:
-        """The data from there.
+    def load(self, folder: Path | None) -> datasets.TrainAndTest:
+        """Reads the data from the path that `find` returned.
 
         Raises:
-            ValueError: It is damaged, or not as the recipe has it.
+            ValueError: The data is damaged or does not match the recipe.
         """
         task = self.task
         if task is not None:
-            return self.telling(lambda: sets.of_task(self.settings, task.load(folder)))
+            return self.naming_file(lambda: datasets.from_task(self.settings, task.load(folder)))
         assert folder is not None
-        return self.telling(lambda: sets.read(self.settings, folder))
+        return self.naming_file(lambda: datasets.read_folder(self.settings, folder))
 
-    def training(self, data: sets.Sets, seed: int) -> Training:
-        """What one run trains, and how it is tested."""
+    def training(self, data: datasets.TrainAndTest, seed: int) -> Training:
+        """Returns new objects for one run."""
         recipe = self.settings
-        model: nn.Module = self.telling(lambda: self.build(seed))
-        optimizer: Optimizer = self.telling(lambda: optimizer_of(recipe, model))
+        model: nn.Module = self.naming_file(lambda: self.build(seed))
+        optimizer: Optimizer = self.naming_file(lambda: optimizer_of(recipe, model))
         criterion = criterion_of(recipe)
         loader = self._loader(data.train, shuffle=torch.Generator().manual_seed(seed))
         average = None
         if recipe.ema is not None:
             copied = round(recipe.schedule.warmup_epochs / recipe.epochs * self.epochs * len(loader))
             decay = decay_of(recipe.ema, recipe.batch.size, self.epochs)
-            average = Average(model, optimizer, decay=decay, every=recipe.ema.steps, copied=copied)
+            average = WeightAverage(model, optimizer, decay=decay, every=recipe.ema.steps, copied=copied)
         test = Measure(self._loader(data.test, shuffle=None), recipe.metric, criterion, average)
-        schedule = Factor(recipe.schedule, recipe.epochs)
+        schedule = LearningRateFactor(recipe.schedule, recipe.epochs)
         also = {} if average is None else {"average": average}
         return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric, also=also)
 
     def build(self, seed: int) -> nn.Module:
-        """The network with initial weights that depend on `seed` alone; the global random state is left as it was.
+        """Returns the network, whose initial weights depend on `seed` alone; the global random state does not change.
 
         Raises:
-            ValueError: There is no such network, or the weights to start from are missing or of another one.
+            ValueError: There is no such network, or the weights to start from are missing or belong to another network.
         """
         wanted = self.settings.model
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            with telling_field("model.arguments"):
+            with naming_field("model.arguments"):
                 if wanted.source == "task":
                     assert self.task is not None
                     made: nn.Module = self.task.network(**wanted.arguments)
@@ -179,7 +183,7 @@ class RecipeTask:
         return made
 
     def _loader(self, dataset: Any, *, shuffle: torch.Generator | None) -> DataLoader[Any]:
-        """Batches, in an order that depends on the generator alone, or in that of the data."""
+        """Returns batches in an order that depends on the generator alone; without one, in the order of the data."""
         return DataLoader(
             dataset,
             batch_size=self.settings.batch.size,
@@ -191,7 +195,7 @@ class RecipeTask:
 
 
 def criterion_of(recipe: Recipe) -> nn.Module:
-    """The loss; of soft targets, which are smoothed already, as it is."""
+    """Returns the loss function; soft targets are already smoothed, so it does not smooth them again."""
     if recipe.loss.name == "mse":
         return nn.MSELoss()
     given = recipe.loss.class_weights
@@ -200,8 +204,8 @@ def criterion_of(recipe: Recipe) -> nn.Module:
 
 
 @contextmanager
-def telling_field(name: str) -> Iterator[None]:
-    """Say which field of the recipe has arguments that are not taken."""
+def naming_field(name: str) -> Iterator[None]:
+    """Names the field of the recipe in the error about arguments that are not allowed."""
     try:
         yield
     except TypeError as error:
@@ -209,20 +213,20 @@ def telling_field(name: str) -> Iterator[None]:
 
 
 def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """At the largest learning rate.
+    """Returns the optimizer at the largest learning rate.
 
     Raises:
-        ValueError: It does not take the arguments.
+        ValueError: The optimizer does not take the arguments.
     """
-    with telling_field("optimizer.arguments"):
-        return _optimizer(recipe, model)
+    with naming_field("optimizer.arguments"):
+        return _make_optimizer(recipe, model)
 
 
-def _optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
+def _make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     settings = recipe.optimizer
     given: dict[str, Any] = {"lr": settings.lr * (recipe.batch.workers if settings.lr_per == "worker" else 1)}
     given |= {"weight_decay": settings.weight_decay, **settings.arguments}
-    groups = _groups(model, settings.weight_decay, norms=settings.decay_norms)
+    groups = _parameter_groups(model, settings.weight_decay, norms=settings.decay_norms)
     match settings.name:
         case "sgd":
             return SGD(groups, momentum=settings.momentum, nesterov=settings.nesterov, **given)
@@ -234,8 +238,8 @@ def _optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             return optional("timm.optim").Lamb(groups, **given)
 
 
-def _groups(model: nn.Module, decay: float, *, norms: bool) -> list[dict[str, Any]]:
-    """Parameters with weight decay, and those of one dimension without it where they are to have none."""
+def _parameter_groups(model: nn.Module, decay: float, *, norms: bool) -> list[dict[str, Any]]:
+    """Returns groups of parameters; if `norms` is false, those of one dimension, biases and norms, have no weight decay."""
     parameters = [*model.parameters()]
     if norms or not decay:
         return [{"params": parameters}]
@@ -244,10 +248,10 @@ def _groups(model: nn.Module, decay: float, *, norms: bool) -> list[dict[str, An
 
 
 def start_from(model: nn.Module, file: Path) -> None:
-    """Give a network the weights in a file, all but those of its last linear layer.
+    """Loads the weights of a file into a network, all but those of its last linear layer.
 
     Raises:
-        ValueError: The file is not one of weights, or of another network.
+        ValueError: The file has no weights, or the weights of another network.
         FileNotFoundError: There is no such file.
     """
     if not file.is_file():
@@ -269,14 +273,14 @@ def start_from(model: nn.Module, file: Path) -> None:
 
 
 def one_method(text: str, where: str) -> Spec:
-    """A method as on the command line.
+    """Parses one method in the form of the command line.
 
     Args:
-        text: It.
-        where: It stands, for messages.
+        text: Method, or methods of several stages joined by a plus.
+        where: Option or field of the text, used in error messages.
 
     Raises:
-        ValueError: It is not one method, or there is no such method or setting.
+        ValueError: The text is not one method, or there is no such method or setting.
     """
     try:
         found = parse_methods(text)
@@ -287,19 +291,19 @@ def one_method(text: str, where: str) -> Spec:
     return found[0]
 
 
-def changed(spec: Spec, change: Callable[[str, Any], Any]) -> Spec:
-    """A method with other values of its settings, told by name and value."""
+def map_settings(spec: Spec, change: Callable[[str, Any], Any]) -> Spec:
+    """Returns the method with each setting replaced by `change(name, value)`."""
     if isinstance(spec, Composition):
-        return replace(spec, parts=tuple(changed(part, change) for part in spec.parts))
+        return replace(spec, parts=tuple(map_settings(part, change) for part in spec.parts))
     return replace(spec, given={name: change(name, value) for name, value in spec.given.items()})
 
 
-def scaled(spec: Spec, **shares: float) -> Spec:
-    """A method whose settings of these names, which are counts, shrink to a share, rounded down."""
-    return changed(spec, lambda name, value: int(value * shares[name]) if name in shares else value)
+def scale_counts(spec: Spec, **shares: float) -> Spec:
+    """Returns the method with the settings of these names, which are counts, multiplied by a share and rounded down."""
+    return map_settings(spec, lambda name, value: int(value * shares[name]) if name in shares else value)
 
 
-def scores_of(spec: Spec) -> list[str]:
-    """Files of scores that a method is given, be they there or not."""
+def score_files(spec: Spec) -> list[str]:
+    """Returns the files of scores among the settings of a method; they need not exist."""
     parts = spec.parts if isinstance(spec, Composition) else (spec,)
     return [part.given["scores"] for part in parts if "scores" in part.given]

@@ -1,19 +1,32 @@
-"""The tasks by name; one kind a file."""
+"""The tasks by name; one kind of task per file."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from thresher.experiments.tasks import contours, images, regression, relief, small, text
 from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data, part
+from thresher.experiments.tasks.contours import CONTOUR_TASKS
+from thresher.experiments.tasks.data.base import Data, training_subset
+from thresher.experiments.tasks.images import IMAGE_TASKS
+from thresher.experiments.tasks.regression import REGRESSION_TASKS
+from thresher.experiments.tasks.relief import RELIEF_TASKS
+from thresher.experiments.tasks.small import SMALL_TASKS
+from thresher.experiments.tasks.text import TEXT_TASKS
 
-TASKS = {task.name: task for kind in (images, small, regression, text, relief, contours) for task in kind.TASKS}
+KINDS_OF_TASKS = (IMAGE_TASKS, SMALL_TASKS, REGRESSION_TASKS, TEXT_TASKS, RELIEF_TASKS, CONTOUR_TASKS)
+TASKS = {task.name: task for tasks in KINDS_OF_TASKS for task in tasks}
 
 
 def built_in(name: str) -> Task:
-    """A task of this package; see `recipes.resolve.task_of`."""
+    """Returns a task of this package.
+
+    Args:
+        name: Name of the task, or NAME@SAMPLES for a subset of its training samples, see `data.base.training_subset`.
+
+    Raises:
+        ValueError: There is no such task, or no number after the @.
+    """
     base, at, samples = name.partition("@")
     if base not in TASKS:
         raise ValueError(f"no task {base!r}; there are {', '.join(TASKS)}, and your own training as FILE.py:FUNCTION")
@@ -22,8 +35,8 @@ def built_in(name: str) -> Task:
         return task
     if not samples.isdecimal() or not int(samples):
         raise ValueError(f"task {name!r}: write {base}@SAMPLES, a number of training samples such as {base}@1000")
-    return replace(task, name=name, load=partial(_part, task.load, int(samples)))
+    return replace(task, name=name, load=partial(_load_subset, task.load, int(samples)))
 
 
-def _part(load: Callable[[Path | None], Data], samples: int, folder: Path | None) -> Data:
-    return part(load(folder), samples)
+def _load_subset(load: Callable[[Path | None], Data], samples: int, folder: Path | None) -> Data:
+    return training_subset(load(folder), samples)

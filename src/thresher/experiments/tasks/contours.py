@@ -1,4 +1,4 @@
-"""Pretraining on contours, in the place of Fractal-3K's, and what it is worth for real pictures; see `data.contours`."""
+"""Pretraining on contours, as a small substitute for Fractal-3K, and its value for real images; see `data.contours`."""
 
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -6,34 +6,33 @@ from typing import Any
 
 from torch import nn
 
-from thresher.experiments.tasks.base import EVALUATION_BATCH, Task, accuracy, without_folder
+from thresher.experiments.tasks.base import Task, evaluation_batches, without_folder
 from thresher.experiments.tasks.data import contours, images
 from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.metrics import accuracy
 from thresher.experiments.tasks.networks.vision_transformer import VisionTransformer
 from thresher.experiments.tasks.transfer import FineTuning
-from thresher.experiments.training.base import Training
+from thresher.experiments.training.trainable import Training
 
 
 @dataclass(frozen=True)
 class Transfer(Task):
-    """Pretraining that is judged by what comes after it: plain fine-tuning on other samples, which no method selects from.
+    """Pretraining that is judged by the accuracy after fine-tuning on other samples, from which no method selects.
 
     Args:
-        tuning: How the pretrained network is fine-tuned.
+        tuning: Settings of the fine-tuning.
     """
 
     tuning: FineTuning = field(default_factory=partial(FineTuning, lr=3e-3))
 
     def training(self, data: Any, seed: int) -> Training:
-        """What one run pretrains, and the accuracy of its network on the other test set once it is fine-tuned."""
+        """Returns new objects for one run, whose metric is the test accuracy after fine-tuning."""
         downstream = partial(self.downstream, data=data.downstream, seed=seed)
         return replace(super().training(data, seed), downstream=downstream)
 
     def downstream(self, model: nn.Module, data: Data, seed: int) -> float:
-        """Test accuracy after fine-tuning a copy of the model."""
-        tuned = self.tuning.tune(model, data.train, seed)
-        batches = zip(data.test_inputs.split(EVALUATION_BATCH), data.test_targets.split(EVALUATION_BATCH), strict=True)
-        return accuracy(tuned, list(batches))
+        """Returns the test accuracy of a copy of the model that is fine-tuned on the data."""
+        return accuracy(self.tuning.tune(model, data.train, seed), evaluation_batches(data))
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -41,7 +40,7 @@ class Transfer(Task):
         return super().recipe | {f"tuning_{name}": value for name, value in asdict(self.tuning).items()}
 
 
-RECIPE: dict[str, Any] = {
+CONTOUR_SETTINGS: dict[str, Any] = {
     "network": partial(VisionTransformer, contours.SIDE, classes=contours.CLASSES),
     "lr": 2e-3,
     "batch_size": 64,
@@ -49,10 +48,13 @@ RECIPE: dict[str, Any] = {
     "optimise": "adamw",
 }
 
-TASKS = (
-    Task("contours", partial(without_folder, "contours", lambda: None), contours.contours, **RECIPE),
+CONTOUR_TASKS = (
+    Task("contours", partial(without_folder, "contours", lambda: None), contours.contours, **CONTOUR_SETTINGS),
     Transfer(
-        "contours-digits", partial(without_folder, "contours-digits", lambda: None), contours.contours_and_digits, **RECIPE
+        "contours-digits",
+        partial(without_folder, "contours-digits", lambda: None),
+        contours.contours_and_digits,
+        **CONTOUR_SETTINGS,
     ),
-    Transfer("contours-fashion", images.find_fashion_mnist, contours.contours_and_fashion, **RECIPE),
+    Transfer("contours-fashion", images.find_fashion_mnist, contours.contours_and_fashion, **CONTOUR_SETTINGS),
 )

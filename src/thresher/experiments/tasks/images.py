@@ -1,4 +1,4 @@
-"""Classes of pictures."""
+"""Classification of images."""
 
 from functools import partial
 
@@ -8,7 +8,7 @@ from thresher.experiments.tasks.data.cifar import CIFAR10, CIFAR100
 from thresher.experiments.tasks.data.svhn import find_svhn, svhn
 from thresher.experiments.tasks.networks.convolutional import perceptron, resnet8, resnet18, small_cnn
 
-TASKS = (
+IMAGE_TASKS = (
     Task("digits", partial(without_folder, "digits", lambda: None), images.digits, partial(small_cnn, 8), lr=0.05),
     Task(
         "mnist-5k",

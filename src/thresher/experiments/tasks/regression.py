@@ -1,33 +1,34 @@
-"""Values: the regressions of AdaSelection."""
+"""Regression: the two regression tasks of AdaSelection."""
 
 from functools import partial
 
 import torch
 from torch import nn
 
-from thresher.experiments.tasks.base import Batches, Task, outputs_of, without_folder
+from thresher.experiments.tasks.base import Task, without_folder
 from thresher.experiments.tasks.data import regression
+from thresher.experiments.tasks.metrics import EvaluationBatches, outputs_of
 from thresher.experiments.tasks.networks.convolutional import perceptron
 
 
-def explained(model: nn.Module, batches: Batches) -> float:
-    """R2, the share of the targets' variance that the answers explain: 1 at best, 0 for their mean, less for worse."""
-    answers, targets = (torch.cat(parts).cpu().double() for parts in zip(*outputs_of(model, batches), strict=True))
-    return 1 - float((answers - targets).square().sum() / (targets - targets.mean(0)).square().sum())
+def r_squared(model: nn.Module, batches: EvaluationBatches) -> float:
+    """Returns R2, the share of the variance of the targets that the outputs explain: at most 1, and 0 for their mean."""
+    outputs, targets = (torch.cat(parts).cpu().double() for parts in zip(*outputs_of(model, batches), strict=True))
+    return 1 - float((outputs - targets).square().sum() / (targets - targets.mean(0)).square().sum())
 
 
-TASKS = (
+REGRESSION_TASKS = (
     Task(
         "line",
         partial(without_folder, "line", lambda: None),
-        regression.line,
+        regression.noisy_line,
         partial(perceptron, 1, classes=1),
         lr=0.02,
         batch_size=100,
         loss=nn.MSELoss,
-        evaluate=explained,
+        evaluate=r_squared,
         metric="R2",
-        pictures=False,
+        has_images=False,
     ),
     Task(
         "bike",
@@ -37,8 +38,8 @@ TASKS = (
         lr=0.05,
         batch_size=100,
         loss=nn.MSELoss,
-        evaluate=explained,
+        evaluate=r_squared,
         metric="R2",
-        pictures=False,
+        has_images=False,
     ),
 )

@@ -1,31 +1,13 @@
-"""Classes of relief, pixel by pixel; see `data.relief`."""
+"""Segmentation of relief: one class per pixel; see `data.relief`."""
 
 from functools import partial
 
-import torch
-from torch import nn
-
-from thresher.experiments.tasks.base import Batches, Task, outputs_of, without_folder
+from thresher.experiments.tasks.base import Task, without_folder
 from thresher.experiments.tasks.data import relief
+from thresher.experiments.tasks.metrics import pixel_mean_iou
 from thresher.experiments.tasks.networks.unet import UNet
 
-
-def mean_iou(model: nn.Module, batches: Batches) -> float:
-    """Intersection over union of what the model marks as a class and what is of it, over all pixels; the mean over classes.
-
-    Classes that are neither marked nor there do not count.
-    """
-    tables = []
-    for outputs, targets in outputs_of(model, batches):
-        classes = outputs.shape[1]
-        pairs = targets * classes + outputs.argmax(1)
-        tables.append(pairs.flatten().bincount(minlength=classes**2).view(classes, classes))
-    table = torch.stack(tables).sum(0)
-    both, either = table.diag(), table.sum(0) + table.sum(1) - table.diag()
-    return float((both / either)[either > 0].mean())
-
-
-TASKS = tuple(
+RELIEF_TASKS = tuple(
     Task(
         name,
         partial(without_folder, name, find),
@@ -35,9 +17,9 @@ TASKS = tuple(
         batch_size=32,
         weight_decay=0.01,
         optimise="adamw",
-        evaluate=mean_iou,
+        evaluate=pixel_mean_iou,
         metric="mean_iou",
-        pictures=False,
+        has_images=False,
     )
     for name, find, load in (
         ("relief", relief.find_relief, relief.relief),

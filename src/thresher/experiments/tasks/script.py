@@ -1,4 +1,4 @@
-"""A user's own training in a comparison: a file with a function that makes what is trained."""
+"""A training of the user's own in a comparison: a Python file with a function that creates the objects to train with."""
 
 import ast
 import hashlib
@@ -14,21 +14,21 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
-from thresher.experiments.training.base import Training
+from thresher.experiments.training.trainable import Training
 
-KINDS = {"model": nn.Module, "data": DataLoader, "criterion": None, "optimizer": Optimizer, "evaluate": None}
-"""What the function returns, in this order; None is anything that can be called."""
-TAKEN = sys.stdlib_module_names | {"accelerate", "numpy", "thresher", "torch"}
-"""Modules that a file of that name would stand in for."""
+RETURN_TYPES = {"model": nn.Module, "data": DataLoader, "criterion": None, "optimizer": Optimizer, "evaluate": None}
+"""Objects that the function returns, in this order, and their types; None stands for any callable."""
+RESERVED_NAMES = sys.stdlib_module_names | {"accelerate", "numpy", "thresher", "torch"}
+"""Names of modules that a file of the same name would replace."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A function `build(seed)` in a file; it returns model, data, criterion, optimizer, evaluate, and a schedule if it likes.
+    """A function `build(seed)` in a file; it returns model, data, criterion, optimizer, evaluate and, if wanted, a schedule.
 
     Args:
-        path: Of the file, which is run once a process.
-        function: Its name.
+        path: Path of the file, which is run once per process.
+        function: Name of the function.
     """
 
     path: Path
@@ -36,11 +36,11 @@ class Script:
 
     @classmethod
     def of(cls, path: Path, function: str) -> "Script":
-        """Look at a file without running it.
+        """Checks a file without running it.
 
         Raises:
-            FileNotFoundError: It is not there.
-            ValueError: It is not Python, or has nothing of that name.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is not Python, has no such function, or has the name of another module.
         """
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such file; `thresher init {path}` writes one to begin with")
@@ -48,26 +48,26 @@ class Script:
             tree = ast.parse(path.read_bytes(), str(path))
         except (SyntaxError, ValueError) as error:
             raise ValueError(f"{path}, line {getattr(error, 'lineno', None) or 1}: {error}") from error
-        names = {name for node in tree.body for name in _bound(node)}
+        names = {name for node in tree.body for name in _bound_names(node)}
         if function not in names and "*" not in names:
             raise ValueError(f"{path} has no {function!r}; it has {', '.join(sorted(names)) or 'nothing'}")
-        if path.stem in TAKEN:
+        if path.stem in RESERVED_NAMES:
             raise ValueError(f"{path}: there is a module {path.stem!r} already; give the file another name")
         return cls(path, function)
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """The name on the command line."""
         return f"{self.path}:{self.function}"
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """A digest of the file and the files beside it that it imports: another version is another training."""
-        files = sorted(_imported(self.path, {}).items())
+        """A digest of the file and of the modules in its folder that it imports: another version is another training."""
+        files = sorted(_local_imports(self.path, {}).items())
         return {"script": hashlib.sha256(b"".join(content for _, content in files)).hexdigest()[:12]}
 
     def find(self, folder: Path | None) -> None:
-        """A script finds its data itself.
+        """Returns None, as a script finds its data itself.
 
         Raises:
             ValueError: A folder was given.
@@ -76,7 +76,7 @@ class Script:
             raise ValueError(f"--data {folder}: {self.name} reads its data itself; leave --data out")
 
     def load(self, _: Path | None) -> Callable[[int], Any]:
-        """Run the file and return its function; modules beside it can be imported."""
+        """Runs the file and returns its function; the file can import modules of its folder."""
         folder = str(self.path.resolve().parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -84,23 +84,23 @@ class Script:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # what is pickled, by DataLoader's workers say, is found by this name
+        sys.modules[spec.name] = module  # Unpickling, such as in workers of a DataLoader, looks the module up by this name.
         spec.loader.exec_module(module)
         return getattr(module, self.function)
 
     def training(self, data: Callable[[int], Any], seed: int) -> Training:
-        """Call the function.
+        """Calls the function.
 
         Raises:
-            ValueError: It returned something else than it should; the message names its line.
+            ValueError: The function returned wrong objects; the message names its line.
         """
         made = data(seed)
         line = getattr(getattr(data, "__code__", None), "co_firstlineno", 1)
         where = f"{self.path}, line {line}: {self.function}(seed) must return"
-        if not isinstance(made, tuple) or len(made) not in (len(KINDS), len(KINDS) + 1):
+        if not isinstance(made, tuple) or len(made) not in (len(RETURN_TYPES), len(RETURN_TYPES) + 1):
             got = f"{len(made)} of them" if isinstance(made, tuple) else type(made).__name__
-            raise ValueError(f"{where} a tuple of {', '.join(KINDS)} and, if wanted, schedule; got {got}")
-        for (name, kind), value in zip((KINDS | {"schedule": None}).items(), made, strict=False):
+            raise ValueError(f"{where} a tuple of {', '.join(RETURN_TYPES)} and, if wanted, schedule; got {got}")
+        for (name, kind), value in zip((RETURN_TYPES | {"schedule": None}).items(), made, strict=False):
             if not (callable(value) if kind is None else isinstance(value, kind)):
                 wanted = "something that can be called" if kind is None else f"a torch {kind.__name__}"
                 raise ValueError(f"{where} {wanted} as {name}; got {type(value).__name__}")
@@ -110,14 +110,14 @@ class Script:
         return Training(*made)
 
     def place_of(self, error: BaseException) -> str:
-        """File and line of the last frame of a traceback that is in the file, with a colon; empty where there is none."""
+        """Returns file and line, with a colon, of the last frame of a traceback in the file; empty if there is none."""
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == self.path.resolve()]
         return f"{self.path}, line {lines[-1]}: " if lines else ""
 
 
-def _bound(node: ast.stmt) -> list[str]:
-    """Names that a statement of a file binds, as far as can be told without running it; "*" where it cannot."""
+def _bound_names(node: ast.stmt) -> list[str]:
+    """Returns the names that a statement binds; "*" if that is only known when it runs."""
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -128,8 +128,8 @@ def _bound(node: ast.stmt) -> list[str]:
     return [] if isinstance(node, ast.Expr) else ["*"]
 
 
-def _imported(path: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
-    """A file and the modules beside it that it imports, and theirs, by path."""
+def _local_imports(path: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
+    """Returns the content, by path, of a file and of the modules in its folder that it imports, directly or not."""
     found[path] = path.read_bytes()
     for node in ast.walk(ast.parse(found[path])):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -137,5 +137,5 @@ def _imported(path: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
         for module in modules:
             beside = path.parent / f"{module.replace('.', '/')}.py"
             if beside.is_file() and beside not in found:
-                _imported(beside, found)
+                _local_imports(beside, found)
     return found

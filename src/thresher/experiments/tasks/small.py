@@ -1,6 +1,6 @@
-"""Fashion-MNIST with a network that one core trains in half a minute, and batches of several sizes.
+"""Fashion-MNIST with a network that one core trains in half a minute, and with several batch sizes.
 
-`fashion-mnist-small-x4` has batches four times as large and, by the linear scaling rule, four times the learning rate.
+`fashion-mnist-small-x4` has a batch size four times as large and, by the linear scaling rule, four times the learning rate.
 """
 
 from functools import partial
@@ -14,8 +14,8 @@ SMALLEST = Task(
 )
 
 
-def scaled(factor: int) -> Task:
-    """Batch size and largest learning rate so many times larger."""
+def with_larger_batches(factor: int) -> Task:
+    """Returns the task with `factor` times the batch size and the largest learning rate."""
     return Task(
         f"{SMALLEST.name}-x{factor}",
         SMALLEST.find,
@@ -26,4 +26,4 @@ def scaled(factor: int) -> Task:
     )
 
 
-TASKS = (SMALLEST, scaled(2), scaled(4), scaled(8))
+SMALL_TASKS = (SMALLEST, with_larger_batches(2), with_larger_batches(4), with_larger_batches(8))

@@ -1,9 +1,9 @@
-"""Your own training, as `thresher compare` takes it.
+"""Your own training, in the form that `thresher compare` needs.
 
     thresher compare {path}:build --methods kakurenbo,infobatch --epochs 10 --out runs/mine
 
-`compare` calls build(seed) anew for every run and writes the loop itself: forward pass, criterion, backward pass, optimizer
-step. Replace what stands below by yours. It runs as it is, on 1,797 small pictures of digits.
+`compare` calls build(seed) again for every run and has the loop itself: forward pass, criterion, backward pass, optimizer
+step. Replace the code below by yours. It runs as it is, on 1,797 small images of digits.
 """
 
 from typing import Any
@@ -15,25 +15,25 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 def build(seed: int) -> tuple[Any, ...]:
-    """Everything that one run needs, new each time; the same seed must give the same weights and the same order."""
+    """Returns new objects for one run; the same seed must give the same weights and the same order of samples."""
     torch.manual_seed(seed)
 
-    # Data: any map-style dataset of pairs (input, target) in a DataLoader. Shuffle with a generator of its own: every method
-    # sees the same order.
+    # Data: any map-style dataset of pairs (input, target) in a DataLoader. Shuffle with a separate generator, so that every
+    # method gets the same order.
     pixels, labels = load_digits(return_X_y=True)
     x = torch.tensor(pixels, dtype=torch.float32) / 16
     y = torch.tensor(labels)
     train, test = TensorDataset(x[:1400], y[:1400]), (x[1400:], y[1400:])
     data = DataLoader(train, batch_size=64, shuffle=True, generator=torch.Generator().manual_seed(seed))
 
-    # Model, loss and optimizer, as you have them. The loss takes outputs and targets and is the mean over the
-    # batch, as PyTorch's losses are.
+    # Model, loss function and optimizer. The loss function takes outputs and targets and returns the mean over the batch, as
+    # those of PyTorch do.
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    # What the comparison is about: a number after each epoch, larger is better (for a loss, return it negative). Values from
-    # 0 to 1 are shown in percent. Its time is not counted.
+    # The metric that is compared: a number after each epoch, larger is better (return a loss with a minus sign). Values from
+    # 0 to 1 are shown in percent. The time of the evaluation is not counted.
     def evaluate(model: nn.Module) -> float:
         device = next(model.parameters()).device
         model.eval()
@@ -42,8 +42,8 @@ def build(seed: int) -> tuple[Any, ...]:
         model.train()
         return right.float().mean().item()
 
-    # Optional: a factor on the learning rate, of the share of training that is done (0 to 1). Do not step a scheduler of
-    # your own: runs that train for fewer epochs must decay within them.
+    # Optional: a function from the share of training that is done (0 to 1) to a factor on the learning rate. Do not use a
+    # scheduler of your own: in runs with fewer epochs the learning rate must decay within them.
     def schedule(done: float) -> float:
         return 1 - done
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: a pretrained network gets a new head and is trained on other samples, plainly."""
+"""Fine-tuning: a pretrained network gets a new head and is trained on other samples, without selection."""
 
 import copy
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 @dataclass(frozen=True)
 class FineTuning:
-    """How a network is fine-tuned: on all samples in every epoch, with AdamW.
+    """Settings of fine-tuning on all samples in every epoch, with AdamW.
 
     Args:
-        epochs: Of fine-tuning.
+        epochs: Number of epochs.
         lr: Largest learning rate; it rises in the first fifth and falls as a cosine.
-        batch_size: Of fine-tuning.
-        weight_decay: Of AdamW.
+        batch_size: Number of samples per batch.
+        weight_decay: Weight decay of AdamW.
     """
 
     epochs: int = 10
@@ -28,18 +28,18 @@ class FineTuning:
     weight_decay: float = 0.05
 
     def tune(self, model: nn.Module, samples: TensorDataset, seed: int) -> nn.Module:
-        """Train a copy of the model under a new head; the model stays as it is.
+        """Trains a copy of the model with a new head; the model itself does not change.
 
         Args:
-            model: With an `nn.Linear` as `head`, on any device.
-            samples: Inputs, and class labels (N,), int64.
-            seed: The new head and the order of the samples depend on it alone.
+            model: Network with an `nn.Linear` as `head`, on any device.
+            samples: Dataset of inputs and class labels, shape (N,), int64.
+            seed: Random seed of the new head and of the order of the samples.
 
         Returns:
-            The copy, with an output for each class.
+            The copy, with one output per class.
 
         Raises:
-            TypeError: The model has no such head.
+            TypeError: The model has no `head` that is an `nn.Linear`.
         """
         tuned = with_new_head(model, int(samples.tensors[1].max()) + 1, seed).train()
         device = next(tuned.parameters()).device
@@ -57,7 +57,7 @@ class FineTuning:
 
 
 def with_new_head(model: nn.Module, classes: int, seed: int) -> nn.Module:
-    """A copy of a model whose `head` is another, untrained linear layer; the global random state is left as it was.
+    """Returns a copy of a model with a new, untrained linear layer as `head`; the global random state does not change.
 
     Raises:
         TypeError: The model has no `head` that is an `nn.Linear`.

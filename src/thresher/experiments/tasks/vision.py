@@ -1,7 +1,8 @@
-"""torchvision and timm, which only full-size experiments need: imported when asked for.
+"""Imports of torchvision and timm, which only full-size experiments need.
 
-The torchvision of the package index brings no operators for a torch without CUDA, and stops at the first that it misses. What
-is used here, transforms and classifiers, needs none of them: the two that it asks for are declared, and never called.
+The torchvision of the package index has no compiled operators for a torch without CUDA, and its import fails at the first one
+that is missing. The transforms and classifiers that are used here need no such operator. So the two operators that the import
+looks up are declared without an implementation, and they are never called.
 """
 
 import importlib
@@ -12,41 +13,41 @@ from typing import Any
 import torch
 
 MISSING = ("nms", "qnms")
-"""Operators that torchvision asks for when it is imported."""
+"""Names of the operators that the import of torchvision looks up."""
 
 _declared: list[Any] = []
-"""Kept: what a library declares is gone with it."""
+"""Libraries of declared operators; a declaration ends when its library is deleted."""
 
 
 def optional(name: str) -> ModuleType:
-    """A module of torchvision or timm.
+    """Returns a module of torchvision or timm.
 
     Args:
-        name: Such as "timm" or "torchvision.transforms".
+        name: Name of the module, such as "timm" or "torchvision.transforms".
 
     Raises:
-        ValueError: Its package is not installed, or does not go with this torch.
+        ValueError: The package is not installed, or does not work with this version of torch.
     """
     try:
-        return _imported(name)
+        return _import_quietly(name)
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise ValueError(_advice(name, error)) from error
     except ImportError as error:
         raise ValueError(_advice(name, error)) from error
-    _declare()
+    _declare_operators()
     try:
-        return _imported(name)
+        return _import_quietly(name)
     except (ImportError, RuntimeError) as error:
         raise ValueError(_advice(name, error)) from error
 
 
-def _imported(name: str) -> ModuleType:
-    with warnings.catch_warnings(action="ignore"):  # torchvision says that it cannot read files, which is done elsewhere
+def _import_quietly(name: str) -> ModuleType:
+    with warnings.catch_warnings(action="ignore"):  # torchvision warns that it cannot read image files.
         return importlib.import_module(name)
 
 
-def _declare() -> None:
+def _declare_operators() -> None:
     library = torch.library.Library("torchvision", "FRAGMENT")
     for operator in MISSING:
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -1,1 +1,1 @@
-"""The plain training loop of the experiments, and where its results are kept."""
+"""The plain training loop of the experiments, its checkpoints, the folder of its results, and methods written as text."""

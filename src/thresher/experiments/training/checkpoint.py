@@ -1,4 +1,4 @@
-"""A file from which an interrupted training goes on: the states of its parts, written after each epoch."""
+"""A checkpoint file: the states of the parts of a training, written after each epoch, from which training continues."""
 
 import json
 from collections.abc import Mapping
@@ -12,23 +12,23 @@ from thresher.experiments.training.store import whole
 
 
 class Stateful(Protocol):
-    """What a checkpoint can hold."""
+    """The interface of an object that a checkpoint can hold."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and plain values."""
+        """Returns the state, as tensors and plain values."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> Any:
-        """Go on from there."""
+        """Restores a state."""
         ...
 
 
 class Checkpoint:
-    """The state of one training, which is there whole or not at all.
+    """The state of one training in a file, which is written whole or not at all.
 
     Args:
-        path: Of the file, which need not be there yet.
-        identity: What tells the training from others, by name; a file of another one is refused.
+        path: Path of the file, which need not exist yet.
+        identity: Values by name that distinguish this training from others; the file of another training is refused.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
@@ -36,19 +36,19 @@ class Checkpoint:
         self.identity: dict[str, Any] = json.loads(json.dumps(identity, default=repr))
 
     def save(self, parts: Mapping[str, Stateful], **values: Any) -> None:
-        """Write the states of the parts, and plain values; what was there before is replaced."""
+        """Writes the states of the parts and some plain values, and replaces the file that was there before."""
         states = {name: part.state_dict() for name, part in parts.items()}
         with whole(self.path) as file:
             torch.save({"identity": self.identity, "parts": states, "values": values}, file)
 
     def load(self, parts: Mapping[str, Stateful]) -> dict[str, Any]:
-        """Put the parts where the file has them.
+        """Restores the states of the parts from the file.
 
         Returns:
-            The plain values; none where there is no file.
+            The plain values; empty if there is no file.
 
         Raises:
-            ValueError: The file is damaged, or of another training; nothing was changed.
+            ValueError: The file is damaged or belongs to another training; no part was changed.
         """
         if not self.path.is_file():
             return {}
@@ -58,7 +58,7 @@ class Checkpoint:
         return found["values"]
 
     def delete(self) -> None:
-        """The training has ended."""
+        """Deletes the file, if there is one."""
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class Checkpoint:
             found = torch.load(self.path, map_location="cpu", weights_only=True)
             held = found["identity"]
         except (EOFError, KeyError, RuntimeError, TypeError, UnpicklingError, ValueError) as error:
-            what = type(error).__name__  # torch's message goes on to advise against what keeps such files safe
+            what = type(error).__name__  # The message of torch would advise to load the file with weights_only=False.
             raise ValueError(f"{self.path} is damaged ({what}); delete it, and the training starts anew") from error
         for name, value in self.identity.items():
             if held.get(name) != value:

@@ -1,4 +1,4 @@
-"""Training one network once: a plain loop that attaches a method like any user's."""
+"""The training loop of the experiments: trains one network once and attaches a method as any user does."""
 
 import math
 import re
@@ -16,38 +16,38 @@ from torch.utils.data import DataLoader
 
 import thresher
 from thresher.cost import Cost
-from thresher.experiments.training.base import Trainable
 from thresher.experiments.training.checkpoint import Checkpoint, Stateful
 from thresher.experiments.training.recording import Recording
 from thresher.experiments.training.specs import Spec
+from thresher.experiments.training.trainable import Trainable, Training
 
-Progress = Callable[[int, float], None]
-"""Called after each epoch with the number of epochs done and the test metric."""
+EpochCallback = Callable[[int, float], None]
+"""Function that is called after each epoch with the number of epochs done and the metric."""
 
 TEXTBOOK = 2.0
-"""Backward over forward time where a run was too short to measure its own."""
+"""Ratio of backward to forward time that is used if a run was too short to measure its own."""
 
-COUNTED = ("forward", "backward", "refresh", "scoring", "steps")
+COST_COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
 
 
 class Clock:
-    """Adds up wall and CPU seconds of what runs inside `with clock.running():`."""
+    """Adds up the wall seconds and CPU seconds of the blocks `with clock.running():`."""
 
     def __init__(self) -> None:
         self.wall_s = 0.0
         self.cpu_s = 0.0
 
     def state_dict(self) -> dict[str, float]:
-        """The sums."""
+        """Returns the sums."""
         return {"wall_s": self.wall_s, "cpu_s": self.cpu_s}
 
     def load_state_dict(self, state_dict: dict[str, float]) -> None:
-        """Add to sums that were saved."""
+        """Restores sums that were saved; later blocks add to them."""
         self.wall_s, self.cpu_s = state_dict["wall_s"], state_dict["cpu_s"]
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Count until the block ends and the device has done its work."""
+        """Measures a block until it ends and the device has finished its work."""
         wall, cpu = time.perf_counter(), time.process_time()
         yield
         if torch.accelerator.is_available():
@@ -57,13 +57,17 @@ class Clock:
 
 
 class Length:
-    """How long a run trains: all epochs, or a share of them that ends after the nearest step.
+    """The length of a run: all epochs, or a share of them that ends after the nearest step.
 
     Args:
-        share: Of the epochs, (0, 1].
-        epochs: Of full training.
-        samples: Of an epoch.
-        batch_size: Of all batches of an epoch but the last.
+        share: Share of the epochs to train, (0, 1].
+        epochs: Number of epochs of full training.
+        samples: Number of samples in an epoch.
+        batch_size: Number of samples in every batch of an epoch but the last.
+
+    Attributes:
+        steps: Number of steps of each epoch; None for an epoch that is not cut short.
+        samples: Number of samples that the whole run trains on, with repeats.
     """
 
     def __init__(self, share: float, epochs: int, samples: int, batch_size: int) -> None:
@@ -74,14 +78,108 @@ class Length:
         if rest * batch_size >= samples or samples - left < abs(rest * batch_size - left):
             whole, rest = whole + 1, 0
         self.steps: list[int | None] = [None] * whole + [rest] * (rest > 0)
-        """Of each epoch; None for one that is not cut short."""
         self.samples = whole * samples + rest * batch_size
-        """That will have been trained on."""
         self._stretch = len(self.steps) * samples / self.samples
 
     def progress(self, of_epochs: float) -> float:
-        """Share of this run that is done, where `of_epochs` of its epochs are, all counted whole."""
+        """Returns the share of this run that is done, given the share of its epochs if all of them were whole."""
         return min(1.0, of_epochs * self._stretch)
+
+
+class Session:
+    """One run in progress: the prepared model, the attached method, the clock, and the history so far.
+
+    Args:
+        accelerator: Accelerator that decides about device and precision.
+        training: Objects to train with.
+        spec: Method to attach.
+        seed: Random seed of the method.
+        epochs: Number of epochs of full training.
+        share: Share of the epochs to train, (0, 1].
+        keep: Whether to keep the history of every sample.
+    """
+
+    def __init__(
+        self, accelerator: Accelerator, training: Training, spec: Spec, *, seed: int, epochs: int, share: float, keep: bool
+    ) -> None:
+        self.accelerator, self.training, self.epochs = accelerator, training, epochs
+        self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
+        self.samples, batch_size = sizes_of(training.loader)
+        self.length = Length(share, epochs, self.samples, batch_size)
+        self.run = thresher.attach(
+            spec.create(),
+            loader=training.loader,
+            criterion=training.criterion,
+            model=self.model,
+            optimizer=self.optimizer,
+            epochs=len(self.length.steps),
+            seed=seed,
+            **spec.attachment(),
+        )
+        self.scheduler = thresher.ProgressLR(
+            self.optimizer, self.run, lambda done: training.schedule(self.length.progress(done))
+        )
+        self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, keep=keep)
+        self.entries: list[dict[str, Any]] = []
+
+    def train(self, checkpoint: Checkpoint | None, progress: EpochCallback | None) -> None:
+        """Trains all epochs that the checkpoint, if there is one, does not contain."""
+        parts = self._parts()
+        if checkpoint is not None:
+            self.entries = checkpoint.load(parts).get("entries", [])
+        for epoch, steps in islice(enumerate(self.length.steps), len(self.entries), None):
+            with self.clock.running():
+                self._train_epoch(steps)
+            metric = self._end_epoch(epoch)
+            if checkpoint is not None:
+                checkpoint.save(parts, entries=self.entries)
+            if progress is not None:
+                progress(epoch + 1, metric)
+
+    def finish(self, samples_to: Path | None) -> dict[str, Any]:
+        """Detaches the method and returns metric, cost, times and history; writes the history of every sample to a file."""
+        full = self.epochs * self.samples
+        cost = asdict(self.run.cost) | {"full_forward": full, "full_backward": full}
+        counts = zip(_counts_by_epoch(self.run, self.samples), self.entries, strict=True)
+        history = _with_step_time([counted | entry for counted, entry in counts])
+        if samples_to is not None:
+            self.recording.save(samples_to)
+        self.run.detach()
+        measured = {"metric": self._final_metric(), "cost": cost, "wall_s": self.clock.wall_s, "cpu_s": self.clock.cpu_s}
+        return measured | {"history": history}
+
+    def _parts(self) -> dict[str, Stateful]:
+        """Returns the objects that change during training, by their names in checkpoints."""
+        model = self.accelerator.unwrap_model(self.model)
+        parts: dict[str, Stateful] = {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        parts |= {"run": self.run, "clock": self.clock, "recording": self.recording, **self.training.also}
+        return parts if self.accelerator.scaler is None else parts | {"scaler": self.accelerator.scaler}
+
+    def _train_epoch(self, steps: int | None) -> None:
+        for batch in islice(self.run.loader, steps):
+            x, y = pair_of(batch)
+            loss = self.run.criterion(self.run.model(x), y)
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.scheduler.step()
+            self.optimizer.zero_grad()
+
+    def _end_epoch(self, epoch: int) -> float:
+        """Evaluates the model, adds the epoch to the history and to the trackers, and returns the metric."""
+        metric = finite(float(self.training.evaluate(self.model)), epoch)
+        times = {"wall_s": self.clock.wall_s, "cpu_s": self.clock.cpu_s}
+        self.entries.append({self.training.metric: metric} | times | self.recording.epoch())
+        counted = self.run.history[epoch] if len(self.run.history) > epoch else {}
+        self.accelerator.log(loggable(counted | self.entries[-1]), step=epoch)
+        return metric
+
+    def _final_metric(self) -> dict[str, Any]:
+        """Returns name and value of the metric of the run: that of the last epoch, or the one downstream."""
+        name = self.training.metric
+        if self.training.downstream is None:
+            return {"name": name, "value": self.entries[-1][name]}
+        value = finite(float(self.training.downstream(self.model)), len(self.entries) - 1, of="downstream")
+        return {"name": f"downstream {name}", "value": value}
 
 
 def train(
@@ -93,108 +191,56 @@ def train(
     epochs: int,
     label: str | None = None,
     share: float = 1.0,
-    progress: Progress | None = None,
+    progress: EpochCallback | None = None,
     samples_to: Path | None = None,
     trackers: Any = None,
     track_to: Path | None = None,
     checkpoint: Checkpoint | None = None,
+    on_end: Callable[[Training], None] | None = None,
 ) -> dict[str, Any]:
-    """Train once and measure on the test set after each epoch.
+    """Trains once, and measures the metric of the task after each epoch.
 
-    Device and precision are accelerate's: `accelerate config`, or ACCELERATE_USE_CPU and ACCELERATE_MIXED_PRECISION.
+    Accelerate decides about device and precision: `accelerate config`, or ACCELERATE_USE_CPU and ACCELERATE_MIXED_PRECISION.
 
     Args:
-        task: What to train.
-        data: From `task.load`.
-        spec: The method.
-        seed: The same seed gives the same initial weights and the same shuffling to every method.
-        epochs: Of the whole training, which costs are shares of.
-        label: What the method is called in the results. Default: `spec.label`.
-        share: Of the epochs to train, (0, 1]; the learning rate decays within them.
-        progress: Told after each epoch.
-        samples_to: Parquet file for the history of every sample, see `Recording`. Default: none is written.
-        trackers: What accelerate takes as `log_with`, such as "tensorboard"; told the numbers of each epoch by their names in
-            the history. Default: none.
+        task: Task to train.
+        data: Data that `task.load` returned.
+        spec: Method to attach.
+        seed: Random seed; every method gets the same initial weights and the same order of samples from the same seed.
+        epochs: Number of epochs of full training, which costs are shares of.
+        label: Name of the method in the results. Default: `spec.label`.
+        share: Share of the epochs to train, (0, 1]; the learning rate decays within this share.
+        progress: Function that is called after each epoch.
+        samples_to: Path of a Parquet file for the history of every sample, see `Recording`. Default: no such file.
+        trackers: Trackers as in `log_with` of accelerate, such as "tensorboard"; each epoch is logged. Default: none.
         track_to: Folder for trackers that write files.
-        checkpoint: Written after each epoch; where its file is there, training goes on from it, to the same numbers as if it
-            had never been interrupted. Times are then of the epochs that count.
+        checkpoint: Checkpoint, written after each epoch. If its file exists, training continues from it and ends with the same
+            numbers as without the interruption; times are those of the epochs that count.
+        on_end: Function that is called at the end with the objects that were trained.
 
     Returns:
-        The run in plain values: method, settings, seed, control_of, metric, cost, wall_s, cpu_s, history, device. An entry of
-        the history has what its epoch counted, the test metric after it, what it took until then (cost, wall_s, cpu_s), seconds
-        a step, and the distribution of losses, see `Recording`.
-        Times are those of training; evaluation does not count, nor does what comes downstream.
+        Plain values: method, settings, seed, control_of, metric, cost, wall_s, cpu_s, history, device. An entry of the history
+        has the counts of its epoch, the metric, cost, wall_s and cpu_s since the start, the seconds per step, and the
+        distribution of losses, see `Recording`. Times are without evaluation, checkpoints and downstream training.
     """
     torch.manual_seed(seed)
-    accelerator = Accelerator(log_with=trackers, project_dir=track_to)
-    accelerator.init_trackers(tracked_as(f"{label or spec.label} seed {seed}"), config=plain(spec.settings))
+    name = label or spec.label
+    accelerator = _accelerator(trackers, track_to, f"{name} seed {seed}", spec)
     training = task.training(data, seed)
-    model, optimizer = accelerator.prepare(training.model, training.optimizer)
-    samples, batch_size = sizes_of(training.loader)
-    length = Length(share, epochs, samples, batch_size)
-    run = thresher.attach(
-        spec.create(),
-        loader=training.loader,
-        criterion=training.criterion,
-        model=model,
-        optimizer=optimizer,
-        epochs=len(length.steps),
-        seed=seed,
-        **spec.attachment(),
-    )
-    scheduler = thresher.ProgressLR(optimizer, run, lambda done: training.schedule(length.progress(done)))
-    clock, recording = Clock(), Recording(run, training.loader.dataset, keep=samples_to is not None)
-    parts: dict[str, Stateful] = {"model": accelerator.unwrap_model(model), "optimizer": optimizer, "scheduler": scheduler}
-    parts |= {"run": run, "clock": clock, "recording": recording, **training.also}
-    parts |= {} if accelerator.scaler is None else {"scaler": accelerator.scaler}
-    before = {} if checkpoint is None else checkpoint.load(parts)
-    entries: list[dict[str, Any]] = before.get("entries", [])
-    for epoch, steps in islice(enumerate(length.steps), len(entries), None):
-        with clock.running():
-            for batch in islice(run.loader, steps):
-                x, y = pair_of(batch)
-                loss = run.criterion(run.model(x), y)
-                accelerator.backward(loss)
-                optimizer.step()
-                scheduler.step()
-                optimizer.zero_grad()
-        metric = finite(float(training.evaluate(model)), epoch)
-        entries.append({training.metric: metric, "wall_s": clock.wall_s, "cpu_s": clock.cpu_s} | recording.epoch())
-        counted = run.history[epoch] if len(run.history) > epoch else {}
-        accelerator.log(plain(counted | entries[-1]), step=epoch)
-        if checkpoint is not None:
-            checkpoint.save(parts, entries=entries)
-        if progress is not None:
-            progress(epoch + 1, metric)
-    full = epochs * samples
-    cost = asdict(run.cost) | {"full_forward": full, "full_backward": full}
-    history = _with_step_time([counts | entry for counts, entry in zip(_epochs_of(run, samples), entries, strict=True)])
-    if samples_to is not None:
-        recording.save(samples_to)
-    run.detach()
-    measured = {"name": training.metric, "value": entries[-1][training.metric]}
-    if training.downstream is not None:
-        value = finite(float(training.downstream(model)), len(entries) - 1, of="downstream")
-        measured = {"name": f"downstream {training.metric}", "value": value}
+    session = Session(accelerator, training, spec, seed=seed, epochs=epochs, share=share, keep=samples_to is not None)
+    session.train(checkpoint, progress)
+    measured = session.finish(samples_to)
     accelerator.end_training()
     accelerator.free_memory()
-    outcome = {
-        "method": label or spec.label,
-        "settings": spec.settings if share == 1 else {"epochs": share * epochs},
-        "seed": seed,
-        "control_of": None,
-        "metric": measured,
-        "cost": cost,
-        "wall_s": clock.wall_s,
-        "cpu_s": clock.cpu_s,
-        "history": history,
-        "device": str(accelerator.device),
-    }
-    return with_costs(outcome, cost["backward_to_forward"] or TEXTBOOK)
+    if on_end is not None:
+        on_end(training)
+    settings = spec.settings if share == 1 else {"epochs": share * epochs}
+    outcome = {"method": name, "settings": settings, "seed": seed, "control_of": None, **measured}
+    return with_costs(outcome | {"device": str(accelerator.device)}, measured["cost"]["backward_to_forward"] or TEXTBOOK)
 
 
 def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any]:
-    """The run with its costs as shares of full training: of the whole, and in the history of all until the end of an epoch."""
+    """Returns the run with its costs as shares of full training: in total, and in the history up to the end of each epoch."""
     cost = run["cost"]
     counts = Cost(full_forward=cost["full_forward"], full_backward=cost["full_backward"])
     history = []
@@ -206,20 +252,23 @@ def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any
     return run | {"cost": cost | {"ratio": counts.ratio(backward_to_forward)}, "history": history}
 
 
-def tracked_as(name: str) -> str:
-    """A run's name in letters that every tracker takes."""
+def tracker_name(name: str) -> str:
+    """Returns the name of a run with only those characters that every tracker accepts."""
     return re.sub(r"[^A-Za-z0-9_.@=-]+", "-", name)
 
 
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The numbers and words among some values, which is what every tracker takes."""
+def loggable(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the numbers and strings among some values: what every tracker accepts."""
     return {name: value for name, value in values.items() if isinstance(value, int | float | str)}
 
 
 def sizes_of(loader: DataLoader[Any]) -> tuple[int, int]:
-    """Samples of a full epoch, which a sampler and `drop_last` may make fewer than the dataset has, and of its batches."""
+    """Returns the number of samples in a full epoch and in a batch.
+
+    A sampler or `drop_last` may make an epoch smaller than the dataset.
+    """
     sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
-    if not loader.batch_size:  # batches are the user's own, as large as they tell
+    if not loader.batch_size:  # A batch sampler of the user's own decides about the batches.
         samples = len(loader.dataset)  # pyright: ignore[reportArgumentType]
         return samples, getattr(sampler, "batch_size", None) or math.ceil(samples / len(loader))
     samples = len(sampler)
@@ -227,10 +276,10 @@ def sizes_of(loader: DataLoader[Any]) -> tuple[int, int]:
 
 
 def pair_of(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets of a batch.
+    """Returns the inputs and the targets of a batch.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: The batch is not a pair.
     """
     if isinstance(batch, list | tuple) and len(batch) == 2:
         return batch[0], batch[1]
@@ -239,26 +288,33 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
 
 
 def finite(metric: float, epoch: int, of: str = "evaluate") -> float:
-    """The metric after an epoch.
+    """Returns the metric after an epoch, if it is finite.
 
     Raises:
-        ValueError: It is not finite, so that no results could be told.
+        ValueError: The metric is not finite.
     """
     if not math.isfinite(metric):
         raise ValueError(f"{of} returned {metric} after epoch {epoch}; a comparison needs finite values")
     return metric
 
 
-def _epochs_of(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
-    """What each epoch computed; the run itself has no entry of one that was cut short."""
+def _accelerator(trackers: Any, track_to: Path | None, name: str, spec: Spec) -> Accelerator:
+    accelerator = Accelerator(log_with=trackers, project_dir=track_to)
+    accelerator.init_trackers(tracker_name(name), config=loggable(spec.settings))
+    return accelerator
+
+
+def _counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:
+    """Returns the counts of each epoch; the history of the run itself has no entry of an epoch that was cut short."""
     counted, entries = asdict(run.cost), list(run.history)
-    rest = {name: counted[name] - sum(entry[name] for entry in entries) for name in COUNTED}
+    rest = {name: counted[name] - sum(entry[name] for entry in entries) for name in COST_COUNTERS}
     if rest["forward"]:
         entries.append({"epoch": len(entries), "complete": False, "kept": samples, **rest})
     return entries
 
 
 def _with_step_time(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds the seconds per step of each epoch."""
     starts = [0.0, *(entry["wall_s"] for entry in history)]
     return [
         entry | {"step_s": (entry["wall_s"] - start) / max(1, entry["steps"])}

@@ -1,7 +1,7 @@
-"""Methods as written on the command line: `kakurenbo:max_fraction=0.4`, `selective_backprop:keep=0.33:forward_passes=twice`.
+"""Methods written as text: `kakurenbo:max_fraction=0.4`, `selective_backprop:keep=0.33:forward_passes=twice`.
 
-Settings are the method's own and, for methods of the batch stage, those of `thresher.attach` in `BATCH_SETTINGS`. Methods of
-several stages are joined by a plus: `prune:scores=el2n.parquet:keep=0.75+selective_backprop:keep=0.67`.
+Settings are those of the method and, for methods of the batch stage, the arguments of `thresher.attach` in `BATCH_SETTINGS`.
+Methods of several stages are joined by a plus: `prune:scores=el2n.parquet:keep=0.75+selective_backprop:keep=0.67`.
 """
 
 import ast
@@ -14,11 +14,11 @@ from typing import Any
 from thresher import methods
 from thresher.methods.contract import requirements_of
 
-ENDING = ".parquet"
-"""Of files of scores."""
-WORDS = {"true": True, "false": False, "none": None}
-PASSES = ("auto", "once", "twice")
-DTYPES = ("bfloat16", "float16", "float32")
+SCORES_SUFFIX = ".parquet"
+"""Suffix of the files of scores."""
+LITERALS = {"true": True, "false": False, "none": None}
+FORWARD_PASSES = ("auto", "once", "twice")
+SCORE_DTYPES = ("bfloat16", "float16", "float32")
 
 BATCH_SETTINGS = {
     "forward_passes": "{}",
@@ -26,7 +26,7 @@ BATCH_SETTINGS = {
     "score_dtype": "{}",
     "score_scale": "scale={}",
 }
-"""What a spec may say of `attach(forward_passes=..., scoring=Scoring(every_epochs, dtype, input_scale))`; form in labels."""
+"""Settings of a spec for `attach(forward_passes=..., scoring=Scoring(...))`, and the format of each in labels."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,19 @@ class MethodSpec:
     """A method by name, with the settings that differ from its defaults.
 
     Args:
-        name: One of `thresher.methods.names()`.
+        name: Name of the method, one of `thresher.methods.names()`.
         given: Settings of the method by name.
-        batch: Settings of its attachment by name, see `BATCH_SETTINGS`; for methods that select in the batch by its losses.
+        batch: Arguments of `thresher.attach` by their names in `BATCH_SETTINGS`; only for methods that select in the batch by
+            the losses of its samples.
+
+    Example:
+        >>> spec = MethodSpec("selective_backprop", {"keep": 0.3}, {"forward_passes": "twice"})
+        >>> spec.label
+        'selective_backprop:keep=0.3 twice'
+        >>> spec.create().keep
+        0.3
+        >>> spec.attachment()
+        {'forward_passes': 'twice'}
     """
 
     name: str
@@ -45,24 +55,24 @@ class MethodSpec:
 
     @property
     def label(self) -> str:
-        """How it is called in results: its name, the settings given, and how it scores: `selective_backprop:keep=0.3 once`.
+        """The name in results: method, given settings, and how it scores, such as `selective_backprop:keep=0.3 once`.
 
-        Files are called by their stems.
+        A file appears without its folder and suffix.
         """
-        own = ":".join((self.name, *(f"{key}={_called(value)}" for key, value in self.given.items())))
+        own = ":".join((self.name, *(f"{key}={_stem(value)}" for key, value in self.given.items())))
         return " ".join((own, *(form.format(self.batch[key]) for key, form in BATCH_SETTINGS.items() if key in self.batch)))
 
     @property
     def files(self) -> list[Path]:
-        """Files among the settings that are there, such as scores."""
-        named = (Path(value) for value in self.given.values() if isinstance(value, str) and value.endswith(ENDING))
+        """The files among the settings, such as scores, that exist."""
+        named = (Path(value) for value in self.given.values() if isinstance(value, str) and value.endswith(SCORES_SUFFIX))
         return [path for path in named if path.is_file()]
 
     def create(self) -> Any:
-        """The method.
+        """Returns the method.
 
         Raises:
-            ValueError: No such method or setting, or a value that it does not take; the message lists what is allowed.
+            ValueError: There is no such method or setting, or a value is not allowed; the message lists what is allowed.
         """
         kind = methods.load(self.name)
         parameters = inspect.signature(kind).parameters
@@ -85,13 +95,13 @@ class MethodSpec:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings, defaults included, where the method is a dataclass; those of the batch stage after its own."""
+        """All settings, with the defaults if the method is a dataclass, and then the arguments of `thresher.attach`."""
         method = self.create()
         own = asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
         return {**own, "forward_passes": "auto", **self.batch} if _scores_batches(method) else own
 
     def attachment(self) -> dict[str, Any]:
-        """Arguments of `thresher.attach` that belong to the method."""
+        """Returns the arguments of `thresher.attach` that belong to the method."""
         found = {"forward_passes": self.batch["forward_passes"]} if "forward_passes" in self.batch else {}
         scoring = {argument: self.batch[key] for key, argument in SCORING.items() if key in self.batch}
         if not scoring:
@@ -107,10 +117,17 @@ class MethodSpec:
 
 @dataclass(frozen=True)
 class Composition:
-    """Methods of several stages at work together, such as pruning before training and selection in the batch.
+    """Methods of several stages in one run, such as pruning before training and selection in the batch.
 
     Args:
-        parts: At most one a stage.
+        parts: Methods, at most one per stage.
+
+    Example:
+        >>> spec = Composition((MethodSpec("uniform", {"keep": 0.5}), MethodSpec("selective_backprop")))
+        >>> spec.label
+        'uniform:keep=0.5+selective_backprop'
+        >>> [method.stage for method in spec.create()]
+        ['epoch', 'batch']
     """
 
     parts: tuple[MethodSpec, ...]
@@ -122,24 +139,24 @@ class Composition:
 
     @property
     def label(self) -> str:
-        """How it is called in results: the labels of the parts."""
+        """The name in results: the labels of the parts."""
         return "+".join(part.label for part in self.parts)
 
     @property
     def batch(self) -> Mapping[str, Any]:
-        """Settings of the attachment of the part that selects in the batch."""
+        """The arguments of `thresher.attach` by their names in `BATCH_SETTINGS`, of all parts."""
         return {key: value for part in self.parts for key, value in part.batch.items()}
 
     @property
     def files(self) -> list[Path]:
-        """Of all parts."""
+        """The files among the settings of all parts that exist."""
         return [path for part in self.parts for path in part.files]
 
     def create(self) -> list[Any]:
-        """The methods.
+        """Returns the methods.
 
         Raises:
-            ValueError: See `MethodSpec.create`, or two methods of one stage.
+            ValueError: Two methods have the same stage, or an error of `MethodSpec.create`.
         """
         methods = [part.create() for part in self.parts]
         stages = [method.stage for method in methods]
@@ -150,28 +167,41 @@ class Composition:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of each part by its name."""
+        """The settings of each part, by the name of its method."""
         self.create()
         return {part.name: part.settings for part in self.parts}
 
     def attachment(self) -> dict[str, Any]:
-        """Arguments of `thresher.attach` that belong to the parts."""
+        """Returns the arguments of `thresher.attach` that belong to the parts."""
         return {key: value for part in self.parts for key, value in part.attachment().items()}
 
 
 Spec = MethodSpec | Composition
 
 SCORING = {"score_every": "every_epochs", "score_dtype": "dtype", "score_scale": "input_scale"}
-"""Settings of a spec as arguments of `thresher.Scoring`."""
+"""Settings of a spec, and the arguments of `thresher.Scoring` that they stand for."""
 
 
 def parse_methods(text: str) -> list[Spec]:
-    """Read `a,b:setting=value,c+d`; every method is made once, so that a mistake shows before anything runs.
+    """Parses `a,b:setting=value,c+d`, and creates each method once, so that a mistake is found before anything runs.
+
+    Args:
+        text: Methods separated by commas; methods of several stages are joined by a plus.
+
+    Returns:
+        The methods, in the order of the text.
 
     Raises:
-        ValueError: Nothing given, a method given twice, or see `MethodSpec.create`.
+        ValueError: No method is given, one is given twice, or an error of `MethodSpec.create`.
+
+    Example:
+        >>> for spec in parse_methods("full,kakurenbo:max_fraction=0.4,uniform:keep=0.5+selective_backprop:keep=0.5"):
+        ...     print(spec.label)
+        full
+        kakurenbo:max_fraction=0.4
+        uniform:keep=0.5+selective_backprop:keep=0.5
     """
-    specs = [_parse(part) for part in _split(text, ",") if part]
+    specs = [_parse_spec(part) for part in _split_outside_brackets(text, ",") if part]
     seen: list[Any] = []
     for spec in specs:
         identity = (spec.name, spec.settings)
@@ -186,10 +216,14 @@ def parse_methods(text: str) -> list[Spec]:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Read `0,1,2`.
+    """Parses random seeds that are separated by commas.
 
     Raises:
-        ValueError: Not whole numbers of 0 or more, none, or one twice.
+        ValueError: There is no seed, one is not a whole number of 0 or more, or one is given twice.
+
+    Example:
+        >>> parse_seeds("0,1,7")
+        [0, 1, 7]
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
@@ -200,13 +234,13 @@ def parse_seeds(text: str) -> list[int]:
     return seeds
 
 
-def _parse(text: str) -> Spec:
-    parts = list(_split(text, "+"))
-    return _part(text) if len(parts) == 1 else Composition(tuple(_part(part) for part in parts))
+def _parse_spec(text: str) -> Spec:
+    parts = list(_split_outside_brackets(text, "+"))
+    return _parse_method(text) if len(parts) == 1 else Composition(tuple(_parse_method(part) for part in parts))
 
 
-def _part(text: str) -> MethodSpec:
-    name, *settings = _split(text, ":")
+def _parse_method(text: str) -> MethodSpec:
+    name, *settings = _split_outside_brackets(text, ":")
     given: dict[str, Any] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -214,17 +248,17 @@ def _part(text: str) -> MethodSpec:
             raise ValueError(f"--methods: {text!r}: write settings as name:setting=value, got {setting!r}")
         if key in given:
             raise ValueError(f"--methods: {text!r}: the setting {key!r} is given twice")
-        given[key] = _value(value)
+        given[key] = _parse_value(value)
     batch = {key: given.pop(key) for key in BATCH_SETTINGS if key in given}
     return MethodSpec(name, given, batch)
 
 
-def _called(value: Any) -> Any:
-    return Path(value).stem if isinstance(value, str) and value.endswith(ENDING) else value
+def _stem(value: Any) -> Any:
+    return Path(value).stem if isinstance(value, str) and value.endswith(SCORES_SUFFIX) else value
 
 
-def _split(text: str, separator: str) -> Iterator[str]:
-    """Split outside brackets, so that a value may be a tuple."""
+def _split_outside_brackets(text: str, separator: str) -> Iterator[str]:
+    """Splits a text outside of brackets, so that a value may be a tuple."""
     part, depth = "", 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -237,9 +271,9 @@ def _split(text: str, separator: str) -> Iterator[str]:
         yield part.strip()
 
 
-def _value(text: str) -> Any:
-    if text.lower() in WORDS:
-        return WORDS[text.lower()]
+def _parse_value(text: str) -> Any:
+    if text.lower() in LITERALS:
+        return LITERALS[text.lower()]
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -247,7 +281,7 @@ def _value(text: str) -> Any:
 
 
 def _check_kind(name: str, value: Any, default: Any) -> None:
-    """A word where a number belongs, or a number where yes or no does, must not pass for true."""
+    """Checks that a number is given for a number, and True or False for a boolean."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if isinstance(default, bool) and not isinstance(value, bool):
         raise ValueError(f"{name} is True or False, got {value!r}")
@@ -256,21 +290,21 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
 
 
 def _scores_batches(method: Any) -> bool:
-    """Whether a method or its class selects in the batch by what a forward pass tells, and not before any."""
+    """Checks whether a method, or its class, selects in the batch by signals of a forward pass."""
     requires = requirements_of(method)
     return method.stage == "batch" and (isinstance(requires, property) or bool(requires.signals))
 
 
 def _check_batch(name: str, batch: Mapping[str, Any]) -> None:
-    """Settings of the batch stage, before the first run begins."""
+    """Checks the arguments of `thresher.attach`, before the first run begins."""
     passes = batch.get("forward_passes", "auto")
-    if passes not in PASSES:
-        raise ValueError(f"{name}: `forward_passes` is one of {', '.join(PASSES)}, got {passes!r}")
+    if passes not in FORWARD_PASSES:
+        raise ValueError(f"{name}: `forward_passes` is one of {', '.join(FORWARD_PASSES)}, got {passes!r}")
     every, dtype, scale = (batch.get(key) for key in ("score_every", "score_dtype", "score_scale"))
     if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise ValueError(f"{name}: `score_every` is a number of epochs, a whole number of 1 or more, got {every!r}")
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"{name}: `score_dtype` is one of {', '.join(DTYPES)}, got {dtype!r}")
+    if dtype is not None and dtype not in SCORE_DTYPES:
+        raise ValueError(f"{name}: `score_dtype` is one of {', '.join(SCORE_DTYPES)}, got {dtype!r}")
     if scale is not None and (not isinstance(scale, int | float) or isinstance(scale, bool) or not 0 < scale <= 1):
         raise ValueError(f"{name}: `score_scale` is the share of height and width that is scored, within (0, 1], got {scale!r}")
     scoring = [key for key in SCORING if key in batch]

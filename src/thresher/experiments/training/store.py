@@ -1,4 +1,4 @@
-"""The folder of a comparison: one file a finished run, written whole or not at all."""
+"""The folder of a comparison: one file per finished run, written whole or not at all."""
 
 import json
 import os
@@ -17,7 +17,7 @@ RESULTS = "results.json"
 
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of `path` at the end, all of it on the disk; where the block fails, none of it."""
+    """Opens a temporary file that replaces `path` when the block ends; if the block fails, `path` stays as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -31,17 +31,17 @@ def whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write the file so that at no time it is there in part; strict JSON, and `repr` for what it has no form for."""
+    """Writes strict JSON, whole or not at all; a value that JSON cannot represent is written as its `repr`."""
     text = json.dumps(content, indent=1, allow_nan=False, default=repr) + "\n"
     with whole(path) as file:
         file.write(text.encode())
 
 
 def read_json(path: Path) -> Any:
-    """Read a file that `write_json` wrote.
+    """Reads a file that `write_json` wrote.
 
     Raises:
-        ValueError: It is damaged; the message says what to do.
+        ValueError: The file is damaged; the message explains what to do.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
@@ -50,20 +50,20 @@ def read_json(path: Path) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """What the figures depend on, beside the machine."""
+    """Returns the versions of the software that results depend on, by name."""
     others = {name: version(name) for name in ("torch", "numpy", "accelerate")}
     return {"thresher": thresher.__version__, "python": platform.python_version(), **others}
 
 
 class Store:
-    """The files of one comparison, which may be added to: more methods, more seeds.
+    """The files of one comparison; methods and seeds can be added later.
 
     Args:
-        folder: Made where it is not there.
-        identity: What all runs in it share; a folder with another identity is refused.
+        folder: Folder of the files; it is created if it does not exist.
+        identity: Values by name that all runs in the folder share; a folder with another identity is refused.
 
     Raises:
-        ValueError: The folder holds another comparison, or is a file.
+        ValueError: The folder holds another comparison, or is not a folder but a file.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -76,14 +76,14 @@ class Store:
             held = self._manifest.get(name)
             if held != value:
                 raise ValueError(
-                    f"--out {folder} holds another comparison: its {name} is {_plain(held)}, here it is {_plain(value)}; "
+                    f"--out {folder} holds another comparison: its {name} is {_as_text(held)}, here it is {_as_text(value)}; "
                     "give another folder, or delete this one"
                 )
         write_json(self._path, self._manifest)
 
     @property
     def backward_to_forward(self) -> float | None:
-        """The ratio that all costs in this folder are held to; None before it was measured."""
+        """The ratio of backward to forward time for all costs in this folder; None before it was measured."""
         return self._manifest["backward_to_forward"]
 
     @backward_to_forward.setter
@@ -92,26 +92,26 @@ class Store:
         write_json(self._path, self._manifest)
 
     def run(self, key: str) -> dict[str, Any] | None:
-        """A finished run, or None."""
+        """Returns a finished run; None if there is none."""
         path = self._file(key)
         return read_json(path) if path.exists() else None
 
     def save_run(self, key: str, run: dict[str, Any]) -> None:
-        """Keep a finished run."""
+        """Writes the file of a finished run."""
         write_json(self._file(key), run)
 
     @property
     def runs(self) -> Path:
-        """Folder of the finished runs."""
+        """The folder of the finished runs."""
         return self.folder / "runs"
 
     def samples(self, key: str) -> str | None:
-        """The history of a run's samples, a path from the folder; None where none was kept."""
+        """Returns the path of the history of a run's samples, relative to the folder; None if there is no such file."""
         path = self._file(key).with_suffix(".parquet")
         return path.relative_to(self.folder).as_posix() if path.exists() else None
 
     def save_results(self, results: dict[str, Any]) -> Path:
-        """Write results.json and say where it is."""
+        """Writes results.json and returns its path."""
         write_json(self.folder / RESULTS, results)
         return self.folder / RESULTS
 
@@ -119,5 +119,5 @@ class Store:
         return self.runs / f"{key}.json"
 
 
-def _plain(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)

@@ -3,11 +3,11 @@ import torch
 from torch import nn
 
 from thresher.experiments.recipes import loading
-from thresher.experiments.recipes.averaging import Average, decay_of
+from thresher.experiments.recipes.averaging import WeightAverage, decay_of
 
 
 def test_the_decay_is_that_of_torchvisions_script():
-    recipe = loading.read(loading.file_of("resnet50"))
+    recipe = loading.read_recipe(loading.file_of("resnet50"))
     assert recipe.ema is not None
     assert decay_of(recipe.ema, recipe.batch.size, recipe.epochs) == pytest.approx(1 - 0.00002 * 2048 * 32 / 600)
 
@@ -22,7 +22,7 @@ def test_updates_after_the_warm_up():
     """By hand: a copy in the warm-up, then half of the way to the weights at every second step."""
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    average = Average(model, optimizer, decay=0.5, every=2, copied=4)
+    average = WeightAverage(model, optimizer, decay=0.5, every=2, copied=4)
     assert average.model is model
     seen = [stepped(average, model, optimizer, value) for value in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0)]
     assert seen == [1.0, 2.0, 2.0, 4.0, 4.0, 5.0, 5.0, 6.5]
@@ -32,7 +32,7 @@ def test_updates_after_the_warm_up():
 def test_buffers_are_averaged_too():
     model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    average = Average(model, optimizer, decay=0.75, every=1, copied=0)
+    average = WeightAverage(model, optimizer, decay=0.75, every=1, copied=0)
     optimizer.step()
     model[1].running_mean.fill_(4.0)
     optimizer.step()

@@ -9,7 +9,7 @@ from thresher.experiments.recipes.schema import Recipe
 from thresher.experiments.recipes.smoke import reduced
 from thresher.experiments.recipes.task import one_method
 
-NAMES = loading.names()
+NAMES = loading.recipe_names()
 
 
 def content(name="resnet50-a"):
@@ -24,7 +24,7 @@ def written(tmp_path, given):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_is_whole(name):
-    recipe = loading.read(loading.file_of(name))
+    recipe = loading.read_recipe(loading.file_of(name))
     assert recipe.published and recipe.notes and recipe.not_given
     method = one_method(recipe.method, name)
     assert method.name in ("full", "kakurenbo", "ada_selection", "selective_backprop", "prune+selective_backprop")
@@ -56,25 +56,25 @@ def test_settings_are_those_of_the_table():
         "deit-tiny-cifar100": (1000, 768, "sgd", 1e-4, "cosine_iter"),
     }
     for name, row in table.items():
-        recipe = loading.read(loading.file_of(name))
+        recipe = loading.read_recipe(loading.file_of(name))
         optimizer = recipe.optimizer
         got = (recipe.epochs, recipe.batch.size, optimizer.name, optimizer.weight_decay, recipe.schedule.decay)
         assert got == row, name
-    last = loading.read(loading.file_of("resnet50"))
+    last = loading.read_recipe(loading.file_of("resnet50"))
     assert (last.loss.label_smoothing, last.ema and (last.ema.decay, last.ema.steps)) == (0.1, (0.99998, 32))
 
 
 def test_the_fraction_decays_at_the_published_epochs():
     changes = {"resnet50": [200, 400], "resnet50-b": [200, 400], "deit-tiny-fractal3k": [30, 60], "wrn-28-10": [60, 120, 160]}
     for name, epochs in changes.items():
-        recipe = loading.read(loading.file_of(name))
+        recipe = loading.read_recipe(loading.file_of(name))
         method = one_method(recipe.method, name).create()
         fractions = [method.fraction(epoch, recipe.epochs) for epoch in range(1, recipe.epochs)]
         assert [e + 1 for e in range(1, len(fractions)) if fractions[e] != fractions[e - 1]] == epochs, name
 
 
 def test_a_recipe_of_ones_own(tmp_path):
-    recipe = loading.read(written(tmp_path, content() | {"epochs": 7}))
+    recipe = loading.read_recipe(written(tmp_path, content() | {"epochs": 7}))
     assert recipe.epochs == 7 and recipe.model.name == "resnet50"
 
 
@@ -101,13 +101,13 @@ def test_a_recipe_of_ones_own(tmp_path):
 def test_a_wrong_field_is_named_with_its_file(tmp_path, change, message):
     file = written(tmp_path, content() | change)
     with pytest.raises(ValueError, match=f"^{re.escape(f'{file}: {message}')}") as caught:
-        loading.read(file)
+        loading.read_recipe(file)
     assert "pydantic" not in str(caught.value)
 
 
 def test_every_mistake_has_a_line(tmp_path):
     with pytest.raises(ValueError, match=r"mine.yaml: epochs: .*\n.*mine.yaml: epoch: no such field"):
-        loading.read(written(tmp_path, content() | {"epoch": 3, "epochs": 0}))
+        loading.read_recipe(written(tmp_path, content() | {"epoch": 3, "epochs": 0}))
 
 
 def test_files_of_the_package_are_named_as_in_the_repository(tmp_path, monkeypatch):
@@ -116,16 +116,16 @@ def test_files_of_the_package_are_named_as_in_the_repository(tmp_path, monkeypat
     monkeypatch.setattr(loading, "folder", lambda: folder)
     (folder / "mine.yaml").write_text("epochs: [")
     with pytest.raises(ValueError, match=r"^recipes/mine.yaml: not YAML: while parsing"):
-        loading.read(loading.file_of("mine"))
+        loading.read_recipe(loading.file_of("mine"))
     (folder / "mine.yaml").write_text("- 1")
     with pytest.raises(ValueError, match=r"^recipes/mine.yaml: a recipe has fields such as paper, .*; got \[1\]"):
-        loading.read(loading.file_of("mine"))
+        loading.read_recipe(loading.file_of("mine"))
 
 
 def test_a_wrong_field_of_smoke_says_so(tmp_path):
     file = written(tmp_path, content() | {"smoke": {"model": {"width": 3}}})
     with pytest.raises(ValueError, match=r"mine.yaml: smoke.model.width: no such field; there are source"):
-        reduced(loading.read(file), file)
+        reduced(loading.read_recipe(file), file)
 
 
 def test_no_such_recipe(tmp_path):
@@ -137,4 +137,4 @@ def test_no_such_recipe(tmp_path):
 
 def test_the_files_lie_beside_the_code():
     assert loading.folder() == Path(loading.__file__).parent
-    assert len(list(loading.folder().glob("*.yaml"))) == len(loading.names()) == 21
+    assert len(list(loading.folder().glob("*.yaml"))) == len(loading.recipe_names()) == 21

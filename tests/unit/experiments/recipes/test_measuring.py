@@ -4,7 +4,7 @@ import torch
 from sklearn.metrics import jaccard_score
 from torch import nn
 
-from thresher.experiments.recipes.averaging import Average
+from thresher.experiments.recipes.averaging import WeightAverage
 from thresher.experiments.recipes.measuring import Measure
 
 
@@ -55,7 +55,7 @@ def test_the_loss_is_a_mean_over_targets():
 def test_the_average_is_measured_in_place_of_the_network():
     model = Answers()
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
-    average = Average(model, optimizer, decay=0.5, every=1, copied=0)
+    average = WeightAverage(model, optimizer, decay=0.5, every=1, copied=0)
     optimizer.step()
     nn.init.constant_(model.weight, -1.0)
     given = [(torch.eye(3), torch.arange(3))]

@@ -4,7 +4,7 @@ import yaml
 
 from subset_cases import optional
 from thresher.experiments.recipes import smoke
-from thresher.experiments.recipes.smoke import SmokeTask, made_up, reduced
+from thresher.experiments.recipes.smoke import SmokeTask, reduced, synthetic_data
 from thresher.experiments.recipes.task import RecipeTask
 from thresher.scores import Scores
 
@@ -36,7 +36,7 @@ def test_counts_in_the_method_shrink(tmp_path):
     assert of("wrn-28-10", tmp_path).spec("kakurenbo:warmup_epochs=50").given["warmup_epochs"] == 2
 
 
-def test_scores_are_made_up(tmp_path):
+def test_scores_are_synthetic_data(tmp_path):
     spec = of("diet-sb-resnet18-cifar100", tmp_path).spec()
     assert Scores.load(spec.parts[0].given["scores"]).samples == 128
 
@@ -61,19 +61,19 @@ def test_data_of_tasks_has_their_shape(tmp_path):
         ("adaselection-wikitext2", (64,), (64,)),
         ("adaselection-svhn", (3, 16, 16), ()),
     ):
-        data = made_up(of(name, tmp_path).settings)
+        data = synthetic_data(of(name, tmp_path).settings)
         n = 32 if name == "adaselection-wikitext2" else 128
         assert data.train.tensors[0].shape == (n, *inputs) and data.train.tensors[1].shape == (n, *targets)
         assert data.test_inputs.shape == (32, *inputs) and data.test_targets.shape == (32, *targets)
 
 
 def test_tokens_follow_each_other(tmp_path):
-    x, y = made_up(of("adaselection-wikitext2", tmp_path).settings).train.tensors
+    x, y = synthetic_data(of("adaselection-wikitext2", tmp_path).settings).train.tensors
     assert torch.equal(x[:, 1:], y[:, :-1]) and int(x.max()) < 50
 
 
 def test_some_training_pictures_are_in_a_wrong_class(tmp_path):
-    data = made_up(of("adaselection-svhn", tmp_path).settings)
+    data = synthetic_data(of("adaselection-svhn", tmp_path).settings)
     wrong = data.train.tensors[1] != torch.arange(128) % 3
     assert wrong.nonzero().flatten().tolist() == list(range(0, 128, 10))
     assert torch.equal(data.test_targets, torch.arange(32) % 3)

@@ -9,10 +9,10 @@ from torch.utils.data import TensorDataset
 
 from subset_cases import optional
 from thresher.experiments.recipes import loading
-from thresher.experiments.recipes.averaging import Average
-from thresher.experiments.recipes.scheduling import Factor
+from thresher.experiments.recipes.averaging import WeightAverage
+from thresher.experiments.recipes.datasets import TrainAndTest
+from thresher.experiments.recipes.scheduling import LearningRateFactor
 from thresher.experiments.recipes.schema import Recipe
-from thresher.experiments.recipes.sets import Sets
 from thresher.experiments.recipes.task import RecipeTask, criterion_of, one_method, optimizer_of, start_from
 from thresher.experiments.tasks.base import Task
 from thresher.experiments.tasks.data.base import Data
@@ -56,7 +56,7 @@ def test_is_what_a_comparison_trains(of):
     training = task.training(task.load(None), 3)
     assert training.loader.batch_size == 20 and training.metric == "-loss"
     assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.4)
-    assert isinstance(training.schedule, Factor) and training.schedule.epochs == 8
+    assert isinstance(training.schedule, LearningRateFactor) and training.schedule.epochs == 8
     assert training.evaluate(training.model) < 0
 
 
@@ -183,9 +183,9 @@ def test_soft_targets_are_what_label_smoothing_is():
 def test_the_average_is_measured(of):
     task = of(ema={"decay": 0.9, "steps": 2}, schedule={"warmup_epochs": 1})
     data = Data(TensorDataset(torch.randn(60, 1), torch.randn(60, 1)), torch.randn(4, 1), torch.randn(4, 1))
-    training = task.training(Sets(data.train, TensorDataset(data.test_inputs, data.test_targets)), 0)
+    training = task.training(TrainAndTest(data.train, TensorDataset(data.test_inputs, data.test_targets)), 0)
     average = training.evaluate.average
-    assert isinstance(average, Average) and average.model is training.model
+    assert isinstance(average, WeightAverage) and average.model is training.model
     before = training.evaluate(training.model)
     training.optimizer.step()
     training.optimizer.step()
@@ -229,7 +229,7 @@ def test_weights_that_do_not_fit_change_nothing(network, tmp_path):
 
 def test_a_recipe_of_the_package_is_read_once_more_by_its_name():
     task = RecipeTask.of("wrn-28-10")
-    assert task.settings == loading.read(task.file) and isinstance(task.task, Task) and task.task.name == "cifar100"
+    assert task.settings == loading.read_recipe(task.file) and isinstance(task.task, Task) and task.task.name == "cifar100"
     assert one_method(task.settings.method, "").label == "kakurenbo:max_fraction=0.3:tau=0.7:warmup_epochs=1"
 
 

@@ -7,8 +7,8 @@ from PIL import Image
 
 from subset_cases import optional
 from thresher.experiments.recipes import transforms
-from thresher.experiments.recipes.schema import Pictures
-from thresher.experiments.recipes.transforms import Cutout, PaddedCrop, Seeded
+from thresher.experiments.recipes.schema import ImageSection
+from thresher.experiments.recipes.transforms import Cutout, PaddedCrop, SeededTransform
 
 ALL = {"train_crop": 16, "flip": 0.5, "vertical_flip": 0.5, "erasing": 0.5, "cutout": 4}
 
@@ -27,7 +27,9 @@ def picture():
 @pytest.mark.parametrize("policy", [None, "ta_wide", "rand-m9-mstd0.5-inc1"])
 @pytest.mark.parametrize("erase_with", ["mean", "noise"])
 def test_torchs_seed_decides_all(picture, policy, erase_with):
-    change = transforms.training(Pictures(**ALL, auto_augment=policy, erase_with=erase_with, interpolation="bicubic"))
+    change = transforms.train_transform(
+        ImageSection(**ALL, auto_augment=policy, erase_with=erase_with, interpolation="bicubic")
+    )
     seen = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
@@ -38,20 +40,20 @@ def test_torchs_seed_decides_all(picture, policy, erase_with):
 
 
 def test_randaugment_goes_through_at_every_strength(picture):
-    change = transforms.training(Pictures(auto_augment="rand-m9-mstd5-inc1"))
+    change = transforms.train_transform(ImageSection(auto_augment="rand-m9-mstd5-inc1"))
     torch.manual_seed(0)
     assert all(change(picture).isfinite().all() for _ in range(200))
 
 
 def test_testing_takes_the_middle(picture):
-    shown = transforms.testing(Pictures(test_resize=10, test_crop=8, mean=(0, 0, 0), std=(1, 1, 1)))(picture)
+    shown = transforms.test_transform(ImageSection(test_resize=10, test_crop=8, mean=(0, 0, 0), std=(1, 1, 1)))(picture)
     wanted = picture.resize((10, 12), Image.Resampling.BILINEAR).crop((1, 2, 9, 10))
     assert np.array_equal((shown * 255).round().byte().permute(1, 2, 0).numpy(), np.asarray(wanted))
 
 
 def test_normalising_is_by_mean_and_deviation():
     white = Image.new("RGB", (2, 2), (255, 255, 255))
-    shown = transforms.testing(Pictures(mean=(0.5, 0.25, 0), std=(0.5, 0.25, 1)))(white)
+    shown = transforms.test_transform(ImageSection(mean=(0.5, 0.25, 0), std=(0.5, 0.25, 1)))(white)
     assert shown[:, 0, 0].tolist() == [1, 3, 1]
 
 
@@ -77,7 +79,7 @@ def test_other_random_states_are_left_alone():
     random.seed(3)
     np.random.seed(3)
     drawn = []
-    change = Seeded(lambda given: drawn.append((random.random(), np.random.random())) or given)
+    change = SeededTransform(lambda given: drawn.append((random.random(), np.random.random())) or given)
     torch.manual_seed(0)
     change("a")
     torch.manual_seed(0)

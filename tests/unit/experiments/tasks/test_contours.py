@@ -1,20 +1,23 @@
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import thresher
+from depth import depth
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks import contours
-from thresher.experiments.tasks.data.base import part
+from thresher.experiments.tasks.data.base import training_subset
+from thresher.experiments.tasks.networks.vision_transformer import VisionTransformer
 from thresher.experiments.tasks.transfer import FineTuning
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec
 from thresher.report.sheets import training_images
 
 
-@pytest.mark.parametrize("name", [task.name for task in contours.TASKS])
+@pytest.mark.parametrize("name", [task.name for task in contours.CONTOUR_TASKS])
 def test_a_network_fits_its_contours_and_seeds_fix_it(name):
     task = task_of(name)
     state = torch.get_rng_state()
@@ -26,7 +29,8 @@ def test_a_network_fits_its_contours_and_seeds_fix_it(name):
 
 
 def test_a_backward_pass_over_some_rows_gives_their_gradients():
-    task = task_of("contours")
+    network = partial(VisionTransformer, 32, classes=50, depth=depth(1, 4))
+    task = replace(task_of("contours"), network=network)
     x, y = torch.randn(6, 1, 32, 32, generator=torch.Generator().manual_seed(0)), torch.arange(6)
     plain, wrapped = task.build(0), task.build(0)
     subset = thresher.subset_backward(wrapped, strict=True)
@@ -37,15 +41,17 @@ def test_a_backward_pass_over_some_rows_gives_their_gradients():
 
 
 def test_pretraining_is_selected_from_and_judged_by_what_comes_after():
-    task = replace(task_of("contours-digits@100"), tuning=FineTuning(epochs=2))
+    task = replace(task_of("contours-digits@50"), tuning=FineTuning(epochs=depth(1, 2)))
     data = task.load(task.find(None))
     few = replace(
-        part(data.downstream, 50), test_inputs=data.downstream.test_inputs[:50], test_targets=data.downstream.test_targets[:50]
+        training_subset(data.downstream, 50),
+        test_inputs=data.downstream.test_inputs[:50],
+        test_targets=data.downstream.test_targets[:50],
     )
-    data = replace(data, test_inputs=data.test_inputs[:20], test_targets=data.test_targets[:20], downstream=few)
+    data = replace(data, test_inputs=data.test_inputs[:10], test_targets=data.test_targets[:10], downstream=few)
     run = train(task, data, MethodSpec("uniform", {"keep": 0.5}), seed=1, epochs=2)
     assert run["metric"]["name"] == "downstream accuracy" and 0 <= run["metric"]["value"] <= 1
-    assert [entry["kept"] for entry in run["history"]] == [50, 50] and run["cost"]["backward"] == 100
+    assert [entry["kept"] for entry in run["history"]] == [25, 25] and run["cost"]["backward"] == 50
     assert all(0 <= entry["accuracy"] <= 1 and "downstream accuracy" not in entry for entry in run["history"])
     again = train(task, data, MethodSpec("uniform", {"keep": 0.5}), seed=1, epochs=2)
     assert again["metric"] == run["metric"]

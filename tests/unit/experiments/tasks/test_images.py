@@ -7,7 +7,7 @@ from thresher.experiments.tasks import images
 COLOURED = ("cifar10", "cifar100", "svhn")
 
 
-@pytest.mark.parametrize("name", [task.name for task in images.TASKS])
+@pytest.mark.parametrize("name", [task.name for task in images.IMAGE_TASKS])
 def test_networks_fit_their_images_and_seeds_fix_them(name):
     task = task_of(name)
     state = torch.get_rng_state()

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 import thresher
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.tasks.relief import mean_iou
+from thresher.experiments.tasks.metrics import pixel_mean_iou
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec
 
@@ -42,7 +42,7 @@ class Says(torch.nn.Module):
 def test_mean_iou_by_hand(said, targets, expected):
     model = Says()
     batches = [(torch.tensor([row])[None], torch.tensor([row_of])[None]) for row, row_of in zip(said, targets, strict=True)]
-    assert mean_iou(model, batches) == pytest.approx(expected) and model.training
+    assert pixel_mean_iou(model, batches) == pytest.approx(expected) and model.training
 
 
 @pytest.mark.parametrize("name", ["relief", "relief-made"])
@@ -54,7 +54,7 @@ def test_a_network_fits_its_patches_and_seeds_fix_it(name):
     assert task.build(0)(torch.zeros(2, 4, 32, 32)).shape == (2, 4, 32, 32)
     assert all(torch.equal(value, model[key]) for key, value in same.items())
     assert not torch.equal(model["head.weight"], other["head.weight"])
-    assert not task.pictures
+    assert not task.has_images
 
 
 def test_a_backward_pass_over_some_rows_gives_their_gradients(some):

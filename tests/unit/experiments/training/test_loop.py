@@ -11,24 +11,67 @@ import thresher
 from thresher.experiments.comparison.job import Job
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.base import accuracy, one_cycle
+from thresher.experiments.tasks.base import one_cycle
+from thresher.experiments.tasks.metrics import accuracy
 from thresher.experiments.tasks.script import Script
-from thresher.experiments.training.loop import Length, pair_of, sizes_of, tracked_as, train, with_costs
+from thresher.experiments.training.loop import Length, pair_of, sizes_of, tracker_name, train, with_costs
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 TIMES = ("cost", "cpu_s", "wall_s")
 METHODS = ("full", "kakurenbo", "infobatch")
+SAMPLES, STEPS = 720, 12
+"""Half of the digits, and their batches of 64."""
+FEW = 200
+
+
+class Tracker(GeneralTracker):
+    name, requires_logging_directory = "told", False
+
+    def __init__(self):
+        super().__init__()
+        self.told, self.config, self.finished = [], None, False
+
+    @property
+    def tracker(self):
+        return self.told
+
+    def store_init_configuration(self, values):
+        self.config = values
+
+    def log(self, values, step, **_):
+        self.told.append((step, values))
+
+    def finish(self):
+        self.finished = True
 
 
 @pytest.fixture(scope="module")
 def digits():
-    task = task_of("digits")
+    task = task_of(f"digits@{SAMPLES}")
     return task, task.load(task.find(None))
 
 
 @pytest.fixture(scope="module")
-def runs(digits):
-    return {name: train(*digits, MethodSpec(name), seed=1, epochs=4) for name in METHODS}
+def few():
+    return task_of(f"digits@{FEW}").load(None)
+
+
+@pytest.fixture(scope="module")
+def watched(digits):
+    """Each run with its tracker and the calls of its progress function."""
+    found = {}
+    for name in METHODS:
+        tracker, seen = Tracker(), []
+        run = train(
+            *digits, MethodSpec(name), seed=1, epochs=4, trackers=tracker, progress=lambda *told, seen=seen: seen.append(told)
+        )
+        found[name] = (run, tracker, seen)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runs(watched):
+    return {name: run for name, (run, _, _) in watched.items()}
 
 
 def test_a_run_has_the_schema(runs):
@@ -42,15 +85,16 @@ def test_a_run_has_the_schema(runs):
     assert {"forward", "backward", "steps", "ratio", "refresh", "backward_to_forward"} <= set(run["cost"])
     assert [entry["accuracy"] for entry in run["history"]][-1] == run["metric"]["value"]
     assert min(run["cpu_s"], run["wall_s"]) > 0
-    assert json.loads(json.dumps(run, allow_nan=False))["history"][0]["kept"] == 1438
+    assert json.loads(json.dumps(run, allow_nan=False))["history"][0]["kept"] == SAMPLES
 
 
 def test_costs_are_counted(runs):
     full, hiding = runs["full"]["cost"], runs["kakurenbo"]["cost"]
-    assert full["forward"] == full["backward"] == 4 * 1438 and full["ratio"] == pytest.approx(1) and full["steps"] == 4 * 23
+    assert full["forward"] == full["backward"] == 4 * SAMPLES and full["ratio"] == pytest.approx(1)
+    assert full["steps"] == 4 * STEPS
     assert hiding["backward"] < full["backward"] and hiding["forward"] == hiding["backward"] + hiding["refresh"]
     share = hiding["backward_to_forward"]
-    assert hiding["ratio"] == pytest.approx((hiding["forward"] + share * hiding["backward"]) / (1 + share) / (4 * 1438))
+    assert hiding["ratio"] == pytest.approx((hiding["forward"] + share * hiding["backward"]) / (1 + share) / (4 * SAMPLES))
     for run in runs.values():
         assert sum(entry["steps"] for entry in run["history"]) == run["cost"]["steps"]
 
@@ -69,9 +113,9 @@ def test_the_history_tells_what_it_took_until_then(runs):
 def test_costs_by_another_ratio(runs):
     cost = runs["kakurenbo"]["cost"]
     counted = with_costs(runs["kakurenbo"], 3.0)
-    assert counted["cost"]["ratio"] == pytest.approx((cost["forward"] + 3 * cost["backward"]) / 4 / (4 * 1438))
+    assert counted["cost"]["ratio"] == pytest.approx((cost["forward"] + 3 * cost["backward"]) / 4 / (4 * SAMPLES))
     first = counted["history"][0]
-    assert first["cost"] == pytest.approx((first["forward"] + 3 * first["backward"]) / 4 / (4 * 1438))
+    assert first["cost"] == pytest.approx((first["forward"] + 3 * first["backward"]) / 4 / (4 * SAMPLES))
     assert counted["cost"]["backward_to_forward"] == cost["backward_to_forward"]
 
 
@@ -111,11 +155,10 @@ def timeless(run):
     return [{name: value for name, value in entry.items() if name not in (*TIMES, "step_s")} for entry in run["history"]]
 
 
-def test_progress_is_told_every_epoch(digits):
-    seen = []
-    run = train(*digits, MethodSpec("uniform", {"keep": 0.25}), seed=0, epochs=3, progress=lambda *told: seen.append(told))
-    assert [epochs for epochs, _ in seen] == [1, 2, 3]
-    assert [value for _, value in seen] == [entry["accuracy"] for entry in run["history"]]
+def test_progress_is_told_every_epoch(watched):
+    for run, _, seen in watched.values():
+        assert [epochs for epochs, _ in seen] == [1, 2, 3, 4]
+        assert [value for _, value in seen] == [entry["accuracy"] for entry in run["history"]]
 
 
 def test_a_short_run_without_a_measured_ratio_takes_the_textbook_one(digits):
@@ -148,12 +191,13 @@ def test_a_share_ends_after_the_nearest_step(share, epochs, steps, samples):
 
 
 @pytest.fixture(scope="module")
-def shorter(digits):
+def shorter():
+    """Full training, cut short, on all digits."""
     rates = []
-    task = replace(digits[0], name="watched")
+    task = replace(task_of("digits"), name="watched")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(task), "schedule", lambda _, progress: rates.append(progress) or one_cycle(progress))
-        run = train(task, digits[1], MethodSpec("full"), seed=1, epochs=4, label="shorter@0.600", share=0.6)
+        run = train(task, task.load(None), MethodSpec("full"), seed=1, epochs=4, label="shorter@0.600", share=0.6)
     return run, rates
 
 
@@ -221,31 +265,9 @@ def test_epochs_of_a_control():
     assert Job.control("uniform", 0, 0.57).epochs(25) == 25
 
 
-class Tracker(GeneralTracker):
-    name, requires_logging_directory = "told", False
-
-    def __init__(self):
-        super().__init__()
-        self.told, self.config, self.finished = [], None, False
-
-    @property
-    def tracker(self):
-        return self.told
-
-    def store_init_configuration(self, values):
-        self.config = values
-
-    def log(self, values, step, **_):
-        self.told.append((step, values))
-
-    def finish(self):
-        self.finished = True
-
-
-def test_a_tracker_is_told_every_epoch_by_the_names_of_the_history(digits):
-    tracker = Tracker()
-    run = train(*digits, MethodSpec("kakurenbo"), seed=1, epochs=3, trackers=tracker)
-    assert [step for step, _ in tracker.told] == [0, 1, 2] and tracker.finished
+def test_a_tracker_is_told_every_epoch_by_the_names_of_the_history(watched):
+    run, tracker, _ = watched["kakurenbo"]
+    assert [step for step, _ in tracker.told] == [0, 1, 2, 3] and tracker.finished
     assert tracker.config["max_fraction"] == 0.3
     for entry, (_, told) in zip(run["history"], tracker.told, strict=True):
         assert {"accuracy", "easy_share", "scheduled_fraction", "moved_back", "lr_scale"} <= set(told)
@@ -266,7 +288,7 @@ def test_sizes_of_an_epoch_and_its_batches(settings, sizes):
     assert sizes_of(DataLoader(TensorDataset(torch.zeros(10, 1)), **settings)) == sizes
 
 
-class Part(Script):
+class SomeDigits(Script):
     """Digits through a loader that gives only some of them."""
 
     settings = {}
@@ -274,31 +296,31 @@ class Part(Script):
     def training(self, data, seed):
         made = built_in("digits").training(data, seed)
         generator = torch.Generator().manual_seed(seed)
-        loader = DataLoader(made.loader.dataset, batch_size=64, generator=generator, **self.settings)
+        loader = DataLoader(made.loader.dataset, batch_size=32, generator=generator, **self.settings)
         return replace(made, loader=loader)
 
 
-@pytest.mark.parametrize("settings", [{"shuffle": True, "drop_last": True}, {"sampler": SubsetRandomSampler(range(700))}])
+@pytest.mark.parametrize("settings", [{"shuffle": True, "drop_last": True}, {"sampler": SubsetRandomSampler(range(FEW // 2))}])
 @pytest.mark.parametrize("method", ["full", "infobatch"])
-def test_costs_are_shares_of_what_the_loader_gives(digits, monkeypatch, settings, method):
-    monkeypatch.setattr(Part, "settings", settings)
-    task = Part(Path("none.py"), "build")
-    run = train(task, digits[1], MethodSpec(method), seed=0, epochs=4)
+def test_costs_are_shares_of_what_the_loader_gives(few, monkeypatch, settings, method):
+    monkeypatch.setattr(SomeDigits, "settings", settings)
+    task = SomeDigits(Path("none.py"), "build")
+    run = train(task, few, MethodSpec(method), seed=0, epochs=4)
     cost = run["cost"]["ratio"]
     assert cost == pytest.approx(1.0) if method == "full" else cost < 0.97
-    uniform = train(task, digits[1], MethodSpec("uniform", {"keep": round(cost, 3)}), seed=0, epochs=4)
-    shorter = train(task, digits[1], MethodSpec("full"), seed=0, epochs=4, share=round(cost, 3))
+    uniform = train(task, few, MethodSpec("uniform", {"keep": round(cost, 3)}), seed=0, epochs=4)
+    shorter = train(task, few, MethodSpec("full"), seed=0, epochs=4, share=round(cost, 3))
     assert uniform["cost"]["ratio"] == pytest.approx(cost, abs=0.05)
     assert shorter["cost"]["ratio"] == pytest.approx(cost, abs=0.05)
 
 
-def test_a_metric_that_is_not_finite_is_named(digits):
-    class Diverges(Part):
+def test_a_metric_that_is_not_finite_is_named(few):
+    class Diverges(SomeDigits):
         def training(self, data, seed):
             return replace(super().training(data, seed), evaluate=lambda model: float("nan"))
 
     with pytest.raises(ValueError, match="evaluate returned nan after epoch 0"):
-        train(Diverges(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=0, epochs=1)
+        train(Diverges(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)
 
 
 @pytest.mark.parametrize(("batch", "got"), [([1, 2, 3], "3 parts"), ({"x": 1, "y": 2}, "dict"), (torch.zeros(2), "Tensor")])
@@ -308,10 +330,10 @@ def test_batches_are_pairs(batch, got):
 
 
 def test_names_that_every_tracker_takes():
-    assert tracked_as("infobatch:prune_fraction=0.3 once, seed 1") == "infobatch-prune_fraction=0.3-once-seed-1"
+    assert tracker_name("infobatch:prune_fraction=0.3 once, seed 1") == "infobatch-prune_fraction=0.3-once-seed-1"
 
 
-class Judged(Part):
+class Judged(SomeDigits):
     """Digits, judged by something that comes after them."""
 
     told, value = [], 0.25
@@ -327,16 +349,16 @@ class Judged(Part):
 
 
 @pytest.mark.parametrize("share", [1.0, 0.4])
-def test_what_comes_downstream_is_the_metric_of_the_run(digits, monkeypatch, share):
+def test_what_comes_downstream_is_the_metric_of_the_run(few, monkeypatch, share):
     monkeypatch.setattr(Judged, "told", [])
-    run = train(Judged(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=1, epochs=3, share=share)
+    run = train(Judged(Path("none.py"), "build"), few, MethodSpec("full"), seed=1, epochs=3, share=share)
     assert run["metric"] == {"name": "downstream accuracy", "value": 0.25}
     accuracies = [entry["accuracy"] for entry in run["history"]]
     assert Judged.told == accuracies[-1:], "called once, with the model after its last epoch"
     assert (run["history"][-1]["cpu_s"], run["history"][-1]["wall_s"]) == (run["cpu_s"], run["wall_s"])
 
 
-def test_what_comes_downstream_must_be_finite(digits, monkeypatch):
+def test_what_comes_downstream_must_be_finite(few, monkeypatch):
     monkeypatch.setattr(Judged, "value", float("inf"))
     with pytest.raises(ValueError, match="downstream returned inf after epoch 1"):
-        train(Judged(Path("none.py"), "build"), digits[1], MethodSpec("full"), seed=1, epochs=2)
+        train(Judged(Path("none.py"), "build"), few, MethodSpec("full"), seed=1, epochs=2)

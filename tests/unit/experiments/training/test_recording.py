@@ -17,7 +17,7 @@ EPOCHS = 4
 
 @pytest.fixture(scope="module", params=["full", "kakurenbo:max_fraction=0.4:tau=0.0", "selective_backprop:keep=0.5"])
 def recorded(request, tmp_path_factory):
-    task = task_of("digits")
+    task = task_of("digits@300")
     data = task.load(task.find(None))
     [spec] = parse_methods(request.param)
     path = tmp_path_factory.mktemp("runs") / "run.parquet"

@@ -1,1 +1,1 @@
-"""Where the samples of the tasks come from, one source a file."""
+"""The data of the tasks; one source per file."""

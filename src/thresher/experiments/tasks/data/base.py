@@ -1,4 +1,4 @@
-"""What a task trains and tests on, as tensors in memory."""
+"""The training and test samples of a task, as tensors in memory."""
 
 from dataclasses import dataclass, replace
 
@@ -9,10 +9,13 @@ from torch.utils.data import TensorDataset
 
 @dataclass(frozen=True)
 class Data:
-    """Training samples as a dataset of pairs of inputs and targets, and the test samples.
+    """The training samples and the test samples of a task.
 
-    Inputs are as the network takes them: pictures of shape (N, channels, H, W), rows of shape (N, features), tokens of shape
-    (N, length). Targets are class labels (N,), (N, positions) or (N, H, W), int64, or values (N, outputs), float32.
+    Args:
+        train: Dataset of training samples, pairs of an input and a target.
+        test_inputs: Inputs of the network: images of shape (N, channels, H, W), rows of shape (N, features), or tokens of
+            shape (N, length).
+        test_targets: Class labels of shape (N,), (N, positions) or (N, H, W), int64, or values of shape (N, outputs), float32.
     """
 
     train: TensorDataset
@@ -20,13 +23,17 @@ class Data:
     test_targets: Tensor
 
 
-def part(data: Data, samples: int) -> Data:
-    """So many of the training samples, the same every time, and all of the test set.
+def training_subset(data: Data, samples: int) -> Data:
+    """Returns the data with a subset of the training samples, always the same one, and with all test samples.
 
-    Of samples with one label each, classes in equal numbers, give or take one.
+    If each sample has one label, the numbers of samples per class differ by at most one.
+
+    Args:
+        data: Data of a task.
+        samples: Number of training samples to keep.
 
     Raises:
-        ValueError: A class has too few samples or would have none, or there are too few samples at all.
+        ValueError: A class has too few samples or would have none, or there are too few samples in total.
     """
     targets = data.train.tensors[1]
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 in the files of their authors: the python version, which is pickles, or the binary one.
+"""CIFAR-10 and CIFAR-100 from the files of their authors: the python version, which consists of pickles, or the binary one.
 
-The pickles are read without running what they name: a name is looked up in a list, and stands for an object that only
-keeps what the file says, see `_Unpickler`.
+Reading a pickle here never runs code that the file names: each name stands for a placeholder object that only stores the
+arguments in the file, and other names are refused; see `_Unpickler`.
 """
 
 import io
@@ -18,7 +18,7 @@ from thresher.experiments.tasks.data.base import Data
 from thresher.experiments.tasks.data.images import find_files, normalised
 
 PIXELS = 3 * 32 * 32
-"""Of a picture: 32 x 32 of red, then of green, then of blue."""
+"""Bytes of an image: 32 x 32 of red, then of green, then of blue."""
 
 DAMAGE = (
     pickle.UnpicklingError,
@@ -33,25 +33,25 @@ DAMAGE = (
     OverflowError,
     MemoryError,
 )
-"""What reading a damaged pickle raises; Python's documentation does not narrow it down."""
+"""Errors that reading a damaged pickle may raise; the documentation of Python does not limit them."""
 
-Batch = tuple[NDArray[np.uint8], NDArray[np.generic]]
-"""Pictures of shape (N, 3, 32, 32) and labels of shape (N,)."""
+LabelledImages = tuple[NDArray[np.uint8], NDArray[np.generic]]
+"""Images of shape (N, 3, 32, 32) and labels of shape (N,)."""
 
 
 @dataclass(frozen=True)
 class Cifar:
-    """One of the two sets.
+    """One of the two data sets.
 
     Args:
-        name: Of the task.
-        classes: Labels are 0 to one less.
-        labels: The key of the labels in a pickle.
-        label_bytes: Bytes before the pixels of a picture in the binary version, the last of which is the label.
-        python: Folder of the python version.
-        binary: Folder of the binary version; its files have the same names and end in .bin.
-        train: Names of the files to train on.
-        test: Name of the file to test on.
+        name: Name of the task.
+        classes: Number of classes; labels are 0 to `classes` - 1.
+        labels: Key of the labels in a pickle.
+        label_bytes: Number of bytes before the pixels of an image in the binary version; the last of them is the label.
+        python: Name of the folder of the python version.
+        binary: Name of the folder of the binary version; its files have the same names with the suffix .bin.
+        train: Names of the training files.
+        test: Name of the test file.
     """
 
     name: str
@@ -64,10 +64,10 @@ class Cifar:
     test: str
 
     def find(self, folder: Path | None = None) -> Path:
-        """The folder with all files of one version; that of the python version, where both are there.
+        """Returns the folder with all files of one version; the python version is preferred.
 
         Args:
-            folder: It, or the one that it lies in. Default: the environment variable THRESHER_DATA, where it is set.
+            folder: This folder or its parent. Default: the environment variable THRESHER_DATA, if it is set.
 
         Raises:
             FileNotFoundError: See `find_files`.
@@ -75,7 +75,7 @@ class Cifar:
         return find_files(self.name, folder, {self.python: self._files(""), self.binary: self._files(".bin")})
 
     def load(self, folder: Path | None = None) -> Data:
-        """Pictures of shape (3, 32, 32), normalised, and their classes; of CIFAR-100 the fine ones.
+        """Returns normalised images of shape (3, 32, 32) and their classes; those of CIFAR-100 are the fine classes.
 
         Raises:
             FileNotFoundError: See `find`.
@@ -85,20 +85,20 @@ class Cifar:
         is_python = all((found / name).is_file() for name in self._files(""))
         read, suffix = (self._read_pickle, "") if is_python else (self._read_binary, ".bin")
         *train, test = [read(found / name) for name in self._files(suffix)]
-        pictures, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
-        return normalised({"train": (pictures, labels), "test": test})
+        images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
+        return normalised({"train": (images, labels), "test": test})
 
     def _files(self, suffix: str) -> list[str]:
         return [name + suffix for name in (*self.train, self.test)]
 
-    def _read_pickle(self, path: Path) -> Batch:
+    def _read_pickle(self, path: Path) -> LabelledImages:
         batch = _unpickle(path)
         if not isinstance(batch, dict) or not {b"data", self.labels} <= batch.keys():
             got = [*batch] if isinstance(batch, dict) else type(batch).__name__
             raise ValueError(f"{path}: no batch of {self.name}: a dict with b'data' and {self.labels} is wanted, got {got}")
         return self._checked(path, _pixels(path, batch[b"data"]), batch[self.labels])
 
-    def _read_binary(self, path: Path) -> Batch:
+    def _read_binary(self, path: Path) -> LabelledImages:
         content = np.fromfile(path, np.uint8)
         record = self.label_bytes + PIXELS
         if len(content) % record:
@@ -106,11 +106,11 @@ class Cifar:
         records = content.reshape(-1, record)
         return self._checked(path, records[:, self.label_bytes :], records[:, self.label_bytes - 1].tolist())
 
-    def _checked(self, path: Path, pixels: NDArray[np.uint8], labels: Any) -> Batch:
+    def _checked(self, path: Path, pixels: NDArray[np.uint8], labels: Any) -> LabelledImages:
         if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < self.classes for label in labels):
             raise ValueError(f"{path}: damaged: the labels are not a list of whole numbers from 0 to {self.classes - 1}")
         if not labels or len(labels) != len(pixels):
-            raise ValueError(f"{path}: damaged: {len(labels)} labels for {len(pixels)} pictures")
+            raise ValueError(f"{path}: damaged: {len(labels)} labels for {len(pixels)} images")
         return pixels.reshape(-1, 3, 32, 32), np.array(labels)
 
 
@@ -147,8 +147,8 @@ def _unpickle(path: Path) -> Any:
     return found
 
 
-class _Kept:
-    """Stands for whatever a pickle builds: keeps the arguments and the state, and does nothing with them."""
+class _Placeholder:
+    """Stands for an object in a pickle: stores its arguments and its state, and does nothing with them."""
 
     arguments: tuple[Any, ...] = ()
     state: Any = None
@@ -161,22 +161,22 @@ class _Kept:
 
 
 def _encode(text: str, _: str) -> bytes:
-    """Bytes as Python 3 writes them into a pickle that Python 2 can read."""
+    """Returns the bytes that Python 3 writes as text into a pickle for Python 2."""
     return text.encode("latin1")
 
 
 NAMES = {
-    "numpy.core.multiarray._reconstruct": _Kept,
-    "numpy._core.multiarray._reconstruct": _Kept,
-    "numpy.ndarray": _Kept,
-    "numpy.dtype": _Kept,
+    "numpy.core.multiarray._reconstruct": _Placeholder,
+    "numpy._core.multiarray._reconstruct": _Placeholder,
+    "numpy.ndarray": _Placeholder,
+    "numpy.dtype": _Placeholder,
     "_codecs.encode": _encode,
 }
-"""All that a batch names, and what stands for it here: numpy itself is never called with what a file says."""
+"""Names that a pickle of CIFAR may contain, and their substitutes: numpy is never called with arguments from a file."""
 
 
 class _Unpickler(pickle._Unpickler):
-    """Python's own, as the one in C takes memory for the largest number that a damaged file gives to an object."""
+    """The unpickler in Python; the one in C would allocate as much memory as a damaged file asks for."""
 
     def find_class(self, module: str, name: str) -> Any:
         wanted = f"{module}.{name}"
@@ -186,9 +186,9 @@ class _Unpickler(pickle._Unpickler):
 
 
 def _pixels(path: Path, stored: Any) -> NDArray[np.uint8]:
-    """The array that numpy would have built of the arguments and the state that were kept."""
+    """Returns the array that numpy would have built from the arguments and the state of a placeholder."""
     match stored:
-        case _Kept(state=(*_, (int(count), width), _Kept(arguments=(b"u1" | "u1", *_)), by_column, bytes(raw))):
+        case _Placeholder(state=(*_, (int(count), width), _Placeholder(arguments=(b"u1" | "u1", *_)), by_column, bytes(raw))):
             if width == PIXELS and len(raw) == count * PIXELS:
                 return np.frombuffer(raw, np.uint8).reshape((count, PIXELS), order="F" if by_column else "C")
-    raise ValueError(f"{path}: damaged: the pixels are not an array of bytes of shape (pictures, {PIXELS})")
+    raise ValueError(f"{path}: damaged: the pixels are not an array of bytes of shape (images, {PIXELS})")

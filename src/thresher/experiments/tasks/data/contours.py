@@ -1,8 +1,8 @@
-"""Procedural contours to pretrain on, and real pictures of the same size to fine-tune on.
+"""Procedural contours for pretraining, and real images of the same size for fine-tuning.
 
-Closed curves, sums of two sinusoidal waves on a circle, drawn point by point in concentric orbits: an approximation, in small,
-of the Visual Atoms (arXiv:2303.01112) that Fractal-3K consists of. A class is a pair of frequencies with their amplitudes and
-a number of orbits; its pictures are turned, squeezed, shifted and shaken at random.
+The contours are closed curves, sums of two sinusoidal waves on a circle, drawn point by point in concentric orbits: a small
+approximation of the Visual Atoms (arXiv:2303.01112) that Fractal-3K consists of. A class is a pair of frequencies with their
+amplitudes and a number of orbits; its images are rotated, squeezed, shifted and made noisy at random.
 """
 
 from collections.abc import Callable
@@ -17,30 +17,31 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from thresher.experiments.tasks.data import images
-from thresher.experiments.tasks.data.base import Data, part
+from thresher.experiments.tasks.data.base import Data, training_subset
 
 CLASSES, TRAIN, TEST = 50, 100, 20
-"""Classes, and pictures of each for training and for testing."""
+"""Number of classes, and of images per class for training and for testing."""
 SIDE, POINTS = 32, 200
-"""Pixels of a picture's side, and points of an orbit."""
+"""Side of an image in pixels, and number of points of an orbit."""
 FREQUENCIES, ORBITS, AMPLITUDES = range(1, 13), range(1, 7), (0.1, 0.4)
-"""Waves around the circle, concentric copies, and bounds of the amplitudes in radii."""
-SHAKE, TURN, SHIFT, SQUEEZE = 0.02, np.pi / 6, 1.5, 0.7
-"""Standard deviation of a point's radius, in radii; largest turn; largest shift, in pixels; least ratio of the axes."""
+"""Numbers of waves around the circle, numbers of concentric copies, and range of the amplitudes in radii."""
+NOISE, TURN, SHIFT, SQUEEZE = 0.02, np.pi / 6, 1.5, 0.7
+"""Standard deviation of the radius of a point, in radii; largest rotation, in radians; largest shift, in pixels; smallest ratio
+of the axes."""
 WHITE = 3
-"""Points in a pixel from which it is white."""
+"""Number of points in a pixel from which the pixel is white."""
 FASHION = 2000
-"""Training samples of fashion-mnist that a network is fine-tuned on."""
+"""Number of training samples of fashion-mnist for fine-tuning."""
 
 
 @dataclass(frozen=True)
 class Contour:
-    """What the pictures of a class have in common.
+    """The curve that the images of a class have in common.
 
     Args:
-        frequencies: Waves around the circle, of each of the two sinusoids.
-        amplitudes: Of each, in radii.
-        orbits: Concentric copies of the curve.
+        frequencies: Numbers of waves around the circle of the two sinusoids.
+        amplitudes: Amplitudes of the two sinusoids, in radii.
+        orbits: Number of concentric copies of the curve.
     """
 
     frequencies: tuple[int, int]
@@ -48,11 +49,11 @@ class Contour:
     orbits: int
 
     def draw(self, number: int, rng: np.random.Generator) -> NDArray[np.float32]:
-        """So many pictures, shape (number, SIDE, SIDE), from 0, black, to 1."""
+        """Returns images of shape (number, SIDE, SIDE), from 0, black, to 1, white."""
         angle = np.linspace(0, 2 * np.pi, POINTS, endpoint=False)
         wave = 1 + sum(a * np.sin(f * angle) for f, a in zip(self.frequencies, self.amplitudes, strict=True))
         orbit = np.arange(1, self.orbits + 1)[:, None] / self.orbits / (1 + sum(self.amplitudes))
-        radius = orbit * (wave + rng.normal(0, SHAKE, (number, self.orbits, POINTS)))
+        radius = orbit * (wave + rng.normal(0, NOISE, (number, self.orbits, POINTS)))
         squeeze, turn, right, down = rng.uniform((SQUEEZE, -TURN, -SHIFT, -SHIFT), (1, TURN, SHIFT, SHIFT), (number, 4)).T
         oval = squeeze[:, None] * np.cos(angle) + 1j * np.sin(angle)
         turned = radius * (oval * np.exp(1j * turn)[:, None])[:, None]
@@ -65,51 +66,51 @@ class Contour:
 
 @dataclass(frozen=True)
 class Pretraining(Data):
-    """Samples to pretrain on.
+    """Samples for pretraining.
 
     Args:
-        downstream: Samples of the same shape, to fine-tune on afterwards.
+        downstream: Samples of the same shape for fine-tuning afterwards.
     """
 
     downstream: Data
 
 
 def contours(_: Path | None = None) -> Data:
-    """50 classes of contours of 32x32 pixels, 100 pictures each for training and 20 for testing; the same every time."""
+    """Returns 50 classes of contours of 32x32 pixels, always the same, with 100 training and 20 test images per class."""
     rng = np.random.default_rng(0)
-    drawn = np.stack([contour.draw(TRAIN + TEST, rng) for contour in shapes(CLASSES, rng)])
+    drawn = np.stack([contour.draw(TRAIN + TEST, rng) for contour in random_contours(CLASSES, rng)])
     parts = {"train": drawn[:, :TRAIN], "test": drawn[:, TRAIN:]}
     labels = np.arange(CLASSES)
     return images.normalised(
-        {name: (pictures.reshape(-1, SIDE, SIDE), labels.repeat(pictures.shape[1])) for name, pictures in parts.items()}
+        {name: (drawings.reshape(-1, SIDE, SIDE), labels.repeat(drawings.shape[1])) for name, drawings in parts.items()}
     )
 
 
-def shapes(number: int, rng: np.random.Generator) -> list[Contour]:
-    """So many contours, no two with the same frequencies and orbits."""
+def random_contours(number: int, rng: np.random.Generator) -> list[Contour]:
+    """Returns contours of which no two have the same frequencies and number of orbits."""
     kinds = list(product(combinations(FREQUENCIES, 2), ORBITS))
     chosen = [kinds[place] for place in rng.permutation(len(kinds))[:number]]
     return [Contour(frequencies, tuple(rng.uniform(*AMPLITUDES, 2)), orbits) for frequencies, orbits in chosen]
 
 
 def contours_and_digits(_: Path | None = None) -> Pretraining:
-    """Contours, and scikit-learn's digits enlarged to their size."""
-    return _before(images.digits(), lambda pictures: F.interpolate(pictures, (SIDE, SIDE), mode="bilinear"))
+    """Returns contours, and the digits of scikit-learn enlarged to the same size."""
+    return _with_downstream(images.digits(), lambda inputs: F.interpolate(inputs, (SIDE, SIDE), mode="bilinear"))
 
 
 def contours_and_fashion(folder: Path | None = None) -> Pretraining:
-    """Contours, and 2,000 training samples of fashion-mnist beside all of its test set, with black margins.
+    """Returns contours, and 2,000 training samples and all test samples of fashion-mnist with black margins.
 
     Raises:
         FileNotFoundError, ValueError: See `images.fashion_mnist`.
     """
-    fashion = part(images.fashion_mnist(folder), FASHION)
+    fashion = training_subset(images.fashion_mnist(folder), FASHION)
     black = float(fashion.test_inputs.min())
-    return _before(fashion, lambda pictures: F.pad(pictures, (2, 2, 2, 2), value=black))
+    return _with_downstream(fashion, lambda inputs: F.pad(inputs, (2, 2, 2, 2), value=black))
 
 
-def _before(real: Data, fit: Callable[[Tensor], Tensor]) -> Pretraining:
-    pictures, labels = real.train.tensors
+def _with_downstream(real: Data, fit: Callable[[Tensor], Tensor]) -> Pretraining:
+    inputs, labels = real.train.tensors
     drawn = contours()
-    fitted = Data(TensorDataset(fit(pictures), labels), fit(real.test_inputs), real.test_targets)
+    fitted = Data(TensorDataset(fit(inputs), labels), fit(real.test_inputs), real.test_targets)
     return Pretraining(drawn.train, drawn.test_inputs, drawn.test_targets, fitted)

@@ -13,19 +13,19 @@ UNSIGNED_BYTE = 0x08
 
 
 def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
-    """Read a whole file, or nothing.
+    """Reads a whole file.
 
     Args:
-        path: The file; whether it is gzipped is seen from its content.
-        dimensions: 3 for images, 1 for labels.
+        path: Path of the file, gzipped or not.
+        dimensions: Number of dimensions: 3 for images, 1 for labels.
 
     Returns:
-        The array, of the shape that the header tells.
+        The array, with the shape in the header.
 
     Raises:
-        ValueError: Not such a file, truncated or damaged; the message names the file.
+        ValueError: The file has another format, is truncated or damaged; the message names the file.
     """
-    content = _content(path)
+    content = _decompressed(path)
     magic = bytes((0, 0, UNSIGNED_BYTE, dimensions))
     if content[:4] != magic:
         raise ValueError(f"{path}: not an IDX file of {dimensions}-D bytes: begins with {content[:4].hex()}, not {magic.hex()}")
@@ -40,7 +40,7 @@ def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
 
-def _content(path: Path) -> bytes:
+def _decompressed(path: Path) -> bytes:
     raw = path.read_bytes()
     if not raw.startswith(GZIP):
         return raw

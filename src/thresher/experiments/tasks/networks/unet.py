@@ -1,4 +1,4 @@
-"""A small UNet: a class for every pixel."""
+"""A small UNet, which predicts a class for every pixel."""
 
 import torch
 from torch import Tensor, nn
@@ -6,12 +6,12 @@ from torch.nn import functional as F
 
 
 class UNet(nn.Module):
-    """Two levels down and up again, normalised within each sample.
+    """A UNet of two levels below the resolution of the image, normalised within each sample.
 
     Args:
-        channels: Of the inputs.
-        width: Channels of the first level; the others have twice and four times as many. A multiple of 4.
-        classes: Outputs a pixel.
+        channels: Number of channels of the inputs.
+        width: Number of channels of the first level, a multiple of 4; the others have twice and four times as many.
+        classes: Number of outputs per pixel.
     """
 
     def __init__(self, channels: int, *, width: int = 16, classes: int) -> None:
@@ -23,7 +23,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(one, classes, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, channels, H, W) to (B, classes, H, W); H and W are multiples of 4."""
+        """Maps shape (B, channels, H, W) to (B, classes, H, W); H and W are multiples of 4."""
         one = self.down1(x)
         two = self.down2(F.avg_pool2d(one, 2))
         three = self.bottom(F.avg_pool2d(two, 2))
@@ -32,7 +32,7 @@ class UNet(nn.Module):
 
 
 def _double(inputs: int, outputs: int) -> nn.Sequential:
-    """Two convolutions with group normalisation."""
+    """Returns two convolutions with group normalisation."""
     return nn.Sequential(
         *(nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)),
         *(nn.Conv2d(outputs, outputs, 3, padding=1, bias=False), nn.GroupNorm(4, outputs), nn.ReLU(inplace=True)),

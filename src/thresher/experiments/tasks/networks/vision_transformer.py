@@ -1,4 +1,4 @@
-"""A small vision transformer, in the shape of DeiT-Tiny."""
+"""A small vision transformer with the structure of DeiT-Tiny."""
 
 import torch
 from torch import Tensor, nn
@@ -8,15 +8,15 @@ from torch.nn import functional as F
 class VisionTransformer(nn.Module):
     """Patches, learned positions, layers of attention, and a linear head on the mean over the patches.
 
-    DeiT has a token for the class where this has the mean. Its Tiny is side 224, patch 16, width 192, depth 12 and heads 3.
+    DeiT has a class token instead of the mean. DeiT-Tiny has side 224, patch 16, width 192, depth 12 and 3 heads.
 
     Args:
-        side: Height and width of the images, one channel; a multiple of `patch`.
+        side: Height and width of the images, which have one channel; a multiple of `patch`.
         patch: Side of the squares that images are cut into.
-        width: Of what stands for a patch, a multiple of `heads`.
+        width: Size of the vector of a patch, a multiple of `heads`.
         depth: Number of layers.
-        heads: Of the attention in a layer.
-        classes: Outputs.
+        heads: Number of attention heads per layer.
+        classes: Number of outputs.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, 1, side, side) to (B, classes)."""
+        """Maps shape (B, 1, side, side) to (B, classes)."""
         patches = self.patches(x).flatten(2).transpose(1, 2) + self.positions
         return self.head(self.norm(self.layers(patches)).mean(1))
 
 
 class Layer(nn.Module):
-    """Attention and a perceptron, each beside a shortcut and normalised before."""
+    """Attention and a perceptron, each with a shortcut and with normalised inputs."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (B, patches, width) to the same."""
+        """Maps shape (B, patches, width) to the same shape."""
         query, key, value = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
         attended = F.scaled_dot_product_attention(query, key, value)
         x = x + self.out(attended.transpose(1, 2).flatten(2))

@@ -212,8 +212,8 @@ def changed(**changes):
         (changed(data=np.zeros(4 * 3072, np.uint8)), "the pixels are not an array of bytes of shape"),
         (changed(data=np.zeros((4, 3072), np.int8)), "the pixels are not an array of bytes of shape"),
         (changed(data=np.zeros((4, 3072), np.float32)), "the pixels are not an array of bytes of shape"),
-        (changed(data=np.zeros((3, 3072), np.uint8)), "4 labels for 3 pictures"),
-        (changed(labels=[0, 1, 2]), "3 labels for 4 pictures"),
+        (changed(data=np.zeros((3, 3072), np.uint8)), "4 labels for 3 images"),
+        (changed(labels=[0, 1, 2]), "3 labels for 4 images"),
         (changed(data=np.zeros((0, 3072), np.uint8), labels=[]), "0 labels for|not an array of bytes"),
         (changed(labels=[0, 1, 2, 10]), "the labels are not a list of whole numbers from 0 to 9"),
         (changed(labels=[0, 1, 2, -1]), "the labels are not a list of whole numbers from 0 to 9"),
@@ -247,5 +247,5 @@ def test_damaged_binary_files(tmp_path, kind):
     with pytest.raises(ValueError, match=rf"{kind.test}.bin: damaged: the labels are not a list of whole numbers from 0 to"):
         kind.load(tmp_path)
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match=rf"{kind.test}.bin: damaged: 0 labels for 0 pictures"):
+    with pytest.raises(ValueError, match=rf"{kind.test}.bin: damaged: 0 labels for 0 images"):
         kind.load(tmp_path)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from thresher.experiments.tasks.data import contours, images
-from thresher.experiments.tasks.data.base import part
+from thresher.experiments.tasks.data.base import training_subset
 from thresher.experiments.tasks.data.contours import CLASSES, SIDE, TEST, TRAIN, Contour
 from unit.experiments.tasks.data.test_images import write_fashion
 
@@ -30,7 +30,7 @@ def test_contours_are_the_same_every_time_and_no_two_alike(drawn):
 
 
 def test_classes_differ_in_frequencies_or_orbits():
-    kinds = contours.shapes(300, np.random.default_rng(1))
+    kinds = contours.random_contours(300, np.random.default_rng(1))
     assert len({(kind.frequencies, kind.orbits) for kind in kinds}) == 300
     assert all(first < second for first, second in (kind.frequencies for kind in kinds))
 
@@ -50,7 +50,7 @@ def test_a_contour_without_waves_is_ovals_about_the_middle():
 
 
 def test_waves_go_round_as_often_as_they_are_asked_to(monkeypatch):
-    for name in ("SHAKE", "SHIFT"):
+    for name in ("NOISE", "SHIFT"):
         monkeypatch.setattr(contours, name, 0.0)
     monkeypatch.setattr(contours, "SQUEEZE", 1.0)
     [picture] = Contour((5, 1), (0.3, 0.0), 1).draw(1, np.random.default_rng(0))
@@ -72,7 +72,7 @@ def test_digits_are_enlarged(drawn):
 
 def test_a_part_is_of_the_contours_only():
     loaded = contours.contours_and_digits()
-    some = part(loaded, 100)
+    some = training_subset(loaded, 100)
     assert len(some.train) == 100 and some.downstream is loaded.downstream
 
 

@@ -32,20 +32,20 @@ def write(path, rows, names=NAMES):
 
 @pytest.fixture
 def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "ROWS", 80)
+    monkeypatch.setattr(data, "BIKE_ROWS", 80)
     return tmp_path / "Bikeshare.csv"
 
 
 def test_the_line_is_the_same_every_time_and_draws_from_its_own_generator():
     state = torch.get_rng_state()
-    first, again = data.line(), data.line()
+    first, again = data.noisy_line(), data.noisy_line()
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(a, b) for a, b in zip(first.train.tensors, again.train.tensors, strict=True))
     assert torch.equal(first.test_inputs, again.test_inputs) and torch.equal(first.test_targets, again.test_targets)
 
 
 def test_one_in_ten_points_of_the_line_is_off_and_none_that_is_tested():
-    line = data.line()
+    line = data.noisy_line()
     x, y = line.train.tensors
     assert (x.shape, y.shape, line.test_inputs.shape, y.dtype) == ((5000, 1), (5000, 1), (1000, 1), torch.float32)
     error = y - (2 * x + 1)

@@ -41,12 +41,12 @@ def signed_log(value):
 
 def test_inputs_tell_the_shape_of_the_ground():
     slope = np.tile(4.0 * np.arange(40, dtype=np.float32)[:, None] - 7000, (1, 50))
-    north, east, bend, above = relief.inputs_of(slope)[:, 10:30]
+    north, east, bend, above = relief.elevation_inputs(slope)[:, 10:30]
     assert north == pytest.approx(np.log1p(4.0), abs=1e-4)
     assert np.abs([east, bend, above]).max() < 1e-2
     peak = np.zeros((40, 50), np.float32)
     peak[20, 30] = BOX**2
-    north, east, bend, above = relief.inputs_of(peak)
+    north, east, bend, above = relief.elevation_inputs(peak)
     assert north[19:22, 30] == pytest.approx(signed_log(BOX**2 * np.array([0.5, 0, -0.5])))
     assert east[20, 29:32] == pytest.approx(signed_log(BOX**2 * np.array([0.5, 0, -0.5])))
     assert bend[20, 29:32] == pytest.approx(signed_log(BOX**2 * np.array([1.0, -4, 1])))
@@ -55,13 +55,13 @@ def test_inputs_tell_the_shape_of_the_ground():
 
 def test_a_map_goes_round_the_planet():
     elevation = np.random.default_rng(0).normal(0, 500, (30, 60)).astype(np.float32)
-    turned = relief.inputs_of(np.roll(elevation, 17, 1))
-    assert np.allclose(np.roll(relief.inputs_of(elevation), 17, 2), turned, atol=1e-3)
+    turned = relief.elevation_inputs(np.roll(elevation, 17, 1))
+    assert np.allclose(np.roll(relief.elevation_inputs(elevation), 17, 2), turned, atol=1e-3)
 
 
 def test_a_bound_is_of_the_class_above():
     heights = np.array([[-9000, -200.5, -200, -0.5, 0, 999, 1000, 8000]], np.float32)
-    assert relief.classes_of(heights).tolist() == [[0, 0, 1, 1, 2, 2, 3, 3]]
+    assert relief.elevation_classes(heights).tolist() == [[0, 0, 1, 1, 2, 2, 3, 3]]
     assert len(relief.CLASSES) == len(BOUNDS) + 1
 
 
@@ -87,7 +87,7 @@ def test_the_made_planet_is_like_the_earth(made):
 def test_patches_are_inputs_and_classes_of_the_same_pixels(small, tmp_path):
     elevation = np.round(hilly())
     data = relief.relief(write(tmp_path / "etopo5.cdf", elevation))
-    inputs, classes = relief.inputs_of(elevation)[:, 4:516], relief.classes_of(elevation)[4:516]
+    inputs, classes = relief.elevation_inputs(elevation)[:, 4:516], relief.elevation_classes(elevation)[4:516]
     place = {
         classes[y : y + PATCH, x : x + PATCH].tobytes(): (y, x) for y in range(0, 512, PATCH) for x in range(0, 640, PATCH)
     }
@@ -105,7 +105,7 @@ def test_blocks_are_for_training_or_for_testing_as_a_whole(small, tmp_path, monk
         rows, columns = np.indices(elevation.shape) // BLOCK
         return rows * 3 + columns
 
-    monkeypatch.setattr(relief, "classes_of", block_of)
+    monkeypatch.setattr(relief, "elevation_classes", block_of)
     data = relief.relief(write(tmp_path / "etopo5.cdf", hilly()))
     train, test = (set(targets.unique().tolist()) for targets in (data.train.tensors[1], data.test_targets))
     assert train | test == set(range(6)) and not train & test and len(test) == 1
@@ -159,7 +159,7 @@ def test_damaged_files_are_named(small, tmp_path, damage):
 @pytest.mark.skipif(not relief.DEBIAN_FILE.is_file(), reason="Debian's ferret-datasets is not installed")
 def test_the_earth():
     elevation = relief.read_elevation(relief.find_relief())
-    classes = relief.classes_of(elevation[relief.LATITUDES])
+    classes = relief.elevation_classes(elevation[relief.LATITUDES])
     assert classes.shape == (60 * PATCH, 135 * PATCH)
     everest = elevation[(90 + 28) * 12, 87 * 12]
     assert everest > 3000 and elevation[(90 + 11) * 12 + 4, 142 * 12 + 2] < -7000

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from thresher.experiments.tasks.data.svhn import FILES, _read, find_svhn, svhn
+from thresher.experiments.tasks.data.svhn import FILES, _read_svhn, find_svhn, svhn
 
 A_FILE = pytest.mark.parametrize("name", FILES)
 
@@ -84,7 +84,7 @@ def test_damage_anywhere_raises_nothing_but_a_value_error_that_names_the_file(tm
         damaged[place] ^= int(rng.integers(1, 256))
         path.write_bytes(damaged)
         try:
-            _read(path)
+            _read_svhn(path)
         except ValueError as error:
             messages.append(str(error))
     assert len(messages) > 60 and all(message.startswith(f"{path}: ") for message in messages)

@@ -8,7 +8,7 @@ def test_sequences_do_not_overlap_and_targets_are_moved_by_one(tmp_path):
     file = tmp_path / "my.txt"
     content = "".join(chr(97 + n % 26) for n in range(1000))
     file.write_text(content)
-    found = data.of_bytes(data.find_text(file))
+    found = data.byte_sequences(data.find_text(file))
     x, y = found.train.tensors
     assert x.shape == y.shape == (14, 64) and found.test_inputs.shape == found.test_targets.shape == (1, 64)
     assert x.dtype == y.dtype == torch.int64
@@ -21,20 +21,20 @@ def test_sequences_do_not_overlap_and_targets_are_moved_by_one(tmp_path):
 def test_letters_of_several_bytes_are_bytes(tmp_path):
     file = tmp_path / "my.txt"
     file.write_text("é" * 400, encoding="utf-8")
-    assert data.of_bytes(file).train.tensors[0][0, :4].tolist() == [0xC3, 0xA9] * 2
+    assert data.byte_sequences(file).train.tensors[0][0, :4].tolist() == [0xC3, 0xA9] * 2
 
 
 def test_words_are_numbered_by_their_frequency_in_training(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "WORDS", 4)
+    monkeypatch.setattr(data, "VOCABULARY", 4)
     file = tmp_path / "wiki.train.tokens"
     file.write_text("the cat the of the\n\n" * 200 + "dog dog the\n" * 40)
-    found = data.of_words(file)
+    found = data.word_sequences(file)
     x, y = found.train.tensors
     assert x[0, :9].tolist() == [1, 3, 1, 0, 1, 2, 2, 1, 3] and torch.equal(x[0, 1:], y[0, :-1])
     assert set(found.test_inputs.flatten().tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize("load", [data.of_bytes, data.of_words])
+@pytest.mark.parametrize("load", [data.byte_sequences, data.word_sequences])
 def test_the_documentation_of_python_is_the_default(load):
     assert data.find_text() is None
     found, again = load(), load()
@@ -55,12 +55,12 @@ def test_a_file_that_is_not_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("load", "content", "message"),
     [
-        (data.of_bytes, b"", "a text of 0 bytes is too short: the last tenth, to test on, must have 65 or more"),
-        (data.of_bytes, b"x" * 640, "a text of 640 bytes is too short"),
-        (data.of_words, b"", "a text of 0 words is too short"),
-        (data.of_words, b"x " * 638 + b"y\n", "a text of 640 words is too short"),
-        (data.of_bytes, b"x" * 1000 + b"\xff", "not a text in UTF-8: .*0xff"),
-        (data.of_words, b"x " * 1000 + b"\xff", "not a text in UTF-8: .*0xff"),
+        (data.byte_sequences, b"", "a text of 0 bytes is too short: the last tenth, to test on, must have 65 or more"),
+        (data.byte_sequences, b"x" * 640, "a text of 640 bytes is too short"),
+        (data.word_sequences, b"", "a text of 0 words is too short"),
+        (data.word_sequences, b"x " * 638 + b"y\n", "a text of 640 words is too short"),
+        (data.byte_sequences, b"x" * 1000 + b"\xff", "not a text in UTF-8: .*0xff"),
+        (data.word_sequences, b"x " * 1000 + b"\xff", "not a text in UTF-8: .*0xff"),
     ],
 )
 def test_texts_that_do_not_serve(tmp_path, load, content, message):
@@ -73,5 +73,5 @@ def test_texts_that_do_not_serve(tmp_path, load, content, message):
 def test_the_shortest_text(tmp_path):
     file = tmp_path / "my.txt"
     file.write_bytes(b"x" * 641)
-    found = data.of_bytes(file)
+    found = data.byte_sequences(file)
     assert (len(found.train), len(found.test_inputs)) == (8, 1)
