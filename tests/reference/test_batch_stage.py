@@ -80,7 +80,7 @@ class ByHand:
     def __init__(self, net, optimizer, batch_size, chooser, *, drop_last, stale, losses):
         self.net, self.optimizer, self.batch_size, self.chooser = net, optimizer, batch_size, chooser
         self.drop_last, self.stale, self.losses = drop_last, stale, losses
-        self.stored, self.taken, self.trained = {}, [], Counter()
+        self.stored, self.chosen_ids, self.trained = {}, [], Counter()
         self.scored = self.steps = 0
 
     def score(self, epoch, x, y, ids):
@@ -103,7 +103,7 @@ class ByHand:
         F.cross_entropy(outputs, y).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.taken.append(list(ids))
+        self.chosen_ids.append(list(ids))
         self.trained.update(ids)
         self.steps += 1
 
@@ -191,7 +191,7 @@ def test_two_forward_passes_are_the_loop_by_hand(number):
     )  # the loop as it was
     for epoch in range(4):
         hand.epoch(epoch, loader)
-    assert seen == hand.taken
+    assert seen == hand.chosen_ids
     assert_same(net.state_dict(), other.state_dict())
     assert torch.equal(state, torch.get_rng_state())
     cost = run.cost

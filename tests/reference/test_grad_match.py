@@ -139,8 +139,8 @@ def test_pursuit(seed: int) -> None:
     # The weights are the best that there are for these vectors, and better ones above zero need other vectors.
     if len(found.chosen):
         scale = float(np.abs(vectors).max())
-        taken = np.vstack([vectors[found.chosen].T, math.sqrt(penalty) * np.eye(len(found.chosen))]) / scale
-        weights, _ = nnls(taken, np.concatenate([target, np.zeros(len(found.chosen))]) / scale)
+        chosen_atoms = np.vstack([vectors[found.chosen].T, math.sqrt(penalty) * np.eye(len(found.chosen))]) / scale
+        weights, _ = nnls(chosen_atoms, np.concatenate([target, np.zeros(len(found.chosen))]) / scale)
         assert found.weights == pytest.approx(weights, rel=1e-5, abs=1e-9)
 
 
@@ -223,7 +223,7 @@ def planned(
     records: dict[str, Any] = dict(Records(method.columns(), len(error), CPU))
     labels = error.argmin(1) if labels is None else labels
     known = {"error": torch.from_numpy(error), "feature": torch.from_numpy(feature), "label": torch.from_numpy(labels)}
-    records |= {name: known[name] for name in method.survey(1, 100)}
+    records |= {name: known[name] for name in method.passed(1, 100)}
     plan = method.plan_epoch(records, epoch=1, epochs=100, generator=seeded(seed, 1))
     plan.check(len(error))
     return plan

@@ -41,14 +41,10 @@ FORMER_FUNCTIONS = {"stages": "split_by_stage"}
 """Former names of functions that mean something else as a parameter, such as the stages of a residual network."""
 
 COMMAND = "the command has the name of the function that it calls"
-OF_EACH_PAPER = "every module of a paper defines it, with the same meaning"
 SHARED = {
-    "ARTEFACTS": OF_EACH_PAPER,
-    "PAPER": OF_EACH_PAPER,
-    "TASKS": "every module of tasks defines it, with the same meaning",
+    "DEFAULT_MARGIN": "the command line must answer without importing the statistics; a test holds the two equal",
     "advise": COMMAND,
     "compare": COMMAND,
-    "main": "the entry point of each program",
     "reproduce": COMMAND,
     "train": COMMAND,
 }

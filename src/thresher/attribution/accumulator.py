@@ -133,7 +133,7 @@ class StepAccumulator:
                 same.dirty = True
                 return
         entry = Entry(
-            attribution, attribution.key, found, None if outputs is None else _storages(outputs), attribution.group.n, rows
+            attribution, attribution.key, found, None if outputs is None else _storages(outputs), attribution.layout.n, rows
         )
         if self._open:
             others = [other for other in self._open if _may_overlap(other.attribution, attribution)]

@@ -18,7 +18,7 @@ ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
 
-class Measure(Protocol):
+class MeasureLoss(Protocol):
     """Computes the loss of attributed rows."""
 
     def __call__(
@@ -67,7 +67,7 @@ class Attributor:
         self._recent: list[YieldedBatch] = []
         self._yielded = 0
 
-    def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: Measure) -> Tensor:
+    def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss) -> Tensor:
         """Credits one loss to the samples that it belongs to.
 
         Args:

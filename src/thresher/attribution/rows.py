@@ -108,7 +108,7 @@ class Attribution(NamedTuple):
         ids: Sample ids, shape (n,), int64, on the device of the records.
         key: Identity of these rows, equal for equal rows of one batch; None where the caller gave the ids.
         batch: The batch that the rows belong to; where the caller gave the ids, the batch last yielded.
-        group: Layout of the rows as samples.
+        layout: Layout of the rows as samples.
         positions: Row numbers within the batch; None where they are not known.
         holds: Flags on a device, shape () and bool, that must all turn out true when the epoch ends; empty where the
             attribution is certain at once.
@@ -118,7 +118,7 @@ class Attribution(NamedTuple):
     ids: Tensor
     key: tuple[int, int, int, int] | None
     batch: YieldedBatch | None
-    group: RowLayout
+    layout: RowLayout
     positions: range | None = None
     holds: tuple[Tensor, ...] = ()
     all_count: bool = False

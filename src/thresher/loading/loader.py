@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader
 
 from thresher import rng
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
-from thresher.loading.order import IdBatchSampler, Order, SamplerOrder, SequentialOrder, TensorOrder, shuffled
+from thresher.loading.order import IdBatchSampler, SequentialOrder, TensorOrder
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
+from thresher.loading.user_order import UserOrder
 from thresher.plans import BatchPlan, EpochPlan
 
 KEPT_SETTINGS = (
@@ -94,12 +95,13 @@ class SelectedLoader:
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._seen = 0
-        self.streams = isinstance(loader.dataset, IterableDataset)
+        self._order = UserOrder(loader)
+        self.streams, self.n = self._order.streams, self._order.n
         self._device = device
-        self.n = 0 if self.streams else len(loader.dataset)  # pyright: ignore[reportArgumentType]
+        self.device = device or torch.device("cpu")
+        """Device on which the loop draws random numbers."""
         batches = loader.batch_sampler
         assert isinstance(batches, BatchSampler)
-        self._sampler: Any = batches.sampler
         self._ids = IdBatchSampler(batches.batch_size, batches.drop_last)
         self._loader = loader if self.streams else self._rebuilt(loader)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
@@ -124,20 +126,12 @@ class SelectedLoader:
     @property
     def order_is_free(self) -> bool:
         """Whether the user's order is a plain shuffle, which a plan with an order of its own may replace."""
-        return self._fast_path() and isinstance(self._sampler, RandomSampler)
+        return self._order.is_free
 
     @property
     def yields_once(self) -> bool:
         """Whether no sample can come twice in an epoch."""
-        return self._fast_path()
-
-    def _fast_path(self) -> bool:
-        if self.streams:
-            return False
-        kind = type(self._sampler)
-        if kind not in (RandomSampler, SequentialSampler) or len(self._sampler.data_source) != self.n:
-            return False
-        return kind is SequentialSampler or (not self._sampler.replacement and self._sampler.num_samples == self.n)
+        return self._order.is_known
 
     def connect(self, control: EpochControl) -> None:
         """Connects the loader with the run that it belongs to."""
@@ -151,14 +145,7 @@ class SelectedLoader:
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the user's loader draws from."""
-        found = [None if self.streams else getattr(self._sampler, "generator", None), self._user.generator]
-        own = [generator for generator in found if isinstance(generator, torch.Generator)]
-        return own[:1] if len(own) == 2 and own[0] is own[1] else own
-
-    @property
-    def device(self) -> torch.device:
-        """Device on which the loop draws random numbers."""
-        return self._device or torch.device("cpu")
+        return self._order.generators()
 
     @property
     def candidates(self) -> int:
@@ -166,13 +153,7 @@ class SelectedLoader:
 
         0 for a stream without a length, until an epoch of it is over.
         """
-        if self.streams:
-            dataset: Any = self._user.dataset
-            if self._seen or not hasattr(dataset, "__len__"):
-                return self._seen
-            total = len(dataset)
-        else:
-            total = len(self._sampler) if hasattr(self._sampler, "__len__") else self.n
+        total = self._order.candidates(self._seen)
         return total - total % self._ids.batch_size if self._ids.drop_last else total
 
     def __len__(self) -> int:
@@ -182,13 +163,16 @@ class SelectedLoader:
             TypeError: The number is not known: a sampler of unknown order, a stream, or a batch method that keeps rows by
                 chance and fills them up to full batches.
         """
-        if self.row_buffer is not None and self.row_buffer.size is not None:
-            return self._filled_batches()
-        full, rest = self._candidate_batches()
-        return full + bool(rest)
+        stream: Any = self._user.dataset
+        samples = len(stream) if self.streams else self._order.samples_of(self.control.next_plan())
+        full, rest = divmod(samples, self._ids.batch_size)
+        rest = 0 if self._ids.drop_last else rest
+        if self.row_buffer is None or self.row_buffer.size is None:
+            return full + bool(rest)
+        return self._filled_batches(full, rest)
 
-    def _filled_batches(self) -> int:
-        full, rest = self._candidate_batches()
+    def _filled_batches(self, full: int, rest: int) -> int:
+        """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""
         size = self._ids.batch_size
         of_full, of_rest = self.control.count(size), self.control.count(rest) if rest else 0
         if of_full is None or of_rest is None:
@@ -198,34 +182,6 @@ class SelectedLoader:
             )
         batches, left = divmod(full * of_full + of_rest, size)
         return batches + bool(left and not self._ids.drop_last)
-
-    def _candidate_batches(self) -> tuple[int, int]:
-        """Number of full batches of the plan's samples, and number of samples in a last one."""
-        full, rest = divmod(self._total(), self._ids.batch_size)
-        return full, 0 if self._ids.drop_last else rest
-
-    def _total(self) -> int:
-        """Number of samples in the epoch, those of a dropped last batch included."""
-        if self.streams:
-            return len(self._user.dataset)  # pyright: ignore[reportArgumentType]
-        plan = self.control.next_plan()
-        if len(plan.ids) == self.n and not plan.drawn:
-            return len(self._sampler)
-        if plan.drawn or self._fast_path():
-            return len(plan.ids)
-        raise TypeError(
-            f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
-            f"{type(self._sampler).__name__}, which may repeat or skip ids"
-        )
-
-    def _order(self, plan: EpochPlan) -> Order:
-        if plan.drawn:
-            return TensorOrder(lambda: plan.ids)
-        if not self._fast_path():
-            return SamplerOrder(self._sampler, self.n)
-        if isinstance(self._sampler, SequentialSampler):
-            return SequentialOrder(self.n)
-        return shuffled(self.n, self._sampler.generator)
 
     def __iter__(self) -> "EpochIterator":
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
@@ -245,18 +201,20 @@ class SelectedLoader:
         else:
             everything = plan.drawn or len(plan.ids) == self.n
             kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
-            self._ids.serve(self._order(plan), kept, consumed=consumed)
+            self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed)
             candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
         self._workers_ran = self.persistent_workers
         if resumed is not None:
-            waiting = self._let_go()
+            waiting = self._waiting
+            self._begin_with(NONE_WAIT)
             replayed = candidates.skip(consumed, self._keep_waiting(waiting)) if plan is None else self._ids.replay()
             # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
             rng.restore({**now, "generators": []}, self.device)
             if zlib.crc32(replayed.numpy().tobytes()) != checksum:
                 raise RuntimeError(
-                    f"{type(self._sampler).__name__} did not repeat the order of the interrupted epoch: it must depend only on "
-                    "the global random states and its `generator`. Resume between epochs, or give it a generator."
+                    f"{type(self._order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
+                    "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
+                    "generator."
                 )
             if plan is not None and len(waiting[0]):
                 self._fetch(*waiting)
@@ -300,12 +258,6 @@ class SelectedLoader:
         self._waiting = waiting
         if self.row_buffer is not None:
             self.row_buffer.clear()
-
-    def _let_go(self) -> tuple[Tensor, Tensor | None]:
-        """Returns the ids and weights of the rows that waited when the epoch was interrupted, and forgets them."""
-        waiting = self._waiting
-        self._begin_with(NONE_WAIT)
-        return waiting
 
     def _keep_waiting(self, waiting: tuple[Tensor, Tensor | None]) -> Callable[[Any, Tensor], None]:
         """Returns a function that takes the rows that waited from each batch."""

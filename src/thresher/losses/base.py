@@ -146,7 +146,7 @@ class Criterion:
             weights_over_n: `weights / n`, shape (n,), where it was prepared; else None.
             wanted: Names of the signals besides the loss.
         """
-        return self.measure(outputs, targets, attribution.group, weights=weights, wanted=wanted)
+        return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
 
     @torch.no_grad()
     def signals(

@@ -107,7 +107,7 @@ class CrossEntropy(ClassCriterion):
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
         """Spells out the most common case, one label per sample: it runs in every step, where each small operation costs."""
         if not self._plain or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
-            return self.measure(outputs, targets, attribution.group, weights=weights, wanted=wanted)
+            return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
             log_probs = torch.log_softmax(outputs, 1)
             if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
@@ -115,8 +115,8 @@ class CrossEntropy(ClassCriterion):
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
                 return F.nll_loss(log_probs, targets), {"loss": F.nll_loss(log_probs.detach(), targets, reduction="none")}
-        if weights is None and targets.shape[0] == attribution.group.n and self._is_likelihood(outputs, targets, wanted):
+        if weights is None and targets.shape[0] == attribution.layout.n and self._is_likelihood(outputs, targets, wanted):
             log_probs = torch.log_softmax(outputs, 1)
             value = F.nll_loss(log_probs, targets, ignore_index=self._ignored)
             return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
-        return self.measure(outputs, targets, attribution.group, weights=weights, wanted=wanted)
+        return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)

@@ -30,9 +30,9 @@ class SignalReader:
     def measure(
         self, outputs: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Tensor | None
     ) -> tuple[Tensor, Any]:
-        """Computes the criterion's scalar and the recorded signals; see `attribution.attributor.Measure`."""
+        """Computes the criterion's scalar and the recorded signals; as `attribution.attributor.MeasureLoss` describes."""
         assert self.criterion is not None
-        own = self._ask(outputs, targets, attribution.group.n)
+        own = self._ask(outputs, targets, attribution.layout.n)
         value, found = self.criterion.in_step(
             outputs,
             targets,

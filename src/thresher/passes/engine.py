@@ -26,14 +26,14 @@ class Answer(NamedTuple):
         outputs: What the model returned.
         targets: The targets of the batch.
         feature: Input of the `nn.Linear` that ran last; None where features were not asked for.
-        group: How rows of the tensors are samples.
+        layout: How rows of the tensors are samples.
         head: The `nn.Linear` that ran last; None where features were not asked for.
     """
 
     outputs: Any
     targets: Any
     feature: Tensor | None
-    group: RowLayout
+    layout: RowLayout
     head: nn.Linear | None = None
 
 
@@ -143,7 +143,7 @@ def answers(
             yield found
 
 
-def class_labels(targets: Any, n: int) -> Tensor | None:
+def labels_or_none(targets: Any, n: int) -> Tensor | None:
     """Returns the class of each sample, shape (n,), int64, by the rule of `losses.signals.labels_of`; None without classes."""
     try:
         return labels_of(targets, n)

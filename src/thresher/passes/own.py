@@ -117,9 +117,9 @@ class OwnPasses:
         found: dict[str, list[Tensor]] = {name: [] for name in names}
         with self._pass(module):
             for (answer,) in answers([module], self._counted(ids), self._forward or plain_forward, features="feature" in found):
-                n = answer.group.n
+                n = answer.layout.n
                 if "error" in found:
-                    found["error"].append(criterion.errors(answer.outputs, answer.targets, answer.group))
+                    found["error"].append(criterion.errors(answer.outputs, answer.targets, answer.layout))
                 if "label" in found:
                     found["label"].append(labels_of(answer.targets, n))
                 if answer.feature is not None:

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.collate_check import collate_mixes
 from thresher.loading.loader import KEPT_SETTINGS
-from thresher.passes.engine import Answer, Forward, answers, class_labels, device_of_model, own_pass, plain_forward
+from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
 
 Models = nn.Module | Sequence[nn.Module]
 BATCH_SIZE = 64
@@ -62,13 +62,13 @@ def scan(
     devices = dict.fromkeys(device_of_model(model) or torch.device("cpu") for model in models)
     with own_pass(models, devices=devices):
         for found in answers(models, _counted(sequential), forward or plain_forward, features=features):
-            n = found[0].group.n
+            n = found[0].layout.n
             _check_targets(found, n)
             part = read(found).detach().cpu()
             if not part.dim() or len(part) != n:
                 raise ValueError(f"{n} samples gave values of shape {tuple(part.shape)}; expected one row per sample")
             values.append(part)
-            labels.append(class_labels(found[0].targets, n))
+            labels.append(labels_or_none(found[0].targets, n))
     known = [one.cpu() for one in labels if one is not None]
     return Seen(torch.cat(values), torch.cat(known) if len(known) == len(labels) else None)
 

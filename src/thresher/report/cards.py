@@ -17,6 +17,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 
 from thresher import methods
+from thresher.experiments.training.tables import markdown_table
 from thresher.methods.card import Card
 from thresher.methods.contract import requirements_of
 from thresher.records import Records
@@ -217,27 +218,10 @@ def _args_section(docstring: str) -> dict[str, str]:
     return {name: " ".join(meaning.split()) for name, meaning in entries}
 
 
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown.
-
-    Args:
-        header: Titles of the columns.
-        rows: Cells of each row, as many as there are columns.
-
-    Example:
-        >>> print(markdown_table(["a", "b"], [["1", "2"]]))
-        | a | b |
-        | --- | --- |
-        | 1 | 2 |
-    """
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-
-
 def _measurements(name: str, folder: Path) -> str:
     """Returns the results of a method in the comparisons of a folder, beside full training and the method's controls."""
     found = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
-    held = [(path, results, rows_of(name, results["summary"])) for path, results in found if "summary" in results]
+    held = [(path, results, rows_of_method(name, results["summary"])) for path, results in found if "summary" in results]
     tables = [_comparison_section(path, results, rows) for path, results, rows in held if rows]
     if not tables:
         return "Not measured yet."
@@ -252,7 +236,7 @@ def _measurements(name: str, folder: Path) -> str:
     )
 
 
-def rows_of(name: str, summary: Sequence[Row]) -> list[Row]:
+def rows_of_method(name: str, summary: Sequence[Row]) -> list[Row]:
     """Returns the rows of a method with any settings, each followed by its controls; full training comes first.
 
     Args:
@@ -261,7 +245,7 @@ def rows_of(name: str, summary: Sequence[Row]) -> list[Row]:
 
     Example:
         >>> rows = [{"method": name, "control_of": None} for name in ("full", "uniform:keep=0.3", "infobatch")]
-        >>> [row["method"] for row in rows_of("uniform", rows)]
+        >>> [row["method"] for row in rows_of_method("uniform", rows)]
         ['full', 'uniform:keep=0.3']
     """
     labels = {row["method"] for row in summary if row["control_of"] is None and _method_of(row["method"]) == name}

@@ -10,12 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from thresher.experiments.comparison.summary import kind_of
+from thresher.experiments.comparison.summary import RunDict, kind_of
 from thresher.experiments.training.store import RESULTS, read_json
 
 ResultsDict = dict[str, Any]
 """The content of results.json."""
-RunDict = dict[str, Any]
 """One entry of `runs` in results.json."""
 
 

@@ -23,7 +23,7 @@ from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
 from thresher.run.checks import Arguments, Checked, innermost
-from thresher.run.epochs import Epochs, Settings
+from thresher.run.epochs import Epochs, RunSettings
 from thresher.run.learning_rate import StepHooks
 from thresher.run.run import Parts, Run
 from thresher.run.state import SavedState
@@ -31,7 +31,7 @@ from thresher.run.stopwatch import Stopwatch
 from thresher.subset import SubsetBackward, subset_backward
 
 
-def build(given: Arguments, checked: Checked) -> Run:
+def build_run(given: Arguments, checked: Checked) -> Run:
     """Builds a run.
 
     Args:
@@ -64,7 +64,7 @@ def build(given: Arguments, checked: Checked) -> Run:
     selection = _selection(tools, given, checked, module)
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
-        Settings(given.epochs, given.seed, given.on_nonfinite, alone=len(methods) == 1),
+        RunSettings(given.epochs, given.seed, given.on_nonfinite, alone=len(methods) == 1),
         _on_kept(checked),
         loader,
         selection,

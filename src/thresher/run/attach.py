@@ -13,7 +13,7 @@ from thresher.losses.reader import Signals
 from thresher.methods.contract import Method
 from thresher.passes.engine import Forward
 from thresher.passes.scoring import Scoring
-from thresher.run.assembly import build
+from thresher.run.assembly import build_run
 from thresher.run.checks import Arguments, check
 from thresher.run.run import Run
 
@@ -69,4 +69,4 @@ def attach(
     """
     given = Arguments(method, loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
     given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite)
-    return build(given, check(given, process_group))
+    return build_run(given, check(given, process_group))

@@ -126,7 +126,7 @@ class NoSelection:
         """Returns the weighted mean of the losses of all rows, and records them."""
 
         def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
-            rows = attribution.group.rows(losses)
+            rows = attribution.layout.rows(losses)
             found = self._beside(rows, outputs, targets, self._tools.reader.recorded)
             return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
 
@@ -207,7 +207,7 @@ class InForward(NoSelection):
     def _measure_chosen(
         self, outputs: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        reader, layout = self._tools.reader, attribution.group
+        reader, layout = self._tools.reader, attribution.layout
         criterion = reader.criterion
         assert criterion is not None
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
@@ -227,7 +227,7 @@ class InForward(NoSelection):
         """Returns the weighted mean of the losses of the chosen rows, and records those of all."""
 
         def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
-            rows = attribution.group.rows(losses)
+            rows = attribution.layout.rows(losses)
             found = self._beside(rows, outputs, targets, self._tools.reader.chosen_by)
             plan = self._choose_rows(attribution, found)
             rows, weights = rows.index_select(0, plan.rows), _product(plan, weights)
@@ -248,7 +248,7 @@ class InForward(NoSelection):
             inactive = self._is_inactive(self._stage)
             plan = self._stage.whole(len(ids), device) if inactive else self._stage.plan(ids, found)
             self._chosen_in_step.append((attribution.key, plan))
-        self._share = len(plan.rows) / attribution.group.n
+        self._share = len(plan.rows) / attribution.layout.n
         return plan
 
     def at_epoch_start(self) -> BatchSelection:

@@ -27,7 +27,7 @@ COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward",
 
 
 @dataclass(frozen=True)
-class Settings:
+class RunSettings:
     """What a run was attached with.
 
     Args:
@@ -47,7 +47,7 @@ class Epochs:
     """Begins and ends the epochs of a run; the loader asks it and reports to it (`loading.loader.EpochControl`).
 
     Args:
-        settings: Settings of the run.
+        settings: RunSettings of the run.
         method: The epoch method, on the samples that pruning left where there was pruning.
         loader: The loader of the run.
         selection: How the rows of batches are chosen.
@@ -60,7 +60,7 @@ class Epochs:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: RunSettings,
         method: EpochMethod | OnSubset,
         loader: SelectedLoader,
         selection: BatchSelection,

@@ -32,7 +32,7 @@ def error_norms(answer: Answer) -> Tensor:
         >>> error_norms(Answer(probs.log(), target, None, RowLayout(1)))
         tensor([0.3742])
     """
-    signals = adapt(nn.CrossEntropyLoss()).signals(answer.outputs, answer.targets, answer.group, {"el2n"})
+    signals = adapt(nn.CrossEntropyLoss()).signals(answer.outputs, answer.targets, answer.layout, {"el2n"})
     return or_nan(signals["el2n"], signals["loss"] != NEVER_SEEN)
 
 

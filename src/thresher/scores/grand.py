@@ -151,13 +151,13 @@ def grand(
 
 
 def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
-    n, head = answer.group.n, answer.head
+    n, head = answer.layout.n, answer.head
     assert head is not None
     if not isinstance(answer.outputs, Tensor) or answer.outputs.shape != (n, head.out_features):
         got = tuple(answer.outputs.shape) if isinstance(answer.outputs, Tensor) else type(answer.outputs).__name__
         raise ValueError(
             f"grand: the model's outputs {got} are not those of its last nn.Linear, {(n, head.out_features)}; use layer='all'"
         )
-    loss = criterion.signals(answer.outputs, answer.targets, answer.group, set())["loss"]
-    errors = criterion.errors(answer.outputs, answer.targets, answer.group)
+    loss = criterion.signals(answer.outputs, answer.targets, answer.layout, set())["loss"]
+    errors = criterion.errors(answer.outputs, answer.targets, answer.layout)
     return or_nan(last_layer(errors, rows(answer.feature, n), bias=head.bias is not None), loss.isfinite())

@@ -111,7 +111,7 @@ def memorisation(
     member = membership("memorisation", trained_on, len(models), n)
 
     def read(answers: list[Answer]) -> Tensor:
-        found = [criterion.read(one.outputs, one.targets, {"correct"}, one.group.n)["correct"].cpu() for one in answers]
+        found = [criterion.read(one.outputs, one.targets, {"correct"}, one.layout.n)["correct"].cpu() for one in answers]
         return torch.stack(found, dim=1)
 
     seen = scan(models, loader, read, forward=forward)

@@ -127,7 +127,7 @@ def prototypes(
 
 
 def _features(answers: list[Answer]) -> Tensor:
-    return rows(answers[0].feature, answers[0].group.n)
+    return rows(answers[0].feature, answers[0].layout.n)
 
 
 def _embedded(answers: list[Answer]) -> Tensor:

@@ -26,7 +26,7 @@ def gathered(atoms: Atoms) -> np.ndarray:
 
 
 def known(n: int, classes: int = 4, width: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
-    """What a survey of a classifier tells."""
+    """What a passed of a classifier tells."""
     r = np.random.default_rng(seed)
     labels = r.integers(classes, size=n)
     logits = r.normal(size=(n, classes))
@@ -37,12 +37,12 @@ def known(n: int, classes: int = 4, width: int = 3, seed: int = 0) -> dict[str, 
 
 
 def planned(
-    method: GradMatch, survey: dict[str, torch.Tensor], *, epoch: int = 1, epochs: int = 100, records: Any = None, seed: int = 0
+    method: GradMatch, passed: dict[str, torch.Tensor], *, epoch: int = 1, epochs: int = 100, records: Any = None, seed: int = 0
 ) -> EpochPlan:
-    records = Records(method.columns(), len(survey["error"]), CPU) if records is None else records
-    told = {name: survey[name] for name in method.full_pass(epoch, epochs)}
+    records = Records(method.columns(), len(passed["error"]), CPU) if records is None else records
+    told = {name: passed[name] for name in method.full_pass(epoch, epochs)}
     plan = method.plan_epoch({**records, **told}, epoch=epoch, epochs=epochs, generator=seeded(seed, epoch))
-    plan.check(len(survey["error"]))
+    plan.check(len(passed["error"]))
     return plan
 
 
@@ -80,10 +80,10 @@ def test_a_penalty_takes_equal_atoms_as_well() -> None:
 
 def test_it_ends_where_it_is_close_enough() -> None:
     atoms = atoms_of(np.diag([4.0, 2.0, 1.0]), (4, 2, 1))
-    for tolerance, taken in ((0.0, 3), (0.2, 3), (0.23, 2), (0.5, 1), (0.9, 1)):
+    for tolerance, chosen_atoms in ((0.0, 3), (0.2, 3), (0.23, 2), (0.5, 1), (0.9, 1)):
         found = match(atoms, 3, tolerance=tolerance)
-        assert found.chosen.tolist() == [0, 1, 2][:taken]
-        assert math.sqrt(found.residual) == pytest.approx([math.sqrt(5), 1, 0][taken - 1], abs=1e-6)
+        assert found.chosen.tolist() == [0, 1, 2][:chosen_atoms]
+        assert math.sqrt(found.residual) == pytest.approx([math.sqrt(5), 1, 0][chosen_atoms - 1], abs=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_row_of_the_own_class() -> None:
 # When it selects
 
 
-def surveys(method: GradMatch, epochs: int) -> list[int]:
+def passes_at(method: GradMatch, epochs: int) -> list[int]:
     return [epoch for epoch in range(epochs) if method.full_pass(epoch, epochs)]
 
 
@@ -195,7 +195,7 @@ def surveys(method: GradMatch, epochs: int) -> list[int]:
     ],
 )
 def test_epochs_of_selections(settings: dict[str, Any], epochs: int, expected: list[int]) -> None:
-    assert surveys(GradMatch(**settings), epochs) == expected
+    assert passes_at(GradMatch(**settings), epochs) == expected
 
 
 def test_what_it_looks_at() -> None:
@@ -264,15 +264,15 @@ def test_weights_have_mean_one(settings: dict[str, Any]) -> None:
 
 def test_weights_that_keep_the_length_of_the_gradient() -> None:
     """The bias of two classes has one direction, which a batch matches exactly."""
-    survey = known(100, classes=2)
+    passed = known(100, classes=2)
     settings = {"gradient": "bias", "batch_size": 10, "fill": False}
-    whole = survey["error"].double().mean(0)
+    whole = passed["error"].double().mean(0)
     plans = {
-        divisor: planned(GradMatch(0.1, weights_divisor=divisor, **settings), survey) for divisor in ("weights", "samples")
+        divisor: planned(GradMatch(0.1, weights_divisor=divisor, **settings), passed) for divisor in ("weights", "samples")
     }
     plan = plans["samples"]
     assert plan.weights is not None
-    assert (survey["error"][plan.ids] * plan.weights[:, None]).double().mean(0).tolist() == pytest.approx(
+    assert (passed["error"][plan.ids] * plan.weights[:, None]).double().mean(0).tolist() == pytest.approx(
         whole.tolist(), rel=1e-5
     )
     assert plan.ids.tolist() == plans["weights"].ids.tolist()
@@ -290,13 +290,13 @@ def test_whole_batches_of_consecutive_samples() -> None:
 
 def test_samples_in_the_order_of_their_classes() -> None:
     """Consecutive batches of one class each leave classes out; batches of a permutation do not."""
-    survey = known(400)
-    labels = survey["label"]
+    passed = known(400)
+    labels = passed["label"]
     order = labels.argsort(stable=True)
-    survey = {name: values[order] for name, values in survey.items()}
+    passed = {name: values[order] for name, values in passed.items()}
 
     def classes(runs: Any) -> int:
-        plan = planned(GradMatch(0.05, batch_size=10, runs=runs), survey)
+        plan = planned(GradMatch(0.05, batch_size=10, runs=runs), passed)
         return len(set(labels[order][plan.ids].tolist()))
 
     assert classes("consecutive") <= 2
@@ -305,32 +305,32 @@ def test_samples_in_the_order_of_their_classes() -> None:
 
 def test_the_seed_changes_permutation_and_filling_only() -> None:
     consecutive = GradMatch(0.1, batch_size=5, runs="consecutive")
-    survey = known(100)
-    assert weights_of(planned(consecutive, survey, seed=1)) == weights_of(planned(consecutive, survey, seed=2))
+    passed = known(100)
+    assert weights_of(planned(consecutive, passed, seed=1)) == weights_of(planned(consecutive, passed, seed=2))
     shuffled = GradMatch(0.1, batch_size=5)
-    assert weights_of(planned(shuffled, survey, seed=1)) != weights_of(planned(shuffled, survey, seed=2))
+    assert weights_of(planned(shuffled, passed, seed=1)) != weights_of(planned(shuffled, passed, seed=2))
 
 
 def test_what_is_missing_is_filled_up_at_random() -> None:
     """Two classes have one direction for the bias: a single batch matches it exactly."""
-    survey = known(100, classes=2)
-    plan = planned(GradMatch(0.3, gradient="bias", batch_size=10), survey)
+    passed = known(100, classes=2)
+    plan = planned(GradMatch(0.3, gradient="bias", batch_size=10), passed)
     assert plan.facts["matched"] == 10 and plan.facts["matching_error"] < 1e-6
     weights = sorted(weights_of(plan).values())
     assert len(weights) == 30 and len(set(weights)) == 2
     assert weights[0] * 20 + weights[-1] * 10 == pytest.approx(30, rel=1e-6)
-    other = planned(GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), survey, seed=1)
-    again = planned(GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), survey, seed=2)
+    other = planned(GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=1)
+    again = planned(GradMatch(0.3, gradient="bias", batch_size=10, runs="consecutive"), passed, seed=2)
     assert other.ids.tolist() != again.ids.tolist()
-    alone = planned(GradMatch(0.3, gradient="bias", batch_size=10, fill=False), survey)
+    alone = planned(GradMatch(0.3, gradient="bias", batch_size=10, fill=False), passed)
     assert len(alone.ids) == 10 and set(weights_of(alone).values()) == {1.0}
 
 
 @pytest.mark.parametrize(("fill", "kept"), [(True, 10), (False, 1)])
 @pytest.mark.parametrize("per", ["batch", "class", "class_gradient"])
 def test_gradients_of_zero_match_nothing(per: str, fill: bool, kept: int) -> None:
-    survey = {name: torch.zeros_like(values) for name, values in known(100).items()}
-    plan = planned(GradMatch(0.1, per=per, fill=fill), survey)
+    passed = {name: torch.zeros_like(values) for name, values in known(100).items()}
+    plan = planned(GradMatch(0.1, per=per, fill=fill), passed)
     assert len(plan.ids) == kept and set(weights_of(plan).values()) == {1.0}
     assert plan.facts["matched"] == 0 and plan.facts["matching_error"] == 0
 
@@ -338,24 +338,24 @@ def test_gradients_of_zero_match_nothing(per: str, fill: bool, kept: int) -> Non
 @pytest.mark.parametrize("name", ["error", "feature"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_samples_that_are_not_finite_are_kept_with_weight_one(name: str, value: float) -> None:
-    survey = known(100, classes=6, width=8)
-    survey[name][[3, 50, 99], 1] = value
+    passed = known(100, classes=6, width=8)
+    passed[name][[3, 50, 99], 1] = value
     for per in ("batch", "class", "class_gradient"):
-        plan = planned(GradMatch(0.2, per=per, batch_size=1), survey)
+        plan = planned(GradMatch(0.2, per=per, batch_size=1), passed)
         weights = weights_of(plan)
         assert weights[3] == weights[50] == weights[99] == 1
         assert 20 <= len(weights) <= 26
         assert plan.facts["matched"] == len(weights) - 3
-    ignored = planned(GradMatch(0.2, gradient="bias", batch_size=1), survey)
+    ignored = planned(GradMatch(0.2, gradient="bias", batch_size=1), passed)
     assert all(math.isfinite(weight) for weight in weights_of(ignored).values())
-    survey[name][:, 1] = value
-    assert weights_of(planned(GradMatch(0.2), survey)) == dict.fromkeys(range(100), 1.0)
+    passed[name][:, 1] = value
+    assert weights_of(planned(GradMatch(0.2), passed)) == dict.fromkeys(range(100), 1.0)
 
 
 def test_more_samples_without_a_number_than_are_kept() -> None:
-    survey = known(100)
-    survey["error"][:30] = math.nan
-    assert weights_of(planned(GradMatch(0.1), survey)) == dict.fromkeys(range(30), 1.0)
+    passed = known(100)
+    passed["error"][:30] = math.nan
+    assert weights_of(planned(GradMatch(0.1), passed)) == dict.fromkeys(range(30), 1.0)
 
 
 @pytest.mark.parametrize("per", ["batch", "class", "class_gradient"])

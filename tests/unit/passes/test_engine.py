@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from thresher import subset_backward
-from thresher.passes.engine import answers, check_plain, class_labels, device_of_model, own_pass, plain_forward
+from thresher.passes.engine import answers, check_plain, device_of_model, labels_or_none, own_pass, plain_forward
 
 CPU = torch.device("cpu")
 
@@ -57,7 +57,7 @@ def test_answers_of_several_models():
     (found,) = answers(models, [((x, y), 5)], plain_forward, features=True)
     assert torch.equal(found[0].outputs, models[0](x)) and torch.equal(found[0].feature, x) and found[0].head is models[0]
     assert torch.equal(found[1].feature, models[1][0](x)) and found[1].head is models[1][1]
-    assert found[0].targets is y and found[0].group.n == 5
+    assert found[0].targets is y and found[0].layout.n == 5
     (plain,) = answers(models, [((x, y), 5)], plain_forward)
     assert plain[0].feature is None is plain[0].head
 
@@ -82,13 +82,13 @@ def test_device_of_a_model():
 
 
 def test_labels_by_one_rule():
-    assert class_labels(torch.tensor([2, 0], dtype=torch.int32), 2).tolist() == [2, 0]
-    assert class_labels(torch.tensor([[0.2, 0.8], [1.0, 0.0]]), 2).tolist() == [1, 0]
+    assert labels_or_none(torch.tensor([2, 0], dtype=torch.int32), 2).tolist() == [2, 0]
+    assert labels_or_none(torch.tensor([[0.2, 0.8], [1.0, 0.0]]), 2).tolist() == [1, 0]
     for no_class in (torch.tensor([0.5, 0.1]), torch.tensor([1, 2, 3]), torch.zeros(2, 3, dtype=torch.int64), "text", None):
-        assert class_labels(no_class, 2) is None
+        assert labels_or_none(no_class, 2) is None
 
 
 def test_several_targets_of_a_regression_are_no_classes():
     """Largest of several values is no class: only probabilities are, which are not negative and add up to 1."""
-    assert class_labels(torch.tensor([[1.5, 2.0], [0.3, -1.0]]), 2) is None
-    assert class_labels(torch.tensor([[0.2, 0.2], [0.5, 0.5]]), 2) is None
+    assert labels_or_none(torch.tensor([[1.5, 2.0], [0.3, -1.0]]), 2) is None
+    assert labels_or_none(torch.tensor([[0.2, 0.2], [0.5, 0.5]]), 2) is None

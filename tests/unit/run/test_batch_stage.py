@@ -70,23 +70,23 @@ def test_rows_of_any_batch(make, right, n):
 @pytest.mark.parametrize("size", [None, 3, 4])
 def test_gathered_in_order(make, right, size):
     """Rows of several batches, one of which is chosen as a whole and one that gives a single row."""
-    gatherer, flags = RowBuffer(size), [[1, 4], [0], [0, 1, 2, 3, 4], []]
+    row_buffer, flags = RowBuffer(size), [[1, 4], [0], [0, 1, 2, 3, 4], []]
     seen = []
     for number, rows in enumerate(flags):
-        gatherer.add(make(5), torch.arange(5) + 10 * number, BatchPlan(torch.tensor(rows, dtype=torch.int64)))
-        while gatherer.full:
-            batch, ids, weights = gatherer.take()
+        row_buffer.add(make(5), torch.arange(5) + 10 * number, BatchPlan(torch.tensor(rows, dtype=torch.int64)))
+        while row_buffer.full:
+            batch, ids, weights = row_buffer.take()
             assert weights is None
             assert right(batch, (ids % 10).tolist())
             seen.append(ids.tolist())
-    assert [i for ids in seen for i in ids] + gatherer.waiting[0].tolist() == [1, 4, 10, 20, 21, 22, 23, 24]
+    assert [i for ids in seen for i in ids] + row_buffer.waiting[0].tolist() == [1, 4, 10, 20, 21, 22, 23, 24]
     if size is None:
         assert seen == [[1, 4], [10], [20, 21, 22, 23, 24]]
     else:
         assert all(len(ids) == size for ids in seen)
-    gatherer.clear()
-    assert not gatherer.rows
-    assert not len(gatherer.waiting[0])
+    row_buffer.clear()
+    assert not row_buffer.rows
+    assert not len(row_buffer.waiting[0])
 
 
 def test_lists_of_two_and_batches_of_two():
@@ -99,22 +99,22 @@ def test_lists_of_two_and_batches_of_two():
 
 
 def test_weights_go_with_their_rows():
-    gatherer = RowBuffer(3)
-    gatherer.add(torch.arange(4), torch.arange(4), BatchPlan(torch.tensor([1, 2]), weights=torch.tensor([0.5, 2.0])))
-    gatherer.add(torch.arange(4), torch.arange(4, 8), BatchPlan(torch.tensor([0, 3])))
-    assert gatherer.waiting[1].tolist() == [0.5, 2, 1, 1]
-    batch, ids, weights = gatherer.take()
+    row_buffer = RowBuffer(3)
+    row_buffer.add(torch.arange(4), torch.arange(4), BatchPlan(torch.tensor([1, 2]), weights=torch.tensor([0.5, 2.0])))
+    row_buffer.add(torch.arange(4), torch.arange(4, 8), BatchPlan(torch.tensor([0, 3])))
+    assert row_buffer.waiting[1].tolist() == [0.5, 2, 1, 1]
+    batch, ids, weights = row_buffer.take()
     assert (batch.tolist(), ids.tolist(), weights.tolist()) == ([1, 2, 0], [1, 2, 4], [0.5, 2, 1])
-    assert gatherer.waiting[0].tolist() == [7]
-    assert gatherer.take()[0].tolist() == [3]
+    assert row_buffer.waiting[0].tolist() == [7]
+    assert row_buffer.take()[0].tolist() == [3]
 
 
 def test_padded_to_different_widths():
-    gatherer = RowBuffer(4)
+    row_buffer = RowBuffer(4)
     for width in (5, 7):
-        gatherer.add((torch.zeros(4, width), torch.zeros(4)), torch.arange(4), BatchPlan(torch.tensor([0, 2])))
+        row_buffer.add((torch.zeros(4, width), torch.zeros(4)), torch.arange(4), BatchPlan(torch.tensor([0, 2])))
     with pytest.raises(ValueError, match=r"shapes \[\(2, 5\), \(2, 7\)\].*one shape, or use forward_passes='once'"):
-        gatherer.take()
+        row_buffer.take()
 
 
 @pytest.mark.parametrize(
@@ -126,17 +126,17 @@ def test_padded_to_different_widths():
     ],
 )
 def test_batches_whose_rows_cannot_be_told(batches, message):
-    gatherer = RowBuffer(100)
+    row_buffer = RowBuffer(100)
     with pytest.raises(ValueError, match=message):
         for batch in batches:
-            gatherer.add(batch, torch.arange(4), BatchPlan(torch.tensor([0])))
+            row_buffer.add(batch, torch.arange(4), BatchPlan(torch.tensor([0])))
 
 
 def test_a_candidate_batch_is_let_go():
     """What waits are the chosen rows alone."""
-    gatherer, batch = RowBuffer(10), torch.zeros(8, 3)
+    row_buffer, batch = RowBuffer(10), torch.zeros(8, 3)
     gone = weakref.ref(batch)
-    gatherer.add({"x": batch}, torch.arange(8), BatchPlan(torch.tensor([1])))
+    row_buffer.add({"x": batch}, torch.arange(8), BatchPlan(torch.tensor([1])))
     del batch
     gc.collect()
     assert gone() is None

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thresher.experiments.reproduction.artefact import VERDICTS, with_interval
+from thresher.experiments.training.tables import markdown_table
 
 PAGE_HEAD = """# Which results of the papers reproduce
 
@@ -17,6 +18,9 @@ scale of the paper.
 """
 
 
+CLAIM_COLUMNS = ["claim", "measured [95 % interval]", "limit", "verdict"]
+
+
 def reproduction_page(results: Sequence[Mapping[str, Any]]) -> str:
     """Returns the page in Markdown: a summary, and one section per table or figure; those not reproduced come first.
 
@@ -27,7 +31,7 @@ def reproduction_page(results: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         [f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _claim_counts(found)] for found in ordered
     ]
-    overview = markdown_table(["", "subject", "verdict", "claims"], rows)
+    overview = markdown_table(["", "subject", "verdict", "claims"], rows) + "\n"
     return f"{PAGE_HEAD}{summary_sentence(results)}\n\n{_failed_claims(ordered)}{overview}" + "".join(
         f"\n{section(found)}" for found in ordered
     )
@@ -58,7 +62,7 @@ def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
         if claim["verdict"] == "not reproduced"
     ]
     header = ["", "claim", "measured [95 % interval]", "limit"]
-    return f"Claims that did not reproduce:\n\n{markdown_table(header, rows)}\nAll tables and figures:\n\n" if rows else ""
+    return f"Claims that did not reproduce:\n\n{markdown_table(header, rows)}\n\nAll tables and figures:\n\n" if rows else ""
 
 
 def section(found: Mapping[str, Any]) -> str:
@@ -66,19 +70,11 @@ def section(found: Mapping[str, Any]) -> str:
     lines = [
         f'## <a id="{found["name"]}"></a>{found["paper"]}: {found["verdict"]}\n',
         f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `thresher reproduce {found['name']}`\n",
-        markdown_table(
-            ["claim", "measured [95 % interval]", "limit", "verdict"], [_claim_cells(claim) for claim in found["claims"]]
-        ),
+        markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
     ]
     for table in found["tables"]:
-        lines += [f"{table['title']}:\n", markdown_table(table["header"], table["rows"])]
+        lines += [f"{table['title']}:\n", markdown_table(table["header"], table["rows"]) + "\n"]
     return "\n".join(lines)
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Returns a table in Markdown."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "".join("| " + " | ".join(cell.strip() for cell in line) + " |\n" for line in lines)
 
 
 def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
