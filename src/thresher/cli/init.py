@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-METHODS = Path("src/thresher/methods")
-REGISTRY = METHODS / "built_in.py"
+METHODS_FOLDER = Path("src/thresher/methods")
+REGISTRY = METHODS_FOLDER / "built_in.py"
 REFERENCE_TESTS = Path("tests/reference")
 STAGE_NAMES = ("before", "epoch", "batch")
 NEXT_STEPS = """
@@ -72,7 +72,7 @@ def _init_method(name: str | None, stage: str) -> None:
         raise ValueError(f"--stage must be one of {', '.join(STAGE_NAMES)}, got {stage!r}")
     kind = _class_name(name)
     root = _checkout()
-    written = {METHODS / f"{name}.py": f"{stage}.py.txt", REFERENCE_TESTS / f"test_{name}.py": f"{stage}_test.py.txt"}
+    written = {METHODS_FOLDER / f"{name}.py": f"{stage}.py.txt", REFERENCE_TESTS / f"test_{name}.py": f"{stage}_test.py.txt"}
     for path in written:
         if (root / path).exists():
             raise ValueError(f"{path} is there already; choose another name, or delete the file")
