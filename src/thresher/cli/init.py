@@ -97,9 +97,9 @@ def _class_name(name: str) -> str:
             "are no keyword of Python"
         )
     kind = "".join(word.capitalize() for word in name.split("_"))
-    taken = {name, kind} & {*thresher.methods.names(), *thresher.__all__}
-    if taken:
-        raise ValueError(f"thresher has {' and '.join(sorted(taken))} already; choose another name than {name!r}")
+    in_use = {name, kind} & {*thresher.methods.names(), *thresher.__all__}
+    if in_use:
+        raise ValueError(f"thresher has {' and '.join(sorted(in_use))} already; choose another name than {name!r}")
     return kind
 
 

@@ -27,7 +27,7 @@ class MethodInfo:
     Args:
         target: Place of the class, as "package.module:Class".
         stage: Stage at which the method decides: "before", "epoch" or "batch"; "?" for a method of another package.
-        summary: What the method does, in a few words.
+        summary: Short description of the method.
         paper: Publication, such as "arXiv:2310.10102"; "" for none.
         rule: Reason why the method skips a sample; settings of the method stand in braces.
 
