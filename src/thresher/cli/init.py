@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-METHODS = Path("src/thresher/methods")
-REGISTRY = METHODS / "built_in.py"
+METHODS_FOLDER = Path("src/thresher/methods")
+REGISTRY = METHODS_FOLDER / "built_in.py"
 REFERENCE_TESTS = Path("tests/reference")
 STAGE_NAMES = ("before", "epoch", "batch")
 NEXT_STEPS = """
@@ -72,7 +72,7 @@ def _init_method(name: str | None, stage: str) -> None:
         raise ValueError(f"--stage must be one of {', '.join(STAGE_NAMES)}, got {stage!r}")
     kind = _class_name(name)
     root = _checkout()
-    written = {METHODS / f"{name}.py": f"{stage}.py.txt", REFERENCE_TESTS / f"test_{name}.py": f"{stage}_test.py.txt"}
+    written = {METHODS_FOLDER / f"{name}.py": f"{stage}.py.txt", REFERENCE_TESTS / f"test_{name}.py": f"{stage}_test.py.txt"}
     for path in written:
         if (root / path).exists():
             raise ValueError(f"{path} is there already; choose another name, or delete the file")
@@ -97,9 +97,9 @@ def _class_name(name: str) -> str:
             "are no keyword of Python"
         )
     kind = "".join(word.capitalize() for word in name.split("_"))
-    occupied = {name, kind} & {*thresher.methods.names(), *thresher.__all__}
-    if occupied:
-        raise ValueError(f"thresher has {' and '.join(sorted(occupied))} already; choose another name than {name!r}")
+    in_use = {name, kind} & {*thresher.methods.names(), *thresher.__all__}
+    if in_use:
+        raise ValueError(f"thresher has {' and '.join(sorted(in_use))} already; choose another name than {name!r}")
     return kind
 
 

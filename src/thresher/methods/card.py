@@ -28,7 +28,7 @@ class Card:
         caveat: Sentence that says where and why the method does not beat random selection of the same cost. Default "": it
             beats random selection on its planted problem (`thresher.testing`).
         missing: Parts of the paper that are not implemented, one sentence each.
-        summary: What the method does, in at most ten words, without a capital letter and a full stop.
+        summary: Description of the method in at most ten words, without a capital letter and a full stop.
         paper: Publication, such as "arXiv:2310.10102". Default "": there is none.
         rule: Reason why the method skips a sample, for `thresher why`; settings of the method stand in braces.
 

@@ -27,7 +27,7 @@ class MethodInfo:
     Args:
         target: Place of the class, as "package.module:Class".
         stage: Stage at which the method decides: "before", "epoch" or "batch"; "?" for a method of another package.
-        summary: What the method does, in a few words.
+        summary: Short description of the method.
         paper: Publication, such as "arXiv:2310.10102"; "" for none.
         rule: Reason why the method skips a sample; settings of the method stand in braces.
 
@@ -86,7 +86,7 @@ def _attribute(target: str, name: str) -> ast.expr | None:
 
 
 @cache
-def _facts(name: str) -> MethodInfo:
+def _read_info(name: str) -> MethodInfo:
     """Returns the facts of a method of this package, from the literals in its class."""
     target = BUILT_IN[name]
     stage, card = _attribute(target, "stage"), _attribute(target, "card")
@@ -111,7 +111,7 @@ def infos() -> dict[str, MethodInfo]:
         point.name: MethodInfo(point.value, "?", f"from {point.dist.name if point.dist else point.module}")
         for point in entry_points(group=GROUP)
     }
-    return {**others, **{name: _facts(name) for name in BUILT_IN}}
+    return {**others, **{name: _read_info(name) for name in BUILT_IN}}
 
 
 def names() -> list[str]:

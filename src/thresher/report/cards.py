@@ -221,7 +221,7 @@ def _args_section(docstring: str) -> dict[str, str]:
 def _measurements(name: str, folder: Path) -> str:
     """Returns the results of a method in the comparisons of a folder, beside full training and the method's controls."""
     found = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
-    held = [(path, results, rows_of_method(name, results["summary"])) for path, results in found if "summary" in results]
+    held = [(path, results, method_rows(name, results["summary"])) for path, results in found if "summary" in results]
     tables = [_comparison_section(path, results, rows) for path, results, rows in held if rows]
     if not tables:
         return "Not measured yet."
@@ -236,7 +236,7 @@ def _measurements(name: str, folder: Path) -> str:
     )
 
 
-def rows_of_method(name: str, summary: Sequence[Row]) -> list[Row]:
+def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
     """Returns the rows of a method with any settings, each followed by its controls; full training comes first.
 
     Args:
@@ -245,7 +245,7 @@ def rows_of_method(name: str, summary: Sequence[Row]) -> list[Row]:
 
     Example:
         >>> rows = [{"method": name, "control_of": None} for name in ("full", "uniform:keep=0.3", "infobatch")]
-        >>> [row["method"] for row in rows_of_method("uniform", rows)]
+        >>> [row["method"] for row in method_rows("uniform", rows)]
         ['full', 'uniform:keep=0.3']
     """
     labels = {row["method"] for row in summary if row["control_of"] is None and _method_of(row["method"]) == name}

@@ -172,7 +172,7 @@ SUMMARY = [
     ],
 )
 def test_a_method_is_shown_with_its_own_controls(name, found):
-    assert [row["method"] for row in cards.rows_of_method(name, SUMMARY)] == found
+    assert [row["method"] for row in cards.method_rows(name, SUMMARY)] == found
 
 
 def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):
