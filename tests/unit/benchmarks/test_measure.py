@@ -1,11 +1,14 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from benchmarks import overhead
 from benchmarks.measure import Row, Side, compare, lines, median_interval
+
+from depth import depth
 
 
 def test_interval_of_21_values_by_hand() -> None:
@@ -30,10 +33,10 @@ def test_interval_of_few_values_is_all_of_them_and_says_what_that_covers() -> No
 def test_interval_holds_the_median_as_often_as_it_says() -> None:
     draw = random.Random(1)
     held = 0
-    for _ in range(2000):
+    for _ in range(depth(1000, 2000)):
         found = median_interval([draw.expovariate(1.0) for _ in range(21)])
         held += found.low <= 0.6931 <= found.high
-    assert held / 2000 == pytest.approx(found.coverage, abs=0.015)
+    assert held / depth(1000, 2000) == pytest.approx(found.coverage, abs=0.015)
 
 
 def busy(times: int) -> Side:
@@ -84,7 +87,13 @@ def test_table_is_aligned() -> None:
     assert lines(("", "B"), [("first", "1"), ("x", "234")]) == "         B\nfirst    1\nx      234"
 
 
-def test_quick_overhead_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_overhead_writes_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def few(*sides: Any, **settings: Any) -> list[Row]:
+        return compare(*sides, **{**settings, "pairs": 3, "calls": 2})
+
+    monkeypatch.setattr(overhead, "compare", few)
     out, names = tmp_path / "results" / "overhead.json", ["plan", "start", "records", "criterion", "step"]
     code = overhead.main(["--quick", "--n", "3000", "--out", str(out), "--only", *names])
     results, printed = json.loads(out.read_text()), capsys.readouterr().out

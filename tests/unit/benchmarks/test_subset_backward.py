@@ -1,5 +1,4 @@
 import json
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -61,14 +60,14 @@ def test_limits() -> None:
 
 
 def test_results_are_what_is_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, figure = tmp_path / "results" / "subset_backward.json", tmp_path / "figures" / "subset-backward.svg"
-    settings = ["--only", "conv-gn", "lm", "--keep", "0.5", "0.25", "--batch", "8", "--rounds", "2", "--markdown"]
+    out, figure = tmp_path / "results" / "subset_backward.json", tmp_path / "figures" / "subset-backward.html"
+    settings = ["--only", "conv-gn", "--keep", "0.5", "0.25", "--batch", "8", "--rounds", "2", "--markdown"]
     code = bench.main([*settings, "--out", str(out), "--figure", str(figure)])
     results, printed = json.loads(out.read_text()), capsys.readouterr().out
     assert code == bool(results["missed"])
     assert f"{len(results['missed'])} limits missed" in printed
     assert results["batch"] == 8 and results["rounds"] == 2 and results["versions"]["torch"] == torch.__version__
-    assert [table["name"] for table in results["tables"]] == ["conv-gn", "lm"]
+    assert [table["name"] for table in results["tables"]] == ["conv-gn"]
     for table in results["tables"]:
         assert table["title"] in printed
         assert [(row["keep"], row["form"], row["kept"]) for row in table["rows"]] == [
@@ -80,8 +79,24 @@ def test_results_are_what_is_printed_and_drawn(tmp_path: Path, capsys: pytest.Ca
             assert row["time_ok"] == (row["limit"] is None or row["over_ideal"]["median"] <= row["limit"])
             assert f"{row['over_ideal']['median']:.3f}" in printed
     assert bench.markdown(results) in printed
-    drawn = ET.fromstring(figure.read_text())
-    assert [element.text for element in drawn.iter() if element.text in ("ideal", *bench.FORMS)] == ["ideal", *bench.FORMS]
+    assert all(f'"name":"{form}"' in figure.read_text() for form in ("ideal", *bench.FORMS))
+
+
+def test_the_figure_of_this_repository_has_a_panel_for_each_model() -> None:
+    results = json.loads(bench.RESULTS.read_text())
+    assert [table["name"] for table in results["tables"]] == list(bench.TASKS)
+    for table in results["tables"]:
+        panel = bench.step_time_panel(table, results["batch"])
+        assert panel.title == bench.TASKS[table["name"]].title
+        assert [curve.name for curve in panel.curves] == ["ideal", *bench.FORMS]
+        ideal, *others = panel.curves
+        assert ideal.points[0] == (1.0, 1.0, 1.0, 1.0)
+        rows = [row for row in table["rows"] if row["form"] == "twice"]
+        ends = ("median", "low", "high")
+        assert others[-1].points == [(row["kept"] / results["batch"], *(row["over_full"][e] for e in ends)) for row in rows]
+        drawn = [row["kept"] / results["batch"] for row in rows]
+        slopes = [(1 - y) / (1 - x) for x, y, *_ in ideal.points if x < 1]
+        assert [x for x, *_ in ideal.points] == drawn and slopes == pytest.approx([1 - table["forward"]["median"]] * 5)
 
 
 def test_half_precision_is_autocast() -> None:
