@@ -29,7 +29,7 @@ EPOCHS = {
     "efficientnet-b3": 5,
     "wrn-28-10": 5,
     "deepcam": 5,
-    "deit-tiny-fractal3k": 5,
+    "deit-tiny-fractal3k": 8,
     "deit-tiny-cifar10": 1,
     "diet-sb-resnet20-cifar10": 2,
     "selective-backprop-cifar10": 4,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from thresher.experiments.recipes.schema import ScheduleSection
 
-TOLERANCE = 1e-9
+EPOCH_TOLERANCE = 1e-9
 """Number that is added to a number of epochs before it is rounded down."""
 
 
@@ -28,10 +28,10 @@ class LearningRateFactor:
         epoch, warmup = progress * self.epochs, self.schedule.warmup_epochs
         if epoch < warmup:
             return self.schedule.warmup_from + (1 - self.schedule.warmup_from) * epoch / warmup
-        whole = math.floor(epoch + TOLERANCE)
+        whole = math.floor(epoch + EPOCH_TOLERANCE)
         match self.schedule.decay:
             case "step":
-                return self._stepped(epoch + TOLERANCE)
+                return self._stepped(epoch + EPOCH_TOLERANCE)
             case "cosine":
                 return self._cosine(whole / self.epochs)
             case "cosine_after_warmup":

@@ -12,7 +12,7 @@ from thresher.experiments.recipes import datasets
 from thresher.experiments.recipes.schema import Recipe
 from thresher.experiments.tasks.data.base import Data
 
-FOLDER = {"name": "pictures", "kind": "folder", "samples": 4, "classes": 2}
+FOLDER = {"name": "images", "kind": "folder", "samples": 4, "classes": 2}
 ARRAYS = {"name": "arrays", "kind": "arrays", "samples": 2, "shape": [3, 4, 8], "classes": 2}
 TASK = {"name": "CIFAR-10", "kind": "task", "task": "cifar10", "samples": 8, "shape": [3, 4, 4], "classes": 2}
 REST = """
@@ -38,13 +38,13 @@ def vision():
 
 @pytest.fixture
 def folder(tmp_path):
-    """Two classes: black pictures and white ones, of several sizes."""
+    """Two classes: black images and white ones, of several sizes."""
     for part in ("train", "val"):
         for name, grey in (("black", 0), ("white", 255)):
             (tmp_path / part / name / "deeper").mkdir(parents=True)
             Image.new("L", (9, 6), grey).save(tmp_path / part / name / "a.png")
             Image.new("RGB", (6, 12), (grey,) * 3).save(tmp_path / part / name / "deeper" / "b.JPG", "JPEG")
-            (tmp_path / part / name / "notes.txt").write_text("no picture")
+            (tmp_path / part / name / "notes.txt").write_text("no image")
     return tmp_path
 
 
@@ -61,7 +61,7 @@ def arrays(tmp_path):
 PLAIN = {"train_crop": 4, "test_resize": 4, "test_crop": 4, "mean": [0, 0, 0], "std": [1, 1, 1]}
 
 
-def test_a_folder_of_pictures(folder):
+def test_a_folder_of_images(folder):
     found = datasets.read_folder(recipe(FOLDER, pictures=PLAIN), folder)
     assert found.train.targets == [0, 0, 1, 1] == found.test.targets
     for part in (found.train, found.test):
@@ -76,13 +76,13 @@ def test_soft_targets(folder):
     assert found.test[3][1] == 1 and found.train.targets == [0, 0, 1, 1]
 
 
-def test_a_part_of_the_training_pictures_is_tested(folder):
+def test_a_part_of_the_training_images_is_tested(folder):
     found = datasets.read_folder(recipe(FOLDER | {"test_every": 3}, pictures=PLAIN), folder)
     assert (found.train.targets, found.test.targets) == ([0, 0, 1], [1])
 
 
 def test_where_there_is_no_data(tmp_path):
-    with pytest.raises(FileNotFoundError, match="data: pictures is not there by itself: --data DIR with train/ with a folder"):
+    with pytest.raises(FileNotFoundError, match="data: images is not there by itself: --data DIR with train/ with a folder"):
         datasets.find_folder(recipe(FOLDER), None)
     (tmp_path / "train").mkdir()
     wanted = (
@@ -93,7 +93,7 @@ def test_where_there_is_no_data(tmp_path):
     assert datasets.find_folder(recipe(FOLDER | {"test_every": 3}), tmp_path) == tmp_path
 
 
-def test_pictures_that_do_not_fit(folder):
+def test_images_that_do_not_fit(folder):
     with pytest.raises(ValueError, match=r"data.classes: 3, but .*train has 2 folders of classes"):
         datasets.read_folder(recipe(FOLDER | {"classes": 3}, pictures=PLAIN), folder)
     (folder / "val" / "white").rename(folder / "val" / "grey")
@@ -109,8 +109,8 @@ def test_pictures_that_do_not_fit(folder):
         datasets.read_folder(recipe(FOLDER, pictures=PLAIN), folder / "empty")
 
 
-@pytest.mark.parametrize("content", [b"", b"no picture", "truncated"])
-def test_a_damaged_picture_is_named(folder, content):
+@pytest.mark.parametrize("content", [b"", b"no image", "truncated"])
+def test_a_damaged_image_is_named(folder, content):
     file = folder / "train" / "black" / "a.png"
     file.write_bytes(file.read_bytes()[:45] if content == "truncated" else content)
     found = datasets.read_folder(recipe(FOLDER, pictures=PLAIN), folder)
@@ -181,13 +181,13 @@ def bytes_and_data():
     return pixels, Data(TensorDataset(normal, labels), normal[4:], labels[4:])
 
 
-def test_pictures_of_a_task_become_bytes_again(bytes_and_data):
+def test_images_of_a_task_become_bytes_again(bytes_and_data):
     pixels, data = bytes_and_data
     train, test = datasets.as_bytes(data)
     assert torch.equal(train, pixels.byte()) and torch.equal(test, pixels[4:].byte())
 
 
-def test_pictures_of_a_task_are_normalised_by_themselves(bytes_and_data):
+def test_images_of_a_task_are_normalised_by_themselves(bytes_and_data):
     _, data = bytes_and_data
     found = datasets.from_task(recipe(TASK, pictures={"flip": 1.0}), data)
     x, y = found.test[1]

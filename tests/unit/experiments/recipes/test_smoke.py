@@ -46,7 +46,7 @@ def test_no_folder_is_taken(tmp_path):
         of("resnet50", tmp_path).find(tmp_path)
 
 
-def test_pictures_and_arrays_are_files_that_the_recipe_reads(tmp_path):
+def test_images_and_arrays_are_files_that_the_recipe_reads(tmp_path):
     for name, shape in (("resnet50-a", (3, 64, 64)), ("deepcam", (16, 16, 24))):
         task = of(name, tmp_path / name)
         found = task.load(task.find(None))
@@ -72,7 +72,7 @@ def test_tokens_follow_each_other(tmp_path):
     assert torch.equal(x[:, 1:], y[:, :-1]) and int(x.max()) < 50
 
 
-def test_some_training_pictures_are_in_a_wrong_class(tmp_path):
+def test_some_training_images_are_in_a_wrong_class(tmp_path):
     data = synthetic_data(of("adaselection-svhn", tmp_path).settings)
     wrong = data.train.tensors[1] != torch.arange(128) % 3
     assert wrong.nonzero().flatten().tolist() == list(range(0, 128, 10))

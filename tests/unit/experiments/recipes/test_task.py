@@ -135,8 +135,8 @@ def test_weights_are_for_recipes_that_start_from_some(of, tmp_path):
 
 
 def test_data_that_is_not_there_is_told_with_the_file(of, tmp_path):
-    task = of(data={"name": "pictures", "kind": "folder", "samples": 3, "classes": 2})
-    with pytest.raises(FileNotFoundError, match=f"^{re.escape(str(task.file))}: data: pictures is not there by itself"):
+    task = of(data={"name": "images", "kind": "folder", "samples": 3, "classes": 2})
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(str(task.file))}: data: images is not there by itself"):
         task.find(None)
     with pytest.raises(FileNotFoundError, match=f"data: no folder {re.escape(str(tmp_path / 'train'))} and no"):
         task.find(tmp_path)

@@ -66,5 +66,5 @@ def test_recipes_tell_how_the_network_is_tuned():
 
 
 def test_contours_can_be_looked_at():
-    pictures = training_images("contours-digits@50")
-    assert pictures.shape == (50, 32, 32) and (pictures.min(), pictures.max()) == (0, 255)
+    drawn = training_images("contours-digits@50")
+    assert drawn.shape == (50, 32, 32) and (drawn.min(), drawn.max()) == (0, 255)

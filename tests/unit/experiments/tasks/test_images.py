@@ -30,12 +30,12 @@ def test_resnet8_has_eight_layers_of_weights():
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_coloured_pictures_are_trained_as_in_the_paper_of_ada_selection_with_our_weight_decay(name):
+def test_coloured_images_are_trained_as_in_the_paper_of_ada_selection_with_our_weight_decay(name):
     recipe = {"optimise": "sgd", "lr": 0.01, "batch_size": 128, "momentum": 0.9, "weight_decay": 5e-4}
     assert task_of(name).recipe == recipe
 
 
 @pytest.mark.parametrize("name", COLOURED)
-def test_coloured_pictures_come_from_a_folder_of_the_user(name, tmp_path):
+def test_coloured_images_come_from_a_folder_of_the_user(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{name}: none of its files is in {tmp_path}"):
         task_of(name).find(tmp_path)

@@ -25,8 +25,8 @@ def test_contours_are_the_same_every_time_and_no_two_alike(drawn):
     again = contours.contours()
     assert torch.equal(torch.get_rng_state(), state[0]) and np.array_equal(np.random.get_state()[1], state[1])
     assert torch.equal(again.train.tensors[0], drawn.train.tensors[0]) and torch.equal(again.test_inputs, drawn.test_inputs)
-    pictures = torch.cat([drawn.train.tensors[0], drawn.test_inputs])
-    assert len({picture.numpy().tobytes() for picture in pictures}) == len(pictures)
+    images = torch.cat([drawn.train.tensors[0], drawn.test_inputs])
+    assert len({image.numpy().tobytes() for image in images}) == len(images)
 
 
 def test_classes_differ_in_frequencies_or_orbits():
@@ -36,16 +36,16 @@ def test_classes_differ_in_frequencies_or_orbits():
 
 
 def test_a_contour_without_waves_is_ovals_about_the_middle():
-    pictures = Contour((1, 2), (0.0, 0.0), 2).draw(20, np.random.default_rng(0))
-    assert pictures.min() == 0 and pictures.max() == 1 and pictures.dtype == np.float32
+    images = Contour((1, 2), (0.0, 0.0), 2).draw(20, np.random.default_rng(0))
+    assert images.min() == 0 and images.max() == 1 and images.dtype == np.float32
     y, x = np.indices((SIDE, SIDE)) + 0.5 - SIDE / 2
     distance = np.hypot(x, y)
     reach = SIDE / 2 - contours.SHIFT
-    white = [distance[picture > 0] for picture in pictures]
+    white = [distance[image > 0] for image in images]
     furthest, nearest = max(map(np.max, white)), min(map(np.min, white))
     assert reach - 1 < furthest < reach * 1.1 + 2**0.5 * contours.SHIFT + 1
     assert nearest > reach / 2 * contours.SQUEEZE * 0.9 - 2**0.5 * contours.SHIFT - 1 > 0
-    widest = np.array([np.ptp(np.argwhere(picture > 0), axis=0).max() for picture in pictures])
+    widest = np.array([np.ptp(np.argwhere(image > 0), axis=0).max() for image in images])
     assert ((widest > 2 * reach * 0.7) & (widest < SIDE)).all()
 
 
@@ -53,10 +53,10 @@ def test_waves_go_round_as_often_as_they_are_asked_to(monkeypatch):
     for name in ("NOISE", "SHIFT"):
         monkeypatch.setattr(contours, name, 0.0)
     monkeypatch.setattr(contours, "SQUEEZE", 1.0)
-    [picture] = Contour((5, 1), (0.3, 0.0), 1).draw(1, np.random.default_rng(0))
+    [image] = Contour((5, 1), (0.3, 0.0), 1).draw(1, np.random.default_rng(0))
     y, x = np.indices((SIDE, SIDE)) + 0.5 - SIDE / 2
-    angle = np.arctan2(y, x)[picture > 0]
-    spectrum = [abs(np.sum(np.hypot(x, y)[picture > 0] * np.exp(1j * waves * angle))) for waves in range(1, 13)]
+    angle = np.arctan2(y, x)[image > 0]
+    spectrum = [abs(np.sum(np.hypot(x, y)[image > 0] * np.exp(1j * waves * angle))) for waves in range(1, 13)]
     assert np.argmax(spectrum) == 4
 
 

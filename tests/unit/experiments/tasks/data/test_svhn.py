@@ -8,8 +8,8 @@ A_FILE = pytest.mark.parametrize("name", FILES)
 
 
 def digits(n=20, seed=0):
-    pictures = np.random.default_rng(seed).integers(0, 256, (32, 32, 3, n), np.uint8)
-    return {"X": pictures, "y": (1 + (seed + np.arange(n, dtype=np.uint8)) % 10)[:, None]}
+    images = np.random.default_rng(seed).integers(0, 256, (32, 32, 3, n), np.uint8)
+    return {"X": images, "y": (1 + (seed + np.arange(n, dtype=np.uint8)) % 10)[:, None]}
 
 
 def write(path, compressed=True, **variables):

@@ -20,13 +20,13 @@ def test_residual_networks_have_their_layers_and_weights(build, layers, shortcut
 
 
 @pytest.mark.parametrize(("build", "last"), [(resnet18, (512, 4)), (resnet20, (64, 8))])
-def test_stages_halve_the_picture_and_double_the_channels(build, last):
+def test_stages_halve_the_image_and_double_the_channels(build, last):
     model = build(classes=100).eval()
-    pictures = torch.zeros(2, 3, 32, 32)
+    images = torch.zeros(2, 3, 32, 32)
     with torch.inference_mode():
-        assert model(pictures).shape == (2, 100)
+        assert model(images).shape == (2, 100)
         channels, side = last
-        assert model[:-3](pictures).shape == (2, channels, side, side)
+        assert model[:-3](images).shape == (2, channels, side, side)
 
 
 def test_resnet8_keeps_the_names_of_its_weights():
