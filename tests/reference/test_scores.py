@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from thresher import Prune, SelectiveBackprop
 from thresher.attribution.rows import RowLayout
 from thresher.methods.prune import keep_in_batch
+from thresher.passes.engine import Answer
 from thresher.rng import seeded
 from thresher.scores import Scores, disagreement, el2n, forgetting, grand, irreducible, memorisation, prototypes
 from thresher.scores.disagreement import disagreement_of
@@ -23,7 +24,6 @@ from thresher.scores.el2n import error_norms
 from thresher.scores.forgetting import events_in_history
 from thresher.scores.grand import last_layer
 from thresher.scores.memorisation import difference
-from thresher.scores.passes import Answer
 from thresher.scores.prototypes import to_nearest
 
 # A network with one hidden layer, by hand

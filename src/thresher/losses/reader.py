@@ -51,7 +51,7 @@ class SignalReader:
         """Computes the wanted signals of each sample, shape (n,), `loss` among them.
 
         Args:
-            outputs: What the model returned.
+            outputs: Outputs of the model.
             targets: Targets of the batch.
             layout: How rows are samples.
             wanted: Names of the signals besides the loss.
@@ -67,7 +67,7 @@ class SignalReader:
         """Computes the wanted signals of samples whose losses are known already.
 
         Args:
-            outputs: What the model returned; None where the caller did not pass it.
+            outputs: Outputs of the model; None where the caller did not pass them.
             targets: Targets of the batch; None where the caller did not pass them.
             n: Number of samples.
             wanted: Names of the signals besides the loss.

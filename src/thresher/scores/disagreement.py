@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.scores.passes import Answer, Forward, Models, Taken, as_list, scan, scores_of
+from thresher.passes.engine import Answer, Forward
+from thresher.passes.scan import Models, as_list, scan
+from thresher.scores._common import PassCounts, scored
 from thresher.scores.table import Scores
 
 DisagreementKind = Literal["entropy", "mutual_information", "variation_ratio"]
@@ -59,7 +61,7 @@ def disagreement(
     *,
     kind: DisagreementKind = "entropy",
     forward: Forward | None = None,
-    trained: Taken = (0, 0),
+    trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Scores each sample by the disagreement of an ensemble; labels are not needed.
@@ -101,7 +103,7 @@ def disagreement(
         return disagreement_of(torch.stack([_probs(one) for one in answers]), kind)
 
     seen = scan(models, loader, read, forward=forward)
-    return scores_of(kind, seen, models, trained=trained, provenance=provenance)
+    return scored(kind, seen, models, trained=trained, provenance=provenance)
 
 
 def _probs(answer: Answer) -> Tensor:

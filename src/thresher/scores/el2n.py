@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from thresher.losses.adapt import adapt
+from thresher.passes.engine import Answer, Forward
+from thresher.passes.scan import Models, scan
 from thresher.records import NEVER_SEEN
-from thresher.scores.passes import Answer, Forward, Models, Taken, or_nan, scan, scores_of
+from thresher.scores._common import PassCounts, or_nan, scored
 from thresher.scores.table import Scores
 
 
@@ -41,7 +43,7 @@ def el2n(
     loader: DataLoader[Any],
     *,
     forward: Forward | None = None,
-    trained: Taken = (0, 0),
+    trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Scores each sample by the mean over models of ||p - y||_2, where p is the softmax of the outputs.
@@ -70,4 +72,4 @@ def el2n(
         tensor([0.0254, 0.6366, 1.3888])
     """
     seen = scan(models, loader, lambda answers: torch.stack([error_norms(one) for one in answers]).mean(0), forward=forward)
-    return scores_of("el2n", seen, models, trained=trained, provenance=provenance)
+    return scored("el2n", seen, models, trained=trained, provenance=provenance)

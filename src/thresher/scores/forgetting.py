@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from thresher.scores.passes import Taken
+from thresher.scores._common import PassCounts
 from thresher.scores.table import Scores
 
 NeverLearned = Literal["presentations", "infinite", "zero"]
@@ -77,7 +77,7 @@ def forgetting(
     *,
     never_learned: NeverLearned = "presentations",
     labels: Tensor | None = None,
-    trained: Taken = (0, 0),
+    trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Scores each sample by its number of forgetting events in the course of one training.

@@ -17,18 +17,9 @@ from thresher.loading.row_buffer import rows_of
 from thresher.loading.trees import map_leaves
 from thresher.losses.adapt import adapt
 from thresher.losses.base import Criterion
-from thresher.scores.passes import (
-    Answer,
-    Forward,
-    Models,
-    Taken,
-    as_list,
-    or_nan,
-    plain_forward,
-    rows,
-    scan,
-    scores_of,
-)
+from thresher.passes.engine import Answer, Forward, plain_forward
+from thresher.passes.scan import Models, as_list, scan
+from thresher.scores._common import PassCounts, feature_rows, or_nan, scored
 from thresher.scores.table import Scores
 
 
@@ -98,7 +89,7 @@ def grand(
     *,
     layer: Literal["last", "all"] = "last",
     forward: Forward | None = None,
-    trained: Taken = (0, 0),
+    trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Scores each sample by the mean over models of the norm of its gradient; class weights of the criterion are ignored.
@@ -147,7 +138,7 @@ def grand(
             return torch.stack([_head_norms(adapter, answer) for answer in answers]).mean(0)
 
         seen = scan(models, loader, read, forward=forward, features=True)
-    return scores_of("grand", seen, models, trained=trained, provenance=provenance, backward=backward, layer=layer)
+    return scored("grand", seen, models, trained=trained, provenance=provenance, backward=backward, layer=layer)
 
 
 def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
@@ -160,4 +151,4 @@ def _head_norms(criterion: Criterion, answer: Answer) -> Tensor:
         )
     loss = criterion.signals(answer.outputs, answer.targets, answer.layout, set())["loss"]
     errors = criterion.errors(answer.outputs, answer.targets, answer.layout)
-    return or_nan(last_layer(errors, rows(answer.feature, n), bias=head.bias is not None), loss.isfinite())
+    return or_nan(last_layer(errors, feature_rows(answer.feature, n), bias=head.bias is not None), loss.isfinite())

@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher.losses.adapt import adapt
+from thresher.passes.engine import Answer, Forward
+from thresher.passes.scan import Models, Seen, as_list, scan
+from thresher.scores._common import PassCounts, or_nan, scored
 from thresher.scores.memorisation import membership
-from thresher.scores.passes import Answer, Forward, Models, Seen, Taken, as_list, or_nan, scan, scores_of
 from thresher.scores.table import Scores
 
 
@@ -27,7 +29,7 @@ def irreducible(
     *,
     trained_on: Sequence[Tensor] | None = None,
     forward: Forward | None = None,
-    trained: Taken = (0, 0),
+    trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Scores each sample by its mean loss under the models that did not train on it; class weights are ignored.
@@ -78,4 +80,4 @@ def irreducible(
     seen = scan(models, loader, read, forward=forward)
     losses = seen.values.double().masked_fill(member.T, 0).sum(1) / (~member).sum(0)
     found = Seen(or_nan(losses, losses.isfinite()), seen.labels)
-    return scores_of("irreducible", found, models, trained=trained, provenance=provenance)
+    return scored("irreducible", found, models, trained=trained, provenance=provenance)

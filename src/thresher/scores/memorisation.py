@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from thresher.losses.adapt import adapt
-from thresher.scores.passes import Answer, Forward, Models, Seen, Taken, as_list, scan, scores_of
+from thresher.passes.engine import Answer, Forward
+from thresher.passes.scan import Models, Seen, as_list, scan
+from thresher.scores._common import PassCounts, scored
 from thresher.scores.table import Scores
 
 
@@ -75,7 +77,7 @@ def memorisation(
     loader: DataLoader[Any],
     *,
     forward: Forward | None = None,
-    trained: Taken = (0, 0),
+    trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Scores each sample by the accuracy of the models that trained on it minus that of the models that did not.
@@ -116,4 +118,4 @@ def memorisation(
 
     seen = scan(models, loader, read, forward=forward)
     values = Seen(difference(seen.values.T, member), seen.labels)
-    return scores_of("memorisation", values, models, trained=trained, provenance=provenance)
+    return scored("memorisation", values, models, trained=trained, provenance=provenance)

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from thresher import rng
-from thresher.scores.passes import Answer, Forward, Seen, Taken, or_nan, plain_forward, rows, scan, scores_of
+from thresher.passes.engine import Answer, Forward, plain_forward
+from thresher.passes.scan import Seen, scan
+from thresher.scores._common import PassCounts, feature_rows, or_nan, scored
 from thresher.scores.table import Scores
 
 STARTS = 10
@@ -79,7 +81,7 @@ def prototypes(
     seed: int = 0,
     embed: Callable[[Any, Any], Tensor] | None = None,
     forward: Forward | None = None,
-    trained: Taken = (0, 0),
+    trained: PassCounts = (0, 0),
     provenance: Mapping[str, Any] | None = None,
 ) -> Scores:
     """Scores each sample by 1 - cosine of the angle between its features and the nearest centroid of k-means.
@@ -123,11 +125,11 @@ def prototypes(
     distances = to_nearest(seen.values, centroids_of(seen.values[known], clusters, seed))
     found = Seen(or_nan(distances, known), seen.labels)
     settings = {"clusters": clusters, "seed": seed}
-    return scores_of("prototypes", found, model, trained=trained, provenance={**settings, **(provenance or {})})
+    return scored("prototypes", found, model, trained=trained, provenance={**settings, **(provenance or {})})
 
 
 def _features(answers: list[Answer]) -> Tensor:
-    return rows(answers[0].feature, answers[0].layout.n)
+    return feature_rows(answers[0].feature, answers[0].layout.n)
 
 
 def _embedded(answers: list[Answer]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scores from one pass over the dataset: what the score files share."""
+"""What the score files share: the cost of scores, and features as one row per sample."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,62 +7,56 @@ import torch
 from torch import Tensor
 
 from thresher._version import __version__
-from thresher.passes.engine import Answer as Answer
-from thresher.passes.engine import Forward as Forward
-from thresher.passes.engine import plain_forward as plain_forward
-from thresher.passes.scan import Models as Models
-from thresher.passes.scan import Seen as Seen
-from thresher.passes.scan import as_list as as_list
-from thresher.passes.scan import scan as scan
+from thresher.passes.scan import Models, Seen, as_list
 from thresher.scores.table import Scores
 
-Taken = tuple[int, int]
-"""Numbers of samples put through forward and backward passes."""
+PassCounts = tuple[int, int]
+"""Numbers of samples that went through a forward and through a backward pass."""
 
 
-def rows(feature: Tensor | None, n: int) -> Tensor:
-    """Features as (n, D).
+def feature_rows(feature: Tensor | None, n: int) -> Tensor:
+    """Returns features as one row per sample, shape (n, D), float32.
 
     Raises:
-        ValueError: The last linear layer was not given one row a sample.
+        ValueError: The input of the last linear layer does not have one row per sample.
     """
     assert feature is not None
     if feature.dim() != 2 or len(feature) != n:
         raise ValueError(
             f"the model's last nn.Linear was given {tuple(feature.shape)} for {n} samples; this score needs one row of "
-            "features a sample, shape (n, D)"
+            "features per sample, shape (n, D)"
         )
     return feature.float()
 
 
 def or_nan(values: Tensor, known: Tensor) -> Tensor:
-    """The values where they are known, else NaN."""
+    """Returns the values where they are known, and NaN elsewhere."""
     return torch.where(known, values.float(), torch.nan)
 
 
-def scores_of(
+def scored(
     name: str,
     seen: Seen,
     models: Models,
     *,
-    trained: Taken,
+    trained: PassCounts,
     provenance: Mapping[str, Any] | None,
     backward: int = 0,
     **settings: Any,
 ) -> Scores:
-    """Scores with what they cost: one forward pass of all samples a model, and what the caller says the models took.
+    """Returns scores with their cost: one forward pass over all samples per model, and what training the models took.
 
     Args:
-        name: Of the score.
-        seen: Values of shape (N,).
-        models: That answered.
-        trained: Samples that training them put through forward and backward passes.
-        provenance: What the caller knows of them.
-        backward: Samples that scoring itself put through backward passes.
-        settings: Of the score.
+        name: Name of the score.
+        seen: Values of all samples, shape (N,), and their labels.
+        models: Models that were asked.
+        trained: Numbers of samples that training the models put through forward and backward passes.
+        provenance: Facts about the models that the caller knows; None where there are none.
+        backward: Number of samples that scoring itself put through backward passes. Default: 0.
+        **settings: Settings of the score.
 
     Raises:
-        ValueError: `trained` is not two numbers of 0 or more.
+        ValueError: `trained` is not two whole numbers of 0 or more.
     """
     models, n = as_list(models), len(seen.values)
     if len(trained) != 2 or not all(isinstance(count, int) and count >= 0 for count in trained):

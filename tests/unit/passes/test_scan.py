@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
 
 from thresher import subset_backward
+from thresher.passes.scan import scan
 from thresher.scores import Scores, disagreement, el2n, grand, irreducible, memorisation, prototypes
-from thresher.scores.passes import scan
 
 N = 11
 X = torch.arange(float(N)).unsqueeze(1)
