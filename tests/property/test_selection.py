@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from depth import depth
 from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import easiest
 from thresher.selection import chosen, largest, quantile_cut, share, smallest
 
-hard = settings(deadline=None, derandomize=True, database=None, max_examples=300)
+hard = settings(max_examples=depth(60, 300))
 
 # Few distinct values, so that ties are the rule; every kind of value that is not finite.
 tied = st.sampled_from([0.0, -0.0, 0.1, 0.25, 1.0, 3.0, -2.0, 1e30, math.nan, math.inf, -math.inf])
