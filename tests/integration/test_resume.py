@@ -183,9 +183,10 @@ def test_methods(method, workers, stop):
     compare(METHODS[method], LOADERS[workers], stop)
 
 
-@pytest.mark.parametrize(
-    "name", depth([name for name in LOADERS if name not in ("workers", "workers, own generator")], LOADERS)
-)
+SEEN_WITH_WORKERS = ("workers", "workers, own generator")  # by the tests above and below
+
+
+@pytest.mark.parametrize("name", depth([name for name in LOADERS if name not in SEEN_WITH_WORKERS], LOADERS))
 def test_loaders(name):
     compare(METHODS["kakurenbo"], LOADERS[name], (3, 3))
 

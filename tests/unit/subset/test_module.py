@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import thresher
+from depth import depth
 from helpers import noted
 from subset_cases import Calls, numbers, same_as_plain, tokens, traced, wrap
 from thresher.subset import SubsetBackward, module, subset_backward, tracing
@@ -129,15 +130,18 @@ CHANGES = {
 }
 
 
+SOME = ("a number", "an object", "a module", "a parameter in place", "a tensor in place", "a buffer", "frozen", "evaluation")
+
+
 def test_changes_after_a_call_are_noticed() -> None:
-    """One model goes through all changes, so that it is traced once for each."""
+    """One model goes through the changes, so that it is traced once for each; test_settings.py notices all without tracing."""
     torch.manual_seed(0)
     sub = wrap(Settings())
     same_as_plain(sub, X, rows=ROWS)
-    for name, change in CHANGES.items():
+    for name in depth(SOME, tuple(CHANGES)):
         with noted(name):
             before, made = sub.wrapped(X).detach(), sub._made
-            change(sub.wrapped)
+            CHANGES[name](sub.wrapped)
             same_as_plain(sub, X, rows=ROWS)
             assert sub.fallback is None
             if name not in ("frozen", "evaluation"):
