@@ -19,7 +19,21 @@ hypothesis.settings.register_profile("quick", deadline=None, database=None, dera
 hypothesis.settings.register_profile("verify", deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("verify" if DEEP else "quick")
 
-SLOWEST = ()
+SLOWEST = (
+    "integration/cli/test_compare_command.py",
+    "integration/test_recipes.py",
+    "examples/test_by_feature.py",
+    "integration/report/test_in_browser.py",
+    "integration/cli/test_own_training.py",
+    "integration/cli/test_advise_command.py",
+    "integration/test_wheel.py",
+    "integration/cli/test_time_to_target_command.py",
+    "integration/test_subset_training.py",
+    "integration/test_subset_models.py",
+    "integration/test_resume.py",
+    "reference/test_planted.py",
+)
+"""Files that take longest, below tests/, the slowest first."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
