@@ -1,5 +1,7 @@
 # make demo    real training made cheaper, with its cost and a control beside it
-# make test    the tests, which is what CI runs
+# make test    the tests; CI runs them and `make check`
+# make verify  the tests at full depth: every seeded instance, every combination and more random examples, which takes
+#              three times as long; run every night and before a release
 # make check   style, docstrings and types
 # make bench   measures the overhead of selection, the saving and cost of selection in the batch, and how right `advise` is, into
 #              benchmarks/results/
@@ -19,7 +21,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test check bench cards subset-backward fashion fashion-cnn fashion-resnet8 time-to-target reproduce clean
+.PHONY: demo test verify check bench cards subset-backward fashion fashion-cnn fashion-resnet8 time-to-target reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -45,7 +47,10 @@ demo: .venv/installed
 	$(BIN)/thresher demo --out runs/demo
 
 test: .venv/for-tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+verify: .venv/for-tests
+	THRESHER_VERIFY=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/for-checks
 	$(BIN)/ruff check .

@@ -1,19 +1,60 @@
-"""What tests of several folders share.
+"""What tests of several folders share: hypothesis profiles, the order of the files, and fixtures.
 
-One torch thread: two beside a busy process take many times as long, and results must not depend on it.
+Tests use one torch thread: two threads beside a busy process take many times as long, and results must not depend on it.
 """
 
 import signal
+from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
+from depth import DEEP
+
 torch.set_num_threads(1)
+
+# `make test` repeats the same examples; `make verify` draws new ones.
+hypothesis.settings.register_profile("quick", deadline=None, database=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("verify", deadline=None, database=None, print_blob=True)
+hypothesis.settings.load_profile("verify" if DEEP else "quick")
+
+SLOWEST = (
+    "integration/cli/test_compare_command.py",
+    "integration/test_recipes.py",
+    "examples/test_by_feature.py",
+    "integration/report/test_in_browser.py",
+    "integration/cli/test_own_training.py",
+    "integration/cli/test_advise_command.py",
+    "integration/test_wheel.py",
+    "integration/cli/test_time_to_target_command.py",
+    "integration/test_subset_training.py",
+    "integration/test_subset_models.py",
+    "integration/test_resume.py",
+    "reference/test_planted.py",
+)
+"""Files that take longest, below tests/, the slowest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the slowest files first, so that two workers end at the same time."""
+    place = {name: number for number, name in enumerate(SLOWEST)}
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: place.get(item.path.relative_to(tests).as_posix(), len(place)))
 
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C is heard, here and in processes started from here, also where tests run in the background of a shell."""
+    """Ctrl-C interrupts this process and processes started from it, also where a shell runs the tests in the background."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def shared_traces(monkeypatch):
+    """Models of one architecture share one trace: tracing takes longer than the rest of a test that is not about it."""
+    from subset_cases import trace_once_per_architecture
+    from thresher.subset import SubsetBackward
+
+    monkeypatch.setattr(SubsetBackward, "_trace", trace_once_per_architecture(SubsetBackward._trace))

@@ -1,10 +1,18 @@
-"""How deep the tests go: `make test` looks at some of the cases, `make verify` at all of them."""
+"""How deep the tests go: `make test` runs some of the instances, `make verify` (THRESHER_VERIFY=1) runs all of them."""
 
 import os
+from typing import TypeVar
+
+T = TypeVar("T")
 
 DEEP = os.environ.get("THRESHER_VERIFY") == "1"
 
 
-def depth(quick: int, full: int) -> int:
-    """How many instances, examples or seeds a test looks at: `quick` in `make test`, `full` in `make verify`."""
+def depth(quick: T, full: T) -> T:
+    """Returns the number of instances, examples or seeds that a test looks at, or the list of its cases.
+
+    Args:
+        quick: Number or cases in `make test`.
+        full: Number or cases in `make verify`.
+    """
     return full if DEEP else quick

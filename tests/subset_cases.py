@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from thresher.experiments.tasks import vision
 from thresher.loading.trees import leaves
 from thresher.subset import SubsetBackward, subset_backward
+from thresher.subset.graphs import Graphs
+from thresher.subset.settings import Settings
 
 VISION = ("torchvision", "timm")
 
@@ -99,6 +101,29 @@ def same_as_plain(
 def traced(sub: SubsetBackward) -> int:
     """How many graphs a wrapped model holds."""
     return sum(len(known) for known in sub._traces.values())
+
+
+_ARCHITECTURES: dict[Any, tuple[Graphs, nn.Module]] = {}
+"""Graphs by the settings of a model and the kind of its input, with the model, which must stay alive: its key has ids."""
+
+
+def trace_once_per_architecture(trace: Any) -> Any:
+    """A method to put in the place of `SubsetBackward._trace`, which is `trace`: it traces models of one tensor only once."""
+
+    def found(self: SubsetBackward, tensors: list[Tensor], rebuild: Any, sizes: Any) -> Graphs:
+        args, kwargs = rebuild(tensors)
+        if len(tensors) > 1 or len(args) != 1 or args[0] is not tensors[0] or kwargs:
+            return trace(self, tensors, rebuild, sizes)
+        (x,) = tensors
+        kind = x.shape[1:], x.dtype, x.requires_grad, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
+        key = Settings(self.wrapped).key, tuple(name for name, _ in self.wrapped.named_parameters()), kind
+        graphs, _ = _ARCHITECTURES.get(key, (None, None))
+        if graphs is None or not graphs.fits(tensors):
+            graphs = trace(self, tensors, rebuild, sizes)
+            _ARCHITECTURES[key] = graphs, self.wrapped
+        return graphs
+
+    return found
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

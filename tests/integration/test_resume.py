@@ -11,9 +11,11 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler
 
 import thresher
+from depth import depth
 from helpers import assert_same
 
 N, B, EPOCHS = 60, 8, 5
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 METHODS = {
     "full": thresher.FullData(),
@@ -169,14 +171,22 @@ def compare(method, make_loader, stop, **settings):
     assert_same(second.result(), expected)
 
 
-@pytest.mark.parametrize("stop", [(3, 0), (3, 3)])
-@pytest.mark.parametrize("workers", ["shuffle", "workers"])
-@pytest.mark.parametrize("method", METHODS)
+WITHOUT_WORKERS = [(name, "shuffle", stop) for name in METHODS for stop in [(3, 0), (3, 3)]]
+WITH_WORKERS = depth(
+    [(name, "workers", (3, 3)) for name in ("uniform", "kakurenbo, official", "infobatch")],
+    [(name, "workers", stop) for name in METHODS for stop in [(3, 0), (3, 3)]],
+)
+
+
+@pytest.mark.parametrize(("method", "workers", "stop"), [*WITHOUT_WORKERS, *WITH_WORKERS])
 def test_methods(method, workers, stop):
     compare(METHODS[method], LOADERS[workers], stop)
 
 
-@pytest.mark.parametrize("name", LOADERS)
+SEEN_WITH_WORKERS = ("workers", "workers, own generator")  # by the tests above and below
+
+
+@pytest.mark.parametrize("name", depth([name for name in LOADERS if name not in SEEN_WITH_WORKERS], LOADERS))
 def test_loaders(name):
     compare(METHODS["kakurenbo"], LOADERS[name], (3, 3))
 
@@ -187,7 +197,7 @@ def test_every_place_of_an_epoch(name, batch):
     compare(METHODS["full"], LOADERS[name], (2, batch))
 
 
-@pytest.mark.parametrize("batch", [1, 7])
+@pytest.mark.parametrize("batch", depth([7], [1, 7]))
 def test_every_place_of_an_epoch_with_workers(batch):
     compare(METHODS["infobatch"], LOADERS["workers, own generator"], (2, batch))
 
@@ -276,7 +286,7 @@ quiet = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves ti
 
 
 @quiet
-@pytest.mark.parametrize("stop", [(2, 0), (3, 2)])
+@pytest.mark.parametrize("stop", depth([(3, 2)], [(2, 0), (3, 2)]))
 @pytest.mark.parametrize("name", BATCH)
 def test_batch_methods(name, stop):
     method, settings = BATCH[name]
@@ -284,14 +294,14 @@ def test_batch_methods(name, stop):
 
 
 @quiet
-@pytest.mark.parametrize("name", ["once, beta", "twice, beta"])
+@pytest.mark.parametrize("name", depth(["twice, beta"], ["once, beta", "twice, beta"]))
 def test_batch_methods_with_workers(name):
     method, settings = BATCH[name]
     compare(method, LOADERS["workers, own generator"], (1, 2), **settings)
 
 
 @quiet
-@pytest.mark.parametrize("loader", ["shuffle", "drop last", "weighted"])
+@pytest.mark.parametrize("loader", depth(["drop last"], ["shuffle", "drop last", "weighted"]))
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_every_place_of_a_gathered_epoch(batch, loader):
     """24 of 60 rows make three batches of eight: rows wait after the first two, none after the last."""

@@ -11,11 +11,12 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from depth import depth
 from thresher import EpochPlan, FullData, InfoBatch, Kakurenbo, UniformSubset
 from thresher.records import Records
 
 CPU = torch.device("cpu")
-hard = settings(deadline=None, derandomize=True, database=None, max_examples=200)
+hard = settings(max_examples=depth(50, 200))
 
 tied = st.sampled_from([0.0, 0.1, 0.25, 1.0, 3.0, math.nan, math.inf, -math.inf])
 loss = st.one_of(tied, st.floats(0, 100, width=32))

@@ -13,7 +13,7 @@ from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import hiding_candidates
 from thresher.selection import chosen, largest, quantile_cut, share, smallest
 
-hard = settings(deadline=None, derandomize=True, database=None, max_examples=depth(60, 300))
+hard = settings(max_examples=depth(60, 300))
 
 # Few distinct values, so that ties are the rule; every kind of value that is not finite.
 tied = st.sampled_from([0.0, -0.0, 0.1, 0.25, 1.0, 3.0, -2.0, 1e30, math.nan, math.inf, -math.inf])

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from depth import depth
 from subset_cases import Causal, Recurrent, conv_net, numbers, outcome, same_as_plain, tokens, wrap
 from thresher.subset import kept_rows
 
@@ -36,7 +37,7 @@ def wrapped(name: str):
 
 @pytest.mark.parametrize("name", MODELS)
 @given(n=st.integers(1, 70), kind=KEPT, seed=st.integers(0, 9))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=depth(15, 40))
 def test_gradients_are_those_of_the_plain_model(name, n, kind, seed) -> None:
     sub = wrapped(name)
     same_as_plain(sub, *MODELS[name][1](n), rows=kept(n, kind, seed))
@@ -50,7 +51,7 @@ def perceptron(width: int):
 
 
 @given(n=st.integers(2, 16), which=st.sampled_from([0, 1, 2, 3]), kind=KEPT, seed=st.integers(0, 9))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=depth(1, 15))
 @example(n=5, which=0, kind="one", seed=0)
 @example(n=7, which=0, kind="random", seed=0)
 def test_a_width_as_large_as_a_size_that_tracing_uses(n, which, kind, seed) -> None:
@@ -65,7 +66,7 @@ def masked_attention(length: int):
 
 
 @given(length=st.integers(2, 6), more=st.sampled_from([0, 1, 3]), kind=KEPT)
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=depth(1, 6))
 @example(length=4, more=0, kind="one")
 def test_a_mask_that_all_samples_share_with_as_many_rows_as_the_batch(length, more, kind) -> None:
     mask = torch.ones(length, length, dtype=torch.bool).tril()
@@ -74,7 +75,7 @@ def test_a_mask_that_all_samples_share_with_as_many_rows_as_the_batch(length, mo
 
 
 @given(n=st.integers(2, 40), kind=KEPT, seed=st.integers(0, 9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=depth(10, 25))
 def test_kept_rows_gives_what_indexing_gives(n, kind, seed) -> None:
     sub = wrapped("conv")
     rows, (x,) = kept(n, kind, seed), MODELS["conv"][1](n)
@@ -93,7 +94,7 @@ def single_and_exact():
 
 
 @given(n=st.integers(2, 40), seed=st.integers(0, 99))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=depth(8, 20))
 def test_single_precision_is_no_worse_than_another_order_of_the_samples(n, seed) -> None:
     single, exact = single_and_exact()
     rows, x = kept(n, "random", seed), numbers(n, 3, 8, 8, seed=seed).float()

@@ -17,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from depth import depth
+from helpers import over_instances
 from thresher import AdaBoost, AdaSelection, BigLoss, CoresetCenter, CoresetExtremes, GradientNorm, SmallLoss
 from thresher.methods.ada_boost import boost_weights
 from thresher.methods.ada_selection import log_importance, log_scores
@@ -98,7 +100,10 @@ def near(values: list[Any], kept: set[int], tolerance: Any, inputs: list[Any]) -
 SCALES = [1.0, 1e-3, 1e4, 1e37]
 
 
-@pytest.mark.parametrize("seed", range(200))
+NUMBERS = depth(range(40), range(200))
+
+
+@over_instances(NUMBERS)
 def test_selectors_on_hard_instances(seed: int) -> None:
     r = np.random.default_rng(seed)
     n, share = int(r.choice([1, 2, 5, 8, 16, 33])), str(r.choice(KEEPS))
@@ -333,14 +338,14 @@ def steps_of_both(seed: int) -> list[tuple[dict[str, Any], bool, list[float]]]:
     return said
 
 
-@pytest.mark.parametrize("seed", range(200))
+@over_instances(NUMBERS)
 def test_hard_instances(seed: int) -> None:
     compare(seed)
 
 
 def test_most_instances_are_decided_and_they_are_hard() -> None:
     met: Counter[str] = Counter()
-    for settings, decided, losses in (entry for seed in range(200) for entry in compare(seed)):
+    for settings, decided, losses in (entry for seed in NUMBERS for entry in compare(seed)):
         met["steps"] += 1
         met["decided"] += decided
         if decided:
@@ -351,7 +356,7 @@ def test_most_instances_are_decided_and_they_are_hard() -> None:
             met["lost"] += not any(map(math.isfinite, losses))
             met["spoilt"] += any(map(math.isfinite, losses)) and not all(map(math.isfinite, losses))
     assert met.pop("decided") > 0.8 * met.pop("steps")
-    assert len(met) == 7 + 10 + 4 and min(met.values()) >= 20, met
+    assert len(met) == 7 + 10 + 4 and min(met.values()) >= depth(4, 20), met
 
 
 # Worked vectors

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from depth import depth
+from helpers import over_instances
 from thresher import BatchImportance, BatchPlan
 from thresher.methods.batch_importance import masses, unbiased_row_weights, variance_gain
 from thresher.rng import seeded
@@ -126,7 +128,10 @@ def planned(method: BatchImportance, scores: Any, ids: Any, gain: float | torch.
     return plan, float(state["gain"])
 
 
-@pytest.mark.parametrize("seed", range(300))
+NUMBERS = depth(range(60), range(300))
+
+
+@over_instances(NUMBERS)
 def test_hard_instances(seed: int) -> None:
     r = np.random.default_rng(seed)
     settings = hard_settings(r)
@@ -147,7 +152,7 @@ def test_hard_instances(seed: int) -> None:
 
 def test_the_instances_are_hard() -> None:
     met: set[str] = set()
-    for seed in range(300):
+    for seed in NUMBERS:
         r = np.random.default_rng(seed)
         settings = hard_settings(r)
         for scores, ids in batches(r):
@@ -193,7 +198,7 @@ def away(samples: np.ndarray, expected: float) -> float:
 def means(method: BatchImportance, scores: np.ndarray, losses: np.ndarray, gain: float) -> tuple[np.ndarray, np.ndarray]:
     """Weighted and plain mean losses of many draws."""
     weighted, plain = [], []
-    for key in range(1000):
+    for key in range(depth(400, 1000)):
         plan, _ = planned(method, scores, np.arange(len(losses)), gain, key)
         assert plan.weights is not None
         here = losses[plan.rows.numpy()]
@@ -214,7 +219,7 @@ def test_the_weighted_mean_is_unbiased(strange: int) -> None:
         weighted, plain = means(method, scores, losses, gain)
         assert away(weighted, losses.mean()) < 3
         if gain:
-            assert away(plain, losses.mean()) > 20, "the test could not tell a bias"
+            assert away(plain, losses.mean()) > depth(12, 20), "the test could not tell a bias"
 
 
 def test_tempered_weights_are_biased_and_vary_less() -> None:

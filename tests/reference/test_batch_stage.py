@@ -17,12 +17,16 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from helpers import assert_same
+from depth import depth
+from helpers import assert_same, over_instances
 from thresher import BatchPlan, EpochPlan, Scoring, SelectiveBackprop
 from thresher.rng import seeds
 
 C = 4
-pytestmark = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")  # toys are below break-even
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),  # toys are below break-even
+    pytest.mark.usefixtures("shared_traces"),
+]
 
 
 class Net(nn.Module):
@@ -140,7 +144,10 @@ def instance(seed):
     }
 
 
-@pytest.mark.parametrize("number", range(60))
+NUMBERS = depth(range(12), range(60))
+
+
+@over_instances(NUMBERS)
 def test_two_forward_passes_are_the_loop_by_hand(number):
     """The same rows in the same batches, the same draws, and parameters equal to the last bit."""
     s = instance(number)
@@ -204,7 +211,7 @@ def test_two_forward_passes_are_the_loop_by_hand(number):
 
 def test_the_instances_are_hard():
     met = set()
-    for number in range(60):
+    for number in NUMBERS:
         s = instance(number)
         met |= {"keep" if s["beta"] is None else "beta", "stale" if s["stale"] > 1 else "fresh"}
         met |= {"given"} if s["losses"] is not None else set()

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from depth import depth
+from helpers import over_instances
 from thresher import SelectiveBackprop
 from thresher.rng import seeded
 
@@ -55,7 +57,7 @@ def test_worked_vector_of_the_transcription() -> None:
     ("n", "keep"), [(4, Fraction(1, 2)), (4, Fraction(1, 4)), (5, Fraction(2, 5)), (5, Fraction(3, 5)), (3, Fraction(1, 10))]
 )
 def test_every_set_of_rows_comes_as_often_as_it_should(n: int, keep: Fraction) -> None:
-    draws, r = 3000, np.random.default_rng(n)
+    draws, r = depth(1000, 3000), np.random.default_rng(n)
     rank_of = r.permutation(n)
     method, found = SelectiveBackprop(keep=float(keep), draw=True), {}
     for key in range(draws):
@@ -109,7 +111,10 @@ def instance(seed: int) -> tuple[np.ndarray, np.ndarray, str]:
     return losses, r.permutation(n).astype(np.int64) * 3 + 2**40, str(r.choice(["0.01", "0.25", "0.29", "0.5", "0.75", "1"]))
 
 
-@pytest.mark.parametrize("seed", range(300))
+NUMBERS = depth(range(60), range(300))
+
+
+@over_instances(NUMBERS)
 def test_hard_instances(seed: int) -> None:
     losses, ids, keep = instance(seed)
     waits = torch.empty(len(ids), dtype=torch.float64).exponential_(generator=seeded(seed)).tolist()
@@ -119,7 +124,7 @@ def test_hard_instances(seed: int) -> None:
 
 def test_the_instances_are_hard() -> None:
     met: set[str] = set()
-    for seed in range(300):
+    for seed in NUMBERS:
         losses, ids, keep = instance(seed)
         finite, count = losses[np.isfinite(losses)], max(1, math.floor(Fraction(keep) * len(ids)))
         met |= {"one"} if len(ids) == 1 else set()

@@ -11,6 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from depth import depth
+from helpers import over_instances
 from thresher import EpochPlan, Forgetting
 from thresher.records import Records
 from thresher.rng import seeded
@@ -92,7 +94,7 @@ def test_the_order_in_which_the_vectors_go(never_learned: str, hidden: int, amon
     assert gone == set(among)
 
 
-@pytest.mark.parametrize("number", range(120))
+@over_instances(depth(range(36), range(120)))
 def test_agrees_with_the_histories(number: int) -> None:
     r = np.random.default_rng(number)
     n = 1 if number % 12 == 0 else int(r.integers(2, 50))

@@ -9,6 +9,8 @@ import pytest
 import torch
 from scipy.optimize import nnls
 
+from depth import depth
+from helpers import over_instances
 from thresher import EpochPlan, GradMatch
 from thresher.methods._matching_pursuit import Atoms, Match, match
 from thresher.records import Records
@@ -130,7 +132,10 @@ def pursuit_instance(seed: int) -> tuple[np.ndarray, np.ndarray, int, float, flo
     return vectors, target, int(r.integers(1, n + 3)), penalty, float(r.choice([0, 0, 0.1, 0.5]))
 
 
-@pytest.mark.parametrize("seed", range(400))
+PURSUITS = depth([*range(52), 190], range(400))
+
+
+@over_instances(PURSUITS)
 def test_pursuit(seed: int) -> None:
     vectors, target, budget, penalty, tolerance = pursuit_instance(seed)
     expected = transcribed(vectors, target, budget, penalty, tolerance)
@@ -146,14 +151,14 @@ def test_pursuit(seed: int) -> None:
 
 def test_the_pursuits_are_hard() -> None:
     events: dict[str, int] = {}
-    for seed in range(400):
+    for seed in PURSUITS:
         for event in transcribed(*pursuit_instance(seed)).events:
             events[event] = events.get(event, 0) + 1
     assert set(events) == {"close enough", "nothing points there", "nothing new", "given back"}
-    assert min(events.values()) >= 4, events
+    assert min(events.values()) >= depth(1, 4), events
 
 
-@pytest.mark.parametrize("seed", range(20))
+@over_instances(depth(range(5), range(20)))
 def test_of_independent_vectors_in_a_cone_it_is_the_best_nonnegative_fit(seed: int) -> None:
     """Nothing is given back there, so that it ends where `nnls` does."""
     r = np.random.default_rng(seed)
@@ -223,7 +228,7 @@ def planned(
     records: dict[str, Any] = dict(Records(method.columns(), len(error), CPU))
     labels = error.argmin(1) if labels is None else labels
     known = {"error": torch.from_numpy(error), "feature": torch.from_numpy(feature), "label": torch.from_numpy(labels)}
-    records |= {name: known[name] for name in method.passed(1, 100)}
+    records |= {name: known[name] for name in method.full_pass(1, 100)}
     plan = method.plan_epoch(records, epoch=1, epochs=100, generator=seeded(seed, 1))
     plan.check(len(error))
     return plan
@@ -270,7 +275,10 @@ def expected_of(given: Instance, seed: int) -> tuple[dict[int, float], int, list
     return matched, wanted, lost
 
 
-@pytest.mark.parametrize("seed", range(400))
+NUMBERS = depth([*range(48), 212, 300], range(400))
+
+
+@over_instances(NUMBERS)
 def test_agrees_with_the_transcription(seed: int) -> None:
     given = instance(seed)
     matched, wanted, lost = expected_of(given, seed)
@@ -295,7 +303,7 @@ def test_agrees_with_the_transcription(seed: int) -> None:
 
 def test_the_instances_are_hard() -> None:
     seen: dict[str, int] = {}
-    for seed in range(400):
+    for seed in NUMBERS:
         given = instance(seed)
         matched, wanted, lost = expected_of(given, seed)
         n, size = len(given.error), given.settings["batch_size"]
@@ -312,7 +320,7 @@ def test_the_instances_are_hard() -> None:
         }
         for name, is_so in met.items():
             seen[name] = seen.get(name, 0) + bool(is_so)
-    assert min(seen.values()) >= 3, seen
+    assert min(seen.values()) >= depth(1, 3), seen
 
 
 @pytest.mark.parametrize("per", ["batch", "class", "class_gradient"])

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from depth import depth
+from helpers import over_instances
 from thresher import EpochPlan, InfoBatch
 from thresher.attribution.rows import RowLayout
 from thresher.losses.adapt import adapt
@@ -113,7 +115,10 @@ def instance(number: int) -> Instance:
     return Instance(loss, settings, min(max(epoch, 0), epochs - 1), epochs)
 
 
-@pytest.mark.parametrize("number", range(200))
+NUMBERS = depth(range(50), range(200))
+
+
+@over_instances(NUMBERS)
 def test_agrees_with_the_transcription(number: int) -> None:
     given = instance(number)
     expected, n = given.answer(), len(given.loss)
@@ -136,7 +141,7 @@ def test_agrees_with_the_transcription(number: int) -> None:
 
 def test_the_instances_are_hard() -> None:
     seen = dict.fromkeys(("prunes", "keeps all", "at the cut", "nonfinite", "whole", "odd", "all but one", "annealing"), 0)
-    for number in range(200):
+    for number in NUMBERS:
         given = instance(number)
         answer, keep = given.answer(), 1 - Fraction(given.settings["prune_fraction"])
         finite = [v for v in given.loss.tolist() if math.isfinite(v)]
@@ -148,7 +153,7 @@ def test_the_instances_are_hard() -> None:
         seen["odd"] += answer.prunes and bool(keep * len(answer.below) % 1)
         seen["all but one"] += answer.prunes and answer.kept_below == 1
         seen["annealing"] += given.epoch + 1 > Fraction("0.875") * given.epochs
-    assert min(seen.values()) >= 4, seen
+    assert min(seen.values()) >= depth(1, 4), seen
 
 
 # When it prunes
@@ -160,7 +165,7 @@ def test_annealing_epochs_are_full_and_unweighted(delta: float, exact: str) -> N
     method = InfoBatch(delta=delta)
     records = filled(method, [0.0, 0.1, 0.2, 0.3, 9.0, 9.0])
     pruned = 0
-    for epochs in range(1, 301):
+    for epochs in range(1, 301, depth(7, 1)):
         last = math.floor(Fraction(exact) * epochs)  # epochs numbered from 1, as the paper does
         for number in range(max(1, last - 1), epochs + 1):
             plan = method.plan_epoch(records, epoch=number - 1, epochs=epochs, generator=seeded(epochs, number))
@@ -171,7 +176,7 @@ def test_annealing_epochs_are_full_and_unweighted(delta: float, exact: str) -> N
                 assert len(plan.ids) == 4, (epochs, number)
                 assert plan.weights is not None and sorted(plan.weights.tolist()) == [1, 1, 2, 2]
                 pruned += 1
-    assert pruned > 500 or delta == 0
+    assert pruned > depth(70, 500) or delta == 0
 
 
 @pytest.mark.parametrize("loss", [None, 3.0, 0.1])
@@ -268,13 +273,18 @@ def away(samples: np.ndarray, expected: float) -> float:
     return abs(samples.mean() - expected) / (samples.std(ddof=1) / math.sqrt(len(samples)))
 
 
-@pytest.mark.parametrize("class_weights", [False, True])
-@pytest.mark.parametrize(("prune_fraction", "threshold"), [(0.5, "mean"), (0.7, 0.8)])
+@pytest.mark.parametrize(
+    ("class_weights", "prune_fraction", "threshold"),
+    depth(
+        [(False, 0.5, "mean"), (True, 0.7, 0.8)],
+        [(False, 0.5, "mean"), (True, 0.5, "mean"), (False, 0.7, 0.8), (True, 0.7, 0.8)],
+    ),
+)
 def test_unbiased(class_weights: bool, prune_fraction: float, threshold: Any) -> None:
     problem = Problem(class_weights)
     method = InfoBatch(prune_fraction, threshold=threshold)
     records = filled(method, problem.losses)
-    plans = [method.plan_epoch(records, epoch=3, epochs=100, generator=seeded(7, k)) for k in range(2000)]
+    plans = [method.plan_epoch(records, epoch=3, epochs=100, generator=seeded(7, k)) for k in range(depth(400, 2000))]
     assert {len(plan.ids) for plan in plans} == {len(plans[0].ids)}
     assert len(plans[0].ids) < 0.75 * len(problem.y)
     found = np.array([problem.under(plan) for plan in plans])

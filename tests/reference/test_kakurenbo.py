@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from depth import depth
+from helpers import over_instances
 from thresher import Kakurenbo
 from thresher.losses.signals import batch_confidence, classes
 from thresher.methods.kakurenbo import hiding_candidates
@@ -210,7 +212,10 @@ def instance(number: int) -> Instance:
     return Instance(loss, correct, confidence, settings, epoch, epochs, merge, bits if r.random() < 0.5 else None)
 
 
-@pytest.mark.parametrize("number", range(200))
+NUMBERS = depth(range(60), range(200))
+
+
+@over_instances(NUMBERS)
 def test_agrees_with_the_transcription(number: int) -> None:
     given = instance(number)
     method, expected, n = given.method(), given.answer(), len(given.loss)
@@ -233,7 +238,7 @@ def test_agrees_with_the_transcription(number: int) -> None:
 def test_the_instances_are_hard() -> None:
     """Every case that the transcription is there for really occurs, several times."""
     seen = dict.fromkeys(("hides", "moves back", "tie at the cut", "at tau", "float product", "drops", "empty", "boundary"), 0)
-    for number in range(200):
+    for number in NUMBERS:
         given = instance(number)
         answer, s, n = given.answer(), given.settings, len(given.loss)
         count = math.floor(answer.scheduled * n)
@@ -246,7 +251,7 @@ def test_the_instances_are_hard() -> None:
         seen["drops"] += s["drop_top"] != "0" and bool(answer.left_out)
         seen["empty"] += not answer.kept
         seen["boundary"] += any(given.epoch == Fraction(b) * given.epochs for b, _ in s["milestones"] if 0 < Fraction(b) < 1)
-    assert min(seen.values()) >= 5, seen
+    assert min(seen.values()) >= depth(1, 5), seen
 
 
 # Worked vectors

@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from depth import depth
+from helpers import over_instances
 from thresher import Mercury
 from thresher.methods._drawing import draw_probabilities, unbiased_weights
 from thresher.records import Records
@@ -61,7 +63,7 @@ def instance(number: int) -> tuple[np.ndarray, int, str, int]:
     return loss, int(r.integers(1, 12)), str(r.choice(["1", "0.5", "0.29"])), int(r.integers(1, 30))
 
 
-@pytest.mark.parametrize("number", range(200))
+@over_instances(depth(range(40), range(200)))
 def test_agrees_with_the_transcription(number: int) -> None:
     loss, groups, keep, epoch = instance(number)
     n = len(loss)

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from depth import depth
+from helpers import over_instances
 from thresher import EpochPlan, MinibatchDropping
 from thresher.records import Records
 from thresher.rng import seeded
@@ -27,7 +29,7 @@ def transcribed(n: int, batch_size: int, drop: float, draws: list[float]) -> tup
     return len(kept), sum(map(len, kept))
 
 
-@pytest.mark.parametrize("number", range(200))
+@over_instances(depth(range(40), range(200)))
 def test_agrees_with_the_transcription(number: int) -> None:
     r = np.random.default_rng(number)
     n = 1 if number % 10 == 0 else int(r.integers(2, 300))

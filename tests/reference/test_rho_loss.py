@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from depth import depth
+from helpers import over_instances
 from thresher import RhoLoss
 from thresher.rng import seeded
 from thresher.scores import Scores
@@ -62,7 +64,10 @@ def instance(seed: int) -> tuple[np.ndarray, np.ndarray, dict[int, float], str]:
     return hard_losses(r, n), ids, table, str(r.choice(["0.1", "0.29", "0.5", "1"]))
 
 
-@pytest.mark.parametrize("seed", range(300))
+NUMBERS = depth(range(60), range(300))
+
+
+@over_instances(NUMBERS)
 def test_hard_instances(seed: int) -> None:
     losses, ids, table, keep = instance(seed)
     scores = Scores(torch.tensor(list(table)), torch.tensor(list(table.values())))
@@ -72,7 +77,7 @@ def test_hard_instances(seed: int) -> None:
 
 def test_the_instances_are_hard() -> None:
     met: set[str] = set()
-    for seed in range(300):
+    for seed in NUMBERS:
         losses, ids, table, _ = instance(seed)
         reducible = [float(np.float32(x)) - table[i] for x, i in zip(losses, ids.tolist(), strict=True) if i in table]
         finite = [value for value in reducible if math.isfinite(value)]

@@ -13,6 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from depth import depth
+from helpers import over_instances
 from thresher import Prune, SelectiveBackprop
 from thresher.attribution.rows import RowLayout
 from thresher.methods.prune import keep_in_batch
@@ -107,7 +109,7 @@ def near(values):
     return pytest.approx(values, rel=2e-4, abs=2e-5)
 
 
-@pytest.mark.parametrize("number", range(40))
+@over_instances(depth(range(10), range(40)))
 def test_error_norms(number):
     one = Instance(number)
     expected = [sum(norm(net.error(x, y)) for net in one.by_hand) / len(one.by_hand) for x, y in one.samples]
@@ -117,7 +119,7 @@ def test_error_norms(number):
     assert (found.forward, found.backward) == (one.n * len(one.models), 0)
 
 
-@pytest.mark.parametrize("number", range(40))
+@over_instances(depth(range(10), range(40)))
 def test_gradient_norms(number):
     one = Instance(number)
     last, whole = [], []
@@ -132,7 +134,7 @@ def test_gradient_norms(number):
     assert (found.forward, found.backward) == (passes + 5, passes + 7)
 
 
-@pytest.mark.parametrize("number", range(40))
+@over_instances(depth(range(10), range(40)))
 def test_irreducible_losses(number):
     one = Instance(number, models=3)
     halves = [torch.tensor(sorted(one.r.permutation(one.n)[: one.n // 2].tolist()), dtype=torch.int64) for _ in range(2)]
@@ -146,7 +148,7 @@ def test_irreducible_losses(number):
     assert found.values.tolist() == near(expected)
 
 
-@pytest.mark.parametrize("number", range(40))
+@over_instances(depth(range(10), range(40)))
 def test_memorised_samples(number):
     one = Instance(number, models=4)
     members = [set(one.r.permutation(one.n)[: one.r.integers(0, one.n + 1)].tolist()) for _ in one.models]
@@ -160,7 +162,7 @@ def test_memorised_samples(number):
     assert [None if math.isnan(value) else value for value in found] == [None if e is None else near(e) for e in expected]
 
 
-@pytest.mark.parametrize("number", range(40))
+@over_instances(depth(range(10), range(40)))
 def test_disagreement(number):
     one = Instance(number, models=int(2 + number % 3))
 
@@ -190,7 +192,7 @@ def counted(history, never_learned):
 
 
 @pytest.mark.parametrize("never_learned", ["presentations", "infinite", "zero"])
-@pytest.mark.parametrize("number", range(40))
+@over_instances(depth(range(10), range(40)))
 def test_forgetting_events(number, never_learned):
     r = np.random.default_rng(number)
     history = r.random((int(r.integers(1, 9)), int(r.integers(1, 30)))) < r.choice([0.1, 0.5, 0.9])
@@ -289,7 +291,7 @@ def test_worked_vector_of_prototypes():
     assert sorted(Prune(found, keep=0.4, which="easy").kept(5).tolist()) == [2, 3]
 
 
-@pytest.mark.parametrize("number", range(100))
+@over_instances(depth(range(20), range(100)))
 def test_distances_to_centroids(number):
     r = np.random.default_rng(number)
     n, k, d = (int(r.integers(1, high)) for high in (20, 5, 6))
@@ -374,7 +376,10 @@ def hard_pruning(number):
     return settings, n, ids.astype(np.int64), hard_values(r, len(ids)), r.choice([3, 7, 2**40], len(ids)).astype(np.int64)
 
 
-@pytest.mark.parametrize("number", range(400))
+NUMBERS = depth(range(80), range(400))
+
+
+@over_instances(NUMBERS)
 def test_hard_prunings(number):
     settings, n, ids, values, labels = hard_pruning(number)
     by_id, classes = [None] * n, [None] * n
@@ -392,7 +397,7 @@ def test_hard_prunings(number):
 def test_the_prunings_are_hard():
     """Every way to choose, ties, missing and unusable scores, single samples, and classes that need more than `keep`."""
     met = set()
-    for number in range(400):
+    for number in NUMBERS:
         settings, n, ids, values, labels = hard_pruning(number)
         met |= {settings["which"], "one" if n == 1 else "many"}
         met |= {"tied"} if len(set(values.tolist())) < len(values) else set()

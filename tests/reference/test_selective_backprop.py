@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 import torch
 
+from depth import depth
+from helpers import over_instances
 from thresher import SelectiveBackprop
 from thresher.methods.selective_backprop import extended_history, percentile
 from thresher.rng import seeded
@@ -109,7 +111,10 @@ def batches(r: np.random.Generator) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(hard_losses(r, size), part) for size, part in zip(sizes, splits, strict=True)]
 
 
-@pytest.mark.parametrize("seed", range(400))
+NUMBERS = depth(range(80), range(400))
+
+
+@over_instances(NUMBERS)
 def test_hard_instances(seed: int) -> None:
     r = np.random.default_rng(seed)
     settings = hard_settings(r)
@@ -130,7 +135,7 @@ def test_hard_instances(seed: int) -> None:
 def test_the_instances_are_hard() -> None:
     """Both ways to select, histories that run over within one batch, single samples, ties, and every kind of loss."""
     met: set[str] = set()
-    for seed in range(400):
+    for seed in NUMBERS:
         r = np.random.default_rng(seed)
         settings = hard_settings(r)
         for losses, ids in batches(r):
@@ -175,7 +180,7 @@ def test_worked_vector_b() -> None:
 
 @pytest.mark.parametrize(("beta", "least"), [(0.25, 0.0), (0.43, 0.0), (1.0, 0.0), (2.0, 0.0), (3.0, 0.0), (2.0, 0.3)])
 def test_the_share_of_one_batch_is_the_finite_samples(beta: float, least: float) -> None:
-    n, draws = 64, 1500
+    n, draws = 64, depth(500, 1500)
     chances = [max(least, (j / n) ** beta) for j in range(n)]
     method = SelectiveBackprop(beta=beta, min_probability=least)
     signals = {"id": torch.arange(n), "loss": torch.randperm(n, generator=seeded(1)).float()}
@@ -190,7 +195,7 @@ def test_the_share_of_one_batch_is_the_finite_samples(beta: float, least: float)
 @pytest.mark.parametrize("beta", [0.43, 1.0, 2.0])
 def test_the_share_in_the_long_run(beta: float) -> None:
     """Losses without ties from one distribution: the rank in a full history is uniform on 0 to R - 1."""
-    size, n, steps = 256, 32, 1500
+    size, n, steps = 256, 32, depth(500, 1500)
     method = SelectiveBackprop(beta=beta, history=size)
     state, shares, g = method.init_state(), [], seeded(3)
     for step in range(steps + size // n):

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import thresher
+from depth import depth
+from helpers import noted
 from subset_cases import Calls, numbers, same_as_plain, tokens, traced, wrap
 from thresher.subset import SubsetBackward, module, subset_backward, tracing
 
@@ -128,25 +130,23 @@ CHANGES = {
 }
 
 
-@pytest.fixture(scope="module")
-def settled():
+SOME = ("a number", "an object", "a module", "a parameter in place", "a tensor in place", "a buffer", "frozen", "evaluation")
+
+
+def test_changes_after_a_call_are_noticed() -> None:
+    """One model goes through the changes, so that it is traced once for each; test_settings.py notices all without tracing."""
     torch.manual_seed(0)
     sub = wrap(Settings())
-    sub(X)
-    return sub
-
-
-@pytest.mark.parametrize("name", CHANGES)
-def test_changes_after_a_call_are_noticed(name, settled) -> None:
-    sub = copy.deepcopy(settled)
     same_as_plain(sub, X, rows=ROWS)
-    before = sub.wrapped(X).detach()
-    CHANGES[name](sub.wrapped)
-    same_as_plain(sub, X, rows=ROWS)
-    assert sub.fallback is None
-    if name not in ("frozen", "evaluation"):
-        assert not torch.allclose(before, sub.wrapped(X))
-    assert traced(sub) == (1 if "in place" in name or name == "a buffer" else 2)
+    for name in depth(SOME, tuple(CHANGES)):
+        with noted(name):
+            before, made = sub.wrapped(X).detach(), sub._made
+            CHANGES[name](sub.wrapped)
+            same_as_plain(sub, X, rows=ROWS)
+            assert sub.fallback is None
+            if name not in ("frozen", "evaluation"):
+                assert not torch.allclose(before, sub.wrapped(X))
+            assert sub._made == made + (0 if "in place" in name or name == "a buffer" else 1)
 
 
 def test_arguments_that_change() -> None:

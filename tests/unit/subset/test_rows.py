@@ -3,6 +3,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from depth import depth
 from thresher.subset.rows import Layout, Taker
 
 
@@ -30,7 +31,7 @@ def join(blocks, layout):
 
 
 @given(cases())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=depth(60, 200))
 def test_rows_are_taken_put_and_looked_at_as_by_hand(case) -> None:
     n, layout, blocks, rows = case
     whole = join(blocks, layout)
@@ -50,7 +51,7 @@ def test_rows_are_taken_put_and_looked_at_as_by_hand(case) -> None:
 
 
 @given(cases(), st.integers(0, 3))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=depth(40, 100))
 def test_memory_that_is_not_in_the_order_of_dimensions(case, at) -> None:
     n, layout, blocks, rows = case
     whole = join(blocks, layout)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import thresher
+from depth import depth
 from thresher.methods import Requirements
 from thresher.methods._ranked import KeepLargest
 from thresher.methods.card import Card
@@ -58,15 +59,20 @@ class Keeps(KeepLargest):
 @pytest.mark.parametrize(
     "method",
     [
-        thresher.Kakurenbo(),
-        thresher.InfoBatch(),
-        thresher.UniformSubset(),
-        thresher.FullData(),
-        thresher.SelectiveBackprop(),
-        thresher.SelectiveBackprop(keep=0.3),
-        thresher.RandomBackprop(),
         Hides(),
         Keeps(),
+        *depth(
+            [thresher.InfoBatch(), thresher.SelectiveBackprop()],  # the roster in tests/conformance has them all
+            [
+                thresher.Kakurenbo(),
+                thresher.InfoBatch(),
+                thresher.UniformSubset(),
+                thresher.FullData(),
+                thresher.SelectiveBackprop(),
+                thresher.SelectiveBackprop(keep=0.3),
+                thresher.RandomBackprop(),
+            ],
+        ),
     ],
     ids=repr,
 )
