@@ -285,7 +285,7 @@ def test_surveys_need_a_model_with_features():
         _ = run.plan
     with pytest.raises(
         ValueError,
-        match=r"GradMatch needs .* last nn.Linear .* NoLinear has none, or use GradMatch\(gradient=.bias.\)",
+        match=r"GradMatch needs .* last nn.Linear, and NoLinear has none, or use GradMatch\(gradient=.bias.\)",
     ):
         make(thresher.GradMatch(), model=NoLinear())
 
