@@ -501,7 +501,7 @@ def test_collates(name, method, passes):
 def test_forward_is_asked_for_before_scoring():
     for collate, kind in ((lambda s: {"x": torch.stack([r[0] for r in s])}, "dict"), (None, "list")):
         run, *_ = make(SB(keep=0.5), "twice", loader=DataLoader(Texts(), B, collate_fn=collate))
-        with pytest.raises(ValueError, match=rf"`forward` is needed: SelectiveBackprop runs passes.*{kind} does not tell"):
+        with pytest.raises(ValueError, match=rf"`forward` is needed: SelectiveBackprop runs passes.*{kind} is not a pair"):
             next(iter(run.loader))
 
 
