@@ -144,7 +144,7 @@ def instance(seed):
     }
 
 
-NUMBERS = depth(range(12), range(60))
+NUMBERS = depth([*range(9), 10, 43, 49], range(60))
 
 
 @over_instances(NUMBERS)

@@ -62,7 +62,11 @@ class Keeps(KeepLargest):
         Hides(),
         Keeps(),
         *depth(
-            [thresher.InfoBatch(), thresher.SelectiveBackprop()],  # the roster in tests/conformance has them all
+            [
+                thresher.Kakurenbo(),
+                thresher.SelectiveBackprop(),
+                thresher.RandomBackprop(),
+            ],  # the roster in tests/conformance has them all
             [
                 thresher.Kakurenbo(),
                 thresher.InfoBatch(),
