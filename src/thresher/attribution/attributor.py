@@ -60,7 +60,7 @@ class Attributor:
         device: torch.device,
         unknown_rows: str | None,
     ) -> None:
-        self._tracker, self._accumulator = tracker, accumulator
+        self._tracker, self._accumulator, self._untouched = tracker, accumulator, tracker.untouched
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
@@ -82,17 +82,14 @@ class Attributor:
         Raises:
             AttributionError: The samples cannot be told with certainty; nothing was recorded or counted.
         """
-        attribution = self._tracker.untouched(outputs, targets) if ids is None else None
-        if attribution is not None and (batch := attribution.batch) is not None:
-            value, found, *rows = measure(
-                outputs, targets, attribution, weights=batch.weights, weights_over_n=batch.weights_over_n
-            )
-            self._accumulator.credit(attribution, found, None, *rows)
-            return value
-        attribution = self._resolve(outputs, targets, ids)
-        weights = self._weights_of(attribution)
-        value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=None)
-        self._accumulator.credit(attribution, found, outputs, *rows)
+        attribution = self._untouched(outputs, targets) if ids is None else None
+        if attribution is None or (batch := attribution.batch) is None:
+            attribution = self._resolve(outputs, targets, ids)
+            weights, over_n, sources = self._weights_of(attribution), None, outputs
+        else:
+            weights, over_n, sources = batch.weights, batch.weights_over_n, None
+        value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=over_n)
+        self._accumulator.credit(attribution, found, sources, *rows)
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None) -> Attribution:

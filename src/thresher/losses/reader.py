@@ -1,6 +1,7 @@
 """What a run reads of each sample: the signals of its criterion, and those that the user computes."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,23 +28,25 @@ class SignalReader:
         self.criterion, self._own = criterion, own
         self.recorded, self.chosen_by = recorded, chosen_by
 
-    def measure(
+    def measuring(self) -> Callable[..., tuple[Tensor, Any]]:
+        """Returns the function that computes the scalar for the loop and the recorded signals, as attribution calls it.
+
+        It is the criterion's own, which runs in every step, where the user computes no signals.
+        """
+        if self._own is None and self.criterion is not None:
+            return partial(self.criterion.in_step, wanted=self.recorded)
+        return self._measure_with_own
+
+    def _measure_with_own(
         self, outputs: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Tensor | None
     ) -> tuple[Tensor, Any]:
-        """Computes the criterion's scalar and the recorded signals; as `attribution.attributor.MeasureLoss` describes."""
         assert self.criterion is not None
         own = self._ask(outputs, targets, attribution.layout.n)
+        wanted = self.recorded - own.keys()
         value, found = self.criterion.in_step(
-            outputs,
-            targets,
-            attribution,
-            weights=weights,
-            weights_over_n=weights_over_n,
-            wanted=self.recorded - own.keys() if own else self.recorded,
+            outputs, targets, attribution, weights=weights, weights_over_n=weights_over_n, wanted=wanted
         )
-        if own:
-            found = (found if isinstance(found, dict) else found.now()) | own
-        return value, found
+        return value, (found if isinstance(found, dict) else found.now()) | own
 
     def signals(
         self, outputs: Any, targets: Any, layout: RowLayout, wanted: set[str], *, all_count: bool = False

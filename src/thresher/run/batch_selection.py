@@ -108,7 +108,8 @@ class NoSelection:
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
-        self._attributor, self._stopwatch, self._measure = tools.attributor, tools.stopwatch, tools.reader.measure
+        self._attributor, self._stopwatch = tools.attributor, tools.stopwatch
+        self._credit, self._measure = tools.attributor.credit, tools.reader.measuring()
 
     @property
     def forward_passes(self) -> str | None:
@@ -117,7 +118,7 @@ class NoSelection:
 
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None) -> Tensor:
         """Returns the user's criterion of all rows, and records their signals."""
-        value = self._attributor.credit(outputs, targets, ids, self._measure)
+        value = self._credit(outputs, targets, ids, self._measure)
         if self._stopwatch.running:
             self._stopwatch.watch(value)
         return value

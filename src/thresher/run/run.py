@@ -79,7 +79,7 @@ class Run:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.method, self.loader, self.epochs = parts.method, parts.loader, parts.epochs.settings.epochs
-        self._epochs = parts.epochs
+        self._epochs, self._criterion = parts.epochs, parts.criterion
 
     # What the loop calls
 
@@ -108,11 +108,10 @@ class Run:
             AttributionError: The samples of the rows are not certain; nothing was recorded or counted.
             ValueError: Losses have no sample dimension, or no criterion was attached.
         """
-        criterion = self._parts.criterion
-        if criterion is None:
+        if self._criterion is None:
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
         if not torch.is_grad_enabled():
-            return criterion.value(outputs, targets)
+            return self._criterion.value(outputs, targets)
         return self._epochs.selection.criterion(outputs, targets, ids)
 
     def reduce(self, per_sample_losses: Tensor, ids: Tensor | None = None, outputs: Any = None, targets: Any = None) -> Tensor:
