@@ -27,6 +27,7 @@ from subset_cases import (
 )
 from thresher.subset import SubsetBackward, kept_rows, mixes_samples, subset_backward
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
 X = numbers(7, 6)
 ROWS = torch.tensor([1, 4, 5])
 

@@ -12,6 +12,7 @@ from subset_cases import Calls, distance, numbers, wrap
 from thresher.subset import kept_rows
 from thresher.subset.function import KeptRows
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
 X = numbers(7, 6)
 ROWS = torch.tensor([1, 4, 5])
 

@@ -20,6 +20,7 @@ from thresher.selection import ids_of, on_host, share, smallest
 from thresher.testing import ContractError, check_method
 from thresher.testing import check as checks
 
+pytestmark = pytest.mark.usefixtures("shared_traces")
 CARD = Card(biased="yes", forwards="none", bytes_per_sample=4)
 CARD_OF_BATCHES = replace(CARD, bytes_per_sample=0)
 
