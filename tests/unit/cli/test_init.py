@@ -49,7 +49,7 @@ def module_of(path, monkeypatch, name):
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)
-    monkeypatch.setitem(thresher._HOME, "SpecimenOfInit", spec.name)
+    monkeypatch.setitem(thresher._HOME, "Seta9", spec.name)
     return module
 
 
@@ -59,20 +59,20 @@ def files_in(folder):
 
 @pytest.mark.parametrize("stage", STAGE_NAMES)
 def test_a_new_method_keeps_every_promise_before_a_line_of_it_is_changed(checkout, monkeypatch, stage):
-    init("method", "specimen_of_init", "--stage", stage)
-    path = checkout / "src/thresher/methods/specimen_of_init.py"
-    module = module_of(path, monkeypatch, "specimen_of_init")
-    assert module.SpecimenOfInit.stage == stage
-    check_method(module.SpecimenOfInit())
+    init("method", "seta9", "--stage", stage)
+    path = checkout / "src/thresher/methods/seta9.py"
+    module = module_of(path, monkeypatch, "seta9")
+    assert module.Seta9.stage == stage
+    check_method(module.Seta9())
     assert doctest.testmod(module) == (0, 2 + 2 * (stage != "before") + (stage == "batch"))
-    with pytest.raises(ValueError, match="SpecimenOfInit: `keep` is the share kept"):
-        module.SpecimenOfInit(keep=2)
+    with pytest.raises(ValueError, match="Seta9: `keep` is the share kept"):
+        module.Seta9(keep=2)
 
 
 @pytest.mark.parametrize("stage", STAGE_NAMES)
 def test_its_files_pass_the_checks_of_this_repository(checkout, stage):
-    init("method", "specimen_of_init", "--stage", stage)
-    files = [checkout / "src/thresher/methods/specimen_of_init.py", checkout / "tests/reference/test_specimen_of_init.py"]
+    init("method", "seta9", "--stage", stage)
+    files = [checkout / "src/thresher/methods/seta9.py", checkout / "tests/reference/test_seta9.py"]
     assert not any("$" in path.read_text() for path in files)
     assert max(len(line) for path in files for line in path.read_text().splitlines()) <= 128
     for path in files:
@@ -81,34 +81,34 @@ def test_its_files_pass_the_checks_of_this_repository(checkout, stage):
 
 @pytest.mark.parametrize("stage", STAGE_NAMES)
 def test_its_reference_test_fails_until_the_transcription_is_written(checkout, monkeypatch, stage):
-    init("method", "specimen_of_init", "--stage", stage)
-    module_of(checkout / "src/thresher/methods/specimen_of_init.py", monkeypatch, "specimen_of_init")
-    spec = importlib.util.spec_from_file_location("test_specimen_of_init", checkout / "tests/reference/test_specimen_of_init.py")
+    init("method", "seta9", "--stage", stage)
+    module_of(checkout / "src/thresher/methods/seta9.py", monkeypatch, "seta9")
+    spec = importlib.util.spec_from_file_location("test_seta9", checkout / "tests/reference/test_seta9.py")
     test = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(test)
     given = [] if stage == "before" else ["ties"]
     name = "test_the_ids_are_those_of_the_paper" if stage == "before" else "test_the_plan_is_that_of_the_paper"
-    with pytest.raises(pytest.fail.Exception, match=r"tests/reference/test_specimen_of_init\.py: write the paper's pseudo-code in `trans"):
+    with pytest.raises(pytest.fail.Exception, match=r"tests/reference/test_seta9\.py: write the paper's pseudo-code in `trans"):
         getattr(test, name)(*given)
     test.test_a_share_outside_its_range_is_refused("half")
 
 
 def test_one_line_registers_it(checkout, monkeypatch):
     before = (checkout / REGISTRY).read_text()
-    said = init("method", "specimen_of_init")
+    said = init("method", "seta9")
     after = (checkout / REGISTRY).read_text()
-    line = "from thresher.methods.specimen_of_init import SpecimenOfInit as SpecimenOfInit\n"
+    line = "from thresher.methods.seta9 import Seta9 as Seta9\n"
     assert after.replace(line, "") == before and after.count(line) == 1
     lines = after[after.index("from ") :].splitlines()
     assert lines == sorted(lines)
-    assert registry.reexports(checkout / REGISTRY)["SpecimenOfInit"] == "thresher.methods.specimen_of_init"
+    assert registry.reexports(checkout / REGISTRY)["Seta9"] == "thresher.methods.seta9"
     monkeypatch.setattr(registry, "FOLDER", checkout / "src/thresher/methods")
-    monkeypatch.setattr(registry, "BUILT_IN", {"specimen_of_init": "thresher.methods.specimen_of_init:SpecimenOfInit"})
-    info = methods.infos()["specimen_of_init"]
+    monkeypatch.setattr(registry, "BUILT_IN", {"seta9": "thresher.methods.seta9:Seta9"})
+    info = methods.infos()["seta9"]
     assert info.stage == "epoch" and info.summary and info.rule == "its last loss was among the smallest"
     assert said.splitlines()[:3] == [
-        "src/thresher/methods/specimen_of_init.py",
-        "tests/reference/test_specimen_of_init.py",
+        "src/thresher/methods/seta9.py",
+        "tests/reference/test_seta9.py",
         "src/thresher/methods/built_in.py (one line)",
     ]
     assert "make cards" in said and "CONTRIBUTING.md" in said
@@ -133,8 +133,8 @@ def test_it_works_from_a_folder_inside_the_checkout(checkout, monkeypatch):
         (["method", "column"], "thresher has Column already; choose another name than 'column'"),
         (["method", "card"], r"src/thresher/methods/card\.py is there already; choose another name, or delete the file"),
         (["method", "taken"], r"tests/reference/test_taken\.py is there already; choose another name, or delete the file"),
-        (["method", "specimen_of_init", "--stage", "step"], "--stage must be one of before, epoch, batch, got 'step'"),
-        (["mine.py", "specimen_of_init"], "a name and --stage belong to a new method: `thresher init method NAME`, got 'mine.py'"),
+        (["method", "seta9", "--stage", "step"], "--stage must be one of before, epoch, batch, got 'step'"),
+        (["mine.py", "seta9"], "a name and --stage belong to a new method: `thresher init method NAME`, got 'mine.py'"),
         (["mine.py", "--stage", "epoch"], "a name and --stage belong to a new method"),
     ],
 )
@@ -149,15 +149,15 @@ def test_mistakes_write_nothing_and_say_what_to_do(checkout, arguments, message)
 def test_outside_a_checkout_it_names_the_ways_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused(
-        r"is not in a checkout of thresher: .*Clone the repository .* entry-point group `thresher\.methods`", "method", "specimen_of_init"
+        r"is not in a checkout of thresher: .*Clone the repository .* entry-point group `thresher\.methods`", "method", "seta9"
     )
     assert not files_in(tmp_path)
 
 
 def test_a_second_time_is_refused(checkout):
-    init("method", "specimen_of_init")
+    init("method", "seta9")
     before = files_in(checkout)
-    refused(r"src/thresher/methods/specimen_of_init\.py is there already", "method", "specimen_of_init")
+    refused(r"src/thresher/methods/seta9\.py is there already", "method", "seta9")
     assert files_in(checkout) == before
 
 
