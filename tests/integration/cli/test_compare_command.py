@@ -10,6 +10,8 @@ from collections import Counter
 import psutil
 import pytest
 
+from depth import DEEP
+
 PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
 N = 512
 METHODS = "kakurenbo:tau=0.0,infobatch:prune_fraction=0.3"
@@ -120,7 +122,7 @@ def test_a_folder_takes_more_methods_but_no_other_comparison(finished, called):
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)
 def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, called, how):
-    settings = {"task": "digits@256", "methods": "uniform:keep=0.3", "seeds": "0,1,2", "epochs": 4}
+    settings = {"task": "digits@256", "methods": "uniform:keep=0.3", "seeds": "0,1", "epochs": 4}
     out = tmp_path / "out"
     command = [*PROCESS, *arguments(out, **settings)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -142,10 +144,12 @@ def test_a_comparison_that_was_stopped_goes_on(tmp_path, interruptible, called, 
         assert process.returncode == -how
     assert "Traceback" not in stderr
     kept = written(out)
-    assert 0 < len(kept) < 6 and not (out / "results.json").exists()
+    assert 0 < len(kept) < 4 and not (out / "results.json").exists()
+    if how is signal.SIGKILL and not DEEP:
+        return  # what goes on is the same
     done = called(*arguments(out, **settings))
     assert done.returncode == 0, done.stderr
-    assert len(written(out)) == 6 and written(out).items() >= kept.items()
+    assert len(written(out)) == 4 and written(out).items() >= kept.items()
     assert json.loads((out / "results.json").read_text())["summary"][1]["method"] == "uniform:keep=0.3"
 
 

@@ -7,10 +7,10 @@ PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
 ARGUMENTS = ["time-to-target", "--task", "digits@400", "--epochs", "2", "--jobs", "1"]
 
 
-def test_times_curves_and_a_figure(tmp_path):
+def test_times_curves_and_a_figure(tmp_path, called):
     out, results, figure = tmp_path / "out", tmp_path / "benchmarks" / "r.json", tmp_path / "docs" / "f.svg"
     more = ["--methods", "uniform:keep=0.5,kakurenbo", "--seeds", "0", "--out", out, "--results", results, "--figure", figure]
-    done = subprocess.run([*PROCESS, *ARGUMENTS, *map(str, more)], capture_output=True, text=True, check=False)
+    done = called(*ARGUMENTS, *more)
     assert done.returncode == 0, done.stderr
     assert not done.stderr and done.stdout.rstrip().endswith(f"{results}\n{figure}")
     measured = json.loads(results.read_text())
@@ -25,7 +25,9 @@ def test_times_curves_and_a_figure(tmp_path):
     assert len(runs) == 3 and not any(run["control_of"] for run in runs)
 
 
-def test_a_mistake_is_one_message(tmp_path, called):
-    done = called(*ARGUMENTS, "--methods", "kakurenbo:forward_passes=once", "--out", tmp_path / "out")
+def test_a_mistake_is_one_message(tmp_path):
+    """In a real process."""
+    command = [*PROCESS, *ARGUMENTS, "--methods", "kakurenbo:forward_passes=once", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "kakurenbo has no setting 'forward_passes'" in done.stderr and not (tmp_path / "out").exists()
