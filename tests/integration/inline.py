@@ -1,12 +1,18 @@
-"""Comparisons that train in a thread of the test's process.
+"""Commands and comparisons that run in the test's process.
 
 A worker process imports torch for seconds before it trains anything.
 """
 
+import io
+import sys
 import threading
+from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import Pipe
 from types import SimpleNamespace
 
+import pytest
+
+from thresher import cli
 from thresher.experiments.comparison import workers
 
 
@@ -39,3 +45,13 @@ def train_in_threads(monkeypatch):
     monkeypatch.setattr(workers, "signal", no_signals)  # only the main thread may set signal handlers
     monkeypatch.setattr(workers, "_leave_with_parent", lambda: None)
     monkeypatch.setattr(workers.Workers, "_spawn", spawn)
+
+
+def call_in_process(*arguments):
+    """Calls `thresher` with command-line arguments; the answer has the fields of one from `subprocess.run`."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["thresher", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    return SimpleNamespace(returncode=left.value.code or 0, stdout=out.getvalue(), stderr=err.getvalue())

@@ -1,12 +1,8 @@
 """Commands called in this process. Each command has one test with a real process."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 
-from integration.inline import train_in_threads
-from thresher import cli
+from integration.inline import call_in_process, train_in_threads
 
 
 @pytest.fixture
@@ -16,16 +12,6 @@ def inline_runs(monkeypatch):
 
 
 @pytest.fixture
-def called(inline_runs, monkeypatch, capsys):
+def called(inline_runs):
     """Calls `thresher` in this process; the answer has the fields of one from `subprocess.run`."""
-
-    def call(*arguments):
-        capsys.readouterr()
-        with monkeypatch.context() as patch:
-            patch.setattr(sys, "argv", ["thresher", *map(str, arguments)])
-            with pytest.raises(SystemExit) as left:
-                cli.main()
-        captured = capsys.readouterr()
-        return SimpleNamespace(returncode=left.value.code or 0, stdout=captured.out, stderr=captured.err)
-
-    return call
+    return call_in_process

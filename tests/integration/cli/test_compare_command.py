@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from depth import DEEP
+from integration.inline import call_in_process, train_in_threads
 
 PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
 N = 512
@@ -29,7 +30,9 @@ def written(out):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     out = tmp_path_factory.mktemp("comparison") / "out"
-    done = subprocess.run([*PROCESS, *arguments(out)], capture_output=True, text=True, check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        train_in_threads(patch)
+        done = call_in_process(*arguments(out))
     assert done.returncode == 0, done.stderr
     assert not done.stderr
     return out, done.stdout, json.loads((out / "results.json").read_text())
