@@ -22,16 +22,19 @@ hypothesis.settings.load_profile("verify" if DEEP else "quick")
 SLOWEST = (
     "integration/cli/test_compare_command.py",
     "integration/test_recipes.py",
-    "examples/test_by_feature.py",
-    "integration/report/test_in_browser.py",
-    "integration/cli/test_own_training.py",
-    "integration/cli/test_advise_command.py",
-    "integration/test_wheel.py",
-    "integration/cli/test_time_to_target_command.py",
-    "integration/test_subset_training.py",
-    "integration/test_subset_models.py",
     "integration/test_resume.py",
+    "integration/test_subset_models.py",
+    "integration/report/test_in_browser.py",
+    "integration/test_subset_training.py",
+    "conformance/test_roster.py",
+    "unit/experiments/training/test_loop.py",
+    "integration/cli/test_time_to_target_command.py",
     "reference/test_planted.py",
+    "integration/cli/test_advise_command.py",
+    "unit/subset/test_module.py",
+    "integration/cli/test_own_training.py",
+    "property/test_subset_backward.py",
+    "unit/report/test_page.py",
 )
 """Files that take longest, below tests/, the slowest first."""
 
