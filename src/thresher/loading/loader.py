@@ -378,17 +378,9 @@ class EpochIterator:
         self._control.yielded(batch, ids, self._drawn, self._checksum, weights, last=last)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
-        """Whether it is certain that the rows that wait and those of later candidates make no further batch."""
-        if self._left is None:
-            return False
-        full, rest = divmod(self._left, self._sizes.batch_size)
+        """Whether no candidate comes and the rows that wait make no further batch."""
         rows = row_buffer.rows
-        for batches, size in ((full, self._sizes.batch_size), (1, rest)):
-            chosen = self._control.count(size) if batches and size else 0
-            if chosen is None:
-                return False
-            rows += batches * chosen
-        return not rows or (self._sizes.drop_last and rows < (row_buffer.size or 1))
+        return self._left == 0 and (not rows or (self._sizes.drop_last and not row_buffer.full))
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         batch, ids, self._drawn, left = self._candidates.take()

@@ -38,9 +38,9 @@ class EpochEnd:
         self.over = self.left = self._exhausted = False
         self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
 
-    def resume(self, *, over: bool) -> None:
+    def resume(self) -> None:
         """Takes the place of a saved run, in which no pass is under way."""
-        self.over, self.left, self._exhausted = over, True, over
+        self.over, self.left, self._exhausted = False, True, False
 
     def yielded(self, *, last: bool) -> None:
         """Notes a batch of the pass."""

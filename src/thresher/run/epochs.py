@@ -316,7 +316,6 @@ class Epochs:
             "seed": self._seed,
             "epoch": self.epoch,
             "active": self._active,
-            "over": self._active and self._end.over,
             "consumed": self._consumed,
             "checksum": self._checksum,
             "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts), "remember": {}},
@@ -337,9 +336,8 @@ class Epochs:
             self.selection.stage.load_state_dict(state["batch_stage"])
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
         self._consumed, self._checksum = state["consumed"], state["checksum"]
-        over = state.get("over", False)
-        self._resumed = self._active and not over
-        self._end.resume(over=over)
+        self._resumed = self._active
+        self._end.resume()
         self._rest()
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
 
