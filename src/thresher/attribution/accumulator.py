@@ -111,6 +111,8 @@ class StepAccumulator:
         self._open: list[Entry] = []
         self._waiting: list[Entry] = []
         self._size = 0
+        self.credited = 0
+        """Number of batches of which a loss was credited."""
         self._uncounted: list[tuple[Tensor, Tensor]] = []
         self._table, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
@@ -179,9 +181,21 @@ class StepAccumulator:
         else:
             assert fresh is not None
             self._uncounted.append((new, new if rows is None else fresh[rows].sum()))
+        if batch is not None:
+            batch.credited_rows += entry.attribution.layout.n
         if batch is not None and not batch.credited:
             batch.credited = True
             self._cost.steps += self._count_steps
+            self.credited += 1
+
+    @property
+    def in_step(self) -> bool:
+        """Whether losses were credited since the last step."""
+        return bool(self._open)
+
+    def has_open(self, batch: YieldedBatch) -> bool:
+        """Whether losses of a batch were credited since the last step."""
+        return any(entry.attribution.batch is batch for entry in self._open)
 
     def end_step(self) -> None:
         """Ends the step; further losses of the same rows replace those before."""

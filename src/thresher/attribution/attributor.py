@@ -66,6 +66,7 @@ class Attributor:
         self._weights_by_row = False
         self._recent: list[YieldedBatch] = []
         self._yielded = 0
+        self._passed = 0
 
     def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss) -> Tensor:
         """Credits one loss to the samples that it belongs to.
@@ -94,10 +95,22 @@ class Attributor:
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None) -> Attribution:
         try:
-            return attribute(self._tracker, outputs, targets, ids, n=self._ids_end, recent=self._recent)
+            found = attribute(self._tracker, outputs, targets, ids, n=self._ids_end, recent=self._recent)
         except AttributionError:
             self._accumulator.withdraw(outputs)
             raise
+        if found.batch is not None and found.key is not None and found.batch.number < self._passed:
+            self._refuse_repeated(found.batch)
+        return found
+
+    def _refuse_repeated(self, batch: YieldedBatch) -> None:
+        """Refuses a batch of an earlier pass that was trained on, which a loop that stores batches yields again and again."""
+        if batch.credited_rows >= len(batch.ids) and not self._accumulator.has_open(batch):
+            raise RuntimeError(
+                "A batch of an earlier pass over run.loader is trained on again. itertools.cycle and other loops that store "
+                "batches never begin the next epoch, so that nothing is selected again. Iterate run.loader once per epoch: "
+                "`while True: for batch in run.loader: ...`. For a replay memory, compute the loss without `run`."
+            )
 
     def _weights_of(self, attribution: Attribution) -> Tensor | None:
         """Returns the weights of some rows; None where all are 1."""
@@ -176,6 +189,18 @@ class Attributor:
         """Whether the batch last yielded was not credited yet."""
         self._accumulator.flush()
         return any(not batch.credited for batch in self._recent[-1:])
+
+    @property
+    def last_credited(self) -> bool:
+        """Whether the batch last yielded was credited, as far as the steps that are over show."""
+        return not self._recent or self._recent[-1].credited
+
+    def pass_over(self) -> None:
+        """Notes that the loop has left its pass over the loader."""
+        self._passed = self._yielded
+        for batch in self._recent:
+            if batch.credited:
+                batch.forget()
 
     def forget_batches(self) -> None:
         """Lets go of the batches, which belong to another point of the training."""

@@ -50,6 +50,7 @@ class YieldedBatch:
             last.
         whole: Attribution of a loss over all rows of the batch.
         credited: Whether a loss of this batch was credited.
+        credited_rows: Number of rows whose losses were credited, summed over all steps.
     """
 
     ids: Tensor
@@ -62,6 +63,7 @@ class YieldedBatch:
     marked: tuple[tuple[Tensor, int], ...] = ()
     whole: "Attribution | None" = None
     credited: bool = False
+    credited_rows: int = 0
 
     def forget(self) -> None:
         """Releases the tensors."""

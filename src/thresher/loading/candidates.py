@@ -22,8 +22,8 @@ class MapStyleBatches:
     def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
         self._batches, self._ids, self._ahead = batches, ids, ahead
 
-    def take(self) -> tuple[Any, Tensor, int]:
-        """Returns the next batch, its ids, and how many ids are drawn by then.
+    def take(self) -> tuple[Any, Tensor, int, int | None]:
+        """Returns the next batch, its ids, how many ids are drawn by then, and how many come after it; None: not known.
 
         Raises:
             StopIteration: There is no further batch.
@@ -47,20 +47,22 @@ class StreamBatches:
 
     Args:
         batches: Batches of the loader.
+        length: Number of samples of the stream; None where it is not known.
     """
 
-    def __init__(self, batches: Iterator[Any]) -> None:
-        self._batches, self._place = batches, 0
+    def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
+        self._batches, self._place, self._length = batches, 0, length
 
-    def take(self) -> tuple[Any, Tensor, int]:
-        """Returns the next batch, the places of its rows, and the place of the stream after it.
+    def take(self) -> tuple[Any, Tensor, int, int | None]:
+        """Returns the next batch, the places of its rows, the place after it, and how many samples come; None: not known.
 
         Raises:
             StopIteration: The stream is over.
         """
         batch = next(self._batches)
         begin, self._place = self._place, self._place + rows_of(batch)
-        return batch, torch.arange(begin, self._place), self._place
+        left = None if self._length is None else max(0, self._length - self._place)
+        return batch, torch.arange(begin, self._place), self._place, left
 
     def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
         """Reads again what an interrupted epoch consumed.
@@ -73,6 +75,6 @@ class StreamBatches:
             The ids, shape (consumed,), int64.
         """
         while self._place < consumed:
-            batch, ids, _ = self.take()
+            batch, ids, *_ = self.take()
             look(batch, ids)
         return torch.arange(self._place)

@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from thresher import rng
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.order import IdBatchSampler, SequentialOrder, TensorOrder
+from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
 from thresher.loading.user_order import UserOrder
@@ -71,12 +72,14 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n stay; None where that is not known."""
         ...
 
-    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None) -> None:
-        """Notes a batch on the device, the ids of its rows, the position after it, and weights that a batch method gave."""
+    def yielded(
+        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool
+    ) -> None:
+        """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one."""
         ...
 
-    def exhausted(self) -> None:
-        """Ends the epoch."""
+    def left(self, *, exhausted: bool) -> None:
+        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
         ...
 
 
@@ -111,6 +114,8 @@ class SelectedLoader:
         # Weak, so that breaking out of the loop lets the workers go at once.
         self._current: Callable[[], EpochIterator | None] = lambda: None
         self._workers_ran = False
+        self.prepared = PreparedLoader(loader)
+        """The end of an epoch, as accelerate reads it."""
         self._epoch_start: rng.RandomStates | None = None
         """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
 
@@ -186,6 +191,7 @@ class SelectedLoader:
     def __iter__(self) -> "EpochIterator":
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         plan, consumed, checksum = self.control.begin()
+        self.prepared.begin()
         if consumed == 0:
             self._begin_with(NONE_WAIT)
         resumed = self._epoch_start if consumed else None
@@ -197,11 +203,11 @@ class SelectedLoader:
                 self._start_workers()
             rng.restore(resumed, self.device, self.generators())
         if plan is None:
-            candidates: Any = StreamBatches(iter(self._loader))
+            candidates: Any = StreamBatches(iter(self._loader), self._order.length(None).staying)
         else:
             everything = plan.drawn or len(plan.ids) == self.n
             kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
-            self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed)
+            self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed, length=self._order.length(plan))
             candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
         self._workers_ran = self.persistent_workers
         if resumed is not None:
@@ -218,8 +224,9 @@ class SelectedLoader:
                 )
             if plan is not None and len(waiting[0]):
                 self._fetch(*waiting)
-        iterator = EpochIterator(self, self.control, candidates, consumed, checksum, drop_last=self._ids.drop_last)
-        self._current = weakref.ref(iterator)
+        iterator = EpochIterator(self, self.control, candidates, consumed, checksum, self._ids)
+        control = weakref.ref(self.control)
+        self._current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
 
     def is_current(self, iterator: "EpochIterator") -> bool:
@@ -231,7 +238,8 @@ class SelectedLoader:
         self._seen = seen
         if self.row_buffer is not None:
             self.row_buffer.clear()
-        self.control.exhausted()
+        self.prepared.end(whole=True)
+        self.control.left(exhausted=True)
 
     def select_before_loop(self, fills: bool | None) -> None:
         """Selects, from now on, before the loop sees a batch.
@@ -293,7 +301,7 @@ class SelectedLoader:
         self._ids.serve(TensorOrder(lambda: ids), None, drop_last=False)
         for batch in iter(self._loader):
             self._workers_ran = self.persistent_workers
-            batch_ids, _ = self._ids.on_the_way.popleft()
+            batch_ids, *_ = self._ids.on_the_way.popleft()
             yield self.moved(batch), batch_ids
 
     def moved(self, batch: Any) -> Any:
@@ -320,7 +328,7 @@ class EpochIterator:
         candidates: Batches before the selection inside the batch, with their ids.
         drawn: Number of ids of the epoch's order that are drawn already.
         checksum: Checksum of these ids.
-        drop_last: Whether a last batch that is not full is dropped.
+        sizes: Where the batch size is set, and whether a last batch that is not full is dropped.
     """
 
     def __init__(
@@ -330,11 +338,11 @@ class EpochIterator:
         candidates: MapStyleBatches | StreamBatches,
         drawn: int,
         checksum: int,
-        *,
-        drop_last: bool,
+        sizes: IdBatchSampler,
     ) -> None:
         self._loader, self._control, self._candidates = loader, control, candidates
-        self._drawn, self._checksum, self._drop_last = drawn, checksum, drop_last
+        self._drawn, self._checksum, self._sizes = drawn, checksum, sizes
+        self._left: int | None = None
         self._exhausted = self._done = False
 
     def __iter__(self) -> "EpochIterator":
@@ -355,18 +363,30 @@ class EpochIterator:
             except StopIteration:
                 self._end()
                 raise
-            self._control.yielded(batch, ids, self._drawn, self._checksum, None)
+            self._yield(batch, ids, None, last=self._left == 0)
             return batch
         self._fill(row_buffer)
-        if not row_buffer.rows or (not row_buffer.full and self._drop_last):
+        if not row_buffer.rows or (not row_buffer.full and self._sizes.drop_last):
             self._end()
             raise StopIteration
         batch, ids, weights = row_buffer.take()
-        self._control.yielded(batch, ids, self._drawn, self._checksum, weights)
+        self._yield(batch, ids, weights, last=self._leaves_nothing(row_buffer))
         return batch
 
+    def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
+        self._loader.prepared.yielded(len(ids), last=last)
+        self._control.yielded(batch, ids, self._drawn, self._checksum, weights, last=last)
+
+    def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
+        """Whether no candidate comes and the rows that wait make no further batch."""
+        rows = row_buffer.rows
+        return self._left == 0 and (not rows or (self._sizes.drop_last and not row_buffer.full))
+
     def _next_candidate(self) -> tuple[Any, Tensor]:
-        batch, ids, self._drawn = self._candidates.take()
+        batch, ids, self._drawn, left = self._candidates.take()
+        if left is not None and self._sizes.drop_last:
+            left -= left % self._sizes.batch_size
+        self._left = left
         self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)
         return self._loader.moved(batch), ids
 
@@ -384,3 +404,9 @@ class EpochIterator:
         self._done = True
         self._candidates = StreamBatches(iter(()))
         self._loader.exhausted(self._drawn)
+
+
+def _gone(control: EpochControl | None) -> None:
+    """Notes that the iterator of a pass is gone."""
+    if control is not None:
+        control.left(exhausted=False)

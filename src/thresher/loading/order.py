@@ -7,7 +7,7 @@ tensors that draws the same random numbers; any other sampler is filtered as it 
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -95,6 +95,29 @@ class SamplerOrder:
         return piece
 
 
+class Length(NamedTuple):
+    """What is known of the end of an order before it is reached, so that no id has to be drawn early.
+
+    Attributes:
+        staying: Number of ids that the plan lets stay; None where it is not known.
+        drawn: Number of ids of the whole order; None where it is not known.
+    """
+
+    staying: int | None = None
+    drawn: int | None = None
+
+    def left(self, stayed: int, position: int) -> int | None:
+        """Returns the number of ids still to come; None where it is not known.
+
+        Args:
+            stayed: Number of ids that have stayed so far.
+            position: Number of ids of the order that have been drawn so far.
+        """
+        if self.staying is not None:
+            return max(0, self.staying - stayed)
+        return 0 if self.drawn is not None and position >= self.drawn else None
+
+
 LOOKED_UP = 64
 """Number of batches whose ids are looked up in the plan at once."""
 
@@ -104,7 +127,7 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def __init__(self, batch_size: int, drop_last: bool) -> None:
         self.batch_size, self.drop_last = batch_size, drop_last
-        self.on_the_way: deque[tuple[Tensor, int]] = deque()
+        self.on_the_way: deque[tuple[Tensor, int, int | None]] = deque()
         self._batches: Iterator[list[int]] = iter(())
         self._order: Order = SequentialOrder(0)
         self._kept: Tensor | None = None
@@ -113,7 +136,15 @@ class IdBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches
 
-    def serve(self, order: Order, kept: Tensor | None, *, consumed: int = 0, drop_last: bool | None = None) -> None:
+    def serve(
+        self,
+        order: Order,
+        kept: Tensor | None,
+        *,
+        consumed: int = 0,
+        drop_last: bool | None = None,
+        length: Length = Length(),
+    ) -> None:
         """Prepares the next iteration.
 
         Args:
@@ -121,10 +152,12 @@ class IdBatchSampler(Sampler[list[int]]):
             kept: Mask of the samples that stay, shape (N,), bool; None for all.
             consumed: Number of ids of the order that an interrupted epoch has consumed already.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
+            length: What is known of the end of the order.
         """
         self.on_the_way.clear()
         self._order, self._kept, self._consumed = order, kept, consumed
         self.replayed = torch.empty(0, dtype=torch.int64)
+        self._length = length
         self._batches = self._iterate(consumed, self.drop_last if drop_last is None else drop_last)
 
     def replay(self) -> Tensor:
@@ -138,11 +171,12 @@ class IdBatchSampler(Sampler[list[int]]):
         return ids if self._kept is None else ids[self._kept[ids]]
 
     def _iterate(self, drawn: int, drop_last: bool) -> Iterator[list[int]]:
-        self.replay()
+        stayed = len(self.replay())
         for ids, position in self._all(drawn) if self._kept is None else self._staying(drawn, self._kept):
             if len(ids) < self.batch_size and drop_last:
                 return
-            self.on_the_way.append((ids, position))
+            stayed += len(ids)
+            self.on_the_way.append((ids, position, self._length.left(stayed, position)))
             yield ids.tolist()
 
     def _all(self, drawn: int) -> Iterator[tuple[Tensor, int]]:

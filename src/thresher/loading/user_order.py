@@ -1,11 +1,12 @@
 """The order in which the user's loader reads its dataset."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from thresher.loading.order import Order, SamplerOrder, SequentialOrder, TensorOrder, shuffled
+from thresher.loading.order import Length, Order, SamplerOrder, SequentialOrder, TensorOrder, shuffled
 from thresher.plans import EpochPlan
 
 
@@ -57,6 +58,16 @@ class UserOrder:
             return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
         return seen if seen or not hasattr(self.dataset, "__len__") else len(self.dataset)  # pyright: ignore[reportArgumentType]
 
+    def length(self, plan: EpochPlan | None) -> Length:
+        """Returns what is known of the end of an epoch before it is reached.
+
+        Args:
+            plan: The plan of the epoch; None for a stream.
+        """
+        if plan is None:
+            return Length(_known(lambda: len(self.dataset)))  # pyright: ignore[reportArgumentType]
+        return Length(_known(lambda: self.samples_of(plan)), _known(lambda: len(self.sampler)))
+
     def samples_of(self, plan: EpochPlan) -> int:
         """Returns the number of samples in an epoch that follows a plan.
 
@@ -71,3 +82,11 @@ class UserOrder:
             f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
             f"{type(self.sampler).__name__}, which may repeat or skip ids"
         )
+
+
+def _known(number: Callable[[], int]) -> int | None:
+    """Returns a number of samples; None where a sampler or a stream does not know it."""
+    try:
+        return number()
+    except (TypeError, NotImplementedError):
+        return None

@@ -73,6 +73,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         passes=passes,
         records=records,
         cost=cost,
+        steps_are_seen=given.optimizer is not None,
     )
     loader.connect(epochs)
     if given.optimizer is not None:

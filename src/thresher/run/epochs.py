@@ -20,6 +20,7 @@ from thresher.passes.own import OwnPasses
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Records
 from thresher.run.batch_selection import BatchSelection, InForward
+from thresher.run.epoch_end import EpochEnd
 from thresher.run.learning_rate import StepHooks
 
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
@@ -56,6 +57,7 @@ class Epochs:
         passes: Makes own forward passes.
         records: Records of all samples.
         cost: Where samples and steps are counted.
+        steps_are_seen: Whether there is an optimizer whose steps the run sees.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Epochs:
         passes: OwnPasses,
         records: Records,
         cost: Cost,
+        steps_are_seen: bool,
     ) -> None:
         self.settings, self._method, self._loader = settings, method, loader
         self.selection, self._selection_attached = selection, selection
@@ -83,13 +86,16 @@ class Epochs:
         self._consumed = self._checksum = 0
         self._plan: EpochPlan | None = None
         self._history: list[dict[str, Any]] = []
+        self._booked = dict.fromkeys(COUNTED, 0)
+        self._end = EpochEnd(attributor, accumulator, cost, steps_are_seen=steps_are_seen)
+        self._closing = self._warned_of_length = False
 
     # What the loader asks and reports
 
     def begin(self) -> EpochStart:
         """Begins an epoch, or goes on with an interrupted one."""
-        if self._active and self._consumed and not self._resumed:
-            self._end_epoch(complete=False)
+        if self._active and not self._resumed:
+            self._end_or_take_back()
         plan, resumed = self.plan_if_any(), self._resumed
         self._resumed = False
         if not resumed:
@@ -97,8 +103,10 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
+        self._warn_beyond_the_last()
         self._records.epoch = self.epoch
         self._active = True
+        self._end.begin()
         self._attributor.begin_epoch(
             self._weights(plan),
             weights_by_row=self.selection.fills is not None,
@@ -121,7 +129,9 @@ class Epochs:
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
-    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None) -> None:
+    def yielded(
+        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool
+    ) -> None:
         """Notes a batch that is on its way to the loop.
 
         Args:
@@ -130,7 +140,9 @@ class Epochs:
             consumed: Number of ids of the epoch's order that are consumed by then.
             checksum: Checksum of the ids that were drawn by then.
             weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
+            last: Whether it is the last batch of the epoch.
         """
+        self._end.yielded(last=last)
         number = self._attributor.batches
         self.selection.batch_yielded(number)
         if number == 0:
@@ -140,27 +152,94 @@ class Epochs:
         self._cost.full_backward += consumed - self._consumed
         self._consumed, self._checksum = consumed, checksum
 
-    def exhausted(self) -> None:
-        """Ends the epoch whose batches have all been yielded: refreshes, and checks what the device has computed."""
-        plan = self.plan_if_any()
-        rest = max(0, self._loader.candidates - self._consumed)
+    def left(self, *, exhausted: bool) -> None:
+        """Notes that the loop has left the pass; where its last step is over, an exhausted epoch ends at once.
+
+        Args:
+            exhausted: Whether all batches were asked for; else the iterator is gone, and this must do no work.
+        """
+        self._end.leave(exhausted=exhausted)
+        if exhausted:
+            self._accumulator.flush()
+            self.end_if_due(after_last_step=True)
+        elif self._end.last_step_done:
+            self._rest()
+
+    # The end of an epoch
+
+    def end_if_due(self, *, after_last_step: bool = False) -> None:
+        """Ends the epoch if its batches have all been yielded and the loop has left it.
+
+        Args:
+            after_last_step: Whether to wait for the step of the last batch, which a prefetcher takes later.
+
+        Raises:
+            RuntimeError: Another thread trains.
+        """
+        if self._closing or not self._active or self._resumed or not self._end.due:
+            return
+        if after_last_step and (not self._end.last_step_done or self._end.in_other_thread):
+            return
+        self._end.check_thread()
+        self._close(complete=True)
+
+    def _close(self, *, complete: bool) -> None:
+        """Ends the epoch: refreshes, and checks what the device has computed."""
+        plan = self._plan
+        self._accumulator.flush()
+        self._closing = True
+        try:
+            if plan is not None and plan.refresh is not None and plan.refresh.numel():
+                self._passes.refresh(plan.refresh, training=requirements_of(self._method).refresh == "train")
+        finally:
+            self._closing = False
+        rest = max(0, self._loader.candidates - self._consumed) if complete else 0
         self._cost.full_forward += rest
         self._cost.full_backward += rest
-        self._accumulator.flush()
-        if plan is not None and plan.refresh is not None and plan.refresh.numel():
-            self._passes.refresh(plan.refresh, training=requirements_of(self._method).refresh == "train")
-        self._end_epoch(complete=True)
+        self._rest()
+        self._end_epoch(complete=complete)
         self._settle()
 
+    def _end_or_take_back(self) -> None:
+        """Ends the epoch in progress before the next pass, unless nothing was trained in it: then the pass begins it again."""
+        if not self._consumed and not self._end.over:
+            return
+        if self._end.counts:
+            self._close(complete=self._end.over)
+            return
+        self._cost.full_forward -= self._consumed
+        self._cost.full_backward -= self._consumed
+        if self.selection.stage is not None:
+            self.selection.stage.facts()
+
+    def _rest(self) -> None:
+        """Leaves the learning rate of steps between epochs as it is."""
+        if self.hooks is not None:
+            self.hooks.scale = 1.0
+
+    def _warn_beyond_the_last(self) -> None:
+        if self.epoch >= self.settings.epochs and not self._warned_of_length:
+            self._warned_of_length = True
+            warnings.warn(
+                f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.settings.epochs}. Schedules of methods are at "
+                "their end. Pass the number of all epochs to attach. This is said once.",
+                stacklevel=4,
+            )
+
     # What the run reports
+
+    @property
+    def next_epoch(self) -> int:
+        """The epoch in progress or, between epochs, the one that comes next; 0-based."""
+        return self.epoch + (self._active and self._end.due)
 
     @property
     def progress(self) -> float:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
         # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
         candidates, epochs = self._loader.candidates, self.settings.epochs
-        consumed, whole = min(self._consumed, candidates) if self._active else 0, max(1, candidates)
-        return min(1.0, (self.epoch * whole + consumed) / (epochs * whole))
+        consumed, whole = min(self._consumed, candidates) if self.in_progress else 0, max(1, candidates)
+        return min(1.0, (self.next_epoch * whole + consumed) / (epochs * whole))
 
     @property
     def plan(self) -> EpochPlan:
@@ -171,6 +250,7 @@ class Epochs:
         """
         if self._loader.streams:
             raise ValueError("run.plan: an IterableDataset has no epoch plan; the batch method chooses in every batch")
+        self.end_if_due()
         if self._plan is None:
             self._settle()
             generator = rng.seeded(self._seed, self.epoch)
@@ -187,6 +267,7 @@ class Epochs:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One entry per epoch that is over."""
+        self.end_if_due()
         self.close_books()
         return self._history
 
@@ -196,14 +277,17 @@ class Epochs:
             return
         self._accumulator.settle()
         counted = asdict(self._cost)
-        before = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
-        self._history[-1] |= {name: counted[name] - before[name] for name in COUNTED}
+        self._history[-1] |= {name: counted[name] - self._booked[name] for name in COUNTED}
+        self._booked = {name: counted[name] for name in COUNTED}
 
     def step_over(self) -> None:
         """Notes that the optimizer stepped."""
         self._cost.steps += 1
         self.selection.step_over()
         self._accumulator.end_step()
+        self._end.check_thread()
+        if self._end.left and self._end.last_step_done:
+            self._rest()
 
     def detach(self) -> None:
         """Takes the hooks off the optimizer."""
@@ -213,7 +297,7 @@ class Epochs:
     @property
     def in_progress(self) -> bool:
         """Whether an epoch has begun and is not over."""
-        return self._active
+        return self._active and not self._end.due
 
     # Saving
 
@@ -224,6 +308,7 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training, as tensors and plain values."""
+        self.end_if_due()
         plan, stage = self.plan_if_any(), self.selection.stage
         self.close_books()
         return {
@@ -252,6 +337,9 @@ class Epochs:
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
         self._consumed, self._checksum = state["consumed"], state["checksum"]
         self._resumed = self._active
+        self._end.resume()
+        self._rest()
+        self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
 
     # Parts
 
@@ -295,7 +383,7 @@ class Epochs:
         plan, stage = self._plan, self.selection.stage
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:
-            refreshed = 0 if plan.refresh is None or not complete else len(plan.refresh)
+            refreshed = 0 if plan.refresh is None else len(plan.refresh)
             entry |= {"kept": len(plan.ids), "refreshed": refreshed, "lr_scale": plan.lr_scale, **plan.facts}
         if stage is not None:
             own = stage.facts()

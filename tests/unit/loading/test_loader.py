@@ -200,7 +200,8 @@ def test_iterating_twice_before_a_batch_is_the_same_epoch():
 
 def test_a_broken_epoch_counts():
     run = attach(DataLoader(data(), B, shuffle=True), plan(range(N)), plan(range(10)))
-    for _ in run.loader:
+    for _, y in run.loader:
+        run.reduce(y * torch.ones((), requires_grad=True), targets=y)
         break
     assert run.epoch == 0
     assert run.progress == pytest.approx(B / (4 * N))
@@ -226,7 +227,8 @@ def test_an_old_pass_is_refused_and_the_new_one_goes_on():
 def test_an_exception_in_the_loop_leaves_the_run_usable():
     run = attach(DataLoader(data(), B, shuffle=True))
     with pytest.raises(KeyError):
-        for i, _ in enumerate(run.loader):
+        for i, (_, y) in enumerate(run.loader):
+            run.reduce(y * torch.ones((), requires_grad=True), targets=y)
             if i == 2:
                 raise KeyError
     assert sum(len(y) for _, y in run.loader) == N

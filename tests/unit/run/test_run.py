@@ -491,7 +491,8 @@ def test_between_epochs_and_after_the_last():
     train(run, optimizer, 1)
     assert run.epoch == 1
     assert not torch.equal(run.plan.ids, first.ids)
-    train(run, optimizer, 2)
+    with pytest.warns(UserWarning, match=r"Epoch 3 begins, but attach was given epochs=2"):
+        train(run, optimizer, 2)
     assert run.progress == 1.0
     assert run.epoch == 3
 
