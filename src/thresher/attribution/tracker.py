@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thresher.attribution.rows import Attribution, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.loading.trees import leaves
+from thresher.loading.uncopied import Uncopied
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Lookup:
 NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 
-class RowTracker:
+class RowTracker(Uncopied):
     """Finds the rows that a tensor shows, by the storage that it shares with a tensor whose rows are known."""
 
     def __init__(self) -> None:

@@ -13,6 +13,7 @@ from thresher.attribution.attributor import Attributor
 from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.uncopied import Uncopied
 from thresher.losses.base import Criterion
 from thresher.plans import EpochPlan
 from thresher.records import Records
@@ -52,7 +53,7 @@ class Parts:
     state: SavedState
 
 
-class Run:
+class Run(Uncopied):
     """A method attached to one training loop. Made by `attach`.
 
     Args:
