@@ -37,6 +37,11 @@ WHICH_BATCH = (
     "`ids` are those of batch {}, which the loader yielded last, while batch {} waits for its loss (it was skipped, or the "
     "loader runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
+UNCLEAR = (
+    ". The batch has a tensor of shape {}: the collate_fn may have put its {} samples along the first dimension or along the "
+    "second, which no batch of another shape has told yet. Let it put the samples first, and use another batch size; or, "
+    "where they are first already, pass ids=run.ids"
+)
 
 
 def attribute(
@@ -101,6 +106,9 @@ class _Case:
 
     def refusal(self, why: str) -> AttributionError:
         """Returns the error to raise, with a description of all tensors."""
+        dimension = self.tracker.sample_dimension
+        if dimension is not None and dimension.unclear is not None:
+            why += UNCLEAR.format(dimension.unclear, dimension.unclear[0])
         return AttributionError(
             f"{why}. Saw outputs: {_described(self.output_lookups)}. Saw targets: {_described(self.target_lookups)}. "
             f"Nothing was recorded or counted. {WAYS_OUT}"
