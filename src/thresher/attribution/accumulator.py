@@ -161,6 +161,10 @@ class StepAccumulator:
         for other in others:
             other.key = None
 
+    def has_credited(self, batch: YieldedBatch) -> bool:
+        """Whether a loss of a batch was credited, be it in the step in progress."""
+        return batch.credited or any(entry.attribution.batch is batch for entry in self._open)
+
     def withdraw(self, outputs: Any) -> None:
         """Forgets what was credited for these outputs in this step, since a later call showed that rows were mixed."""
         sources = _storages(outputs)

@@ -65,10 +65,12 @@ class Attributor:
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
         self._recent: list[YieldedBatch] = []
-        self._yielded = 0
+        self._yielded = self._first_of_epoch = 0
         self._passed = 0
 
-    def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss) -> Tensor:
+    def credit(
+        self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None
+    ) -> Tensor:
         """Credits one loss to the samples that it belongs to.
 
         Args:
@@ -76,6 +78,7 @@ class Attributor:
             targets: Second argument of the criterion, in any nesting.
             ids: Ids of the rows as the caller gives them, shape (rows,), int64; None where the tensors name them.
             measure: Computes the loss once the samples are known.
+            repeat: Number of consecutive rows per id; None where the caller gave none.
 
         Returns:
             The scalar for the loop, shape ().
@@ -83,9 +86,9 @@ class Attributor:
         Raises:
             AttributionError: The samples cannot be told with certainty; nothing was recorded or counted.
         """
-        attribution = self._untouched(outputs, targets) if ids is None else None
+        attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is None or (batch := attribution.batch) is None:
-            attribution = self._resolve(outputs, targets, ids)
+            attribution = self._resolve(outputs, targets, ids, repeat)
             weights, over_n, sources = self._weights_of(attribution), None, outputs
         else:
             weights, over_n, sources = batch.weights, batch.weights_over_n, None
@@ -93,9 +96,18 @@ class Attributor:
         self._accumulator.credit(attribution, found, sources, *rows)
         return value
 
-    def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None) -> Attribution:
+    def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
         try:
-            found = attribute(self._tracker, outputs, targets, ids, n=self._ids_end, recent=self._recent)
+            found = attribute(
+                self._tracker,
+                outputs,
+                targets,
+                ids,
+                n=self._ids_end,
+                recent=self._recent,
+                repeat=repeat,
+                passed_over=None if ids is None else self._passed_over(),
+            )
         except AttributionError:
             self._accumulator.withdraw(outputs)
             raise
@@ -111,6 +123,32 @@ class Attributor:
                 "batches never begin the next epoch, so that nothing is selected again. Iterate run.loader once per epoch: "
                 "`while True: for batch in run.loader: ...`. For a replay memory, compute the loss without `run`."
             )
+
+    def _passed_over(self) -> YieldedBatch | None:
+        """Returns the batch before the latest where it waits for its loss, and the loop asked for neither by a tensor."""
+        if len(self._recent) < 2 or self._recent[-1].asked:
+            return None
+        before = self._recent[-2]
+        waits = before.number >= self._first_of_epoch and not self._accumulator.has_credited(before)
+        return before if waits else None
+
+    def ids_of(self, tensor: Tensor) -> Tensor:
+        """Returns the ids of the samples that a tensor of a yielded batch shows, shape (n,), int64.
+
+        Args:
+            tensor: A tensor that the loader yielded or the model returned, or a part of it.
+
+        Raises:
+            AttributionError: The tensor is none of them, or does not show whole rows.
+        """
+        lookup = self._tracker.look(tensor)
+        rows = lookup.rows or lookup.changed
+        if rows is None:
+            raise AttributionError(
+                f"run.ids_of: `tensor` is {lookup.description}. Pass an input or a target as the loader yielded it, or a slice."
+            )
+        rows.batch.asked = True
+        return rows.ids
 
     def _weights_of(self, attribution: Attribution) -> Tensor | None:
         """Returns the weights of some rows; None where all are 1."""
@@ -138,6 +176,7 @@ class Attributor:
         self._plan_weights = None if plan_weights is None else plan_weights.to(self._device)
         self._weights_by_row = weights_by_row
         self._accumulator.ids_repeat = ids_repeat
+        self._first_of_epoch = self._yielded
 
     def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
         """Remembers the tensors of a batch that is on its way to the loop.

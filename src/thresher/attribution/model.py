@@ -1,12 +1,16 @@
 """The user's model, tracked: its inputs name the rows of its outputs."""
 
-from collections.abc import Callable
+import copy
+import operator
+from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from thresher.attribution.tracker import RowTracker
+from thresher.subset.module import SubsetBackward
 
 
 class ForwardTimer(Protocol):
@@ -21,7 +25,9 @@ class ForwardTimer(Protocol):
 
 
 class TrackedModel(nn.Module):
-    """A thin callable around the user's model: same parameters, same `state_dict`, same attributes.
+    """A thin callable around the user's model: same parameters, same names, same attributes, to be read and to be set.
+
+    A deep copy and a pickle of it are those of the user's model: they leave the tracking behind.
 
     Args:
         module: The user's model.
@@ -32,37 +38,125 @@ class TrackedModel(nn.Module):
 
     def __init__(self, module: nn.Module, tracker: RowTracker, timer: ForwardTimer, device: torch.device) -> None:
         super().__init__()
-        self.module = module
-        self._tracker = tracker
-        self._timer = timer
-        self._device = device
+        own: dict[str, Any] = self.__dict__
+        del own["training"]  # everything that is not found here is read from the user's model
+        for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            own[registry] = module.__dict__[registry]
+        own["module"] = module
+        own["_tracked_by"], own["_timed_by"], own["_runs_on"] = tracker, timer, device
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None where there was no autocast."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
+        own = self.__dict__
+        module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.module(*args, **kwargs)
-        kind = self._device.type
-        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        inputs = self._tracker.look_inputs((args, kwargs))
-        if self._timer.running and self.module.training:
-            outputs = self._timer.forward(lambda: self.module(*args, **kwargs))
+            return module(*args, **kwargs)
+        kind = own["_runs_on"].type
+        own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        inputs = tracker.look_inputs((args, kwargs))
+        if timer.running and module.training:
+            outputs = timer.forward(lambda: module(*args, **kwargs))
         else:
-            outputs = self.module(*args, **kwargs)
-        self._tracker.remember_outputs(outputs, inputs)
+            outputs = module(*args, **kwargs)
+        tracker.remember_outputs(outputs, inputs)
         return outputs
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        """Returns the `state_dict` of the user's model."""
-        return self.module.state_dict(*args, **kwargs)
+    # Everything else is that of the user's model
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Loads a `state_dict` of the user's model."""
-        return self.module.load_state_dict(*args, **kwargs)
+    def train(self, mode: bool = True) -> "TrackedModel":
+        """Sets training or evaluation mode of the user's model.
+
+        Args:
+            mode: Whether to set training mode. Default: True.
+        """
+        self.module.train(mode)
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> "TrackedModel":
+        """Applies a function to every module of the user's model.
+
+        Args:
+            fn: Function of a module.
+        """
+        self.module.apply(fn)
+        return self
+
+    def _apply(self, *args: Any, **kwargs: Any) -> "TrackedModel":
+        self.module._apply(*args, **kwargs)
+        return self
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("module"), name)
+        module = self.__dict__.get("module")
+        if module is None:
+            raise AttributeError(name)
+        return getattr(module, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "module":
+            raise AttributeError("run.model.module is the model that attach was given; attach a new run to train another one")
+        if name == "autocast":
+            self.__dict__[name] = value
+        else:
+            setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.module, name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._users_own()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._users_own()[key] = value
+
+    def __len__(self) -> int:
+        return len(self._users_own())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._users_own())
+
+    def __contains__(self, item: Any) -> bool:
+        return item in self._users_own()
+
+    def __bool__(self) -> bool:
+        return bool(self.module)
+
+    def _users_own(self) -> Any:
+        """The user's model itself, where its wrapper for the backward pass stands between."""
+        return self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
+
+    def __repr__(self) -> str:
+        return f"TrackedModel({self.module!r})"
+
+    def __copy__(self) -> Any:
+        return copy.copy(self._users_own())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return copy.deepcopy(self._users_own(), memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return operator.getitem, ((self._users_own(),), 0)  # loads without this library, too
+
+
+def _of_the_users_model(name: str) -> Callable[..., Any]:
+    @wraps(getattr(nn.Module, name))
+    def method(self: TrackedModel, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.module, name)(*args, **kwargs)
+
+    return method
+
+
+for _name in (
+    "state_dict",
+    "load_state_dict",
+    "_load_from_state_dict",
+    "_save_to_state_dict",
+    "named_modules",
+    "compile",
+    "register_forward_hook",
+    "register_forward_pre_hook",
+    "register_full_backward_hook",
+    "register_full_backward_pre_hook",
+):
+    setattr(TrackedModel, _name, _of_the_users_model(_name))

@@ -16,18 +16,44 @@ from torch import Tensor
 
 from thresher.attribution.autograd import reordered_by
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
+from thresher.attribution.stated import batch_of, moved_among_samples, within
 from thresher.attribution.tracker import Lookup, RowTracker
 from thresher.loading.trees import leaves
 
 WAYS_OUT = (
     "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or give the samples of the rows "
-    "with `ids=run.ids` (indexed as you indexed the batch); for data that is not of this run, such as validation, "
+    "with `ids=run.ids` (indexed as you indexed the batch; `repeat=` for several consecutive rows per id); for data that is not of this run, such as validation, "
     "call it under torch.no_grad() or use your own criterion."
+)
+
+NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
+CONTRADICTION = "`ids` contradicts the rows that outputs or targets name"
+OTHER_ORDER = (
+    "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
+    "indexed the targets, and let several rows of one sample stand next to each other. Where the targets are meant to be "
+    "other samples', as in the second term of mixup, compute the losses yourself and use run.reduce(losses, ids=...)"
+)
+WHICH_BATCH = (
+    "`ids` are those of batch {}, which the loader yielded last, while batch {} waits for its loss (it was skipped, or the "
+    "loader runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
+)
+UNCLEAR = (
+    ". The batch has a tensor of shape {}: the collate_fn may have put its {} samples along the first dimension or along the "
+    "second, which no batch of another shape has told yet. Let it put the samples first, and use another batch size; or, "
+    "where they are first already, pass ids=run.ids"
 )
 
 
 def attribute(
-    tracker: RowTracker, outputs: Any, targets: Any, ids: Tensor | None, *, n: int, recent: list[YieldedBatch]
+    tracker: RowTracker,
+    outputs: Any,
+    targets: Any,
+    ids: Tensor | None,
+    *,
+    n: int,
+    recent: list[YieldedBatch],
+    repeat: int | None = None,
+    passed_over: YieldedBatch | None = None,
 ) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
@@ -38,6 +64,9 @@ def attribute(
         ids: Sample ids of the rows that the caller gives, shape (rows,), int64; None to find them from the tensors.
         n: Number of samples of the dataset.
         recent: Batches last yielded, the latest at the end; `ids` may be a view of the ids of one of them.
+        repeat: Number of consecutive rows per id; None: one row, unless the tensors name more.
+        passed_over: Batch before the latest, where it waits for its loss, so that `run.ids` may not be what the caller
+            means; None where there is no doubt.
 
     Returns:
         The samples, and the flags of comparisons that a device has not finished yet.
@@ -45,14 +74,15 @@ def attribute(
     Raises:
         AttributionError: No tensor has known rows, two of them contradict each other or `ids`, or values differ.
         TypeError: `ids` is not an int64 tensor.
-        ValueError: `ids` is out of range or not one-dimensional.
+        ValueError: `ids` is out of range or not one-dimensional, or `repeat` is not a positive number beside `ids`.
     """
+    _check_repeat(repeat, ids)
     at_once = tracker.untouched(outputs, targets) if ids is None else None
     if at_once is not None:
         return at_once
     case = _Case(tracker, outputs, targets)
     if ids is not None:
-        return _attribute_to(ids, case, n, recent)
+        return _attribute_to(ids, case, n, recent, repeat, passed_over)
     rows, flags = case.agreed_rows()
     if rows is None:
         raise case.refusal("Cannot tell which samples this loss belongs to")
@@ -76,6 +106,9 @@ class _Case:
 
     def refusal(self, why: str) -> AttributionError:
         """Returns the error to raise, with a description of all tensors."""
+        dimension = self.tracker.sample_dimension
+        if dimension is not None and dimension.unclear is not None:
+            why += UNCLEAR.format(dimension.unclear, dimension.unclear[0])
         return AttributionError(
             f"{why}. Saw outputs: {_described(self.output_lookups)}. Saw targets: {_described(self.target_lookups)}. "
             f"Nothing was recorded or counted. {WAYS_OUT}"
@@ -123,12 +156,7 @@ class _Case:
 
     def _check_values(self, targets: list[Tensor], rows: Rows) -> tuple[Tensor, ...]:
         """Compares new targets with those that were yielded; returns the flags that cannot be read without waiting."""
-        flags = tuple(self._same_values(leaf, rows) for leaf in targets)
-        if not all(bool(flag) for flag in flags if certain_now(flag)):
-            raise self.refusal(
-                "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
-            )
-        return tuple(flag for flag in flags if not certain_now(flag))
+        return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, NEW_VALUES)
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
         """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped."""
@@ -158,29 +186,54 @@ def _description(lookup: Lookup) -> str:
     return f"{place} ({note})" if note else place
 
 
-def _attribute_to(ids: Tensor, case: _Case, n: int, recent: list[YieldedBatch]) -> Attribution:
-    """Attributes a loss to the ids that the caller gives, where no tensor with known rows contradicts them."""
+def _attribute_to(
+    ids: Tensor, case: _Case, n: int, recent: list[YieldedBatch], repeat: int | None, passed_over: YieldedBatch | None
+) -> Attribution:
+    """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
     _check_ids(ids, n)
     own = _rows_of_view(ids, recent)
     flags: tuple[Tensor, ...] = ()
     lookups = (*case.output_lookups, *case.target_lookups)
-    named = [lookup.rows for lookup in lookups if lookup.rows is not None and not lookup.refuse]
+    named = [rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None]
     for rows in named:
-        if rows.batch.unknown is not None or (own is not None and own.key == rows.key):
+        if repeat is not None and rows.repeat not in (1, repeat):
+            raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample")
+        if own is not None and own.key == rows.key:
             continue
         if rows.n != len(ids):
             raise case.refusal(f"`ids` names {len(ids)} rows, outputs or targets have {rows.n}")
-        same = (rows.ids == ids.to(rows.ids.device)).all()
-        if not certain_now(same):
-            flags += (same,)
-        elif not bool(same):
-            raise case.refusal("`ids` contradicts the rows that outputs or targets name")
-    layout = RowLayout(len(ids), next((rows.repeat for rows in named), None))
+        flags += _all_hold([(rows.ids == ids.to(rows.ids.device)).all()], case, CONTRADICTION)
+    if passed_over is not None and not named:
+        latest = recent[-1]
+        doubts = [within(ids, latest)] if own is None else [torch.tensor(own.batch is latest)]
+        flags += _all_hold([~doubt for doubt in doubts], case, WHICH_BATCH.format(latest.number, passed_over.number))
+    repeat = repeat or max((rows.repeat for rows in named), default=1)
+    batches = [*recent] if own is None else [own.batch]
+    unnamed = [leaf for leaf, lookup in zip(case.targets, case.target_lookups, strict=True) if lookup.rows is None]
+    moved = [flag for leaf in unnamed for flag in moved_among_samples(leaf, batches, ids, repeat)]
+    flags += _all_hold([~flag for flag in moved], case, OTHER_ORDER)
+    layout = RowLayout(len(ids), repeat)
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
-    latest = recent[-1] if recent else None
-    device = ids.device if latest is None else latest.ids.device
-    return Attribution(ids.to(device), None, latest, layout, None, flags)
+    batch = batch_of(recent)
+    device = ids.device if batch is None else batch.ids.device
+    return Attribution(ids.to(device), None, batch, layout, None, flags)
+
+
+def _all_hold(flags: list[Tensor], case: _Case, why: str) -> tuple[Tensor, ...]:
+    """Refuses where a flag is false; returns those that cannot be read without waiting for a device."""
+    if not all(bool(flag) for flag in flags if certain_now(flag)):
+        raise case.refusal(why)
+    return tuple(flag for flag in flags if not certain_now(flag))
+
+
+def _check_repeat(repeat: Any, ids: Tensor | None) -> None:
+    if repeat is None:
+        return
+    if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
+        raise ValueError(f"`repeat` must be the number of consecutive rows per id, an integer from 1, got {repeat!r}")
+    if ids is None:
+        raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` beside it, such as ids=run.ids")
 
 
 def _check_ids(ids: Any, n: int) -> None:

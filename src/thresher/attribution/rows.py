@@ -51,6 +51,7 @@ class YieldedBatch:
         whole: Attribution of a loss over all rows of the batch.
         credited: Whether a loss of this batch was credited.
         credited_rows: Number of rows whose losses were credited, summed over all steps.
+        asked: Whether the loop asked for the ids of this batch by one of its tensors.
     """
 
     ids: Tensor
@@ -64,6 +65,7 @@ class YieldedBatch:
     whole: "Attribution | None" = None
     credited: bool = False
     credited_rows: int = 0
+    asked: bool = False
 
     def forget(self) -> None:
         """Releases the tensors."""
@@ -91,11 +93,18 @@ class RowLayout(NamedTuple):
             The same losses, shape (n, positions per sample).
 
         Raises:
+            AttributionError: There are several losses per sample, and it is not known which of them belong to it.
             ValueError: The first dimension is not the samples'.
         """
         leading = positions.shape[0] if positions.dim() else 0
         known = leading in (self.n, self.n * self.repeat) if self.repeat else leading and leading % self.n == 0
         if not known:
+            if leading and leading % self.n == 0:
+                raise AttributionError(
+                    f"Losses of shape {tuple(positions.shape)} for {self.n} samples: it is not certain which rows belong to "
+                    f"which sample. Give one id per row; or, where each sample has {leading // self.n} consecutive rows, pass "
+                    f"ids= and repeat={leading // self.n}; in forward=, let the samples be the first dimension. Nothing was recorded."
+                )
             raise ValueError(
                 f"Losses of shape {tuple(positions.shape)} for {self.n} samples: the first dimension must be the samples'. "
                 "Return losses before they are averaged, or use run.reduce(losses, ids=...)."

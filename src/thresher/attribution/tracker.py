@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.rows import Attribution, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
+from thresher.attribution.sample_dimension import SampleDimension
 from thresher.loading.trees import leaves
+from thresher.loading.uncopied import Uncopied
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +34,14 @@ class Lookup:
 NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 
-class RowTracker:
+class RowTracker(Uncopied):
     """Finds the rows that a tensor shows, by the storage that it shares with a tensor whose rows are known."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, list[TrackedTensor]] = {}
         self._limit = 64
+        self.sample_dimension: SampleDimension | None = None
+        """Finds the dimension of the samples; None where it is certain to be the first."""
         self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None
 
     def remember_batch(self, batch: YieldedBatch, tensors: Iterable[Tensor]) -> None:
@@ -49,7 +53,10 @@ class RowTracker:
         """
         n = len(batch.ids)
         rows = Rows(batch, 0, 1, n, 1)
-        batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
+        if self.sample_dimension is None:
+            batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
+        else:
+            batch.tensors = tuple(self.sample_dimension.with_samples_first(list(tensors), n))
         batch.marked = tuple((tensor, tensor._version) for tensor in reversed(batch.tensors) if not tensor.is_inference())
         batch.whole = Attribution(batch.ids, rows.key, batch, RowLayout(n), rows.positions(), (), batch.all_count)
         for tensor in batch.tensors:
@@ -66,6 +73,8 @@ class RowTracker:
         if inputs.rows is None:
             return
         batch, start, step, count, repeat = inputs.rows
+        if self.sample_dimension is not None and self.sample_dimension.may_be_second:
+            outputs = [leaf for leaf in leaves(outputs) if leaf.dim() < 2 or leaf.shape[1] != count]
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
         if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
             self._returned = weakref.ref(outputs), outputs._version, batch

@@ -19,6 +19,7 @@ from thresher.loading.order import IdBatchSampler, SequentialOrder, TensorOrder
 from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
+from thresher.loading.uncopied import Uncopied
 from thresher.loading.user_order import UserOrder
 from thresher.plans import BatchPlan, EpochPlan
 
@@ -83,7 +84,7 @@ class EpochControl(Protocol):
         ...
 
 
-class SelectedLoader:
+class SelectedLoader(Uncopied):
     """`run.loader`: iterate it like the loader it was made from. Other attributes are those of that loader.
 
     Args:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thresher import rng
+from thresher.attribution.own_rows import layout_of
 from thresher.attribution.rows import RowLayout
 from thresher.loading.trees import to_device
 from thresher.losses.signals import labels_of
@@ -137,9 +138,11 @@ def answers(
         for batch, n in batches:
             found = []
             for model, device, watch in zip(models, devices, watches, strict=True):
-                outputs, targets = forward(model, batch if device is None else to_device(batch, device))
+                here = batch if device is None else to_device(batch, device)
+                outputs, targets = forward(model, here)
                 head, feature = (None, None) if watch is None else watch.take()
-                found.append(Answer(outputs, targets, feature, RowLayout(n, None), head))
+                layout = RowLayout(n, None) if forward is plain_forward else layout_of(here, n, targets)
+                found.append(Answer(outputs, targets, feature, layout, head))
             yield found
 
 

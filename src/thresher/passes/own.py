@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from thresher.attribution.model import TrackedModel
+from thresher.attribution.own_rows import layout_of
 from thresher.attribution.rows import AttributionError, RowLayout
 from thresher.cost import Cost
 from thresher.losses.reader import SignalReader
@@ -170,4 +171,5 @@ class OwnPasses:
 
     def _signals(self, module: nn.Module, batch: Any, n: int, wanted: set[str]) -> dict[str, Tensor]:
         outputs, targets = (self._forward or plain_forward)(module, batch)
-        return self._reader.signals(outputs, targets, RowLayout(n, None), wanted)
+        layout = RowLayout(n, None) if self._forward is None else layout_of(batch, n, targets)
+        return self._reader.signals(outputs, targets, layout, wanted)

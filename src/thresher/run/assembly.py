@@ -4,10 +4,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import default_collate
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.model import TrackedModel
+from thresher.attribution.sample_dimension import SampleDimension
 from thresher.attribution.tracker import RowTracker
 from thresher.cost import Cost
 from thresher.loading.collate_check import collate_mixes
@@ -53,6 +55,8 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     accumulator = StepAccumulator(records, cost, trained, count_steps=given.optimizer is None)
     unknown_rows = None if loader.streams else collate_mixes(given.loader, loader.generators())
     tracker, stopwatch = RowTracker(), Stopwatch(here)
+    if given.loader.collate_fn is not default_collate:
+        tracker.sample_dimension = SampleDimension()
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=unknown_rows)
     module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
     model = None if module is None else TrackedModel(module, tracker, stopwatch, here)

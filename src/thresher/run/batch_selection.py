@@ -42,11 +42,11 @@ class BatchSelection(Protocol):
         """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
         ...
 
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None) -> Tensor:
+    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """See `Run.criterion`; gradients are enabled."""
         ...
 
-    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any) -> Tensor:
+    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any, repeat: int | None) -> Tensor:
         """See `Run.reduce`; gradients are enabled."""
         ...
 
@@ -116,14 +116,14 @@ class NoSelection:
         """None: nothing is chosen."""
         return None
 
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None) -> Tensor:
+    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """Returns the user's criterion of all rows, and records their signals."""
-        value = self._credit(outputs, targets, ids, self._measure)
+        value = self._credit(outputs, targets, ids, self._measure, repeat)
         if self._stopwatch.running:
             self._stopwatch.watch(value)
         return value
 
-    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any) -> Tensor:
+    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any, repeat: int | None) -> Tensor:
         """Returns the weighted mean of the losses of all rows, and records them."""
 
         def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
@@ -131,7 +131,7 @@ class NoSelection:
             found = self._beside(rows, outputs, targets, self._tools.reader.recorded)
             return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
 
-        value = self._attributor.credit((losses, outputs), targets, ids, measure)
+        value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
         if self._stopwatch.running:
             self._stopwatch.watch(value)
         return value
@@ -194,9 +194,9 @@ class InForward(NoSelection):
         """The forward pass of the loop is the only one."""
         return "once"
 
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None) -> Tensor:
+    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """Returns the user's criterion of the chosen rows, and records the signals of all."""
-        value = self._attributor.credit(outputs, targets, ids, self._measure_chosen)
+        value = self._attributor.credit(outputs, targets, ids, self._measure_chosen, repeat)
         if self._stopwatch.running:
             self._watch(value)
         return value
@@ -224,7 +224,7 @@ class InForward(NoSelection):
             value = criterion.measure(outputs, targets, RowLayout(k, layout.repeat), weights=weights, wanted=set()).value
         return value, found, plan.rows
 
-    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any) -> Tensor:
+    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any, repeat: int | None) -> Tensor:
         """Returns the weighted mean of the losses of the chosen rows, and records those of all."""
 
         def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
@@ -236,7 +236,7 @@ class InForward(NoSelection):
                 return rows.sum(), found, plan.rows
             return _weighted_mean(rows, weights) if weights is not None else rows.mean(), found, plan.rows
 
-        value = self._attributor.credit((losses, outputs), targets, ids, measure)
+        value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
         if self._stopwatch.running:
             self._watch(value)
         return value

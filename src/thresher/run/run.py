@@ -13,6 +13,7 @@ from thresher.attribution.attributor import Attributor
 from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.uncopied import Uncopied
 from thresher.losses.base import Criterion
 from thresher.plans import EpochPlan
 from thresher.records import Records
@@ -52,7 +53,7 @@ class Parts:
     state: SavedState
 
 
-class Run:
+class Run(Uncopied):
     """A method attached to one training loop. Made by `attach`.
 
     Args:
@@ -90,7 +91,7 @@ class Run:
             raise ValueError("run.model: attach was not given a model; pass attach(model=...)")
         return self._parts.model
 
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None = None) -> Tensor:
+    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:
         """Computes the user's criterion: the same scalar and gradient, weighted where the plan has weights; records losses.
 
         Under `torch.no_grad()` it is the plain criterion and records nothing.
@@ -99,22 +100,31 @@ class Run:
             outputs: Outputs of `run.model`.
             targets: Targets from the batch that `run.loader` yielded; slices and views are fine.
             ids: Positions of the rows in the loader's dataset, shape (rows,), int64, where tensors were indexed or mixed;
-                see `run.ids`. Flattened tensors may have several consecutive rows per sample. Default: the tensors name them.
+                see `run.ids` and `run.ids_of`. Default: the tensors name them.
+            repeat: Number of consecutive rows per id, for flattened tensors beside `ids`. Default: one row per id, unless
+                the tensors themselves show more.
 
         Returns:
             A scalar, shape (). A criterion that returns per-sample losses is averaged.
 
         Raises:
             AttributionError: The samples of the rows are not certain; nothing was recorded or counted.
-            ValueError: Losses have no sample dimension, or no criterion was attached.
+            ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`.
         """
         if self._criterion is None:
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
         if not torch.is_grad_enabled():
             return self._criterion.value(outputs, targets)
-        return self._epochs.selection.criterion(outputs, targets, ids)
+        return self._epochs.selection.criterion(outputs, targets, ids, repeat)
 
-    def reduce(self, per_sample_losses: Tensor, ids: Tensor | None = None, outputs: Any = None, targets: Any = None) -> Tensor:
+    def reduce(
+        self,
+        per_sample_losses: Tensor,
+        ids: Tensor | None = None,
+        outputs: Any = None,
+        targets: Any = None,
+        repeat: int | None = None,
+    ) -> Tensor:
         """Averages losses that the loop computed itself; they are weighted and recorded like those of the criterion.
 
         Args:
@@ -123,6 +133,7 @@ class Run:
             ids: Positions of the rows in the loader's dataset, as in `criterion`. Default: the tensors name them.
             outputs: Outputs of `run.model`, or a part of them, which name the rows. Default: `per_sample_losses` alone.
             targets: Tensors of the batch, which name the rows. Default: none.
+            repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id.
 
         Returns:
             The mean, shape (), weighted where the plan has weights.
@@ -138,7 +149,7 @@ class Run:
             raise ValueError("run.reduce: `per_sample_losses` is a scalar; give one loss per sample, before they are averaged")
         if not torch.is_grad_enabled():
             return per_sample_losses.mean()
-        return self._epochs.selection.reduce(per_sample_losses, ids, outputs, targets)
+        return self._epochs.selection.reduce(per_sample_losses, ids, outputs, targets, repeat)
 
     @property
     def ids(self) -> Tensor:
@@ -147,6 +158,28 @@ class Run:
         if ids is None:
             raise ValueError("run.ids: no batch was yielded yet; iterate run.loader")
         return ids
+
+    def ids_of(self, tensor: Tensor) -> Tensor:
+        """Returns the ids of the samples that a tensor shows, shape (n,), int64, as `ids=` takes them.
+
+        Use it instead of `run.ids` where the loader runs ahead of the loop, as with a prefetcher, or batches are skipped.
+
+        Args:
+            tensor: A tensor of a batch that `run.loader` yielded, or a slice or view of it.
+
+        Raises:
+            AttributionError: The tensor is not of a batch of this run, or does not show whole rows.
+
+        Example:
+            >>> import torch, thresher
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
+            >>> run = thresher.attach(thresher.FullData(), loader=loader, criterion=torch.nn.CrossEntropyLoss(), epochs=1)
+            >>> (x, _), _ = run.loader
+            >>> run.ids_of(x), run.ids
+            (tensor([0, 1]), tensor([2, 3]))
+        """
+        return self._parts.attributor.ids_of(tensor)
 
     # What it remembers and reports
 

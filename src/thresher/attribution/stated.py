@@ -1,0 +1,90 @@
+"""Evidence for and against the ids that a caller states: values of a batch that are found again at the rows of other samples."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.rows import YieldedBatch
+
+ODD = (-7046029254386353131, -4417276706812531889)
+"""Odd factors that spread the bits of a value over 64 bits."""
+
+
+def moved_among_samples(targets: Tensor, batches: Iterable[YieldedBatch], ids: Tensor, repeat: int) -> list[Tensor]:
+    """Compares targets with those that were yielded for the stated samples.
+
+    Targets that the loop computed (soft, masked, remapped labels) are no evidence against anything. Targets that are all
+    there, at the rows of other samples, are: the rows were permuted, or several rows per sample are in another order.
+
+    Args:
+        targets: Targets of the stated samples, a tensor with unknown rows.
+        batches: Batches that the samples may belong to.
+        ids: Ids of the samples, shape (n,), int64.
+        repeat: Number of consecutive rows per sample.
+
+    Returns:
+        Flags, shape () and bool, that are true where the targets are at the rows of other samples; empty where there is
+        nothing to compare.
+    """
+    flags = []
+    for batch in batches:
+        positions, found = _positions(ids.to(batch.ids.device), batch.ids)
+        for stated, expected in _compared(targets, batch, positions, repeat):
+            moved = (stated.sum() == expected.sum()) & (stated != expected).any()
+            flags.append(moved & found.to(moved.device))
+    return flags
+
+
+def is_in_order(targets: Tensor, batch: YieldedBatch, repeat: int) -> bool:
+    """Returns whether targets have the values of a tensor of a batch, sample by sample; waits for the device."""
+    rows = torch.arange(len(batch.ids), device=batch.ids.device)
+    return any(torch.equal(stated, expected) for stated, expected in _compared(targets, batch, rows, repeat))
+
+
+def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields a number per sample for the targets, and for each tensor of a batch that can have been their origin.
+
+    Args:
+        targets: A tensor with `repeat` consecutive entries per sample, or one.
+        batch: A batch; its tensors that were changed in place are left out.
+        rows: Rows of the samples in the batch, shape (n,), int64.
+        repeat: Number of consecutive rows per sample.
+    """
+    n = len(rows)
+    if targets.layout is not torch.strided or targets.is_complex() or targets.shape[0] not in (n, n * repeat):
+        return
+    size, stated = targets.numel() // n, None
+    for tensor, version in batch.marked:
+        per_row = tensor.numel() // len(tensor)
+        if tensor._version != version or tensor.is_complex() or not size or size not in (per_row, per_row * repeat):
+            continue
+        stated = _per_sample(targets.detach().reshape(n, -1)) if stated is None else stated
+        origin = tensor.detach().index_select(0, rows.to(tensor.device)).reshape(n, -1)
+        yield stated, _per_sample(origin.to(targets.device, targets.dtype)) * (size // per_row)
+
+
+def within(ids: Tensor, batch: YieldedBatch) -> Tensor:
+    """Returns whether all ids are those of a batch, shape (), bool, on the device of the batch's ids."""
+    return _positions(ids.to(batch.ids.device), batch.ids)[1]
+
+
+def batch_of(batches: Sequence[YieldedBatch]) -> YieldedBatch | None:
+    """Returns the batch to count for ids that are no view of a batch's: the first that was asked for, else the last."""
+    asked = (batch for batch in batches if batch.asked and not batch.credited)
+    return next(asked, batches[-1] if batches else None)
+
+
+def _positions(ids: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rows of ids in a batch, shape (n,), and whether all were found, shape (); without waiting for a device."""
+    ordered, order = of.sort()
+    at = torch.searchsorted(ordered, ids).clamp(max=len(of) - 1)
+    return order[at], (ordered[at] == ids).all()
+
+
+def _per_sample(rows: Tensor) -> Tensor:
+    """Returns a number per row that depends on its values but not on their order, shape (n,), int64."""
+    bits = (rows.double() + 0.0).view(torch.int64) if rows.is_floating_point() else rows.long()
+    mixed = (bits + 1) * ODD[0]
+    mixed = (mixed ^ (mixed >> 31)) * ODD[1]
+    return (mixed ^ (mixed >> 29)).sum(1)

@@ -1,0 +1,107 @@
+"""The samples are the first dimension of a tensor for certain, or its rows are not known: (T, B) with T = B."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset, default_collate
+
+import thresher
+from thresher import AttributionError
+from thresher.attribution.sample_dimension import SampleDimension
+
+N, B = 16, 6
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = nn.Parameter(torch.ones(()))
+
+    def forward(self, x, lengths=None):
+        return x * self.one
+
+
+def time_first(samples):
+    return tuple(part.t().contiguous() if part.dim() > 1 else part for part in default_collate(samples))
+
+
+def samples_first(samples):
+    return tuple(default_collate(samples))
+
+
+def run_of(collate, length, criterion=lambda outputs, targets: outputs, **settings):
+    """Tokens that are the id of their sample."""
+    tokens = torch.arange(N, dtype=torch.float32).unsqueeze(1).expand(N, length).clone()
+    data = TensorDataset(tokens, tokens.clone(), torch.arange(N))
+    loader = DataLoader(data, B, collate_fn=collate, **settings)
+    return thresher.attach(thresher.FullData(), loader=loader, criterion=criterion, model=Scale(), epochs=5)
+
+
+def losses_of_all(run):
+    for x, y, _ in run.loader:
+        run.criterion(run.model(x), y)
+    loss = run.records["loss"]
+    known = torch.isfinite(loss)
+    assert torch.equal(loss[known], torch.arange(N, dtype=torch.float32)[known])
+    return int(known.sum())
+
+
+@pytest.mark.parametrize("length", [B, N % B, 5])
+def test_time_first_is_refused(length):
+    """Also with as many steps as samples, in the first batches or in the last one."""
+    run = run_of(time_first, length)
+    for _ in range(2):
+        for x, y, lengths in run.loader:
+            for call in (
+                lambda x=x, y=y: run.criterion(run.model(x), y),
+                lambda x=x: run.criterion(run.model(x), None),
+                lambda x=x, n=lengths: run.criterion(run.model(x, n), None),
+                lambda x=x, y=y, n=lengths: run.criterion(run.model(x, lengths=n), y.double()),
+            ):
+                with pytest.raises((AttributionError, ValueError)):
+                    call()
+    assert run.cost.forward == 0
+
+
+def test_labels_name_the_rows_beside_unclear_inputs():
+    run = run_of(samples_first, B, lambda outputs, targets: targets + 0 * outputs.sum())
+    for x, _, labels in run.loader:
+        run.criterion(run.model(x), labels)
+    assert torch.equal(run.records["loss"], torch.arange(N, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("collate", [None, samples_first])
+@pytest.mark.parametrize("length", [5, N % B])
+def test_samples_first(collate, length):
+    assert losses_of_all(run_of(collate, length)) == N
+
+
+def test_as_many_steps_as_samples_with_the_collate_function_of_torch():
+    assert losses_of_all(run_of(None, B)) == N
+
+
+def test_unclear_until_a_batch_of_another_size_came():
+    run = run_of(samples_first, B)
+    batches = iter(run.loader)
+    x, y, _ = next(batches)
+    with pytest.raises(AttributionError, match=r"shape \(6, 6\).*along the first dimension or along the second.*ids=run.ids"):
+        run.criterion(run.model(x), y)
+    run.criterion(run.model(x), y, ids=run.ids)
+    for x, y, _ in batches:
+        if len(x) < B:
+            run.criterion(run.model(x), y)
+    assert losses_of_all(run) == N
+
+
+def test_images_are_not_unclear():
+    first, images = SampleDimension(), [torch.zeros(8, 3, 8, 8), torch.zeros(8)]
+    assert len(first.with_samples_first(images, 8)) == 2
+    assert first.unclear is None and not first.may_be_second
+
+
+def test_one_sample():
+    first = SampleDimension()
+    assert len(first.with_samples_first([torch.zeros(1, 1)], 1)) == 1
+    assert first.unclear is None
+    assert len(first.with_samples_first([torch.zeros(4, 4)], 4)) == 0
+    assert first.unclear == (4, 4)
