@@ -126,7 +126,7 @@ def test_whole_batches_keep_parts_of_their_own():
     buffer = RowBuffer(4)
     for first in (0, 4, 8):
         buffer.add(batch(first, first), torch.arange(first, first + 4), chosen(0, 1, 2, 3))
-        taken, ids, _ = buffer.take()
-        assert (taken["all"], ids[0]) == (first, first)
+        whole, ids, _ = buffer.take()
+        assert (whole["all"], ids[0]) == (first, first)
     with pytest.raises(ValueError, match=r"`batch\['all'\]`"):
         buffer.add(batch(12, 12), torch.arange(12, 16), chosen(0))
