@@ -10,6 +10,7 @@ from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
+from thresher.loading.collate_check import UnknownRows
 from thresher.loading.trees import leaves
 
 BATCHES_AHEAD = 2
@@ -48,7 +49,7 @@ class Attributor:
         accumulator: Takes the signals.
         samples: Number of samples of the dataset; 0 for a stream.
         device: Device of ids and weights.
-        unknown_rows: Why the rows of a batch are not its samples in order; None where they are.
+        unknown_rows: Reason why the rows of batches are not their samples in order, as soon as it is known.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Attributor:
         *,
         samples: int,
         device: torch.device,
-        unknown_rows: str | None,
+        unknown_rows: UnknownRows,
     ) -> None:
         self._tracker, self._accumulator, self._untouched = tracker, accumulator, tracker.untouched
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
@@ -192,7 +193,7 @@ class Attributor:
             if old.credited or old not in held:
                 old.forget()
         ids = ids.to(self._device, non_blocking=True)
-        record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows, all_count=_none_ignored(batch))
+        record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
         if self._plan_weights is not None:
             record.weights = self._plan_weights.index_select(0, ids)
         if weights is not None:

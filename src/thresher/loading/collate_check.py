@@ -1,51 +1,124 @@
-"""Checks that row i of a batch is sample i, for a collate function that is not one of torch."""
+"""Checks that row i of a batch is sample i, for a collate function that is not one of torch.
 
-from typing import Any
+Sorting, mixup and CutMix in a collate function give rows that are not the samples in order; a loss would then be credited to
+another sample. The check is made where batches are made, on the samples of real batches: no sample is read for it.
+"""
 
+from typing import Any, NamedTuple
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
-from thresher import rng
-from thresher.loading.trees import leaves
+from thresher.loading.collate_state import CollateState
+from thresher.loading.constants import difference
+from thresher.loading.row_buffer import rows_of, select, take_apart, take_rows
+from thresher.loading.trees import map_where
 
-SEEDS = 4
-SAMPLES = 8
+DRAWS = 8
+"""Number of random states under which a collate function is tried that draws random numbers."""
 
 
-def collate_mixes(loader: DataLoader[Any], generators: list[torch.Generator]) -> str | None:
-    """Collates the same samples in two orders, and compares the rows.
+class CheckedBatch(NamedTuple):
+    """A batch on its way from a collate function, with the result of the check.
 
-    Sorting, mixup and CutMix in a collate function give rows that are not the samples in order; a loss would then be
-    credited to another sample. Reads a few samples of the dataset; no random state is disturbed.
+    Attributes:
+        batch: The batch, as the user's collate function returned it.
+        reason: Reason why its rows are not its samples in order; None where they are.
+    """
+
+    batch: Any
+    reason: str | None
+
+
+class UnknownRows:
+    """Whether the rows of batches are their samples in order, as far as batches were checked."""
+
+    reason: str | None = None
+    """Reason why they are not; None where no batch had one."""
+
+    def open(self, batch: Any) -> Any:
+        """Returns the user's batch, and notes what the check of it found."""
+        if type(batch) is not CheckedBatch:
+            return batch
+        self.reason = self.reason or batch.reason
+        return batch.batch
+
+
+def checked(loader: DataLoader[Any]) -> Any:
+    """Returns the collate function of a loader, with the check if it is not one of torch."""
+    if loader.collate_fn in (default_collate, default_convert):
+        return loader.collate_fn
+    sizes: Any = loader.batch_sampler
+    return CheckedCollate(
+        loader.collate_fn, sizes.batch_size, batched=getattr(loader.dataset, "__getitems__", None) is not None
+    )
+
+
+class CheckedCollate:
+    """A collate function that collates the samples of some batches a second time, in another order.
+
+    The rows of the two batches must have changed places as the samples did, under the same random numbers. Batches 0, 1, 2, 4,
+    8, ... are checked. Random states, and what the collate function remembers, are then as if it had been called once.
 
     Args:
-        loader: The user's loader.
-        generators: Generators that the loader draws from.
-
-    Returns:
-        The reason why rows cannot be credited to samples, or None.
+        collate: Collate function of the user.
+        batch_size: Number of samples of a batch.
+        batched: Whether the dataset reads the samples of a batch together, in a form of its own.
     """
-    collate = loader.collate_fn
-    if collate in (default_collate, default_convert):
-        return None
-    dataset: Any = loader.dataset
-    name = getattr(collate, "__qualname__", type(collate).__name__)
-    device = torch.device("cpu")
-    with rng.undisturbed(device, generators):
+
+    def __init__(self, collate: Any, batch_size: int, *, batched: bool) -> None:
+        self.collate, self.batch_size, self.batched = collate, batch_size, batched
+        self.calls = 0
+
+    def __call__(self, samples: Any) -> Any:
+        """Returns the batch of the user's collate function, as a `CheckedBatch` where it was checked."""
+        number, self.calls = self.calls, self.calls + 1
+        if number & (number - 1) or not self._can_be_moved(samples):
+            return self.collate(samples)
+        copies, state = copied(samples), CollateState(self.collate)
+        before = state.capture()
+        batch = self.collate(samples)
+        after = state.capture()
+        name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
         try:
-            n = len(dataset)
-            spread = sorted({i * (n - 1) // (SAMPLES - 1) for i in range(SAMPLES)})
-            samples = [dataset[i] for i in spread]
-            for _ in range(SEEDS):
-                if not _rows_follow(collate, samples, _shuffled(len(samples))):
-                    return f"collate_fn {name} sorts or mixes the samples of a batch, or draws random numbers for them"
+            state.restore(before)
+            draws = 1 if state.same(before, after) else DRAWS
+            reason = self._reason(batch, copies, state, draws)
         except Exception as error:
-            return f"collate_fn {name} could not be tried out on {SAMPLES} samples ({type(error).__name__}: {error})"
-    return None
+            reason = f"could not be called again with the same samples in another order ({type(error).__name__}: {error})"
+        finally:
+            state.restore(after)
+        return CheckedBatch(batch, None if reason is None else f"collate_fn {name} {reason}")
+
+    def _can_be_moved(self, samples: Any) -> bool:
+        """Whether the samples can be put in another order: there are two, and it is known where each of them is."""
+        if isinstance(samples, list):
+            return len(samples) > 1 and (not self.batched or len(samples) == self.batch_size)
+        try:
+            return rows_of(samples) > 1
+        except ValueError:
+            return False
+
+    def _reason(self, batch: Any, samples: Any, state: CollateState, draws: int) -> str | None:
+        """Returns the reason why rows do not follow the samples; random states are those before the batch was made."""
+        n = len(samples) if isinstance(samples, list) else rows_of(samples)
+        order = torch.tensor(moved_order(n))
+        for draw in range(draws):
+            if draw:
+                now = state.capture()
+                batch = self.collate(copied(samples))
+                state.restore(now)
+            others = copied(samples)
+            others = [others[i] for i in order.tolist()] if isinstance(others, list) else select(others, order, n)
+            reason = why_rows_do_not_follow(batch, self.collate(others), order)
+            if reason is not None:
+                return reason
+        return None
 
 
-def _shuffled(n: int) -> list[int]:
+def moved_order(n: int) -> list[int]:
     """Returns an order that neither keeps nor mirrors neighbours: the last two, and the first and third, change places."""
     order = list(range(n))
     order[-2:] = order[:-3:-1] if n > 1 else order
@@ -54,20 +127,43 @@ def _shuffled(n: int) -> list[int]:
     return order
 
 
-def _rows_follow(collate: Any, samples: list[Any], order: list[int]) -> bool:
-    """Whether the rows of the collated samples change places as the samples do, under the same random numbers."""
-    state = rng.capture(torch.device("cpu"))
-    straight = _rows(collate(list(samples)), len(samples))
-    after = rng.capture(torch.device("cpu"))
-    rng.restore(state, torch.device("cpu"))
-    moved = _rows(collate([samples[i] for i in order]), len(samples))
-    rng.restore(after, torch.device("cpu"))
-    return len(straight) == len(moved) and all(_equal(a[order], b) for a, b in zip(straight, moved, strict=True))
+def why_rows_do_not_follow(batch: Any, moved: Any, order: Tensor) -> str | None:
+    """Compares two batches of the same samples.
+
+    Args:
+        batch: Batch of the samples.
+        moved: Batch of the samples in another order.
+        order: That order, shape (n,), int64.
+
+    Returns:
+        Reason why the rows of the batches did not change places as the samples did; None where they did.
+    """
+    n = len(order)
+    columns, others = take_apart(batch, n)[0], take_apart(moved, n)[0]
+    if len(columns) != len(others):
+        return "sorts or mixes the samples of a batch, or draws random numbers for them"
+    for column, expected, other in zip(columns, take_rows(columns, order), others, strict=True):
+        if difference(expected, other) is None:
+            continue
+        second = isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n
+        if second and difference(column.index_select(1, order.to(column.device)), other) is None:
+            return (
+                f"puts the samples in the second dimension of a tensor of shape {tuple(column.shape)}, whose first dimension "
+                "has the same size: put the samples first, or use another batch_size"
+            )
+        if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n and difference(column, other) is None:
+            return (
+                f"sorts the samples of a batch, or makes a part of shape {tuple(column.shape)} that has as many entries as the "
+                "batch has samples without being of them: use another batch_size"
+            )
+        return "sorts or mixes the samples of a batch, or draws random numbers for them"
+    return None
 
 
-def _rows(batch: Any, n: int) -> list[Tensor]:
-    return [leaf for leaf in leaves(batch) if leaf.dim() and len(leaf) == n]
+def copied(samples: Any) -> Any:
+    """Returns samples with tensors, arrays and containers of their own, which a collate function may change in place."""
 
+    def copy_of(part: Any) -> Any:
+        return part.clone() if isinstance(part, Tensor) else part.copy()
 
-def _equal(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
+    return map_where(copy_of, samples, lambda part: isinstance(part, Tensor | np.ndarray))

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from thresher import rng
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
+from thresher.loading.collate_check import CheckedCollate, UnknownRows, checked
 from thresher.loading.order import IdBatchSampler, SequentialOrder, TensorOrder
 from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
@@ -107,6 +108,8 @@ class SelectedLoader(Uncopied):
         batches = loader.batch_sampler
         assert isinstance(batches, BatchSampler)
         self._ids = IdBatchSampler(batches.batch_size, batches.drop_last)
+        self.unknown_rows = UnknownRows()
+        """Why the rows of batches are not their samples in order, as far as that is known."""
         self._loader = loader if self.streams else self._rebuilt(loader)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
         # are let go in good order after the cycle is gone.
@@ -121,7 +124,7 @@ class SelectedLoader(Uncopied):
         """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
 
     def _rebuilt(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        settings = {name: getattr(loader, name) for name in KEPT_SETTINGS}
+        settings = {name: getattr(loader, name) for name in KEPT_SETTINGS} | {"collate_fn": checked(loader)}
         return DataLoader(loader.dataset, batch_sampler=self._ids, **settings)
 
     def __getattr__(self, name: str) -> Any:
@@ -191,6 +194,9 @@ class SelectedLoader(Uncopied):
 
     def __iter__(self) -> "EpochIterator":
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
+        collate = self._loader.collate_fn
+        if isinstance(collate, CheckedCollate) and self.num_workers:
+            collate.calls = self._ids.served // self.num_workers  # new workers go on where the last ones were
         plan, consumed, checksum = self.control.begin()
         self.prepared.begin()
         if consumed == 0:
@@ -306,7 +312,8 @@ class SelectedLoader(Uncopied):
             yield self.moved(batch), batch_ids
 
     def moved(self, batch: Any) -> Any:
-        """Returns a batch on the device of the model."""
+        """Returns the batch of the user's collate function, on the device of the model."""
+        batch = self.unknown_rows.open(batch)
         return batch if self._device is None else to_device(batch, self._device)
 
     def stop(self) -> None:

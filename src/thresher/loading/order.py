@@ -128,6 +128,7 @@ class IdBatchSampler(Sampler[list[int]]):
     def __init__(self, batch_size: int, drop_last: bool) -> None:
         self.batch_size, self.drop_last = batch_size, drop_last
         self.on_the_way: deque[tuple[Tensor, int, int | None]] = deque()
+        self.served = 0
         self._batches: Iterator[list[int]] = iter(())
         self._order: Order = SequentialOrder(0)
         self._kept: Tensor | None = None
@@ -177,6 +178,7 @@ class IdBatchSampler(Sampler[list[int]]):
                 return
             stayed += len(ids)
             self.on_the_way.append((ids, position, self._length.left(stayed, position)))
+            self.served += 1
             yield ids.tolist()
 
     def _all(self, drawn: int) -> Iterator[tuple[Tensor, int]]:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.loading.constants import difference
 from thresher.loading.trees import leaves, map_where
 from thresher.plans import BatchPlan
 
@@ -45,12 +46,12 @@ HOLE = object()
 
 def select(batch: Any, rows: Tensor, n: int) -> Any:
     """Returns some rows of every part of a batch that has one entry for each of n samples; the rest is passed through."""
-    columns, rebuild = take_apart(batch, n)
+    columns, _, rebuild = take_apart(batch, n)
     return rebuild(take_rows(columns, rows))
 
 
-def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Returns the parts of a batch that have one entry per sample, and a function that puts others in their place."""
+def take_apart(batch: Any, n: int) -> tuple[list[Any], Any, Callable[[list[Any]], Any]]:
+    """Returns the parts of a batch that have one entry per sample, the rest, and a function that puts others in their place."""
     columns: list[Any] = []
 
     def take_out(column: Any) -> Any:
@@ -63,7 +64,7 @@ def take_apart(batch: Any, n: int) -> tuple[list[Any], Callable[[list[Any]], Any
         following = iter(others)
         return map_where(lambda _: next(following), rest, lambda part: part is HOLE)
 
-    return columns, rebuild
+    return columns, rest, rebuild
 
 
 def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
@@ -134,6 +135,8 @@ class RowBuffer:
         self.size = size
         self._parts: list[Part] = []
         self._kinds: list[type] | None = None
+        self._rest: Any = None
+        self._varies: str | None = None
         self.rows = 0
 
     @property
@@ -158,26 +161,37 @@ class RowBuffer:
         if len(plan.rows):
             whole = self._part(batch, ids, None)
             weights = None if plan.weights is None else plan.weights.to(ids.device)
-            chosen = whole if len(plan.rows) == len(ids) and not plan.drawn else whole.rows(plan.rows.to(ids.device))
-            self._put(chosen._replace(weights=weights))
+            entire = len(plan.rows) == len(ids) and not plan.drawn
+            chosen = whole if entire else whole.rows(plan.rows.to(ids.device))
+            self._put(chosen._replace(weights=weights), entire=entire)
 
     def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
         """Adds all rows of a batch."""
-        self._put(self._part(batch, ids, weights))
+        self._put(self._part(batch, ids, weights), entire=True)
 
     def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
-        columns, rebuild = take_apart(batch, len(ids))
+        columns, rest, rebuild = take_apart(batch, len(ids))
         kinds = [type(column) for column in columns]
-        self._kinds = self._kinds or kinds
-        if not kinds or kinds != self._kinds:
+        if not kinds or kinds != (self._kinds or kinds):
             raise ValueError(
                 f"a batch of {len(ids)} samples has {len(kinds)} parts with one entry for each sample"
-                + (f", others before it had {len(self._kinds)}" if kinds else "")
+                + (f", others before it had {len(self._kinds or ())}" if kinds else "")
                 + ": its rows cannot be told apart. Collate to tensors, arrays or lists of the batch's length."
             )
+        if not self._kinds:
+            self._kinds, self._rest = kinds, rest
+        elif self._varies is None and (varies := difference(self._rest, rest)):
+            self._rest, self._varies = None, varies
         return Part(columns, rebuild, ids, weights)
 
-    def _put(self, part: Part) -> None:
+    def _put(self, part: Part, *, entire: bool) -> None:
+        if self._varies is not None and (self._parts or not entire):
+            raise ValueError(
+                f"The part {self._varies} of a batch does not have one entry for each sample in its first dimension, and it is "
+                "not the same in every batch: its samples cannot be chosen, nor joined with those of other batches. Collate "
+                "with the samples in the first dimension (batch_first=True; padded tensors instead of packed sequences), or, "
+                "with a method that chooses by losses, use forward_passes='once'."
+            )
         self._parts.append(part)
         self.rows += len(part.ids)
 

@@ -1,16 +1,33 @@
-"""Nested batches: tensors inside tuples, lists, mappings and dataclasses, as collate functions and models return them."""
+"""Nested batches: tensors in tuples, lists, mappings, dataclasses and other objects, as collate functions return them."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
-def leaves(tree: Any) -> Iterator[Tensor]:
+def attributes_of(tree: Any) -> tuple[str, ...]:
+    """Returns the names of the attributes that hold the parts of an object; nothing for modules, classes and functions."""
+    if isinstance(tree, type):
+        return ()
+    if is_dataclass(tree):
+        return tuple(field.name for field in fields(tree))
+    if not hasattr(tree, "__dict__") or isinstance(tree, nn.Module | FunctionType | ModuleType):
+        return ()
+    return tuple(vars(tree))
+
+
+def leaves(tree: Any, *, objects: bool = True) -> Iterator[Tensor]:
     """Yields every tensor of a nested structure, in order.
+
+    Args:
+        tree: Nested structure.
+        objects: Whether objects that are not dataclasses are looked into. Objects inside such an object never are, because they
+            may refer to each other.
 
     Example:
         >>> [leaf.item() for leaf in leaves({"x": torch.tensor(1), "y": [torch.tensor(2), "text"]})]
@@ -20,13 +37,13 @@ def leaves(tree: Any) -> Iterator[Tensor]:
         yield tree
     elif isinstance(tree, Mapping):
         for value in tree.values():
-            yield from leaves(value)
+            yield from leaves(value, objects=objects)
     elif isinstance(tree, tuple | list):
         for value in tree:
-            yield from leaves(value)
-    elif is_dataclass(tree) and not isinstance(tree, type):
-        for field in fields(tree):
-            yield from leaves(getattr(tree, field.name))
+            yield from leaves(value, objects=objects)
+    elif objects or is_dataclass(tree):
+        for name in attributes_of(tree):
+            yield from leaves(getattr(tree, name), objects=objects and is_dataclass(tree))
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor) -> Any:
@@ -34,25 +51,37 @@ def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor) -
     return map_where(function, tree, lambda part: isinstance(part, kind))
 
 
-def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
-    """Rebuilds a nested structure with `function` applied to the outermost parts for which `is_leaf` is true."""
+def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool], *, objects: bool = True) -> Any:
+    """Rebuilds a nested structure with `function` applied to the outermost parts for which `is_leaf` is true.
+
+    Args:
+        function: Function of a part that returns what takes its place.
+        tree: Nested structure.
+        is_leaf: Function that says of a part whether `function` is applied to it.
+        objects: Whether objects that are not dataclasses are looked into, as in `leaves`.
+    """
     if is_leaf(tree):
         return function(tree)
     if isinstance(tree, Mapping):
         rebuilt: Any = copy.copy(tree)
         for key, value in tree.items():
-            rebuilt[key] = map_where(function, value, is_leaf)
+            rebuilt[key] = map_where(function, value, is_leaf, objects=objects)
         return rebuilt
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
-        return type(tree)(*(map_where(function, value, is_leaf) for value in tree))
+        return type(tree)(*(map_where(function, value, is_leaf, objects=objects) for value in tree))
     if isinstance(tree, tuple | list):
-        return type(tree)(map_where(function, value, is_leaf) for value in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        rebuilt = copy.copy(tree)
-        for field in fields(tree):
-            object.__setattr__(rebuilt, field.name, map_where(function, getattr(tree, field.name), is_leaf))
-        return rebuilt
-    return tree
+        return type(tree)(map_where(function, value, is_leaf, objects=objects) for value in tree)
+    if not (objects or is_dataclass(tree)):
+        return tree
+    inside = objects and is_dataclass(tree)
+    parts = {name: getattr(tree, name) for name in attributes_of(tree)}
+    mapped = {name: map_where(function, part, is_leaf, objects=inside) for name, part in parts.items()}
+    if all(mapped[name] is part for name, part in parts.items()):
+        return tree
+    rebuilt = copy.copy(tree)
+    for name, part in mapped.items():
+        object.__setattr__(rebuilt, name, part)
+    return rebuilt
 
 
 def to_device(tree: Any, device: torch.device) -> Any:

@@ -10,6 +10,7 @@ from thresher.attribution.model import TrackedModel
 from thresher.attribution.own_rows import layout_of
 from thresher.attribution.rows import AttributionError, RowLayout
 from thresher.cost import Cost
+from thresher.loading.collate_check import UnknownRows
 from thresher.losses.reader import SignalReader
 from thresher.losses.signals import labels_of
 from thresher.passes.engine import Forward, answers, check_plain, own_pass, plain_forward
@@ -41,7 +42,7 @@ class OwnPasses:
         cost: Where samples are counted.
         forward: The user's function `(model, batch) -> (outputs, targets)`; None: `plain_forward`.
         device: Device of the model.
-        unknown_rows: Why the rows of a batch are not its samples in order; None where they are.
+        unknown_rows: Reason why the rows of batches are not their samples in order, as soon as it is known.
         who: Name of the method for which passes will be made; None where none will be made.
     """
 
@@ -54,7 +55,7 @@ class OwnPasses:
         cost: Cost,
         forward: Forward | None,
         device: torch.device,
-        unknown_rows: str | None,
+        unknown_rows: UnknownRows,
         who: str | None,
     ) -> None:
         self._model, self._loader, self._reader, self._records, self._cost = model, loader, reader, records, cost
@@ -84,11 +85,10 @@ class OwnPasses:
         Raises:
             AttributionError: The rows of a batch are not its samples in order.
         """
-        if self._unknown_rows is not None:
-            raise AttributionError(f"Cannot refresh losses: the rows of a batch are not its samples: {self._unknown_rows}")
         wanted = self._reader.recorded
         with self._pass(module := self._module(), training=training):
             for batch, batch_ids in self._loader.passes(ids):
+                self._check_rows("refresh losses")
                 found = self._signals(module, batch, len(batch_ids), wanted)
                 self._records.write(batch_ids.to(self._device), found)
                 self._cost.refresh += len(batch_ids)
@@ -108,10 +108,6 @@ class OwnPasses:
             AttributionError: The rows of a batch are not its samples in order.
             ValueError: Labels are asked for, and the targets are no classes.
         """
-        if self._unknown_rows is not None:
-            raise AttributionError(
-                f"Cannot look at single samples: the rows of a batch are not its samples: {self._unknown_rows}"
-            )
         criterion, module = self._reader.criterion, self._module()
         assert criterion is not None
         module = module.wrapped if isinstance(module, SubsetBackward) else module
@@ -139,7 +135,11 @@ class OwnPasses:
 
         Returns:
             Signals by name, shape (n,).
+
+        Raises:
+            AttributionError: The rows of a batch are not its samples in order.
         """
+        self._check_rows("choose samples by their losses")
         self.check(batch)
         module = self._module() if scoring.model is None else scoring.model
         smaller = batch
@@ -152,6 +152,10 @@ class OwnPasses:
         self._cost.scoring += len(ids)
         self._cost.forward += len(ids)
         return found
+
+    def _check_rows(self, doing: str) -> None:
+        if self._unknown_rows.reason is not None:
+            raise AttributionError(f"Cannot {doing}: the rows of a batch are not its samples: {self._unknown_rows.reason}")
 
     def _module(self) -> nn.Module:
         assert self._model is not None
@@ -166,6 +170,7 @@ class OwnPasses:
 
     def _counted(self, ids: Tensor) -> Iterator[tuple[Any, int]]:
         for batch, batch_ids in self._loader.passes(ids):
+            self._check_rows("look at single samples")
             self.check(batch)
             yield batch, len(batch_ids)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from thresher.loading.collate_check import collate_mixes
+from thresher.loading.collate_check import UnknownRows, checked
 from thresher.loading.loader import KEPT_SETTINGS
 from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
 
@@ -56,8 +56,7 @@ def scan(
     """
     models = as_list(models)
     sequential = in_order(loader)
-    if mixed := collate_mixes(sequential, []):
-        raise ValueError(f"`loader`: {mixed}: scores could not be told apart by sample")
+    sequential.collate_fn = checked(sequential)
     values, labels = [], []
     devices = dict.fromkeys(device_of_model(model) or torch.device("cpu") for model in models)
     with own_pass(models, devices=devices):
@@ -76,7 +75,10 @@ def scan(
 def _counted(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
     """Yields the batches of a loader in order, with their numbers of samples."""
     left = len(loader.dataset)  # pyright: ignore[reportArgumentType]
-    for batch in loader:
+    rows = UnknownRows()
+    for batch in map(rows.open, loader):
+        if rows.reason is not None:
+            raise ValueError(f"`loader`: {rows.reason}: scores could not be told apart by sample")
         n = min(loader.batch_size or left, left)
         left -= n
         yield batch, n

@@ -12,7 +12,6 @@ from thresher.attribution.model import TrackedModel
 from thresher.attribution.sample_dimension import SampleDimension
 from thresher.attribution.tracker import RowTracker
 from thresher.cost import Cost
-from thresher.loading.collate_check import collate_mixes
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.reader import SignalReader
 from thresher.methods._on_subset import OnSubset
@@ -53,17 +52,15 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         cost.add_scores(one.cost if requirements_of(one).cost else None)
     trained = torch.zeros(loader.n, dtype=torch.int16, device=here)
     accumulator = StepAccumulator(records, cost, trained, count_steps=given.optimizer is None)
-    unknown_rows = None if loader.streams else collate_mixes(given.loader, loader.generators())
     tracker, stopwatch = RowTracker(), Stopwatch(here)
     if given.loader.collate_fn is not default_collate:
         tracker.sample_dimension = SampleDimension()
-    attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=unknown_rows)
+    attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
     model = None if module is None else TrackedModel(module, tracker, stopwatch, here)
     reader = _reader(records, given, checked)
-    passes = OwnPasses(
-        model, loader, reader, records, cost, given.forward, here, unknown_rows, _who_passes(given, checked, methods[-1])
-    )
+    who = _who_passes(given, checked, methods[-1])
+    passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, loader.unknown_rows, who)
     tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1])
     selection = _selection(tools, given, checked, module)
     loader.select_before_loop(selection.fills)

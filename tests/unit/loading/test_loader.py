@@ -108,6 +108,7 @@ def test_settings_are_kept():
         multiprocessing_context="spawn", generator=torch.Generator(), collate_fn=lambda s: torch.stack([x for x, _ in s]),
     )  # fmt: skip
     rebuilt = attach(user).loader._loader
+    assert rebuilt.collate_fn.collate is user.collate_fn
     for name in (
         "num_workers",
         "timeout",
@@ -115,7 +116,6 @@ def test_settings_are_kept():
         "prefetch_factor",
         "persistent_workers",
         "generator",
-        "collate_fn",
     ):
         assert getattr(rebuilt, name) is getattr(user, name) or getattr(rebuilt, name) == getattr(user, name), name
     assert rebuilt.multiprocessing_context.get_start_method() == "spawn"

@@ -61,3 +61,29 @@ def test_a_batch_is_moved_where_one_tensor_is_elsewhere() -> None:
     assert moved["y"][1] == "text"
     mixed = {"x": A.to("meta"), "y": B}
     assert to_device(mixed, torch.device("meta"))["y"].device.type == "meta"
+
+
+class Boxes:
+    """A batch object as detection code has it: tensors and lists in attributes, and objects that know each other."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.deep, self.name = x, {"y": [y]}, "boxes"
+        self.owner = self
+        self.items = [self]
+        self.net = torch.nn.Linear(1, 1)
+
+
+def test_objects_with_attributes() -> None:
+    boxes = Boxes(A, B)
+    assert [id(leaf) for leaf in leaves([boxes, C])] == [id(leaf) for leaf in (A, B, C)]
+    mapped = map_leaves(lambda leaf: leaf * 10, boxes)
+    assert type(mapped) is Boxes and mapped.name == "boxes" and mapped.net is boxes.net and mapped.owner is boxes
+    assert [leaf.item() for leaf in leaves(mapped)] == [10, 20]
+    assert [leaf.item() for leaf in leaves(boxes)] == [1, 2]
+
+
+def test_objects_without_tensors_stay_the_same_object() -> None:
+    net, plain = torch.nn.Linear(1, 1), type("Plain", (), {})()
+    plain.number = 3
+    assert list(leaves([net, plain, leaves, dataclasses])) == []
+    assert map_leaves(lambda leaf: leaf * 10, (net, plain, leaves, dataclasses)) == (net, plain, leaves, dataclasses)

@@ -1,0 +1,288 @@
+"""The check of a collate function: made on real batches, where they are made, without a trace."""
+
+import os
+import random
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate, get_worker_info
+
+import thresher
+from depth import depth
+from helpers import assert_same
+from thresher import AttributionError
+from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
+
+N, B = 24, 4
+MODEL = nn.Linear(3, 3)  # made here, because its weights are random numbers
+
+
+class Counting(Dataset):
+    """A dataset with random numbers of its own, which notes what is read and in which process."""
+
+    def __init__(self, *, only_in_workers=False):
+        self.only_in_workers = only_in_workers
+        self.generator = np.random.default_rng(3)
+        self.reads, self.opened_by = [], None
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        if self.only_in_workers and get_worker_info() is None:
+            raise RuntimeError("read outside a worker")
+        self.opened_by = self.opened_by or os.getpid()
+        self.reads.append(i)
+        return torch.tensor([float(i), self.generator.random(), self.opened_by]), i % 3
+
+
+def plain(samples):
+    x, y = default_collate(samples)
+    return {"x": x, "y": y}
+
+
+def attach(loader, **settings):
+    return thresher.attach(
+        thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=MODEL, epochs=3, **settings
+    )
+
+
+def test_attach_and_the_check_read_no_sample():
+    data = Counting()
+    run = attach(DataLoader(data, B, shuffle=True, collate_fn=plain))
+    assert data.reads == []
+    batches = list(run.loader)
+    assert len(batches) == N // B and sorted(data.reads) == list(range(N))
+
+
+def test_a_dataset_with_random_numbers_of_its_own_yields_the_same():
+    def batches(attached):
+        torch.manual_seed(4)
+        loader = DataLoader(Counting(), B, shuffle=True, collate_fn=plain)
+        loader = attach(loader).loader if attached else loader
+        return [batch for _ in range(2) for batch in loader], torch.get_rng_state()
+
+    assert_same(batches(True), batches(False))
+
+
+def test_datasets_are_read_in_workers_only():
+    """A file that a dataset opens when it is first read must not be opened in the main process and shared by the workers."""
+    run = attach(DataLoader(Counting(only_in_workers=True), B, collate_fn=plain, num_workers=2))
+    readers = {float(one) for batch in run.loader for one in batch["x"][:, 2]}
+    assert len(readers) == 2 and os.getpid() not in readers
+
+
+class Mixing:
+    """Module-level, so that spawned workers can import it."""
+
+    def __call__(self, samples):
+        x, y = default_collate(samples)
+        return (x + x.roll(1, 0)) / 2, y
+
+
+@pytest.mark.parametrize("context", depth(["fork"], ["fork", "spawn"]))
+def test_mixing_in_a_worker_is_known_before_the_first_loss(context):
+    data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
+    run = attach(DataLoader(data, B, collate_fn=Mixing(), num_workers=1, multiprocessing_context=context))
+    x, y = next(iter(run.loader))
+    with pytest.raises(AttributionError, match="collate_fn Mixing sorts or mixes"):
+        run.criterion(run.model(x), y)
+
+
+class Drawing:
+    """Random numbers from everywhere, a counter, and samples that are changed in place: what it returns depends on it all."""
+
+    def __init__(self):
+        self.torch, self.numpy = torch.Generator().manual_seed(1), np.random.default_rng(1)
+        self.state, self.python = np.random.RandomState(1), random.Random(1)
+        self.calls = 0
+
+    def __call__(self, samples):
+        self.calls += 1
+        draws = torch.rand((), generator=self.torch) + torch.rand(()) + self.numpy.random() + np.random.rand()
+        draws = draws + self.state.rand() + self.python.random() + random.random() + self.calls
+        rows = [sample.pop("x").mul_(2) for sample in samples]
+        return torch.stack(rows) * draws.float(), torch.tensor([sample.pop("y") for sample in samples])
+
+
+def method_of(drawing, samples, scale):
+    x, y = drawing(samples)
+    return x * scale, y
+
+
+OWN = np.random.default_rng(5)
+
+
+def with_global(samples):
+    return torch.stack([sample["x"] for sample in samples]) * float(OWN.random()), torch.tensor([s["y"] for s in samples])
+
+
+def closure():
+    generator = torch.Generator().manual_seed(2)
+    return lambda samples: (
+        torch.stack([sample["x"] for sample in samples]) * torch.rand((), generator=generator),
+        torch.tensor([sample["y"] for sample in samples]),
+    )
+
+
+def fresh_global():
+    global OWN
+    OWN = np.random.default_rng(5)
+    return with_global
+
+
+COLLATES = {
+    "object": Drawing,
+    "method": lambda: Drawing().__call__,
+    "partial": lambda: partial(method_of, Drawing(), scale=3.0),
+    "closure": closure,
+    "global": fresh_global,
+}
+
+
+class Changing(Dataset):
+    """Yields its own tensors, which a collate function in place changes for the next epoch."""
+
+    def __init__(self):
+        self.x = torch.arange(1.0, N * 3 + 1).view(N, 3)
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, i):
+        return {"x": self.x[i], "y": i % 3}
+
+
+@pytest.mark.parametrize("name", COLLATES)
+def test_a_collate_function_leaves_what_it_leaves_unattached(name):
+    def epochs(attached):
+        torch.manual_seed(4), np.random.seed(4), random.seed(4)
+        data = Changing()
+        loader = DataLoader(data, B, shuffle=True, collate_fn=COLLATES[name]())
+        if attached:
+            run = attach(loader)
+            loader = run.loader
+        found = [[part.clone() for part in batch] for _ in range(2) for batch in loader]
+        if attached:
+            assert run.loader.unknown_rows.reason is None
+        return found, data.x, torch.get_rng_state(), np.random.get_state()[1], random.getstate()
+
+    assert_same(epochs(True), epochs(False))
+
+
+def checked_batch(collate, samples, **settings):
+    return CheckedCollate(collate, len(samples), **{"batched": False, **settings})(samples)
+
+
+def pairs(n=B, t=5):
+    return [(torch.randn(t, 2), torch.tensor(i)) for i in range(n)]
+
+
+def time_first(samples):
+    return torch.stack([x for x, _ in samples], 1), torch.stack([y for _, y in samples])
+
+
+@pytest.mark.parametrize(
+    ("collate", "samples", "reason"),
+    [
+        (time_first, pairs(t=5), None),
+        (
+            time_first,
+            pairs(t=B),
+            r"puts the samples in the second dimension of a tensor of shape \(4, 4, 2\).*another batch_size",
+        ),
+        (lambda s: (*default_collate(s), torch.eye(B)), pairs(), r"makes a part of shape \(4, 4\).*another batch_size"),
+        (lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))), pairs(), "sorts or mixes|sorts the samples"),
+        (lambda s: ([int(y) for _, y in s], ["a", "b", "c", "d"]), pairs(), "sorts or mixes"),
+        (lambda s: 1 / (1 - int(s[0][1])) and default_collate(s), pairs(2), r"another order \(ZeroDivisionError"),
+        (lambda s: (torch.stack([x for x, _ in s]) * float("nan"), len(s)), pairs(), None),
+    ],
+)
+def test_what_the_check_finds(collate, samples, reason):
+    batch = checked_batch(collate, samples)
+    assert type(batch) is CheckedBatch
+    if reason is None:
+        assert batch.reason is None
+    else:
+        with pytest.raises(ValueError, match=f"collate_fn .*({reason})"):
+            raise ValueError(batch.reason)
+
+
+def test_mixing_by_chance_is_found():
+    def mix_at_times(samples):
+        x, y = default_collate(samples)
+        return (x.flip(0) if torch.rand(()) < 0.2 else x), y
+
+    torch.manual_seed(0)
+    rows, check = UnknownRows(), CheckedCollate(mix_at_times, B, batched=False)
+    for _ in range(5):
+        rows.open(check(pairs()))
+    assert "sorts or mixes" in rows.reason
+
+
+def test_batches_are_checked_ever_more_rarely():
+    check = CheckedCollate(lambda s: default_collate(s), B, batched=False)
+    assert [i for i in range(70) if type(check(pairs())) is CheckedBatch] == [0, 1, 2, 4, 8, 16, 32, 64]
+
+
+def test_new_workers_go_on_with_the_count():
+    run = attach(DataLoader(Counting(), B, collate_fn=plain, num_workers=2))
+    for _ in range(3):
+        for _ in run.loader:
+            pass
+    assert run.loader._loader.collate_fn.calls == 2 * (N // B) // 2
+
+
+def test_single_samples_are_not_checked():
+    assert type(checked_batch(lambda s: default_collate(s), pairs(1))) is list
+
+
+def as_columns(batch):
+    return {"x": batch[0].float() / 255, "y": batch[1]}
+
+
+def last_first(batch):
+    return batch[0].flip(0), batch[1]
+
+
+class Together(Dataset):
+    """Reads the samples of a batch together, as two columns."""
+
+    def __init__(self, kind):
+        self.kind = kind
+
+    def __len__(self):
+        return N
+
+    def __getitems__(self, ids):
+        ids = torch.tensor(ids)
+        return self.kind((ids * torch.ones(3, 1, dtype=torch.int64)).T, ids) if self.kind is not list else [ids, ids]
+
+
+@pytest.mark.parametrize(("collate", "reason"), [(as_columns, None), (last_first, "sorts or mixes")])
+def test_columns_that_a_dataset_reads_together(collate, reason):
+    run = attach(DataLoader(Together(lambda x, y: (x, y)), B, collate_fn=collate))
+    next(iter(run.loader))
+    found = run.loader.unknown_rows.reason
+    assert found is None if reason is None else reason in found
+    listed = attach(DataLoader(Together(list), B, collate_fn=lambda batch: (batch[0].float() / 255, batch[1])))
+    next(iter(listed.loader))
+    assert listed.loader.unknown_rows.reason is None
+
+
+def test_no_batch_is_chosen_from_by_losses_of_other_samples():
+    data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
+    run = thresher.attach(
+        thresher.SelectiveBackprop(keep=0.5),
+        loader=DataLoader(data, B, collate_fn=Mixing()),
+        criterion=nn.CrossEntropyLoss(),
+        model=nn.Linear(3, 3),
+        epochs=1,
+        forward_passes="twice",
+    )
+    with pytest.raises(AttributionError, match="Cannot choose samples by their losses.*collate_fn Mixing"):
+        next(iter(run.loader))
+    assert run.cost.scoring == 0 and run.records["loss"].isneginf().all()

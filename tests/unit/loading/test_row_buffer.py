@@ -1,0 +1,132 @@
+"""Rows of several candidate batches: parts of a batch without one entry per sample are never taken from another batch."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+from thresher.loading.constants import difference
+from thresher.loading.row_buffer import RowBuffer
+from thresher.plans import BatchPlan
+
+N, B, T, F, C = 48, 8, 5, 3, 3
+pytestmark = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")  # toys are below break-even
+
+
+class Recurrent(nn.Module):
+    """A recurrent network over (T, B, F) inputs or packed sequences."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.GRU(F, 4), nn.Linear(4, C)
+
+    def forward(self, x):
+        return self.head(self.body(x)[1][0])
+
+
+def sequence_first(samples):
+    return torch.stack([x for x, _ in samples], 1), torch.stack([y for _, y in samples])
+
+
+def packed(samples):
+    return pack_sequence([x for x, _ in samples]), torch.stack([y for _, y in samples])
+
+
+def attach(collate, method=None, **settings):
+    data = TensorDataset(torch.randn(N, T, F), torch.arange(N) % C)
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    run = thresher.attach(
+        method or thresher.SelectiveBackprop(keep=0.5),
+        loader=DataLoader(data, B, shuffle=True, collate_fn=collate),
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=2,
+        **settings,
+    )
+    return run, optimizer
+
+
+@pytest.mark.parametrize(
+    ("collate", "part"),
+    [(sequence_first, r"`batch\[0\]`, of shape \(5, 8, 3\),"), (packed, r"`batch\[0\].data`, of shape \(40, 3\),")],
+)
+def test_parts_without_a_sample_dimension_are_not_joined_with_rows_of_other_batches(collate, part):
+    run, _ = attach(collate, forward_passes="twice")
+    with pytest.raises(ValueError, match=f"{part} .*not the same in every batch.*batch_first=True.*forward_passes='once'"):
+        next(iter(run.loader))
+
+
+def test_the_way_out_works():
+    def batch_first(samples):
+        x, y = sequence_first(samples)
+        return x.transpose(0, 1), y
+
+    run, optimizer = attach(batch_first, forward_passes="twice", forward=lambda model, b: (model(b[0].transpose(0, 1)), b[1]))
+    for x, y in run.loader:
+        run.criterion(run.model(x.transpose(0, 1)), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert run.cost.backward == N // 2
+
+
+def batch(first, constant):
+    return {"x": torch.arange(float(first), first + 4), "all": constant}
+
+
+def chosen(*rows, **settings):
+    return BatchPlan(torch.tensor(rows), **settings)
+
+
+@pytest.mark.parametrize(
+    ("one", "two"),
+    [
+        (torch.ones(3), torch.ones(3).double()),
+        (torch.ones(3), torch.ones(2)),
+        (torch.tensor(1.0), torch.tensor(2.0)),
+        (torch.ones(3), None),
+        (7, 8),
+        ("en", "de"),
+        ([torch.ones(3)], [torch.ones(3), torch.ones(3)]),
+        ([torch.ones(3)], (torch.ones(3),)),
+        ({"a": 1}, {"b": 1}),
+        (torch.ones(3).numpy(), 2 * torch.ones(3).numpy()),
+        (object(), object()),
+    ],
+    ids=repr,
+)
+def test_parts_that_differ_are_refused_where_rows_are_joined_or_left_out(one, two):
+    joins = RowBuffer(4)
+    joins.add(batch(0, one), torch.arange(4), chosen(1, 2))
+    with pytest.raises(ValueError, match=r"`batch\['all'\]"):
+        joins.add(batch(4, two), torch.arange(4, 8), chosen(0, 3))
+    alone = RowBuffer(None)
+    alone.add(batch(0, one), torch.arange(4), chosen(1, 2))
+    alone.take()
+    with pytest.raises(ValueError, match=r"`batch\['all'\]"):
+        alone.add(batch(4, two), torch.arange(4, 8), chosen(0, 3))
+
+
+@pytest.mark.parametrize("constant", [torch.tensor([1.0, float("nan"), 3]), 7, "en", None, {"a": [torch.ones(2), 3]}, object()])
+def test_parts_that_are_equal_in_every_batch_may_pass(constant):
+    buffer = RowBuffer(4)
+    for first in (0, 4):
+        copied = constant.clone() if isinstance(constant, torch.Tensor) else constant
+        buffer.add(batch(first, copied), torch.arange(first, first + 4), chosen(1, 2))
+    joined, ids, _ = buffer.take()
+    assert joined["x"].tolist() == ids.tolist() == [1, 2, 5, 6]
+    assert difference(joined["all"], constant) is None
+
+
+def test_whole_batches_keep_parts_of_their_own():
+    """As while a method does not choose yet: nothing is joined, so each batch may have its own."""
+    buffer = RowBuffer(4)
+    for first in (0, 4, 8):
+        buffer.add(batch(first, first), torch.arange(first, first + 4), chosen(0, 1, 2, 3))
+        whole, ids, _ = buffer.take()
+        assert (whole["all"], ids[0]) == (first, first)
+    with pytest.raises(ValueError, match=r"`batch\['all'\]`"):
+        buffer.add(batch(12, 12), torch.arange(12, 16), chosen(0))
