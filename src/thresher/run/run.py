@@ -158,6 +158,8 @@ class Run:
     @property
     def progress(self) -> float:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
+        if self._epochs.step_checks is not None:
+            self._epochs.step_checks.by_progress = True
         return self._epochs.progress
 
     @property
