@@ -67,7 +67,7 @@ class StepHooks:
         self._innermost = {id(part) for part in innermost}
         self._leading = innermost[0]
         me: weakref.ref[StepHooks] = weakref.ref(self)
-        self._unhook = weakref.finalize(self, _remove, [taken for part in self.parts for taken in _hooked(part, me)])
+        self._unhook = weakref.finalize(self, _remove, [undo for part in self.parts for undo in _hooked(part, me)])
         self._unhook.atexit = False
 
     def begin_epoch(self) -> None:
@@ -177,6 +177,6 @@ def _hooked(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callab
     yield unguard
 
 
-def _remove(taken: list[Callable[[], None]]) -> None:
-    for take in taken:
-        take()
+def _remove(hooks: list[Callable[[], None]]) -> None:
+    for undo in hooks:
+        undo()

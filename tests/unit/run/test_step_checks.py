@@ -15,6 +15,11 @@ from thresher.run.attach import attach as attach_run
 N, B = 40, 8
 
 
+@pytest.fixture(autouse=True)
+def same_weights():
+    torch.manual_seed(0)
+
+
 def loader_of(n=N):
     x = torch.randn(n, 3, generator=torch.Generator().manual_seed(0))
     return DataLoader(TensorDataset(x, torch.arange(n) % 2), B, shuffle=True)
