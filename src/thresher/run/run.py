@@ -219,7 +219,9 @@ class Run:
             restore_rng: Whether the random states that the run and its loader draw from are put back, too.
 
         Raises:
-            ValueError: The state belongs to another method, number of samples, or version; nothing was changed.
+            TypeError: `state` is no mapping.
+            ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
+                changed.
         """
         self._parts.state.load(state, restore_rng=restore_rng)
 
