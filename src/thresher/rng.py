@@ -72,6 +72,39 @@ def restore(state: RandomStates, device: torch.device, generators: Iterable[torc
         torch.cuda.set_rng_state(state["cuda"].cpu(), device)
 
 
+def check_states(state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
+    """Checks that `restore` will take random states, on generators that nothing else draws from.
+
+    Args:
+        state: Result of `capture`.
+        device: Device whose random state would be restored, where it is a CUDA device.
+        generators: Generators that would be restored.
+
+    Raises:
+        TypeError: A state has the wrong type.
+        ValueError: A state has the wrong length or version, or there are more or fewer generators than saved states.
+        RuntimeError: A state has the wrong size.
+
+    Example:
+        >>> states = capture(torch.device("cpu"))
+        >>> check_states(states, torch.device("cpu"))
+        >>> check_states({**states, "torch": states["torch"][:-8]}, torch.device("cpu"))
+        Traceback (most recent call last):
+        RuntimeError: RNG state is wrong size
+    """
+    torch.Generator().set_state(state["torch"].cpu())
+    version, internal, gauss = state["python"]
+    random.Random().setstate((version, tuple(internal), gauss))
+    name, keys, position, *rest = state["numpy"]
+    np.random.RandomState().set_state((name, keys.cpu().numpy().astype(np.uint32), position, *rest))
+    if not 0 <= position <= len(keys):
+        raise ValueError(f"the position of the NumPy generator is {position}, outside [0, {len(keys)}]")
+    for generator, saved in zip(generators, state["generators"], strict=True):
+        torch.Generator(generator.device).set_state(saved.cpu())
+    if "cuda" in state and device.type == "cuda":
+        torch.Generator(device).set_state(state["cuda"].cpu())
+
+
 @contextmanager
 def undisturbed(device: torch.device, generators: Iterable[torch.Generator] = ()) -> Iterator[None]:
     """Restores all random states when the block ends, so that draws inside it have no effect outside, errors or not.

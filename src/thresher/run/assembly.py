@@ -21,13 +21,15 @@ from thresher.passes.engine import device_of_model
 from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
+from thresher.run.attached import claim
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
-from thresher.run.checks import Arguments, Checked, innermost
+from thresher.run.checks import Arguments, Checked, optimizers_of
 from thresher.run.epochs import Epochs, RunSettings
 from thresher.run.learning_rate import StepHooks
 from thresher.run.run import Parts, Run
 from thresher.run.state import SavedState
+from thresher.run.step_checks import StepChecks, parameters_elsewhere
 from thresher.run.stopwatch import Stopwatch
 from thresher.subset import SubsetBackward, subset_backward
 
@@ -78,7 +80,10 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     )
     loader.connect(epochs)
     if given.optimizer is not None:
-        epochs.hooks = StepHooks(innermost(given.optimizer), epochs.step_over)
+        epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
+        name = type(given.optimizer).__name__
+        epochs.step_checks = StepChecks(hooks, name, parameters_elsewhere(given.model, hooks))
+    claim(epochs, [given.loader, *optimizers_of(given)])
     state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
     return Run(
         Parts(methods[-1], loader, model, checked.criterion, epochs, attributor, accumulator, records, cost, stopwatch, state)

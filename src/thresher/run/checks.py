@@ -16,6 +16,8 @@ from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, ch
 from thresher.methods.full import FullData
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
+from thresher.run.attached import check_free
+from thresher.run.learning_rate import parts_of
 
 NOT_OF_VALUES = {"correct", "confidence"} | ABOUT_CLASSES
 """Signals that are not defined for a regression."""
@@ -111,6 +113,8 @@ def check(given: Arguments, process_group: Any) -> Checked:
     check_loader(given.loader, plans_epochs=batch_method is None or several)
     check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, process_group, given.seed)
     _check_types(given)
+    check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
+    check_free("loader", type(given.loader).__name__, [given.loader])
     criterion = None if given.criterion is None else adapt(given.criterion)
     check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
     streams = isinstance(given.loader.dataset, IterableDataset)
@@ -130,6 +134,11 @@ def _check_types(given: Arguments) -> None:
     for name, function in (("forward", given.forward), ("signals", given.signals)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
+
+
+def optimizers_of(given: Arguments) -> list[Optimizer]:
+    """Returns the optimizer of `attach` and those that it holds; none where none was given."""
+    return [] if given.optimizer is None else parts_of(given.optimizer)
 
 
 def _check_ids(batch_method: Any, samples: int | None, kept: Tensor | None) -> None:
@@ -185,6 +194,12 @@ def check_needs(
     name, requires = type(method).__name__, requirements_of(method)
     if requires.optimizer and optimizer is None:
         raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...){way_around(method, 'optimizer')}")
+    for group in optimizer.param_groups if requires.optimizer and optimizer is not None else ():
+        if not isinstance(group.get("lr"), int | float | Tensor):
+            raise ValueError(
+                f"{name} scales the learning rate, and {type(optimizer).__name__} has a parameter group with "
+                f"lr={group.get('lr')!r}: give the group a number{way_around(method, 'optimizer')}"
+            )
     if requires.refresh and (model is None or adapter is None):
         missing = "model" if model is None else "criterion"
         raise ValueError(
@@ -256,9 +271,3 @@ def check_counted_once(method: EpochMethod, passes: str, forward_passes: str) ->
             f"{type(method).__name__} adds up the losses of a sample, and a scoring pass would add them twice: pass "
             f"forward_passes='once'{way_around(method, 'sum')}"
         )
-
-
-def innermost(optimizer: Any) -> Optimizer:
-    """Returns the optimizer whose hooks run, which accelerate's wrapper holds."""
-    inner = getattr(optimizer, "optimizer", None)
-    return inner if isinstance(inner, Optimizer) else optimizer

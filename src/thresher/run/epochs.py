@@ -19,9 +19,11 @@ from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.passes.own import OwnPasses
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Records
+from thresher.run.attached import release
 from thresher.run.batch_selection import BatchSelection, InForward
 from thresher.run.epoch_end import EpochEnd
 from thresher.run.learning_rate import StepHooks
+from thresher.run.step_checks import StepChecks
 
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
 """Fields of `Cost` that the history gives by epoch."""
@@ -80,6 +82,8 @@ class Epochs:
         self._records, self._cost = records, cost
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
+        self.step_checks: StepChecks | None = None
+        """Compares the steps with what the run takes them for; None without an optimizer."""
         self.epoch = 0
         self._seed = settings.seed
         self._active = self._resumed = self._warned = False
@@ -114,6 +118,8 @@ class Epochs:
         )
         if self.hooks is not None:
             self.hooks.scale = 1.0 if plan is None else plan.lr_scale
+        if self.step_checks is not None:
+            self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
         return EpochStart(plan, self._consumed, self._checksum)
 
     def next_plan(self) -> EpochPlan:
@@ -279,6 +285,9 @@ class Epochs:
         counted = asdict(self._cost)
         self._history[-1] |= {name: counted[name] - self._booked[name] for name in COUNTED}
         self._booked = {name: counted[name] for name in COUNTED}
+        if self.step_checks is not None:
+            last = self._history[-1]
+            self.step_checks.check_steps(last["epoch"], last["steps"], last["backward"], last.get("lr_scale", 1.0))
 
     def step_over(self) -> None:
         """Notes that the optimizer stepped."""
@@ -290,9 +299,11 @@ class Epochs:
             self._rest()
 
     def detach(self) -> None:
-        """Takes the hooks off the optimizer."""
+        """Takes the hooks off the optimizer, and lets other runs have it and the loader."""
+        self.close_books()
         if self.hooks is not None:
             self.hooks.remove()
+        release(self)
 
     @property
     def in_progress(self) -> bool:
@@ -390,6 +401,9 @@ class Epochs:
             entry |= own if self.settings.alone else {f"batch_{name}": value for name, value in own.items()}
             self.selection.warn_if_in_vain(1 - own.get("actual_fraction", 1.0))
         self._history.append(entry)
+        if complete and self.step_checks is not None:
+            full = -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
+            self.step_checks.end_epoch(self.epoch, self._attributor.batches, full)
         self.epoch += 1
         self._plan, self._active, self._consumed = None, False, 0
 

@@ -191,6 +191,8 @@ class Run(Uncopied):
     @property
     def progress(self) -> float:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
+        if self._epochs.step_checks is not None:
+            self._epochs.step_checks.by_progress = True
         return self._epochs.progress
 
     @property
@@ -252,7 +254,9 @@ class Run(Uncopied):
             restore_rng: Whether the random states that the run and its loader draw from are put back, too.
 
         Raises:
-            ValueError: The state belongs to another method, number of samples, or version; nothing was changed.
+            TypeError: `state` is no mapping.
+            ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
+                changed.
         """
         self._parts.state.load(state, restore_rng=restore_rng)
 

@@ -16,6 +16,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.methods import name_of
 from thresher.records import Records
 from thresher.run.epochs import Epochs
+from thresher.run.state_checks import check_generators, check_position, fields_of, refuse
 from thresher.run.stopwatch import Stopwatch
 
 VERSION = 3
@@ -72,9 +73,12 @@ class SavedState:
         """Goes on where a saved run stopped.
 
         Raises:
-            ValueError: The state belongs to another method, number of samples, or version; nothing was changed.
+            TypeError: The state is no mapping.
+            ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
+                changed.
         """
-        self._check(state)
+        self._check(state, restore_rng=restore_rng)
+        state = {**state, "plan": _on_host(state["plan"]), "waiting": _on_host(state["waiting"])}
         self.accumulator.end_step()
         self.accumulator.settle()
         self.records.load_state_dict(state["records"])
@@ -92,26 +96,57 @@ class SavedState:
     def _settings(self) -> str:
         return " ".join(repr(method) for method in self.methods)
 
-    def _check(self, state: Mapping[str, Any]) -> None:
+    def _check(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
+        if not isinstance(state, Mapping):
+            raise TypeError(f"load_state_dict: `state` must be a result of run.state_dict(), got {type(state).__name__}")
         if state.get("version") != VERSION:
             raise ValueError(f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}")
-        if state["method"] != self._name():
-            raise ValueError(f"load_state_dict: the state is of method {state['method']!r}, this run has {self._name()!r}")
-        if state["n"] != self.loader.n:
-            raise ValueError(f"load_state_dict: the state is of {state['n']} samples, this run has {self.loader.n}")
-        kept, given = self.kept, state["kept"]
-        if kept is not None and not torch.equal(kept, given):
+        stage = self.epochs.selection.stage
+        self._check_kind(state)
+        try:
+            fields_of(self.loader, stage, self.accumulator.count_trained(), self.records)("state", state)
+        except ValueError as error:
+            if state.get("settings", self._settings()) == self._settings():
+                raise
+            said = f"{error} The state was saved with {state['settings']}, this run has {self._settings()}."
+            raise ValueError(said) from None
+        passes = self.epochs.selection.forward_passes
+        if state["passes"] != passes and not (self.epochs.may_switch and state["passes"] in ("once", "twice")):
+            raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
+        check_position(state, self.loader, stage, state["passes"])
+        check_generators(state, self.loader, self.device, restored=restore_rng)
+        for what, saved, own in (
+            ("", state["settings"], self._settings()),
+            ("epochs=", state["epochs"], self.epochs.settings.epochs),
+        ):
+            if saved != own:
+                warnings.warn(
+                    f"load_state_dict: the state was saved with {what}{saved}, this run has {what}{own}", stacklevel=4
+                )
+
+    def _check_kind(self, state: Mapping[str, Any]) -> None:
+        """Refuses a state of another run, which is no damage."""
+        if (method := state.get("method", self._name())) != self._name():
+            raise ValueError(f"load_state_dict: the state is of method {method!r}, this run has {self._name()!r}")
+        if (n := state.get("n", self.loader.n)) != self.loader.n:
+            raise ValueError(f"load_state_dict: the state is of {n} samples, this run has {self.loader.n}")
+        kept, given = self.kept, state.get("kept")
+        if kept is not None and isinstance(given, Tensor) and not torch.equal(kept, given.cpu()):
             raise ValueError(
                 f"load_state_dict: the state keeps {len(given)} samples, this run {len(kept)} others: the scores that pruning "
                 "goes by have changed; use the file or the scores of the interrupted run"
             )
-        columns = set(state["records"])
-        if columns != set(self.records):
-            raise ValueError(f"load_state_dict: the state has columns {sorted(columns)}, this run {sorted(self.records)}")
-        passes = self.epochs.selection.forward_passes
-        if state["passes"] != passes and not self.epochs.may_switch:
-            raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
-        if state["settings"] != self._settings():
-            warnings.warn(
-                f"load_state_dict: the state was saved with {state['settings']}, this run has {self._settings()}", stacklevel=4
+        if "kept" in state and (kept is None) != (given is None):
+            refuse("kept", "None, since nothing was pruned" if kept is None else "the ids that pruning left", given)
+        records = state.get("records")
+        if isinstance(records, Mapping) and set(records) != set(self.records):
+            raise ValueError(
+                f"load_state_dict: the state has columns {sorted(map(str, records))}, this run {sorted(self.records)}"
             )
+
+
+def _on_host(tensors: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """The tensors of a mapping on the host, where they were when it was saved, wherever torch.load has put them."""
+    if tensors is None:
+        return None
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in tensors.items()}

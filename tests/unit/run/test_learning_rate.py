@@ -87,7 +87,8 @@ def test_restored_bit_for_bit():
     """0.1 * 3 / 3 is not 0.1: the value is put back, not divided."""
     for rate in (0.1, torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64).squeeze()):
         optimizer = Recorder([nn.Parameter(torch.ones(1))], rate)
-        StepHooks(optimizer, lambda: None).scale = 3.0
+        hooks = StepHooks(optimizer, lambda: None)
+        hooks.scale = 3.0
         before = copy.deepcopy(rate)
         optimizer.step()
         assert optimizer.param_groups[0]["lr"] == before
@@ -120,7 +121,8 @@ def test_grad_scaler_and_closures():
     parameter = nn.Parameter(torch.ones(1))
     optimizer = Recorder([parameter], 0.1)
     steps = []
-    StepHooks(optimizer, lambda: steps.append(1)).scale = 2.0
+    hooks = StepHooks(optimizer, lambda: steps.append(1))
+    hooks.scale = 2.0
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale((parameter * 2).sum()).backward()
     scaler.step(optimizer)

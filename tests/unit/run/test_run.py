@@ -176,11 +176,12 @@ def test_compiled_models(inside):
     """Compiled before attach, or `run.model` compiled after it: the criterion stays outside."""
     net = nn.Linear(6, C)
     compiled = torch.compile(net, backend="eager")
-    run, *_ = make(thresher.Kakurenbo(max_fraction=0.4, tau=0.0), net=net, model=net if inside else compiled)
+    run, _, optimizer, _ = make(thresher.Kakurenbo(max_fraction=0.4, tau=0.0), net=net, model=net if inside else compiled)
     call = torch.compile(run.model, backend="eager") if inside else run.model
     for _ in range(2):
         for x, y in run.loader:
             run.criterion(call(x), y).backward()
+            optimizer.step()
     assert torch.isfinite(run.records["loss"]).all()
     assert run.cost.forward == 2 * N
 
@@ -354,6 +355,7 @@ def test_forward_is_asked_for_before_training():
     run, *_ = make(thresher.Kakurenbo(), loader=loader)
     with pytest.raises(ValueError, match=r"`forward` is needed.*dict.*Pass forward=lambda"):
         next(iter(run.loader))
+    run.detach()
     run, net, optimizer, _ = make(
         thresher.Kakurenbo(max_fraction=0.5, tau=0.0), loader=loader, forward=lambda model, b: (model(b["x"]), b["y"])
     )
@@ -417,14 +419,16 @@ def with_bad_samples(**settings):
 
 
 def test_nonfinite_losses_are_kept_counted_and_said_once():
-    run, *_ = with_bad_samples()
+    run, _, optimizer, _ = with_bad_samples()
     with pytest.warns(UserWarning, match=r"2 samples have a loss that is not finite \(ids \[3, 17\]\).*said once"):
         for x, y in run.loader:
             run.criterion(run.model(x), y)
+            optimizer.step()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for x, y in run.loader:
             run.criterion(run.model(x), y)
+            optimizer.step()
     assert {3, 17} <= set(run.plan.ids.tolist())
     assert len(run.plan.ids) == N // 2
     assert [entry["nonfinite"] for entry in run.history] == [2, 2]
