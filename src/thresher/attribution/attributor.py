@@ -89,7 +89,7 @@ class Attributor:
         else:
             weights, over_n, sources = batch.weights, batch.weights_over_n, None
         value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=over_n)
-        self._accumulator.credit(attribution, found, sources, *rows)
+        self._accumulator.credit(attribution, found, outputs, sources, *rows)
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None) -> Attribution:
@@ -140,6 +140,7 @@ class Attributor:
             if old.credited or old not in held:
                 old.forget()
         ids = ids.to(self._device, non_blocking=True)
+        self._accumulator.meter.yielded += len(ids)
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows, all_count=_none_ignored(batch))
         if self._plan_weights is not None:
             record.weights = self._plan_weights.index_select(0, ids)

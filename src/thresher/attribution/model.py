@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from thresher.attribution.meter import Meter, sequence
 from thresher.attribution.tracker import RowTracker
 
 
@@ -28,13 +29,15 @@ class TrackedModel(nn.Module):
         tracker: Remembers which rows the outputs belong to.
         timer: Times the first training passes.
         device: Device of the model.
+        meter: Counter of the samples of forward and backward passes.
     """
 
-    def __init__(self, module: nn.Module, tracker: RowTracker, timer: ForwardTimer, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, tracker: RowTracker, timer: ForwardTimer, device: torch.device, meter: Meter) -> None:
         super().__init__()
         self.module = module
         self._tracker = tracker
         self._timer = timer
+        self._meter = meter
         self._device = device
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None where there was no autocast."""
@@ -45,12 +48,16 @@ class TrackedModel(nn.Module):
             return self.module(*args, **kwargs)
         kind = self._device.type
         self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        inputs = self._tracker.look_inputs((args, kwargs))
+        inputs, first = self._tracker.look_inputs((args, kwargs)), sequence()
         if self._timer.running and self.module.training:
             outputs = self._timer.forward(lambda: self.module(*args, **kwargs))
         else:
             outputs = self.module(*args, **kwargs)
         self._tracker.remember_outputs(outputs, inputs)
+        if inputs.rows is not None and not inputs.refuse:
+            self._meter.passed(outputs, inputs.rows.n, first)
+        elif self.module.training:
+            self._meter.passed(outputs, None, first)
         return outputs
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
