@@ -61,6 +61,8 @@ class Attributor:
         unknown_rows: str | None,
     ) -> None:
         self._tracker, self._accumulator, self._untouched = tracker, accumulator, tracker.untouched
+        self.meter = accumulator.meter
+        """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
@@ -140,7 +142,7 @@ class Attributor:
             if old.credited or old not in held:
                 old.forget()
         ids = ids.to(self._device, non_blocking=True)
-        self._accumulator.meter.yielded += len(ids)
+        self.meter.yielded += len(ids)
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows, all_count=_none_ignored(batch))
         if self._plan_weights is not None:
             record.weights = self._plan_weights.index_select(0, ids)

@@ -104,7 +104,7 @@ class Meter:
         cost = self.cost
         self._passes.clear()
         self.yielded = self.reached = self._more_forward = self._more_backward = 0
-        self._start = self._of_loop(), cost.full_forward, cost.full_backward
+        self._start = self.of_loop(), cost.full_forward, cost.full_backward
         self._unknown = cost.unknown
 
     # What the model reports
@@ -182,7 +182,7 @@ class Meter:
         if self.yielded:
             forward = cost.full_forward - self._more_forward - full_forward
             backward = cost.full_backward - self._more_backward - full_backward
-            more_forward = _more(forward, self._of_loop() - before, self.yielded)
+            more_forward = _more(forward, self.of_loop() - before, self.yielded)
             more_backward = _more(backward, self.reached, self.yielded)
             cost.full_forward += more_forward - self._more_forward
             cost.full_backward += more_backward - self._more_backward
@@ -194,7 +194,7 @@ class Meter:
         """Declares the cost unknown from now on, for a reason that is a sentence without its full stop."""
         self._unknown = self._unknown or reason
 
-    def _of_loop(self) -> int:
+    def of_loop(self) -> int:
         """Number of samples in forward passes of the loop."""
         return self.cost.forward - self.cost.refresh - self.cost.scoring
 

@@ -386,6 +386,7 @@ def test_a_later_forward_pass_of_another_model_replaces_the_loss(by_ids):
 
 
 @pytest.mark.parametrize("labels", [None, torch.zeros(N, dtype=torch.int64)])
+@pytest.mark.filterwarnings("ignore:.*no loss was credited")
 def test_rows_permuted_in_the_loop(labels):
     run = make_run(id_data(labels))
     for x, y in run.loader:
@@ -480,6 +481,7 @@ def test_indices_of_a_subset_are_not_positions():
     refused(run, lambda: run.criterion(run.model(x), y, ids=index), "contradicts")
 
 
+@pytest.mark.filterwarnings("ignore:.*no loss was credited")
 def test_targets_changed_in_place():
     run = make_run()
     for x, y in run.loader:
@@ -532,6 +534,7 @@ def test_one_hot_targets_are_refused_or_stated():
     assert_right(run, seen=range(N))
 
 
+@pytest.mark.filterwarnings("ignore:.*no loss was credited")
 def test_mixup_in_the_loop():
     run = make_run()
     for x, y in run.loader:

@@ -24,6 +24,7 @@ class Fixed:
     plans: tuple = field(repr=False)
     signals: tuple = ()
     stage = "epoch"
+    requires = thresher.Requirements(records=False)
 
     def columns(self):
         columns = {"loss": thresher.Column(torch.float32, fill=float("-inf"))}
