@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+UNSEEN = "the loop called neither run.model nor run.criterion, so that its passes cannot be counted"
+
 
 @dataclass
 class Cost:
@@ -18,6 +20,8 @@ class Cost:
         full_backward: Samples that full training would have put through a backward pass by now.
         backward_to_forward: Seconds of a backward pass over seconds of a forward pass, measured in the first steps; None
             before it is known.
+        unknown: Reason why the samples that the loop put through the model are not known, a sentence without its full stop;
+            None where they are known.
 
     Example:
         Every sample went through a forward pass, a third of them through a backward pass, which costs as much as two:
@@ -35,6 +39,7 @@ class Cost:
     full_forward: int = 0
     full_backward: int = 0
     backward_to_forward: float | None = None
+    unknown: str | None = None
 
     def add_scores(self, cost: tuple[int, int] | None) -> None:
         """Adds the cost of scores that were computed before training.
@@ -55,17 +60,32 @@ class Cost:
                 measures that of its model (`cost.backward_to_forward`).
 
         Returns:
-            1.0 for full training, nan before anything was trained.
+            1.0 for full training, nan before anything was trained and where the cost is unknown.
 
         Raises:
             ValueError: `backward_to_forward` is negative or nan.
         """
         if not backward_to_forward >= 0:
             raise ValueError(f"ratio: `backward_to_forward` must be 0 or more, got {backward_to_forward}")
+        if self._why_unknown is not None:
+            return float("nan")
         full = self.full_forward + backward_to_forward * self.full_backward
         return (self.forward + backward_to_forward * self.backward) / full if full else float("nan")
 
+    @property
+    def _why_unknown(self) -> str | None:
+        if self.unknown is None and self.full_forward and self.forward <= self.refresh + self.scoring:
+            return UNSEEN
+        return self.unknown
+
     def __str__(self) -> str:
+        if not (self.forward or self.full_forward or self.steps):
+            return "no steps yet, so that there is no cost yet"
+        if (reason := self._why_unknown) is not None:
+            return (
+                f"unknown, while full training would have put {self.full_forward:,} samples through the model in {self.steps:,} "
+                f"steps: {reason}"
+            )
         own = self.backward_to_forward
         measured = "" if own is None else f", {self.ratio(own):.3f} with the measured ratio {own:.2f}"
         return (

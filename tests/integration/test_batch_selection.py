@@ -114,7 +114,7 @@ def test_counters(method, passes, keeps, sizes):
         assert entry[f"{prefix}actual_fraction"] == pytest.approx(1 - keeps / candidates)
         assert (entry["steps"], entry["full_backward"], entry["kept"]) == (len(sizes), N, candidates)
         assert run.progress == pytest.approx(epoch / 4)
-    assert run.trained.dtype == torch.int16
+    assert run.trained.dtype == torch.int32
 
 
 def test_trained_counts_every_sample():
@@ -688,7 +688,9 @@ def test_reduce_without_a_criterion():
         outputs = run.model(x)
         losses = F.cross_entropy(outputs, y, reduction="none")
         rows = losses.argsort()[-max(1, len(x) // 2) :]
-        torch.testing.assert_close(run.reduce(losses, outputs=outputs), losses[rows].mean())
+        value = run.reduce(losses, outputs=outputs)
+        torch.testing.assert_close(value, losses[rows].mean())
+        value.backward()
     assert run.cost.backward == 25
 
 
@@ -723,9 +725,10 @@ def test_methods_that_need_more_than_losses(passes, how):
             before = run.trained.clone()
             outputs = run.model(x)
             if how == "reduce":
-                run.reduce(F.cross_entropy(outputs, y, reduction="none"), outputs=outputs, targets=y)
+                value = run.reduce(F.cross_entropy(outputs, y, reduction="none"), outputs=outputs, targets=y)
             else:
-                run.criterion(outputs, y)
+                value = run.criterion(outputs, y)
+            value.backward()
             if passes == "once":
                 sure = -outputs[:, 0] if how == "users" else outputs.softmax(1).amax(1)
                 assert (run.trained - before).nonzero().item() == run.ids[sure.argmin()]

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from thresher.attribution.meter import Meter, sequence
 from thresher.attribution.rows import Attribution, YieldedBatch
-from thresher.cost import Cost
 from thresher.loading.trees import leaves
 from thresher.records import EPOCH, Records
 
@@ -60,7 +60,8 @@ class Entry:
     found: Found
     sources: set[int] | None
     """Storages of the outputs, where only the targets name the rows."""
-    new: int | Tensor
+    made: int
+    """Number of the autograd node that is next after this loss."""
     rows: Tensor | None = None
     """Numbers of the rows that were trained on; None for all."""
     fresh: Tensor | None = None
@@ -99,52 +100,77 @@ class StepAccumulator:
 
     Args:
         records: Records that the signals are written to.
-        cost: Counters of samples; a sample counts once per step, however many calls there were.
+        meter: Counter of the samples whose forward pass the model did not count; a sample counts once per forward pass,
+            however many calls there were.
         trained: Number of times each sample was trained on, shape (N,), an integer dtype; empty where samples have no ids.
         count_steps: Whether each credited batch counts as a step, where there is no optimizer to count them.
     """
 
-    def __init__(self, records: Records, cost: Cost, trained: Tensor, *, count_steps: bool) -> None:
-        self._records, self._cost, self._count_steps = records, cost, count_steps
+    def __init__(self, records: Records, meter: Meter, trained: Tensor, *, count_steps: bool) -> None:
+        self._records, self.meter, self._count_steps = records, meter, count_steps
         self.ids_repeat = True
         """Whether samples can come twice in an epoch, so that the order of writing matters."""
         self._open: list[Entry] = []
         self._waiting: list[Entry] = []
         self._size = 0
-        self.credited = 0
-        """Number of batches of which a loss was credited."""
-        self._uncounted: list[tuple[Tensor, Tensor]] = []
         self._table, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
         """Flags of comparisons on the device, which must be true when the epoch ends."""
 
-    def credit(self, attribution: Attribution, found: Found, outputs: Any, rows: Tensor | None = None) -> None:
-        """Adds the signals of some rows; a second call for the same rows in a step adds to their loss.
+    def credit(
+        self, attribution: Attribution, found: Found, outputs: Any, untracked: Any = None, rows: Tensor | None = None
+    ) -> None:
+        """Adds the signals of some rows.
+
+        A second call for the same rows in a step adds to their loss, as of an auxiliary head; a call with outputs of a later
+        forward pass replaces it.
 
         Args:
             attribution: The samples that the rows are.
             found: Signals by name, or what they are computed from later.
-            outputs: Outputs by which the signals can be withdrawn; None where outputs and targets name the rows.
+            outputs: Outputs that the loss is made of.
+            untracked: The same outputs, by which the signals can be withdrawn; None where it is certain that the model
+                returned them for these rows.
             rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
         """
+        origin = None if untracked is None else self.meter.origin(outputs)
         for same in self._open:
             if same.key is not None and same.key == attribution.key:
-                more = found if isinstance(found, dict) else found.now()
-                same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
+                origin = origin or self.meter.origin(outputs)
+                again = origin is None or origin.first >= same.made
+                if untracked is not None:
+                    self.meter.count(outputs, origin, attribution.layout.n if again else 0)
+                if again:
+                    same.found, same.rows, same.made = found, rows, sequence()
+                else:
+                    more = found if isinstance(found, dict) else found.now()
+                    same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
                 same.dirty = True
                 return
-        entry = Entry(
-            attribution, attribution.key, found, None if outputs is None else _storages(outputs), attribution.layout.n, rows
-        )
+        sources = None if untracked is None else _storages(untracked)
+        entry = Entry(attribution, attribution.key, found, sources, sequence(), rows)
+        new: int | Tensor = attribution.layout.n
         if self._open:
             others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
             if others:
-                self._add_to(others, entry)
+                origin = origin or self.meter.origin(outputs)
+                again = origin is None or all(origin.first >= other.made for other in others)
+                self._add_to(others, entry, again=again)
+                if not again and entry.fresh is not None:
+                    new = entry.fresh.sum()
+        if untracked is not None:
+            self.meter.count(outputs, origin, new)
         self._open.append(entry)
 
-    def _add_to(self, others: list[Entry], entry: Entry) -> None:
-        """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others."""
+    def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
+        """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others.
+
+        Args:
+            others: Entries that may have some of the rows.
+            entry: Entry of the new call.
+            again: Whether its outputs are of a later forward pass, so that it replaces the losses instead.
+        """
         self.flush()
         ids, values = entry.attribution.ids, dict(entry.values())
         seen = torch.isin(ids, torch.cat([other.attribution.ids for other in others]))
@@ -154,10 +180,11 @@ class StepAccumulator:
                 continue
             new = values[signal]
             old = self._records[name].index_select(0, ids).to(new.dtype)
-            values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
+            if not again:
+                values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
             entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
         entry.fresh = ~seen
-        entry.found, entry.new, entry.key = values, entry.fresh.sum(), None
+        entry.found, entry.key = values, None
         for other in others:
             other.key = None
 
@@ -178,19 +205,18 @@ class StepAccumulator:
 
     def _count(self, entry: Entry) -> None:
         entry.confirmed = True
-        new, batch, rows, fresh = entry.new, entry.attribution.batch, entry.rows, entry.fresh
-        if isinstance(new, int):
-            self._cost.forward += new
-            self._cost.backward += new if rows is None else len(rows)
-        else:
-            assert fresh is not None
-            self._uncounted.append((new, new if rows is None else fresh[rows].sum()))
+        batch = entry.attribution.batch
         if batch is not None:
             batch.credited_rows += entry.attribution.layout.n
         if batch is not None and not batch.credited:
             batch.credited = True
-            self._cost.steps += self._count_steps
-            self.credited += 1
+            self.meter.credited += 1
+            self.meter.cost.steps += self._count_steps
+
+    @property
+    def credited(self) -> int:
+        """Number of batches of which a loss was credited."""
+        return self.meter.credited
 
     @property
     def in_step(self) -> bool:
@@ -299,10 +325,7 @@ class StepAccumulator:
     def settle(self) -> None:
         """Writes everything, and adds the numbers that the device counted."""
         self.flush()
-        for forward, backward in self._uncounted:
-            self._cost.forward += int(forward)
-            self._cost.backward += int(backward)
-        self._uncounted.clear()
+        self.meter.settle()
 
 
 def _alike(entries: Sequence[Entry]) -> bool:

@@ -62,6 +62,8 @@ class Attributor:
         unknown_rows: UnknownRows,
     ) -> None:
         self._tracker, self._accumulator, self._untouched = tracker, accumulator, tracker.untouched
+        self.meter = accumulator.meter
+        """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
@@ -94,7 +96,7 @@ class Attributor:
         else:
             weights, over_n, sources = batch.weights, batch.weights_over_n, None
         value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=over_n)
-        self._accumulator.credit(attribution, found, sources, *rows)
+        self._accumulator.credit(attribution, found, outputs, sources, *rows)
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
@@ -193,6 +195,7 @@ class Attributor:
             if old.credited or old not in held:
                 old.forget()
         ids = ids.to(self._device, non_blocking=True)
+        self.meter.yielded += len(ids)
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
         if self._plan_weights is not None:
             record.weights = self._plan_weights.index_select(0, ids)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from thresher.attribution.meter import Meter, sequence
 from thresher.attribution.tracker import RowTracker
 from thresher.subset.module import SubsetBackward
 
@@ -34,16 +35,17 @@ class TrackedModel(nn.Module):
         tracker: Remembers which rows the outputs belong to.
         timer: Times the first training passes.
         device: Device of the model.
+        meter: Counter of the samples of forward and backward passes.
     """
 
-    def __init__(self, module: nn.Module, tracker: RowTracker, timer: ForwardTimer, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, tracker: RowTracker, timer: ForwardTimer, device: torch.device, meter: Meter) -> None:
         super().__init__()
         own: dict[str, Any] = self.__dict__
         del own["training"]  # everything that is not found here is read from the user's model
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[registry] = module.__dict__[registry]
         own["module"] = module
-        own["_tracked_by"], own["_timed_by"], own["_runs_on"] = tracker, timer, device
+        own["_tracked_by"], own["_timed_by"], own["_runs_on"], own["_counted_by"] = tracker, timer, device, meter
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None where there was no autocast."""
 
@@ -55,12 +57,16 @@ class TrackedModel(nn.Module):
             return module(*args, **kwargs)
         kind = own["_runs_on"].type
         own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        inputs = tracker.look_inputs((args, kwargs))
+        inputs, first = tracker.look_inputs((args, kwargs)), sequence()
         if timer.running and module.training:
             outputs = timer.forward(lambda: module(*args, **kwargs))
         else:
             outputs = module(*args, **kwargs)
         tracker.remember_outputs(outputs, inputs)
+        if inputs.rows is not None and not inputs.refuse:
+            own["_counted_by"].passed(outputs, inputs.rows.n, first)
+        elif module.training:
+            own["_counted_by"].passed(outputs, None, first)
         return outputs
 
     # Everything else is that of the user's model

@@ -96,7 +96,7 @@ class Criterion:
             rows: Losses by position without class weights, shape (n, positions).
             targets: Second argument of the criterion.
         """
-        return rows.mean(1)
+        return as_measured(rows.mean(1))
 
     def shares(self, rows: Tensor, targets: Any) -> Tensor:
         """Returns the share of each sample in the scalar, shape (n,).
@@ -295,6 +295,11 @@ class Criterion:
                 raise ValueError(unreadable(self.own, {"grad_norm"}))
             (gradient,) = torch.autograd.grad(means.sum(), leaf)
         return layout.rows(gradient)
+
+
+def as_measured(losses: Tensor) -> Tensor:
+    """Returns measured losses with nan for -inf, which the records have for samples without a loss."""
+    return losses.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.nan)
 
 
 def unreadable(own: Any, wanted: set[str], way_around: str = "") -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses import signals as reading
-from thresher.losses.base import DeferredSignals, LossAndSignals, ReducedCriterion
+from thresher.losses.base import DeferredSignals, LossAndSignals, ReducedCriterion, as_measured
 from thresher.records import NEVER_SEEN
 
 
@@ -36,7 +36,8 @@ class ClassCriterion(ReducedCriterion):
 
     def means(self, rows: Tensor, targets: Tensor) -> Tensor:
         if targets.is_floating_point():
-            return rows.mean(1)
+            return super().means(rows, targets)
+        rows = as_measured(rows)
         valid = targets.reshape(len(rows), -1) != self.ignore_index
         if rows.shape[1] == 1:
             return rows.where(valid, NEVER_SEEN).squeeze(1)

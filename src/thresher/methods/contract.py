@@ -33,6 +33,8 @@ class Requirements:
         check: Whether the method defines the function `check(ids)`. Default False.
         cost: Whether the method has the property `cost`: the numbers of samples that were put through (forward, backward)
             passes before training, for scores that the method uses. Default False.
+        records: Whether the plans of an epoch method depend on what the losses of the loop recorded, without which the training
+            is stopped. False where the columns are only to be looked at. Default True.
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
             are added up) and the names of signals. Default {}.
@@ -53,6 +55,7 @@ class Requirements:
     report: bool = False
     check: bool = False
     cost: bool = False
+    records: bool = True
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 
@@ -27,6 +28,7 @@ class FullData:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    requires: ClassVar[Requirements] = Requirements(records=False)
     card: ClassVar[Card] = Card(
         summary="every sample, every epoch",
         rule="nothing is left out",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import chosen, ids_of, share
@@ -49,6 +50,7 @@ class UniformSubset:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    requires: ClassVar[Requirements] = Requirements(records=False)
     card: ClassVar[Card] = Card(
         summary="a fresh random subset each epoch",
         rule="not in the random subset",

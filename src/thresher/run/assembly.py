@@ -8,6 +8,7 @@ from torch.utils.data import default_collate
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
+from thresher.attribution.meter import Meter
 from thresher.attribution.model import TrackedModel
 from thresher.attribution.sample_dimension import SampleDimension
 from thresher.attribution.tracker import RowTracker
@@ -52,14 +53,16 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     cost = Cost()
     for one in methods:
         cost.add_scores(one.cost if requirements_of(one).cost else None)
-    trained = torch.zeros(loader.n, dtype=torch.int16, device=here)
-    accumulator = StepAccumulator(records, cost, trained, count_steps=given.optimizer is None)
+    trained = torch.zeros(loader.n, dtype=torch.int32, device=here)
+    meter = Meter(cost)
+    accumulator = StepAccumulator(records, meter, trained, count_steps=given.optimizer is None)
     tracker, stopwatch = RowTracker(), Stopwatch(here)
     if given.loader.collate_fn is not default_collate:
         tracker.sample_dimension = SampleDimension()
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
-    model = None if module is None else TrackedModel(module, tracker, stopwatch, here)
+    model = None if module is None else TrackedModel(module, tracker, stopwatch, here, meter)
+    _count_subsets(module, meter)
     reader = _reader(records, given, checked)
     who = _who_passes(given, checked, methods[-1])
     passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, loader.unknown_rows, who)
@@ -159,3 +162,17 @@ def _with_subset_backward(model: nn.Module | None) -> nn.Module | None:
     if model is None or any(isinstance(part, SubsetBackward) for part in model.modules()):
         return model
     return subset_backward(model)
+
+
+def _count_subsets(model: nn.Module | None, meter: Meter) -> None:
+    """Has the model report the samples that go backward, where its backward pass costs the chosen rows only."""
+    parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
+    for part in parts:
+        part.meter = meter
+    while model is not None and parts and not isinstance(model, SubsetBackward):
+        model = getattr(model, "_orig_mod", getattr(model, "module", None))
+    if parts and model is not parts[0]:
+        meter.make_unknown(
+            "only a part of the model has the backward pass of subset_backward, and the cost of the rest depends on its "
+            "operations; wrap the whole model in subset_backward"
+        )

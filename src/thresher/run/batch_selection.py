@@ -13,6 +13,7 @@ from thresher.attribution.rows import Attribution, RowLayout
 from thresher.cost import break_even
 from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.loading.trees import leaves, map_where
+from thresher.losses.base import as_measured
 from thresher.losses.reader import SignalReader
 from thresher.methods.contract import way_around
 from thresher.passes.own import OwnPasses
@@ -139,7 +140,7 @@ class NoSelection:
     def _beside(self, rows: Tensor, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
         return {
-            "loss": rows.detach().mean(1),
+            "loss": as_measured(rows.detach().mean(1)),
             **self._tools.reader.beside(outputs, targets, len(rows), wanted, self._missing),
         }
 
@@ -188,6 +189,7 @@ class InForward(NoSelection):
         self._model, self.instead = model, instead
         self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
         self._share = 1.0
+        self._warned = False
 
     @property
     def forward_passes(self) -> str | None:
@@ -255,6 +257,19 @@ class InForward(NoSelection):
     def at_epoch_start(self) -> BatchSelection:
         """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
         return self.instead if self.instead is not None and uses_plain_model(self._model) else self
+
+    def warn_if_in_vain(self, keep: float) -> None:
+        """Warns once where the loop does not call `run.model`, whose backward pass costs the chosen rows only."""
+        elsewhere = self._attributor.meter.elsewhere
+        if self._warned or self._model is None or not elsewhere:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples in the loop's own forward pass, and the outputs "
+            f"of {elsewhere:,} samples did not come from run.model, so that their backward pass costs the whole batch. Call "
+            "run.model(inputs) in the loop instead of the model itself. This is said once.",
+            stacklevel=5,
+        )
 
     def step_over(self) -> None:
         """Forgets the choices of the optimizer step that is over."""

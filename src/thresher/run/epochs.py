@@ -23,6 +23,7 @@ from thresher.run.attached import release
 from thresher.run.batch_selection import BatchSelection, InForward
 from thresher.run.epoch_end import EpochEnd
 from thresher.run.learning_rate import StepHooks
+from thresher.run.silence import SilentEpochs, plans_by_losses
 from thresher.run.step_checks import StepChecks
 
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
@@ -80,6 +81,8 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
         self._records, self._cost = records, cost
+        self._silence = SilentEpochs(attributor, _name(method))
+        self._plans_by_losses = plans_by_losses(method)
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
@@ -100,7 +103,10 @@ class Epochs:
         """Begins an epoch, or goes on with an interrupted one."""
         if self._active and not self._resumed:
             self._end_or_take_back()
-        plan, resumed = self.plan_if_any(), self._resumed
+        resumed = self._resumed
+        if not resumed:
+            self._silence.begin(needed=self._losses_needed)
+        plan = self.plan_if_any()
         self._resumed = False
         if not resumed:
             self.close_books()
@@ -374,9 +380,13 @@ class Epochs:
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
         return {**self._records, **self._passes.full_pass(ids, names)}
 
+    @property
+    def _losses_needed(self) -> bool:
+        """Whether something was or will be chosen by the losses of the loop."""
+        return self._plans_by_losses or isinstance(self.selection, InForward)
+
     def _checked(self, plan: Any) -> EpochPlan:
-        method = self._method
-        name = type(method.method if isinstance(method, OnSubset) else method).__name__
+        name = _name(self._method)
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
         plan.check(self._loader.n)
@@ -391,6 +401,7 @@ class Epochs:
         return plan
 
     def _end_epoch(self, *, complete: bool) -> None:
+        self._silence.end(complete=complete, needed=self._losses_needed)
         plan, stage = self._plan, self.selection.stage
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:
@@ -439,3 +450,7 @@ class Epochs:
         if not self._warned:
             self._warned = True
             warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
+
+
+def _name(method: EpochMethod | OnSubset) -> str:
+    return type(method.method if isinstance(method, OnSubset) else method).__name__

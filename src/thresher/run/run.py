@@ -213,7 +213,7 @@ class Run(Uncopied):
 
     @property
     def trained(self) -> Tensor:
-        """Number of times each sample went through a backward pass, shape (N,), int16; empty for a stream."""
+        """Number of times each sample was trained on, shape (N,), int32; empty for a stream."""
         self._parts.accumulator.flush()
         return self._parts.accumulator.count_trained()
 

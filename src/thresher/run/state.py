@@ -83,6 +83,7 @@ class SavedState:
         self.accumulator.settle()
         self.records.load_state_dict(state["records"])
         vars(self.cost).update(state["cost"])
+        self.accumulator.meter.restart()
         self.accumulator.count_trained().copy_(state["trained"])
         self.epochs.load_state_dict(state)
         self.loader.load_state_dict(state)

@@ -1,7 +1,7 @@
 """The autograd function around a traced module: it finds the rows that carry gradient and runs the backward graph on them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +13,17 @@ _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeA
 _keep_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]
 
 
+class RowMeter(Protocol):
+    """Counts the samples of a `subset_backward` model."""
+
+    subset: int | None
+    """Number of samples of the forward pass that was just made."""
+
+    def went_backward(self, rows: int, n: int) -> None:
+        """Counts a backward pass on some of n samples."""
+        ...
+
+
 @dataclass
 class Call:
     """One call of a traced module.
@@ -22,12 +33,14 @@ class Call:
         inputs: Arguments of the forward graph, which empties the list.
         buffers: Buffers that the forward updates.
         n: Number of samples in the batch.
+        meter: Counter of the samples that go backward; None counts nothing.
     """
 
     graphs: Graphs
     inputs: list[Any]
     buffers: list[Tensor]
     n: int
+    meter: RowMeter | None = None
 
 
 class SubsetFunction(torch.autograd.Function):
@@ -57,7 +70,7 @@ class SubsetFunction(torch.autograd.Function):
                 saved[position] = value.clone()
         for buffer, new in zip(call.buffers, returned[:count], strict=True):
             buffer.copy_(new)
-        ctx.graphs, ctx.n, ctx.saved, ctx.given = graphs, call.n, saved, []
+        ctx.graphs, ctx.n, ctx.saved, ctx.given, ctx.meter = graphs, call.n, saved, [], call.meter
         memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
         shown = [output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory]
         ctx.versions = [(value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)]
@@ -88,6 +101,8 @@ class SubsetFunction(torch.autograd.Function):
             if source is not None
         ]
         rows, tangents = _rows_and_tangents(ctx, list(gradients))
+        if ctx.meter is not None:
+            ctx.meter.went_backward(n if rows is None else len(rows), n)
         if rows is not None and not len(rows):
             return None, *(
                 torch.zeros(shape, dtype=dtype, device=device) if is_wanted else None

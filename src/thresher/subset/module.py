@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
-from thresher.subset.function import Call, SubsetFunction
+from thresher.subset.function import Call, RowMeter, SubsetFunction
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, flatten_tensors
 from thresher.subset.memory import reuse_memory
 from thresher.subset.settings import Settings, has_hooks
@@ -75,6 +75,7 @@ class SubsetBackward(nn.Module):
     Attributes:
         wrapped: The user's model.
         fallback: Reason why the plain model is used; None while it is not.
+        meter: Counter of the samples that go backward; None where nothing counts them.
 
     Example:
         >>> import torch
@@ -92,6 +93,7 @@ class SubsetBackward(nn.Module):
         self.training = model.training
         self.strict = strict
         self.fallback: str | None = None
+        self.meter: RowMeter | None = None
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
         self._refused: set[Any] = set()
         self._made = 0
@@ -118,7 +120,9 @@ class SubsetBackward(nn.Module):
         own = self._settings.tensors(graphs)
         inputs = [dense[i] if isinstance(i, int) else i for i in own.inputs]
         differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
-        outputs = SubsetFunction.apply(Call(graphs, inputs, own.buffers, n), *differentiated)
+        if self.meter is not None:
+            self.meter.subset = n
+        outputs = SubsetFunction.apply(Call(graphs, inputs, own.buffers, n, self.meter), *differentiated)
         return graphs.rebuild(list(outputs))
 
     # Tracing
@@ -246,7 +250,7 @@ class SubsetBackward(nn.Module):
             return getattr(self.__dict__["wrapped"], name)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_traces": OrderedDict(), "_refused": set(), "_settings": None}
+        return {**self.__dict__, "_traces": OrderedDict(), "_refused": set(), "_settings": None, "meter": None}
 
 
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:

@@ -34,6 +34,7 @@ class Fixed:
 
     plans: tuple = field(repr=False)
     stage = "epoch"
+    requires = thresher.Requirements(records=False)
 
     def columns(self):
         return {"loss": thresher.Column(torch.float32, fill=float("-inf"))}

@@ -24,6 +24,7 @@ class Fixed:
     plans: tuple = field(repr=False)
     signals: tuple = ()
     stage = "epoch"
+    requires = thresher.Requirements(records=False)
 
     def columns(self):
         columns = {"loss": thresher.Column(torch.float32, fill=float("-inf"))}
@@ -208,9 +209,10 @@ def test_criterion_none():
     loader = DataLoader(TensorDataset(torch.randn(N, 6), torch.arange(N)), B)
     run = thresher.attach(thresher.FullData(), loader=loader, criterion=None, model=net, epochs=1)
     x, y = next(iter(run.loader))
+    outputs = run.model(x)
     with pytest.raises(ValueError, match="criterion=None; use run.reduce"):
-        run.criterion(run.model(x), y)
-    run.reduce(run.model(x).logsumexp(1), targets=y)
+        run.criterion(outputs, y)
+    run.reduce(outputs.logsumexp(1), targets=y)
     assert run.cost.forward == B
 
 
@@ -223,7 +225,7 @@ def test_reduce_refuses_what_is_not_per_sample():
         run.reduce(run.model(x).mean(), targets=y)
     with pytest.raises(ValueError, match="first dimension must be the samples'"):
         run.reduce(run.model(x).mean(0), targets=y)
-    assert run.cost.forward == 0
+    assert not run.trained.any() and run.cost.backward == 0
 
 
 def test_reduce_with_a_method_that_needs_signals():
@@ -263,7 +265,7 @@ def test_users_signals():
     x, y = next(iter(run.loader))
     with pytest.raises(ValueError, match=r"`signals` must return tensors of shape \(8,\), got \(8, 4\) for 'correct'"):
         run.criterion(run.model(x), y)
-    assert run.cost.forward == 0
+    assert not run.trained.any()
 
 
 def test_signals_that_a_callable_does_not_give():
@@ -271,7 +273,7 @@ def test_signals_that_a_callable_does_not_give():
     x, y = next(iter(run.loader))
     with pytest.raises(ValueError, match="Cannot read|not defined"):
         run.criterion(run.model(x), y)
-    assert run.cost.forward == 0
+    assert not run.trained.any()
 
 
 # Refresh

@@ -1,0 +1,211 @@
+"""Counts samples where passes really run: a forward pass when the model is called, a backward pass when autograd runs it."""
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.cost import Cost
+from thresher.loading.trees import leaves
+
+KEY = "thresher"
+"""Key of our hook among those of a tensor."""
+MOST_PASSES = 16
+"""Number of forward passes that are remembered; a loss of an older one counts as one of another forward pass."""
+MOST_OPERATIONS = 4096
+"""Largest number of operations that are searched for the forward pass of a tensor."""
+UNCREDITED = (
+    "run.model was called with gradients for inputs that are not a batch of run.loader, and no loss of its outputs was credited"
+)
+
+sequence = torch.autograd._get_sequence_nr  # pyright: ignore[reportAttributeAccessIssue]
+"""Number of the autograd node that this thread makes next."""
+_task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class ForwardPass:
+    """One forward pass of the training; called as a hook of its outputs when a backward pass reaches them.
+
+    Args:
+        meter: Meter that takes the numbers.
+        first: Number of the first autograd node that can be of this pass.
+        n: Number of its samples; None where credited losses tell it.
+        by_model: Whether `run.model` made it.
+    """
+
+    __slots__ = ("backwards", "by_model", "first", "last", "meter", "n", "named", "task")
+    __torch_unserializable__ = True
+
+    def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True) -> None:
+        self.meter, self.first, self.last, self.by_model = meter, first, sequence(), by_model
+        self.n, self.named = n or 0, n is not None
+        self.task, self.backwards = -1, 0
+
+    def __call__(self, _: Any) -> None:
+        task = _task()
+        if task != self.task:
+            self.task = task
+            self.backwards += 1
+            self.meter.cost.backward += self.n
+            self.meter.reached += self.n
+
+    def add(self, n: int) -> None:
+        """Adds samples that a credited loss tells of."""
+        self.n += n
+        self.meter.cost.forward += n
+        self.meter.cost.backward += n * self.backwards
+        self.meter.reached += n * self.backwards
+        self.meter.elsewhere += 0 if self.by_model else n
+
+    def watch(self, outputs: Any) -> None:
+        """Counts the backward passes that reach these outputs, from now on."""
+        for tensor in (outputs,) if isinstance(outputs, Tensor) else leaves(outputs):
+            if not tensor.requires_grad:
+                continue
+            hooks = tensor._backward_hooks
+            if hooks is None:
+                # The same as `register_hook`, which takes four times as long: it would be a share of a small step.
+                tensor._backward_hooks = OrderedDict(((KEY, self),))
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn._register_hook_dict(tensor)
+            else:
+                hooks[KEY] = self
+
+
+class Meter:
+    """Counts the samples of the forward and backward passes of the training.
+
+    A forward pass of `run.model` is counted when it runs. Other forward passes are counted by their losses: a loss of outputs
+    that were computed after every loss before it is of a new forward pass.
+
+    Args:
+        cost: Counters.
+    """
+
+    def __init__(self, cost: Cost) -> None:
+        self.cost = cost
+        self.yielded = 0
+        """Number of samples that the loader yielded to the loop."""
+        self.reached = 0
+        """Number of samples in forward passes that a backward pass reached, however few of them it ran on."""
+        self.elsewhere = 0
+        """Number of samples whose forward pass `run.model` did not make."""
+        self.credited = 0
+        """Number of batches with a credited loss."""
+        self.subset: int | None = None
+        """Number of samples of the forward pass that `subset_backward` has just made; it counts its backward passes itself."""
+        self._passes: list[ForwardPass] = []
+        self._fresh: list[tuple[ForwardPass, Tensor]] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Goes on from the present counters, at another point of the training."""
+        cost = self.cost
+        self._passes.clear()
+        self.yielded = self.reached = self._more_forward = self._more_backward = 0
+        self._start = self.of_loop(), cost.full_forward, cost.full_backward
+        self._unknown = cost.unknown
+
+    # What the model reports
+
+    def passed(self, outputs: Any, n: int | None, first: int) -> None:
+        """Counts a forward pass of `run.model`.
+
+        Args:
+            outputs: Outputs of the model.
+            n: Number of samples; None where the inputs do not show it.
+            first: Value of `sequence` before the pass.
+        """
+        subset, self.subset = self.subset, None
+        one = ForwardPass(self, first, subset if n is None else n)
+        self.cost.forward += one.n
+        self._remember(one)
+        if subset is None:
+            one.watch(outputs)
+
+    def went_backward(self, rows: int, n: int) -> None:
+        """Counts a backward pass of `subset_backward` on some of n samples."""
+        self.cost.backward += rows
+        self.reached += n
+
+    # What losses tell
+
+    def origin(self, outputs: Any) -> ForwardPass | None:
+        """Returns the forward pass that outputs come from; None where no known one made them."""
+        if not self._passes:
+            return None
+        oldest, left = min(one.first for one in self._passes), MOST_OPERATIONS
+        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        seen = set(todo)
+        while todo and left:
+            node, left = todo.pop(), left - 1
+            number = node._sequence_nr()
+            for one in reversed(self._passes):
+                if one.first <= number < one.last:
+                    return one
+            if number >= oldest:
+                parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+                seen |= parents
+                todo += parents
+        return None
+
+    def count(self, outputs: Any, origin: ForwardPass | None, new: int | Tensor) -> None:
+        """Counts the samples of a credited loss, where the model has not counted them.
+
+        Args:
+            outputs: Outputs that the loss is made of.
+            origin: Result of `origin` for them.
+            new: Number of samples of which no other loss of this forward pass was; a tensor, shape (), on a device.
+        """
+        if origin is not None and origin.named:
+            return
+        if origin is None:
+            origin = ForwardPass(self, self._passes[-1].last if self._passes else 0, None, by_model=False)
+            self._remember(origin)
+        if not origin.by_model:
+            origin.watch(outputs)
+        if isinstance(new, int):
+            origin.add(new)
+        else:
+            self._fresh.append((origin, new))
+
+    # What is reported
+
+    def settle(self) -> None:
+        """Adds the numbers that the device counted, and what full training would have computed in as many passes."""
+        for one, new in self._fresh:
+            one.add(int(new))
+        self._fresh.clear()
+        cost = self.cost
+        before, full_forward, full_backward = self._start
+        if self.yielded:
+            forward = cost.full_forward - self._more_forward - full_forward
+            backward = cost.full_backward - self._more_backward - full_backward
+            more_forward = _more(forward, self.of_loop() - before, self.yielded)
+            more_backward = _more(backward, self.reached, self.yielded)
+            cost.full_forward += more_forward - self._more_forward
+            cost.full_backward += more_backward - self._more_backward
+            self._more_forward, self._more_backward = more_forward, more_backward
+        uncredited = any(not one.named and not one.n for one in self._passes)
+        cost.unknown = self._unknown or (UNCREDITED if uncredited else None)
+
+    def make_unknown(self, reason: str) -> None:
+        """Declares the cost unknown from now on, for a reason that is a sentence without its full stop."""
+        self._unknown = self._unknown or reason
+
+    def of_loop(self) -> int:
+        """Number of samples in forward passes of the loop."""
+        return self.cost.forward - self.cost.refresh - self.cost.scoring
+
+    def _remember(self, one: ForwardPass) -> None:
+        self._passes.append(one)
+        if len(self._passes) > MOST_PASSES:
+            oldest = self._passes.pop(0)
+            if not oldest.named and not oldest.n:
+                self.make_unknown(UNCREDITED)
+
+
+def _more(candidates: int, passed: int, yielded: int) -> int:
+    """Number of samples beyond one pass per candidate, where each yielded sample goes through more passes than one."""
+    return round(candidates * max(0.0, passed / yielded - 1))

@@ -1,0 +1,81 @@
+"""Epochs in which no loss was credited: the loop trains on, and the method that chooses by losses never learns one."""
+
+import warnings
+
+from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
+from thresher.cost import UNSEEN
+from thresher.methods._on_subset import OnSubset
+from thresher.methods.contract import EpochMethod, requirements_of
+
+
+def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
+    """Returns whether the plans of a method depend on what the losses of the loop recorded."""
+    requires = requirements_of(method)
+    recorded = any(column.merge != "plan" for column in method.columns().values())
+    return recorded and requires.records and not requires.full_pass
+
+
+class SilentEpochs:
+    """Warns after the first epoch without a credited loss, and refuses to go on after the second where losses are needed.
+
+    Args:
+        attributor: Attributor of the run.
+        who: Name of the method, for messages.
+    """
+
+    def __init__(self, attributor: Attributor, who: str) -> None:
+        self._attributor, self._meter, self._who = attributor, attributor.meter, who
+        self._since: tuple[int, int, int, int] | None = None
+        self._silent = 0
+
+    def begin(self, *, needed: bool) -> None:
+        """Begins an epoch.
+
+        Args:
+            needed: Whether the method chooses by the losses of the loop.
+
+        Raises:
+            RuntimeError: No loss was credited in two epochs, and the method needs them.
+        """
+        self._judge(needed=needed)
+        if needed and self._silent > 1:
+            raise RuntimeError(
+                f"{self._who} chooses by the losses of samples, and no loss was credited in {self._silent} epochs. {WAY_OUT}"
+            )
+        self._since = self._seen()
+
+    def end(self, *, complete: bool, needed: bool) -> None:
+        """Ends an epoch. Its losses may still come, where the loop did not train on its batches yet."""
+        if not complete:
+            self._since = None
+        elif self._since is not None:
+            batches, _, passed, steps = (new - old for new, old in zip(self._seen(), self._since, strict=True))
+            if batches > BATCHES_AHEAD and (passed or steps):
+                self._judge(needed=needed)
+
+    def _seen(self) -> tuple[int, int, int, int]:
+        self._attributor.write()
+        meter = self._meter
+        return self._attributor.batches, meter.credited, meter.of_loop(), meter.cost.steps
+
+    def _judge(self, *, needed: bool) -> None:
+        if self._since is None:
+            return
+        before, now = self._since, self._seen()
+        self._since = None
+        batches, credited, passed, steps = (new - old for new, old in zip(now, before, strict=True))
+        if credited or not batches:
+            self._silent = 0
+            return
+        self._silent += 1
+        if not passed:
+            self._meter.make_unknown(UNSEEN)
+        if self._silent == 1 and (needed or passed or steps):
+            cost = "" if passed else ", and run.cost is unknown"
+            warnings.warn(f"{self._who}: no loss was credited in a whole epoch{cost}. {WAY_OUT}", stacklevel=6)
+
+
+WAY_OUT = (
+    "Call run.criterion(outputs, targets) in the loop instead of your own criterion; where the model computes its own loss, "
+    "pass the losses per sample to run.reduce(losses, targets=...)."
+)
