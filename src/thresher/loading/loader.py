@@ -60,7 +60,8 @@ class EpochControl(Protocol):
         """Begins an epoch, or goes on with an interrupted one."""
         ...
 
-    def next_plan(self) -> EpochPlan:
+    @property
+    def plan(self) -> EpochPlan:
         """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
         ...
 
@@ -169,7 +170,7 @@ class SelectedLoader:
                 chance and fills them up to full batches.
         """
         stream: Any = self._user.dataset
-        samples = len(stream) if self.streams else self._order.samples_of(self.control.next_plan())
+        samples = len(stream) if self.streams else self._order.samples_of(self.control.plan)
         full, rest = divmod(samples, self._ids.batch_size)
         rest = 0 if self._ids.drop_last else rest
         if self.row_buffer is None or self.row_buffer.size is None:

@@ -76,6 +76,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         steps_are_seen=given.optimizer is not None,
     )
     loader.connect(epochs)
+    loader.prepared.follow(given.optimizer)
     if given.optimizer is not None:
         epochs.hooks = StepHooks(innermost(given.optimizer), epochs.step_over)
     state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)

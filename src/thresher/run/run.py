@@ -153,7 +153,7 @@ class Run:
     @property
     def epoch(self) -> int:
         """The epoch in progress or, between epochs, the one that comes next; 0-based."""
-        return self._epochs.next_epoch
+        return self._epochs.epoch + self._epochs.end.due
 
     @property
     def progress(self) -> float:
@@ -172,7 +172,7 @@ class Run:
     @property
     def records(self) -> Records:
         """What is remembered of every sample, up to the last call of the criterion."""
-        self._epochs.end_if_due(after_last_step=True)
+        self._epochs.end.if_due(after_last_step=True)
         self._parts.accumulator.flush()
         return self._parts.records
 
@@ -186,7 +186,7 @@ class Run:
     def cost(self) -> Cost:
         """What was computed, and what full training would have computed."""
         cost = self._parts.cost
-        self._epochs.end_if_due(after_last_step=True)
+        self._epochs.end.if_due(after_last_step=True)
         self._parts.accumulator.settle()
         self._parts.stopwatch.update(cost)
         return cost
