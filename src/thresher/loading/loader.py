@@ -73,9 +73,7 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n stay; None where that is not known."""
         ...
 
-    def yielded(
-        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool
-    ) -> None:
+    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool) -> None:
         """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one."""
         ...
 
@@ -190,6 +188,7 @@ class SelectedLoader:
         return batches + bool(left and not self._ids.drop_last)
 
     def __iter__(self) -> "EpochIterator":
+        self.stop()
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         plan, consumed, checksum = self.control.begin()
         self.prepared.begin()

@@ -63,7 +63,7 @@ class EpochEnd:
             exhausted: Whether all batches were asked for; else the iterator is gone, which can happen at any time, so that no
                 work is done.
         """
-        self._left, self._over, self._exhausted = True, self._over or exhausted, exhausted
+        self._left, self._over, self._exhausted = True, self._over or exhausted, self._exhausted or exhausted
         if exhausted:
             self._accumulator.flush()
             self.if_due(after_last_step=True)
