@@ -268,6 +268,15 @@ def test_a_look_at_a_batch_is_no_epoch():
     assert run.cost.full_forward == run.cost.full_backward == N
 
 
+def test_a_look_at_a_batch_leaves_nothing_in_the_history():
+    run, _, optimizer = make(thresher.SelectiveBackprop(keep=0.5), forward_passes="twice")
+    next(iter(run.loader))
+    for batch in run.loader:
+        step(run, optimizer, batch)
+    assert run.history[0]["candidates"] == N
+    assert run.history[0]["selected"] == run.history[0]["backward"] == N // 2
+
+
 def test_a_look_at_the_only_batch_is_no_epoch():
     run, _, optimizer = make(thresher.FullData(), batch=N)
     next(iter(run.loader))

@@ -96,6 +96,8 @@ class Epochs:
         """Begins an epoch, or goes on with an interrupted one."""
         if self._active and not self._resumed:
             self.end.before_next(self._consumed)
+            if self._active and self.selection.stage is not None:
+                self.selection.stage.facts()
         plan, resumed = self.plan_if_any(), self._resumed
         self._resumed = False
         if not resumed:
