@@ -86,6 +86,11 @@ class EpochEnd:
         """Whether the epoch is over and the loop has left it, so that it ends as soon as that is needed."""
         return self._over and self._left and self._counts
 
+    @property
+    def credits(self) -> bool:
+        """Whether the pass is over and not ended, and losses of it were credited."""
+        return self._over and self._accumulator.credited > self._before[1]
+
     def if_due(self, *, after_last_step: bool = False) -> None:
         """Ends the epoch if its batches have all been yielded and the loop has left it.
 

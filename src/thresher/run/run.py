@@ -203,7 +203,7 @@ class Run:
 
         Warns where batches were yielded whose loss was not credited yet: after resuming they will not come again.
         """
-        if self._epochs.in_progress and self._parts.attributor.waits_for_credit:
+        if (self._epochs.in_progress or self._epochs.end.credits) and self._parts.attributor.waits_for_credit:
             warnings.warn(
                 "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
                 "a resumed run goes on after it",
@@ -225,6 +225,7 @@ class Run:
 
     def detach(self) -> None:
         """Takes the hooks off the optimizer and lets go of the data; the user's objects are as they were."""
+        self._epochs.end.if_due()
         self._parts.accumulator.settle()
         self._epochs.detach()
         self.loader.close()
