@@ -324,7 +324,8 @@ def test_an_exception_while_scoring():
     net.seen = []
     run, _, optimizer = make(SB(keep=0.5), "twice", net=net)
     batches = iter(run.loader)
-    next(batches)  # two candidate batches make it
+    x, y = next(batches)  # two candidate batches make it
+    run.reduce(x.sum(1).requires_grad_(), targets=y)
     state = torch.get_rng_state()
     with pytest.raises(OSError, match="scoring failed"):
         next(batches)
@@ -369,11 +370,13 @@ def test_a_sample_that_cannot_be_read(workers):
 @pytest.mark.parametrize("passes", ["once", "twice"])
 def test_breaking_out_and_iterating_anew(passes):
     run, _, optimizer = make(SB(keep=0.75), passes)
-    for _ in run.loader:
+    for x, y in run.loader:
+        run.criterion(run.model(x), y)
         break
     old = iter(run.loader)
     assert run.epoch == 1
-    next(old)
+    x, y = next(old)
+    run.criterion(run.model(x), y)
     sizes = train(run, optimizer)
     with pytest.raises(RuntimeError, match="ended by a newer one"):
         next(old)

@@ -200,6 +200,27 @@ def test_the_step_of_the_last_batch_comes_before_the_plan():
     assert run.history[1]["steps"] == 4
 
 
+def test_saved_before_the_last_batch_was_trained():
+    """An interruption in the last batch: a resumed run begins the next epoch, and says that this batch is lost."""
+    run, _, optimizer = make()
+    for i, batch in zip(range(5), run.loader, strict=False):
+        if i < 4:
+            step(run, optimizer, batch)
+    with pytest.warns(UserWarning, match="not credited yet"):
+        state = run.state_dict()
+    assert state["epoch"] == 1
+
+
+def test_detach_ends_the_last_epoch():
+    run, _, optimizer = make(epochs=2)
+    for _ in range(2):
+        for batch in counted(run):
+            step(run, optimizer, batch)
+    run.detach()
+    assert [(entry["complete"], entry["refreshed"]) for entry in run.history] == [(True, 0), (True, 10)]
+    assert run.cost.refresh == 10
+
+
 # The learning rate
 
 
@@ -266,6 +287,15 @@ def test_a_look_at_a_batch_is_no_epoch():
     assert torch.equal(run.trained.nonzero().flatten(), expected)
     assert [entry["complete"] for entry in run.history] == [True]
     assert run.cost.full_forward == run.cost.full_backward == N
+
+
+def test_a_look_at_a_batch_leaves_nothing_in_the_history():
+    run, _, optimizer = make(thresher.SelectiveBackprop(keep=0.5), forward_passes="twice")
+    next(iter(run.loader))
+    for batch in run.loader:
+        step(run, optimizer, batch)
+    assert run.history[0]["candidates"] == N
+    assert run.history[0]["selected"] == run.history[0]["backward"] == N // 2
 
 
 def test_a_look_at_the_only_batch_is_no_epoch():

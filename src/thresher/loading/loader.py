@@ -62,7 +62,8 @@ class EpochControl(Protocol):
         """Begins an epoch, or goes on with an interrupted one."""
         ...
 
-    def next_plan(self) -> EpochPlan:
+    @property
+    def plan(self) -> EpochPlan:
         """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
         ...
 
@@ -74,9 +75,7 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n stay; None where that is not known."""
         ...
 
-    def yielded(
-        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool
-    ) -> None:
+    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool) -> None:
         """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one."""
         ...
 
@@ -173,7 +172,7 @@ class SelectedLoader(Uncopied):
                 chance and fills them up to full batches.
         """
         stream: Any = self._user.dataset
-        samples = len(stream) if self.streams else self._order.samples_of(self.control.next_plan())
+        samples = len(stream) if self.streams else self._order.samples_of(self.control.plan)
         full, rest = divmod(samples, self._ids.batch_size)
         rest = 0 if self._ids.drop_last else rest
         if self.row_buffer is None or self.row_buffer.size is None:
@@ -193,6 +192,7 @@ class SelectedLoader(Uncopied):
         return batches + bool(left and not self._ids.drop_last)
 
     def __iter__(self) -> "EpochIterator":
+        self.stop()
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         collate = self._loader.collate_fn
         if isinstance(collate, CheckedCollate) and self.num_workers:

@@ -95,7 +95,7 @@ class SamplerOrder:
         return piece
 
 
-class Length(NamedTuple):
+class KnownEnd(NamedTuple):
     """What is known of the end of an order before it is reached, so that no id has to be drawn early.
 
     Attributes:
@@ -117,6 +117,9 @@ class Length(NamedTuple):
             return max(0, self.staying - stayed)
         return 0 if self.drawn is not None and position >= self.drawn else None
 
+
+UNKNOWN_END = KnownEnd()
+"""KnownEnd of an order of which nothing is known."""
 
 LOOKED_UP = 64
 """Number of batches whose ids are looked up in the plan at once."""
@@ -144,7 +147,7 @@ class IdBatchSampler(Sampler[list[int]]):
         *,
         consumed: int = 0,
         drop_last: bool | None = None,
-        length: Length = Length(),
+        length: KnownEnd = UNKNOWN_END,
     ) -> None:
         """Prepares the next iteration.
 

@@ -3,11 +3,35 @@
 from typing import Any
 
 
+class EpochFlags:
+    """What accelerate reads of the loader that a loop iterates.
+
+    Args:
+        gradient_state: State of accelerate, in which loaders in use are noted.
+    """
+
+    def __init__(self, gradient_state: Any) -> None:
+        self.gradient_state = gradient_state
+        self.end_of_dataloader, self.remainder, self.iteration = False, -1, 0
+
+    def begin(self) -> None:
+        """Notes that the loader is in use."""
+        self.end_of_dataloader = False
+        self.gradient_state._add_dataloader(self)
+
+    def end(self) -> None:
+        """Notes that the loader is not in use any more."""
+        self.gradient_state._remove_dataloader(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing: the user's loader was not prepared, and counts no epochs."""
+
+
 class PreparedLoader:
-    """Tells a loader that accelerate prepared where an epoch begins and ends, as its own iteration would have done.
+    """Shows accelerate where an epoch begins and ends, as the iteration of a loader that it prepared would have done.
 
     `Accelerator.accumulate` steps at the last batch of an epoch, whatever the number of accumulated batches. It reads from the
-    loader that was iterated last which batch that is; a loader that it did not prepare is left alone.
+    loader that was iterated last which batch that is. Where accelerate prepared neither loader nor optimizer, nothing is done.
 
     Args:
         loader: The user's loader.
@@ -20,9 +44,14 @@ class PreparedLoader:
     """
 
     def __init__(self, loader: Any) -> None:
-        names = ("begin", "end", "end_of_dataloader", "gradient_state", "iteration", "set_epoch")
-        self._loader = loader if all(hasattr(loader, name) for name in names) else None
+        self._loader = loader if is_prepared(loader) else None
         self._begun = False
+
+    def follow(self, optimizer: Any) -> None:
+        """Uses the optimizer to find accelerate's state, where the loader was not prepared and the optimizer was."""
+        state = getattr(optimizer, "gradient_state", None)
+        if self._loader is None and hasattr(state, "_add_dataloader"):
+            self._loader = EpochFlags(state)
 
     def begin(self) -> None:
         """Begins an epoch; one that was left early ends."""
@@ -55,3 +84,9 @@ class PreparedLoader:
             self._loader.iteration += whole or self._loader.end_of_dataloader
             self._loader.end()
             self._begun = False
+
+
+def is_prepared(loader: Any) -> bool:
+    """Whether accelerate prepared a loader, whose own iteration tells accelerate where an epoch begins and ends."""
+    names = ("begin", "end", "end_of_dataloader", "remainder", "gradient_state", "iteration", "set_epoch")
+    return all(hasattr(loader, name) for name in names)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from thresher.loading.order import Length, Order, SamplerOrder, SequentialOrder, TensorOrder, shuffled
+from thresher.loading.order import KnownEnd, Order, SamplerOrder, SequentialOrder, TensorOrder, shuffled
 from thresher.plans import EpochPlan
 
 
@@ -58,15 +58,15 @@ class UserOrder:
             return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
         return seen if seen or not hasattr(self.dataset, "__len__") else len(self.dataset)  # pyright: ignore[reportArgumentType]
 
-    def length(self, plan: EpochPlan | None) -> Length:
+    def length(self, plan: EpochPlan | None) -> KnownEnd:
         """Returns what is known of the end of an epoch before it is reached.
 
         Args:
             plan: The plan of the epoch; None for a stream.
         """
         if plan is None:
-            return Length(_known(lambda: len(self.dataset)))  # pyright: ignore[reportArgumentType]
-        return Length(_known(lambda: self.samples_of(plan)), _known(lambda: len(self.sampler)))
+            return KnownEnd(_known(lambda: len(self.dataset)))  # pyright: ignore[reportArgumentType]
+        return KnownEnd(_known(lambda: self.samples_of(plan)), _known(lambda: len(self.sampler)))
 
     def samples_of(self, plan: EpochPlan) -> int:
         """Returns the number of samples in an epoch that follows a plan.

@@ -82,6 +82,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         steps_are_seen=given.optimizer is not None,
     )
     loader.connect(epochs)
+    loader.prepared.follow(given.optimizer)
     if given.optimizer is not None:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
         name = type(given.optimizer).__name__

@@ -1,6 +1,7 @@
 """When an epoch is over: its last batch was yielded, and the loop has left the pass over the loader."""
 
 import threading
+from collections.abc import Callable
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
@@ -8,7 +9,7 @@ from thresher.cost import Cost
 
 
 class EpochEnd:
-    """Follows one pass over the loader, from its first batch to the step after its last one.
+    """Follows one pass over the loader, from its first batch to the step after its last one, and ends the epoch.
 
     Loops end an epoch in several ways: the loader runs out, a counter stops at `len(run.loader)`, or there is a `break` at the
     last batch. A prefetcher asks for the last batch before the steps of earlier ones. So the last batch is known when it is
@@ -18,56 +19,127 @@ class EpochEnd:
         attributor: Attributor of the run.
         accumulator: Accumulator of the run.
         cost: Cost of the run.
+        close: Function that ends the epoch, given whether it is complete.
+        rest: Function that is called when the last step of the pass is over.
         steps_are_seen: Whether there is an optimizer whose steps the run sees.
     """
 
-    def __init__(self, attributor: Attributor, accumulator: StepAccumulator, cost: Cost, *, steps_are_seen: bool) -> None:
+    def __init__(
+        self,
+        attributor: Attributor,
+        accumulator: StepAccumulator,
+        cost: Cost,
+        close: Callable[[bool], None],
+        rest: Callable[[], None],
+        *,
+        steps_are_seen: bool,
+    ) -> None:
         self._attributor, self._accumulator, self._cost = attributor, accumulator, cost
-        self._steps_are_seen = steps_are_seen
-        self.over = False
-        """Whether the batch that was yielded last is the last one of the epoch."""
-        self.left = True
-        """Whether the loop has left the pass."""
-        self._exhausted = False
+        self._close_epoch, self._rest, self._steps_are_seen = close, rest, steps_are_seen
+        self._over, self._left = False, True
+        self._exhausted = self._closing = False
         self._before = 0, 0, 0
         self._thread = threading.get_ident()
 
     def begin(self) -> None:
         """Begins a pass over an epoch, or over the rest of one."""
-        self.check_thread(own_steps=self._steps_are_seen)
-        self.over = self.left = self._exhausted = False
+        self._note_thread()
+        self._over = self._left = self._exhausted = False
         self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
 
-    def resume(self) -> None:
-        """Takes the place of a saved run, in which no pass is under way."""
-        self.over, self.left, self._exhausted = False, True, False
+    def forget(self) -> None:
+        """Forgets the pass, since a saved run takes its place."""
+        self._over, self._left, self._exhausted = False, True, False
 
     def yielded(self, *, last: bool) -> None:
-        """Notes a batch of the pass."""
-        self.over = last
-        self.check_thread(own_steps=self._steps_are_seen)
+        """Notes a batch of the pass, and whether it is the last one."""
+        self._over = last
+        self._note_thread()
 
     def leave(self, *, exhausted: bool) -> None:
-        """Notes that the loop has left the pass."""
-        self.left, self.over, self._exhausted = True, self.over or exhausted, exhausted
+        """Notes that the loop has left the pass; where its last step is over, an exhausted epoch ends at once.
+
+        Args:
+            exhausted: Whether all batches were asked for; else the iterator is gone, which can happen at any time, so that no
+                work is done.
+        """
+        self._left, self._over, self._exhausted = True, self._over or exhausted, self._exhausted or exhausted
+        if exhausted:
+            self._accumulator.flush()
+            self.if_due(after_last_step=True)
+        elif self._last_step_done:
+            self._rest()
         self._attributor.pass_over()
 
+    def step_over(self) -> None:
+        """Notes that the optimizer stepped.
+
+        Raises:
+            RuntimeError: It stepped in another thread than the one that iterates the loader.
+        """
+        self._check_thread()
+        if self._left and self._last_step_done:
+            self._rest()
+
     @property
-    def counts(self) -> bool:
+    def due(self) -> bool:
+        """Whether the epoch is over and the loop has left it, so that it ends as soon as that is needed."""
+        return self._over and self._left and self._counts
+
+    @property
+    def credits(self) -> bool:
+        """Whether the pass is over and not ended, and losses of it were credited."""
+        return self._over and self._accumulator.credited > self._before[1]
+
+    def if_due(self, *, after_last_step: bool = False) -> None:
+        """Ends the epoch if its batches have all been yielded and the loop has left it.
+
+        Args:
+            after_last_step: Whether to wait for the step of the last batch, which a prefetcher takes later.
+
+        Raises:
+            RuntimeError: Another thread trains.
+        """
+        if self._closing or not self.due:
+            return
+        if after_last_step and not (self._last_step_done and self._thread == threading.get_ident()):
+            return
+        self._check_thread()
+        self._close(complete=True)
+
+    def before_next(self, consumed: int) -> None:
+        """Ends the epoch in progress before the next pass, unless nothing was trained in it: then that begins it again.
+
+        Args:
+            consumed: Number of ids of the epoch's order that were consumed.
+        """
+        if not consumed and not self._over:
+            return
+        if self._counts:
+            self._close(complete=self._over)
+            return
+        self._cost.full_forward -= consumed
+        self._cost.full_backward -= consumed
+
+    def _close(self, *, complete: bool) -> None:
+        """Ends the epoch; the passes that this takes may ask the run for its plan or its records."""
+        self._closing = True
+        try:
+            self._close_epoch(complete)
+        finally:
+            self._closing = False
+
+    @property
+    def _counts(self) -> bool:
         """Whether something was trained in the pass; a look at a batch before the training is no epoch."""
         batches, credited, steps = self._before
         self._accumulator.flush()
         if self._accumulator.credited > credited or self._cost.steps > steps:
             return True
-        return self.over and (self._exhausted or self._attributor.batches > batches + 1)
+        return self._over and (self._exhausted or self._attributor.batches > batches + 1)
 
     @property
-    def due(self) -> bool:
-        """Whether the epoch is over and the loop has left it."""
-        return self.over and self.left and self.counts
-
-    @property
-    def last_step_done(self) -> bool:
+    def _last_step_done(self) -> bool:
         """Whether the loss of the batch yielded last was credited, and the optimizer stepped since, if it steps at all."""
         batches, _, steps = self._before
         if self._attributor.batches == batches:
@@ -75,19 +147,18 @@ class EpochEnd:
         waits = self._steps_are_seen and self._cost.steps > steps and self._accumulator.in_step
         return self._attributor.last_credited and not waits
 
-    def check_thread(self, *, own_steps: bool = False) -> None:
-        """Notes the thread in which the loader is iterated, or refuses another one beside it.
+    def _note_thread(self) -> None:
+        """Notes the thread that iterates the loader; without steps that show the one that trains, it must not change."""
+        if self._steps_are_seen:
+            self._thread = threading.get_ident()
+        else:
+            self._check_thread()
 
-        Args:
-            own_steps: Whether the steps show by themselves in which thread the loop trains.
-
-        Raises:
-            RuntimeError: The run is used in another thread than the one that iterates the loader.
-        """
+    def _check_thread(self) -> None:
         here = threading.get_ident()
         if here == self._thread:
             return
-        if own_steps or self._thread not in {thread.ident for thread in threading.enumerate()}:
+        if self._thread not in {thread.ident for thread in threading.enumerate()}:
             self._thread = here
             return
         raise RuntimeError(
@@ -95,8 +166,3 @@ class EpochEnd:
             "and epochs, which must not happen beside a training step. Iterate run.loader in the thread that trains; to load "
             "in the background, use DataLoader(num_workers=...). Without an optimizer, call attach in the thread that trains."
         )
-
-    @property
-    def in_other_thread(self) -> bool:
-        """Whether this is not the thread that iterates the loader."""
-        return threading.get_ident() != self._thread

@@ -94,15 +94,17 @@ class Epochs:
         self._plan: EpochPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
-        self._end = EpochEnd(attributor, accumulator, cost, steps_are_seen=steps_are_seen)
-        self._closing = self._warned_of_length = False
+        self._warned_of_length = False
+        self.end = EpochEnd(attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen)
 
     # What the loader asks and reports
 
     def begin(self) -> EpochStart:
         """Begins an epoch, or goes on with an interrupted one."""
         if self._active and not self._resumed:
-            self._end_or_take_back()
+            self.end.before_next(self._consumed)
+            if self._active and self.selection.stage is not None:
+                self.selection.stage.facts()
         resumed = self._resumed
         if not resumed:
             self._silence.begin(needed=self._losses_needed)
@@ -113,12 +115,18 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
-        self._warn_beyond_the_last()
+        if self.epoch >= self.settings.epochs and not self._warned_of_length:
+            self._warned_of_length = True
+            warnings.warn(
+                f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.settings.epochs}, to which the schedules of "
+                "methods refer. Pass the number of all epochs to attach. This is said once.",
+                stacklevel=3,
+            )
         self._records.epoch = self.epoch
         self._active = True
-        self._end.begin()
+        self.end.begin()
         self._attributor.begin_epoch(
-            self._weights(plan),
+            _weights_of(plan, self._loader.n),
             weights_by_row=self.selection.fills is not None,
             ids_repeat=plan is None or plan.drawn or not self._loader.yields_once,
         )
@@ -127,10 +135,6 @@ class Epochs:
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
         return EpochStart(plan, self._consumed, self._checksum)
-
-    def next_plan(self) -> EpochPlan:
-        """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
-        return self.plan
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees."""
@@ -141,9 +145,7 @@ class Epochs:
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
-    def yielded(
-        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool
-    ) -> None:
+    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool) -> None:
         """Notes a batch that is on its way to the loop.
 
         Args:
@@ -154,7 +156,7 @@ class Epochs:
             weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
             last: Whether it is the last batch of the epoch.
         """
-        self._end.yielded(last=last)
+        self.end.yielded(last=last)
         number = self._attributor.batches
         self.selection.batch_yielded(number)
         if number == 0:
@@ -165,93 +167,19 @@ class Epochs:
         self._consumed, self._checksum = consumed, checksum
 
     def left(self, *, exhausted: bool) -> None:
-        """Notes that the loop has left the pass; where its last step is over, an exhausted epoch ends at once.
-
-        Args:
-            exhausted: Whether all batches were asked for; else the iterator is gone, and this must do no work.
-        """
-        self._end.leave(exhausted=exhausted)
-        if exhausted:
-            self._accumulator.flush()
-            self.end_if_due(after_last_step=True)
-        elif self._end.last_step_done:
-            self._rest()
-
-    # The end of an epoch
-
-    def end_if_due(self, *, after_last_step: bool = False) -> None:
-        """Ends the epoch if its batches have all been yielded and the loop has left it.
-
-        Args:
-            after_last_step: Whether to wait for the step of the last batch, which a prefetcher takes later.
-
-        Raises:
-            RuntimeError: Another thread trains.
-        """
-        if self._closing or not self._active or self._resumed or not self._end.due:
-            return
-        if after_last_step and (not self._end.last_step_done or self._end.in_other_thread):
-            return
-        self._end.check_thread()
-        self._close(complete=True)
-
-    def _close(self, *, complete: bool) -> None:
-        """Ends the epoch: refreshes, and checks what the device has computed."""
-        plan = self._plan
-        self._accumulator.flush()
-        self._closing = True
-        try:
-            if plan is not None and plan.refresh is not None and plan.refresh.numel():
-                self._passes.refresh(plan.refresh, training=requirements_of(self._method).refresh == "train")
-        finally:
-            self._closing = False
-        rest = max(0, self._loader.candidates - self._consumed) if complete else 0
-        self._cost.full_forward += rest
-        self._cost.full_backward += rest
-        self._rest()
-        self._end_epoch(complete=complete)
-        self._settle()
-
-    def _end_or_take_back(self) -> None:
-        """Ends the epoch in progress before the next pass, unless nothing was trained in it: then the pass begins it again."""
-        if not self._consumed and not self._end.over:
-            return
-        if self._end.counts:
-            self._close(complete=self._end.over)
-            return
-        self._cost.full_forward -= self._consumed
-        self._cost.full_backward -= self._consumed
-        if self.selection.stage is not None:
-            self.selection.stage.facts()
-
-    def _rest(self) -> None:
-        """Leaves the learning rate of steps between epochs as it is."""
-        if self.hooks is not None:
-            self.hooks.scale = 1.0
-
-    def _warn_beyond_the_last(self) -> None:
-        if self.epoch >= self.settings.epochs and not self._warned_of_length:
-            self._warned_of_length = True
-            warnings.warn(
-                f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.settings.epochs}. Schedules of methods are at "
-                "their end. Pass the number of all epochs to attach. This is said once.",
-                stacklevel=4,
-            )
+        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        self.end.leave(exhausted=exhausted)
 
     # What the run reports
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch in progress or, between epochs, the one that comes next; 0-based."""
-        return self.epoch + (self._active and self._end.due)
 
     @property
     def progress(self) -> float:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
         # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
         candidates, epochs = self._loader.candidates, self.settings.epochs
-        consumed, whole = min(self._consumed, candidates) if self.in_progress else 0, max(1, candidates)
-        return min(1.0, (self.next_epoch * whole + consumed) / (epochs * whole))
+        consumed, whole = min(self._consumed, candidates) if self._active else 0, max(1, candidates)
+        epoch, consumed = (self.epoch + 1, 0) if self.end.due else (self.epoch, consumed)
+        return min(1.0, (epoch * whole + consumed) / (epochs * whole))
 
     @property
     def plan(self) -> EpochPlan:
@@ -262,7 +190,7 @@ class Epochs:
         """
         if self._loader.streams:
             raise ValueError("run.plan: an IterableDataset has no epoch plan; the batch method chooses in every batch")
-        self.end_if_due()
+        self.end.if_due()
         if self._plan is None:
             self._settle()
             generator = rng.seeded(self._seed, self.epoch)
@@ -279,7 +207,7 @@ class Epochs:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One entry per epoch that is over."""
-        self.end_if_due()
+        self.end.if_due()
         self.close_books()
         return self._history
 
@@ -300,9 +228,7 @@ class Epochs:
         self._cost.steps += 1
         self.selection.step_over()
         self._accumulator.end_step()
-        self._end.check_thread()
-        if self._end.left and self._end.last_step_done:
-            self._rest()
+        self.end.step_over()
 
     def detach(self) -> None:
         """Takes the hooks off the optimizer, and lets other runs have it and the loader."""
@@ -314,7 +240,7 @@ class Epochs:
     @property
     def in_progress(self) -> bool:
         """Whether an epoch has begun and is not over."""
-        return self._active and not self._end.due
+        return self._active and not self.end.due
 
     # Saving
 
@@ -325,7 +251,7 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training, as tensors and plain values."""
-        self.end_if_due()
+        self.end.if_due()
         plan, stage = self.plan_if_any(), self.selection.stage
         self.close_books()
         return {
@@ -354,7 +280,7 @@ class Epochs:
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
         self._consumed, self._checksum = state["consumed"], state["checksum"]
         self._resumed = self._active
-        self._end.resume()
+        self.end.forget()
         self._rest()
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
 
@@ -365,11 +291,10 @@ class Epochs:
             self.selection = selection
             self._loader.select_before_loop(selection.fills)
 
-    def _weights(self, plan: EpochPlan | None) -> Tensor | None:
-        """Weights of all samples; None where all are 1."""
-        if plan is None or plan.weights is None:
-            return None
-        return torch.ones(self._loader.n).index_copy_(0, plan.ids, plan.weights)
+    def _rest(self) -> None:
+        """Leaves the learning rate of steps between epochs as it is."""
+        if self.hooks is not None:
+            self.hooks.scale = 1.0
 
     def _known(self) -> Mapping[str, Tensor]:
         """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
@@ -400,9 +325,19 @@ class Epochs:
             raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
         return plan
 
-    def _end_epoch(self, *, complete: bool) -> None:
+    def _end_epoch(self, complete: bool) -> None:
+        """Ends the epoch: refreshes, and checks what the device has computed."""
         self._silence.end(complete=complete, needed=self._losses_needed)
         plan, stage = self._plan, self.selection.stage
+        self._accumulator.flush()
+        if plan is not None and plan.refresh is not None and plan.refresh.numel():
+            self._passes.refresh(plan.refresh, training=requirements_of(self._method).refresh == "train")
+        if complete:
+            rest = max(0, self._loader.candidates - self._consumed)
+            self._cost.full_forward += rest
+            self._cost.full_backward += rest
+        self._rest()
+        self.end.forget()
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:
             refreshed = 0 if plan.refresh is None else len(plan.refresh)
@@ -417,6 +352,7 @@ class Epochs:
             self.step_checks.end_epoch(self.epoch, self._attributor.batches, full)
         self.epoch += 1
         self._plan, self._active, self._consumed = None, False, 0
+        self._settle()
 
     def _settle(self) -> None:
         """Before records are used: writes every loss, and checks everything that the device was asked.
@@ -454,3 +390,10 @@ class Epochs:
 
 def _name(method: EpochMethod | OnSubset) -> str:
     return type(method.method if isinstance(method, OnSubset) else method).__name__
+
+
+def _weights_of(plan: EpochPlan | None, n: int) -> Tensor | None:
+    """Returns the weights of n samples; None where all are 1."""
+    if plan is None or plan.weights is None:
+        return None
+    return torch.ones(n).index_copy_(0, plan.ids, plan.weights)

@@ -186,7 +186,7 @@ class Run(Uncopied):
     @property
     def epoch(self) -> int:
         """The epoch in progress or, between epochs, the one that comes next; 0-based."""
-        return self._epochs.next_epoch
+        return self._epochs.epoch + self._epochs.end.due
 
     @property
     def progress(self) -> float:
@@ -207,7 +207,7 @@ class Run(Uncopied):
     @property
     def records(self) -> Records:
         """What is remembered of every sample, up to the last call of the criterion."""
-        self._epochs.end_if_due(after_last_step=True)
+        self._epochs.end.if_due(after_last_step=True)
         self._parts.accumulator.flush()
         return self._parts.records
 
@@ -221,7 +221,7 @@ class Run(Uncopied):
     def cost(self) -> Cost:
         """What was computed, and what full training would have computed."""
         cost = self._parts.cost
-        self._epochs.end_if_due(after_last_step=True)
+        self._epochs.end.if_due(after_last_step=True)
         self._parts.accumulator.settle()
         self._parts.stopwatch.update(cost)
         return cost
@@ -238,7 +238,7 @@ class Run(Uncopied):
 
         Warns where batches were yielded whose loss was not credited yet: after resuming they will not come again.
         """
-        if self._epochs.in_progress and self._parts.attributor.waits_for_credit:
+        if (self._epochs.in_progress or self._epochs.end.credits) and self._parts.attributor.waits_for_credit:
             warnings.warn(
                 "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
                 "a resumed run goes on after it",
@@ -262,6 +262,7 @@ class Run(Uncopied):
 
     def detach(self) -> None:
         """Takes the hooks off the optimizer and lets go of the data; the user's objects are as they were."""
+        self._epochs.end.if_due()
         self._parts.accumulator.settle()
         self._epochs.detach()
         self.loader.close()

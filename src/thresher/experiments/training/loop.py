@@ -105,6 +105,11 @@ class Session:
         self.accelerator, self.training, self.epochs = accelerator, training, epochs
         self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
         self.samples, batch_size = sizes_of(training.loader)
+        if not self.samples:
+            raise ValueError(
+                f"the training loader has no batch: {len(training.loader.dataset)} samples, batch_size={batch_size} and "  # pyright: ignore[reportArgumentType]
+                "drop_last=True. Give it more samples, a smaller batch_size, or drop_last=False."
+            )
         self.length = Length(share, epochs, self.samples, batch_size)
         self.run = thresher.attach(
             spec.create(),

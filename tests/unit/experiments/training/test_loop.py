@@ -362,3 +362,11 @@ def test_what_comes_downstream_must_be_finite(few, monkeypatch):
     monkeypatch.setattr(Judged, "value", float("inf"))
     with pytest.raises(ValueError, match="downstream returned inf after epoch 1"):
         train(Judged(Path("none.py"), "build"), few, MethodSpec("full"), seed=1, epochs=2)
+
+
+def test_a_loader_without_a_batch(few, monkeypatch):
+    monkeypatch.setattr(SomeDigits, "settings", {"drop_last": True, "sampler": range(31)})
+    with pytest.raises(
+        ValueError, match=f"has no batch: {FEW} samples, batch_size=32 and drop_last=True.*smaller batch_size"
+    ):
+        train(SomeDigits(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)

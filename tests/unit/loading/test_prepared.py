@@ -1,0 +1,96 @@
+"""Loaders that accelerate prepared: the end of an epoch is known while gradients are accumulated."""
+
+import itertools
+
+import accelerate
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+from helpers import assert_same
+
+N, B, EPOCHS = 20, 4, 2
+
+
+@pytest.fixture(autouse=True)
+def own_state():
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+class Counted(TensorDataset):
+    """Knows the epoch, as datasets with a `set_epoch` do."""
+
+    epochs = ()
+
+    def set_epoch(self, epoch):
+        self.epochs = (*self.epochs, epoch)
+
+
+def train(attached, loop=lambda loader: loader, *, prepared=True, method=None, **settings):
+    """Three batches make a step; five batches make two steps an epoch only where the end of it is known."""
+    torch.manual_seed(0)
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+    net = nn.Linear(6, 4)
+    data = Counted(torch.randn(N, 6), torch.arange(N) % 4)
+    loader = DataLoader(data, B, shuffle=True, **settings)
+    net, optimizer = accelerator.prepare(net, torch.optim.SGD(net.parameters(), 0.1))
+    criterion = nn.CrossEntropyLoss()
+    loader = accelerator.prepare(loader) if prepared else loader
+    call, feed, loss_of, run = net, loader, criterion, None
+    if attached:
+        run = thresher.attach(
+            method or thresher.FullData(), loader=loader, criterion=criterion, model=net, optimizer=optimizer, epochs=EPOCHS
+        )
+        call, feed, loss_of = run.model, run.loader, run.criterion
+    steps, seen = [0], []
+    optimizer.optimizer.register_step_post_hook(lambda *_: steps.__setitem__(0, steps[0] + 1))
+    for _ in range(EPOCHS):
+        for x, y in loop(feed):
+            with accelerator.accumulate(net):
+                accelerator.backward(loss_of(call(x), y))
+                optimizer.step()
+                optimizer.zero_grad()
+            seen.append((len(accelerator.gather_for_metrics(y)), accelerator.gradient_state.end_of_dataloader))
+    return {
+        "steps": steps[0],
+        "seen": seen,
+        "net": accelerator.unwrap_model(net).state_dict(),
+        "rng": torch.get_rng_state(),
+        "epochs": data.epochs,
+    }, run
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_accumulation_is_that_of_the_plain_loop(workers):
+    plain, _ = train(False, num_workers=workers)
+    ours, run = train(True, num_workers=workers)
+    assert ours["steps"] == 4
+    assert_same(ours, plain)
+    assert run.cost.steps == 4
+
+
+def test_a_selected_epoch_has_its_own_end():
+    """Twelve of twenty samples are kept: the last of three batches is the end, and none of its rows is cut off."""
+    ours, _ = train(True, method=thresher.UniformSubset(keep=0.5))
+    assert ours["seen"] == [(4, False), (4, False), (2, True)] * 2
+    assert ours["steps"] == 2
+
+
+def test_a_loop_that_stops_by_itself():
+    plain, _ = train(False)
+    ours, _ = train(True, lambda loader: itertools.islice(loader, N // B))
+    assert ours["steps"] == plain["steps"]
+    assert_same(ours["net"], plain["net"])
+    assert ours["epochs"] == plain["epochs"]
+
+
+def test_a_prepared_optimizer_is_enough():
+    """The loop takes its batches from a loader that was not prepared."""
+    ours, _ = train(True, prepared=False)
+    assert ours["steps"] == 4
+    assert_same(ours["net"], train(False)[0]["net"])
