@@ -67,9 +67,7 @@ class Attributor:
         self._recent: list[YieldedBatch] = []
         self._yielded = self._first_of_epoch = 0
 
-    def credit(
-        self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None
-    ) -> Tensor:
+    def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None) -> Tensor:
         """Credits one loss to the samples that it belongs to.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.autograd import reordered_by
+from thresher.attribution.autograd import Moved, rows_of
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.attribution.stated import batch_of, moved_among_samples, within
 from thresher.attribution.tracker import Lookup, RowTracker
@@ -22,8 +22,8 @@ from thresher.loading.trees import leaves
 
 WAYS_OUT = (
     "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or give the samples of the rows "
-    "with `ids=run.ids` (indexed as you indexed the batch; `repeat=` for several consecutive rows per id); for data that is not of this run, such as validation, "
-    "call it under torch.no_grad() or use your own criterion."
+    "with `ids=run.ids` (indexed as you indexed the batch; `repeat=` for several consecutive rows per id); for data that is "
+    "not of this run, such as validation, call it under torch.no_grad() or use your own criterion."
 )
 
 NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
@@ -122,16 +122,18 @@ class _Case:
         for lookup in (*self.output_lookups, *self.target_lookups):
             if lookup.refuse:
                 raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}")
-        by_output = self._one_of(self.output_lookups, "outputs")
+        followed = self._followed()
+        derived = [Lookup(rows, "") for _, rows in followed if isinstance(rows, Rows)]
+        by_output = self._one_of([*self.output_lookups, *derived], "outputs")
         by_target = self._one_of(self.target_lookups, "targets")
         if by_output is not None and by_target is not None and by_output.key != by_target.key:
             raise self.refusal("Outputs and targets belong to different rows")
         rows = by_target or by_output
+        self._check_order(followed, 1 if rows is None else rows.n)
         if rows is None:
             return None, ()
         if rows.batch.unknown is not None:
             raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}")
-        self._check_order()
         targets = zip(self.targets, self.target_lookups, strict=True)
         unknown = [leaf for leaf, lookup in targets if lookup.rows is None and len(leaf) >= rows.n]
         if by_output is not None:
@@ -146,13 +148,23 @@ class _Case:
             raise self.refusal(f"The {name} belong to different rows")
         return named[0] if named else None
 
-    def _check_order(self) -> None:
-        """Refuses outputs whose rows can have been moved after the model returned them."""
+    def _followed(self) -> list[tuple[Tensor, Rows | Moved | None]]:
+        """Returns outputs of unknown memory, with what the operations since the model returned made of their rows."""
         unnamed = [leaf for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True) if lookup.rows is None]
-        returned = self.tracker.sequences() if unnamed else set()
-        moved = next((name for leaf in unnamed if (name := reordered_by(leaf, returned))), None)
-        if moved is not None:
-            raise self.refusal(f"Outputs went through {moved}, which can move rows, after the model returned them")
+        returned = self.tracker.places() if unnamed else {}
+        return [(leaf, rows_of(leaf, returned)) for leaf in unnamed]
+
+    def _check_order(self, followed: list[tuple[Tensor, Rows | Moved | None]], n: int) -> None:
+        """Refuses outputs that can be rows of samples, and may have been moved after the model returned them."""
+        moved = next((state for leaf, state in followed if isinstance(state, Moved) and len(leaf) % n == 0), None)
+        if moved is None:
+            return
+        if moved.changed is not None:
+            raise self.refusal(f"Cannot tell which samples this loss belongs to: {moved.changed}")
+        raise self.refusal(
+            f"Outputs went through {moved.by} after the model returned them, which can move rows or is not known to keep "
+            "their order"
+        )
 
     def _check_values(self, targets: list[Tensor], rows: Rows) -> tuple[Tensor, ...]:
         """Compares new targets with those that were yielded; returns the flags that cannot be read without waiting."""
@@ -194,7 +206,9 @@ def _attribute_to(
     own = _rows_of_view(ids, recent)
     flags: tuple[Tensor, ...] = ()
     lookups = (*case.output_lookups, *case.target_lookups)
-    named = [rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None]
+    named = [
+        rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None
+    ]
     for rows in named:
         if repeat is not None and rows.repeat not in (1, repeat):
             raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample")

@@ -1,4 +1,4 @@
-"""Evidence for and against the ids that a caller states: values of a batch that are found again at the rows of other samples."""
+"""Evidence against the ids that a caller states: values of a batch that are found again at the rows of other samples."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

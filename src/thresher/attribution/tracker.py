@@ -146,16 +146,16 @@ class RowTracker(Uncopied):
             return Lookup(named[0].rows, "outputs of the model for inputs from different rows", refuse=True)
         return next((lookup for lookup in named if lookup.refuse), named[0] if named else NOT_YIELDED)
 
-    def sequences(self) -> set[int]:
-        """Returns the sequence numbers of the autograd nodes of all tensors whose rows are known."""
-        return {one.sequence for known in self._by_storage.values() for one in known if one.sequence is not None}
+    def places(self) -> dict[tuple[int, int], TrackedTensor]:
+        """Returns the tensors whose rows are known, by their place in the autograd graph."""
+        return {one.place: one for known in self._by_storage.values() for one in known if one.place is not None}
 
     def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
         tracked = TrackedTensor.of(tensor, rows, changed)
         if tracked is None:
             return
         known = self._by_storage.setdefault(tracked.storage.cdata, [])
-        known[:] = [one for one in known if one.place != tracked.place]
+        known[:] = [one for one in known if one.lies != tracked.lies]
         known.append(tracked)
 
     def _forget_the_dead(self) -> None:
