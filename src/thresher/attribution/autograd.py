@@ -29,14 +29,14 @@ class Moved(NamedTuple):
     changed: str | None = None
 
 
-State = Rows | Moved | None
+Followed = Rows | Moved | None
 """What is known of the rows of a tensor; None where it does not depend on a tensor that the model returned."""
 
-Place = tuple[int, int]
+GraphPlace = tuple[int, int]
 """Sequence number of an autograd node, and which of its results is meant."""
 
 
-def rows_of(outputs: Tensor, returned: Mapping[Place, TrackedTensor]) -> State:
+def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -> Followed:
     """Finds the rows that a tensor shows, from the operations since the model returned.
 
     Args:
@@ -49,8 +49,8 @@ def rows_of(outputs: Tensor, returned: Mapping[Place, TrackedTensor]) -> State:
     if outputs.grad_fn is None or not returned:
         return None
     start = outputs.grad_fn._sequence_nr(), outputs.output_nr
-    oldest, states = min(returned)[0], dict[Place, State]()
-    todo: list[tuple[Any, Place]] = [(outputs.grad_fn, start)]
+    oldest, states = min(returned)[0], dict[GraphPlace, Followed]()
+    todo: list[tuple[Any, GraphPlace]] = [(outputs.grad_fn, start)]
     while todo:
         node, place = todo[-1]
         if place in states:
@@ -86,7 +86,7 @@ def _shape(node: Any, number: int) -> tuple[int, ...]:
     return tuple(node._input_metadata[number].shape)
 
 
-def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> State:
+def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> Followed:
     """Returns what an operation makes of the rows of its operands."""
     operands = [one for one in all_operands if one is not None]
     if not operands:
@@ -151,7 +151,7 @@ def _indexes_in_order(indices: Sequence[Tensor | None], rows: int) -> bool:
     return others and torch.equal(first.flatten(), torch.arange(rows))
 
 
-def _reshaped(state: Rows | Moved, shape: tuple[int, ...], name: str) -> State:
+def _reshaped(state: Rows | Moved, shape: tuple[int, ...], name: str) -> Followed:
     if isinstance(state, Moved):
         return state
     whole = shape and shape[0] and shape[0] % state.n == 0
@@ -168,7 +168,7 @@ def _range(node: Any, kind: str, number: int, size: int) -> tuple[int, int]:
     return min(max(start, 0), size), int(node._saved_step)
 
 
-def _part(whole: _Operand, start: int, step: int, count: int, name: str) -> State:
+def _part(whole: _Operand, start: int, step: int, count: int, name: str) -> Followed:
     rows = whole.state
     if isinstance(rows, Moved):
         return rows
@@ -178,7 +178,7 @@ def _part(whole: _Operand, start: int, step: int, count: int, name: str) -> Stat
     return rows._replace(start=rows.start + rows.step * (start // repeat), step=rows.step * step, n=count // repeat)
 
 
-def _joined(operands: Sequence[_Operand | None], name: str) -> State:
+def _joined(operands: Sequence[_Operand | None], name: str) -> Followed:
     """Parts that are joined along the rows, in their order."""
     states = [None if one is None else one.state for one in operands]
     whole: Rows | None = None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.autograd import Moved, rows_of
+from thresher.attribution.autograd import Moved, follow_rows
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.attribution.stated import batch_of, moved_among_samples, within
 from thresher.attribution.tracker import Lookup, RowTracker
@@ -152,7 +152,7 @@ class _Case:
         """Returns outputs of unknown memory, with what the operations since the model returned made of their rows."""
         unnamed = [leaf for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True) if lookup.rows is None]
         returned = self.tracker.places() if unnamed else {}
-        return [(leaf, rows_of(leaf, returned)) for leaf in unnamed]
+        return [(leaf, follow_rows(leaf, returned)) for leaf in unnamed]
 
     def _check_order(self, followed: list[tuple[Tensor, Rows | Moved | None]], n: int) -> None:
         """Refuses outputs that can be rows of samples, and may have been moved after the model returned them."""
@@ -203,7 +203,7 @@ def _attribute_to(
 ) -> Attribution:
     """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
     _check_ids(ids, n)
-    own = _rows_of_view(ids, recent)
+    own = _view_of(ids, recent)
     flags: tuple[Tensor, ...] = ()
     lookups = (*case.output_lookups, *case.target_lookups)
     named = [
@@ -262,7 +262,7 @@ def _check_ids(ids: Any, n: int) -> None:
         )
 
 
-def _rows_of_view(ids: Tensor, recent: list[YieldedBatch]) -> Rows | None:
+def _view_of(ids: Tensor, recent: list[YieldedBatch]) -> Rows | None:
     """Returns the rows of a batch whose own ids `ids` is a view of; None where it is a new tensor."""
     for batch in reversed(recent):
         layout = memory_layout(ids)

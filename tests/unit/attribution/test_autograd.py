@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher.attribution import autograd
-from thresher.attribution.autograd import Moved, rows_of
+from thresher.attribution.autograd import Moved, follow_rows
 from thresher.attribution.rows import Rows, TrackedTensor, YieldedBatch
 
 N = 6
@@ -24,7 +24,7 @@ def returned():
 def walk(outputs, *returned, changed=None):
     batch = YieldedBatch(torch.arange(N), 0)
     tracked = [TrackedTensor.of(tensor, Rows(batch, 0, 1, N, 1), changed) for tensor in returned]
-    found = rows_of(outputs, {one.place: one for one in tracked})
+    found = follow_rows(outputs, {one.place: one for one in tracked})
     return slice(found.start, found.start + found.step * found.n, found.step) if isinstance(found, Rows) else found
 
 
@@ -181,7 +181,7 @@ def test_a_tensor_that_is_not_connected():
     other = torch.ones(N, 2, requires_grad=True)[ORDER]
     later = torch.ones(N, 2, requires_grad=True) * 1.0
     assert walk(other, later) is None
-    assert rows_of(other, {}) is None
+    assert follow_rows(other, {}) is None
     assert walk(torch.ones(3), later) is None
 
 
