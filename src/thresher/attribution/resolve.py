@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thresher.attribution.autograd import Moved, follow_rows
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
-from thresher.attribution.stated import batch_of, moved_among_samples, within
+from thresher.attribution.stated import moved_among_samples, within
 from thresher.attribution.tracker import Lookup, RowTracker
 from thresher.loading.trees import leaves
 
@@ -27,6 +27,11 @@ WAYS_OUT = (
 )
 
 NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
+LET_GO = (
+    "Targets are new tensors, and the values of batch {} are not held any more that they could be compared with: its loss was "
+    "computed before, or the loader is too many batches ahead. Cast the targets when they are used, or pass "
+    "ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
+)
 CONTRADICTION = "`ids` contradicts the rows that outputs or targets name"
 OTHER_ORDER = (
     "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
@@ -54,6 +59,7 @@ def attribute(
     recent: list[YieldedBatch],
     repeat: int | None = None,
     passed_over: YieldedBatch | None = None,
+    counted: YieldedBatch | None = None,
 ) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
@@ -67,6 +73,7 @@ def attribute(
         repeat: Number of consecutive rows per id; None: one row, unless the tensors name more.
         passed_over: Batch before the latest, where it waits for its loss, so that `run.ids` may not be what the caller
             means; None where there is no doubt.
+        counted: Batch that `ids` counts for, where they are no view of the ids of one.
 
     Returns:
         The samples, and the flags of comparisons that a device has not finished yet.
@@ -82,7 +89,8 @@ def attribute(
         return at_once
     case = _Case(tracker, outputs, targets)
     if ids is not None:
-        return _attribute_to(ids, case, n, recent, repeat, passed_over)
+        found = _attribute_to(ids, case, n, recent, repeat, passed_over)
+        return found if found.key is not None else found._replace(batch=counted)
     rows, flags = case.agreed_rows()
     if rows is None:
         raise case.refusal("Cannot tell which samples this loss belongs to")
@@ -168,7 +176,8 @@ class _Case:
 
     def _check_values(self, targets: list[Tensor], rows: Rows) -> tuple[Tensor, ...]:
         """Compares new targets with those that were yielded; returns the flags that cannot be read without waiting."""
-        return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, NEW_VALUES)
+        why = NEW_VALUES if rows.batch.tensors else LET_GO.format(rows.batch.number)
+        return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, why)
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
         """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped."""
@@ -229,9 +238,8 @@ def _attribute_to(
     layout = RowLayout(len(ids), repeat)
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
-    batch = batch_of(recent)
-    device = ids.device if batch is None else batch.ids.device
-    return Attribution(ids.to(device), None, batch, layout, None, flags)
+    device = recent[-1].ids.device if recent else ids.device
+    return Attribution(ids.to(device), None, None, layout, None, flags)
 
 
 def _all_hold(flags: list[Tensor], case: _Case, why: str) -> tuple[Tensor, ...]:

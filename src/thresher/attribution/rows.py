@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+LABEL_BYTES = 2**16
+"""Largest size of the labels of a batch that are held for a loop far behind its loader."""
+
 
 class AttributionError(RuntimeError):
     """The samples that a loss belongs to cannot be told with certainty; nothing was recorded or counted.
@@ -68,6 +71,15 @@ class YieldedBatch:
     def forget(self) -> None:
         """Releases the tensors."""
         self.tensors, self.marked = (), ()
+
+    def forget_all_but_labels(self) -> None:
+        """Releases all tensors but small ones that can be labels."""
+        self.tensors = tuple(tensor for tensor in self.tensors if _can_be_labels(tensor))
+        self.marked = tuple((tensor, version) for tensor, version in self.marked if _can_be_labels(tensor))
+
+
+def _can_be_labels(tensor: Tensor) -> bool:
+    return (tensor.dim() == 1 or not tensor.is_floating_point()) and tensor.numel() * tensor.element_size() <= LABEL_BYTES
 
 
 class RowLayout(NamedTuple):

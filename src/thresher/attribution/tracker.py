@@ -31,6 +31,10 @@ class Lookup:
     changed: Rows | None = None
 
 
+CHANGED_INPUTS = (
+    "outputs of the model for inputs that were changed in place (a normalisation keeps the rows, CutMix mixes them, and the "
+    "tensor is the same: change a copy, as in x = x - mean, or pass ids=run.ids)"
+)
 NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 
@@ -140,7 +144,7 @@ class RowTracker(Uncopied):
         lookups = [self.look(leaf) for leaf in leaves(tree)]
         changed = next((lookup.changed for lookup in lookups if lookup.changed is not None), None)
         if changed is not None:
-            return Lookup(changed, "outputs of the model for inputs that were changed in place", refuse=True)
+            return Lookup(changed, CHANGED_INPUTS, refuse=True)
         named = [lookup for lookup in lookups if lookup.rows is not None]
         if len({lookup.rows.key for lookup in named if lookup.rows is not None}) > 1:
             return Lookup(named[0].rows, "outputs of the model for inputs from different rows", refuse=True)
