@@ -15,6 +15,8 @@ from thresher.loading.trees import leaves
 
 BATCHES_AHEAD = 2
 """Number of batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
+LABELS_AHEAD = 16
+"""Number of batches before these whose labels are held until their loss is credited, for a deep prefetcher."""
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
@@ -68,12 +70,12 @@ class Attributor:
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
         self._recent: list[YieldedBatch] = []
+        self._waiting: list[YieldedBatch] = []
+        """Batches before the recent ones whose loss was not credited, with their labels alone."""
         self._yielded = self._first_of_epoch = 0
         self._passed = 0
 
-    def credit(
-        self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None
-    ) -> Tensor:
+    def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None) -> Tensor:
         """Credits one loss to the samples that it belongs to.
 
         Args:
@@ -107,9 +109,10 @@ class Attributor:
                 targets,
                 ids,
                 n=self._ids_end,
-                recent=self._recent,
+                recent=[*self._waiting, *self._recent],
                 repeat=repeat,
                 passed_over=None if ids is None else self._passed_over(),
+                counted=None if ids is None else self._asked_for(),
             )
         except AttributionError:
             self._accumulator.withdraw(outputs)
@@ -134,6 +137,12 @@ class Attributor:
         before = self._recent[-2]
         waits = before.number >= self._first_of_epoch and not self._accumulator.has_credited(before)
         return before if waits else None
+
+    def _asked_for(self) -> YieldedBatch | None:
+        """Returns the batch that ids belong to which are no view of a batch's: the first that was asked for, else the last."""
+        known = (*self._waiting, *self._recent)
+        asked = (batch for batch in known if batch.asked and not self._accumulator.has_credited(batch))
+        return next(asked, known[-1] if known else None)
 
     def ids_of(self, tensor: Tensor) -> Tensor:
         """Returns the ids of the samples that a tensor of a yielded batch shows, shape (n,), int64.
@@ -191,9 +200,15 @@ class Attributor:
         """
         held = self._recent[1 - BATCHES_AHEAD :]
         self._accumulator.next_batch(set(held))
-        for old in self._recent:
-            if old.credited or old not in held:
+        for old in (*self._waiting, *self._recent):
+            if old.credited:
                 old.forget()
+        self._waiting = [old for old in (*self._waiting, *self._recent) if not old.credited and old not in held]
+        for old in self._waiting[:-LABELS_AHEAD]:
+            old.forget()
+        self._waiting = self._waiting[-LABELS_AHEAD:]
+        if self._waiting:
+            self._waiting[-1].forget_all_but_labels()
         ids = ids.to(self._device, non_blocking=True)
         self.meter.yielded += len(ids)
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
@@ -247,7 +262,7 @@ class Attributor:
 
     def forget_batches(self) -> None:
         """Lets go of the batches, which belong to another point of the training."""
-        self._recent = []
+        self._recent, self._waiting = [], []
 
 
 def _none_ignored(batch: Any) -> bool:

@@ -46,7 +46,7 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
         raise AttributionError(f"forward= returned the targets of the batch in another order of samples. {WAY_OUT}")
     if repeat > 1 and not is_in_order(targets, record, repeat):
         raise AttributionError(
-            f"forward= returned targets of shape {tuple(targets.shape)} for {n} samples: it is not certain which rows belong to "
-            f"which sample. {WAY_OUT}"
+            f"forward= returned targets of shape {tuple(targets.shape)} for {n} samples: it is not certain which rows belong "
+            f"to which sample. {WAY_OUT}"
         )
     return max(repeat, 1)

@@ -14,19 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.autograd import reordered_by
+from thresher.attribution.autograd import Moved, follow_rows
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
-from thresher.attribution.stated import batch_of, moved_among_samples, within
+from thresher.attribution.stated import moved_among_samples, within
 from thresher.attribution.tracker import Lookup, RowTracker
 from thresher.loading.trees import leaves
 
 WAYS_OUT = (
     "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or give the samples of the rows "
-    "with `ids=run.ids` (indexed as you indexed the batch; `repeat=` for several consecutive rows per id); for data that is not of this run, such as validation, "
-    "call it under torch.no_grad() or use your own criterion."
+    "with `ids=run.ids` (indexed as you indexed the batch; `repeat=` for several consecutive rows per id); for data that is "
+    "not of this run, such as validation, call it under torch.no_grad() or use your own criterion."
 )
 
 NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
+LET_GO = (
+    "Targets are new tensors, and the values of batch {} are not held any more that they could be compared with: its loss was "
+    "computed before, or the loader is too many batches ahead. Cast the targets when they are used, or pass "
+    "ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
+)
 CONTRADICTION = "`ids` contradicts the rows that outputs or targets name"
 OTHER_ORDER = (
     "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
@@ -54,6 +59,7 @@ def attribute(
     recent: list[YieldedBatch],
     repeat: int | None = None,
     passed_over: YieldedBatch | None = None,
+    counted: YieldedBatch | None = None,
 ) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
@@ -67,6 +73,7 @@ def attribute(
         repeat: Number of consecutive rows per id; None: one row, unless the tensors name more.
         passed_over: Batch before the latest, where it waits for its loss, so that `run.ids` may not be what the caller
             means; None where there is no doubt.
+        counted: Batch that `ids` counts for, where they are no view of the ids of one.
 
     Returns:
         The samples, and the flags of comparisons that a device has not finished yet.
@@ -82,7 +89,8 @@ def attribute(
         return at_once
     case = _Case(tracker, outputs, targets)
     if ids is not None:
-        return _attribute_to(ids, case, n, recent, repeat, passed_over)
+        found = _attribute_to(ids, case, n, recent, repeat, passed_over)
+        return found if found.key is not None else found._replace(batch=counted)
     rows, flags = case.agreed_rows()
     if rows is None:
         raise case.refusal("Cannot tell which samples this loss belongs to")
@@ -122,16 +130,18 @@ class _Case:
         for lookup in (*self.output_lookups, *self.target_lookups):
             if lookup.refuse:
                 raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}")
-        by_output = self._one_of(self.output_lookups, "outputs")
+        followed = self._followed()
+        derived = [Lookup(rows, "") for _, rows in followed if isinstance(rows, Rows)]
+        by_output = self._one_of([*self.output_lookups, *derived], "outputs")
         by_target = self._one_of(self.target_lookups, "targets")
         if by_output is not None and by_target is not None and by_output.key != by_target.key:
             raise self.refusal("Outputs and targets belong to different rows")
         rows = by_target or by_output
+        self._check_order(followed, 1 if rows is None else rows.n)
         if rows is None:
             return None, ()
         if rows.batch.unknown is not None:
             raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}")
-        self._check_order()
         targets = zip(self.targets, self.target_lookups, strict=True)
         unknown = [leaf for leaf, lookup in targets if lookup.rows is None and len(leaf) >= rows.n]
         if by_output is not None:
@@ -146,17 +156,28 @@ class _Case:
             raise self.refusal(f"The {name} belong to different rows")
         return named[0] if named else None
 
-    def _check_order(self) -> None:
-        """Refuses outputs whose rows can have been moved after the model returned them."""
+    def _followed(self) -> list[tuple[Tensor, Rows | Moved | None]]:
+        """Returns outputs of unknown memory, with what the operations since the model returned made of their rows."""
         unnamed = [leaf for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True) if lookup.rows is None]
-        returned = self.tracker.sequences() if unnamed else set()
-        moved = next((name for leaf in unnamed if (name := reordered_by(leaf, returned))), None)
-        if moved is not None:
-            raise self.refusal(f"Outputs went through {moved}, which can move rows, after the model returned them")
+        returned = self.tracker.places() if unnamed else {}
+        return [(leaf, follow_rows(leaf, returned)) for leaf in unnamed]
+
+    def _check_order(self, followed: list[tuple[Tensor, Rows | Moved | None]], n: int) -> None:
+        """Refuses outputs that can be rows of samples, and may have been moved after the model returned them."""
+        moved = next((state for leaf, state in followed if isinstance(state, Moved) and len(leaf) % n == 0), None)
+        if moved is None:
+            return
+        if moved.changed is not None:
+            raise self.refusal(f"Cannot tell which samples this loss belongs to: {moved.changed}")
+        raise self.refusal(
+            f"Outputs went through {moved.by} after the model returned them, which can move rows or is not known to keep "
+            "their order"
+        )
 
     def _check_values(self, targets: list[Tensor], rows: Rows) -> tuple[Tensor, ...]:
         """Compares new targets with those that were yielded; returns the flags that cannot be read without waiting."""
-        return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, NEW_VALUES)
+        why = NEW_VALUES if rows.batch.tensors else LET_GO.format(rows.batch.number)
+        return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, why)
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
         """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped."""
@@ -191,10 +212,12 @@ def _attribute_to(
 ) -> Attribution:
     """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
     _check_ids(ids, n)
-    own = _rows_of_view(ids, recent)
+    own = _view_of(ids, recent)
     flags: tuple[Tensor, ...] = ()
     lookups = (*case.output_lookups, *case.target_lookups)
-    named = [rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None]
+    named = [
+        rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None
+    ]
     for rows in named:
         if repeat is not None and rows.repeat not in (1, repeat):
             raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample")
@@ -215,9 +238,8 @@ def _attribute_to(
     layout = RowLayout(len(ids), repeat)
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
-    batch = batch_of(recent)
-    device = ids.device if batch is None else batch.ids.device
-    return Attribution(ids.to(device), None, batch, layout, None, flags)
+    device = recent[-1].ids.device if recent else ids.device
+    return Attribution(ids.to(device), None, None, layout, None, flags)
 
 
 def _all_hold(flags: list[Tensor], case: _Case, why: str) -> tuple[Tensor, ...]:
@@ -248,7 +270,7 @@ def _check_ids(ids: Any, n: int) -> None:
         )
 
 
-def _rows_of_view(ids: Tensor, recent: list[YieldedBatch]) -> Rows | None:
+def _view_of(ids: Tensor, recent: list[YieldedBatch]) -> Rows | None:
     """Returns the rows of a batch whose own ids `ids` is a view of; None where it is a new tensor."""
     for batch in reversed(recent):
         layout = memory_layout(ids)

@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
+LABEL_BYTES = 2**16
+"""Largest size of the labels of a batch that are held for a loop far behind its loader."""
+
 
 class AttributionError(RuntimeError):
     """The samples that a loss belongs to cannot be told with certainty; nothing was recorded or counted.
@@ -71,6 +74,15 @@ class YieldedBatch:
         """Releases the tensors."""
         self.tensors, self.marked = (), ()
 
+    def forget_all_but_labels(self) -> None:
+        """Releases all tensors but small ones that can be labels."""
+        self.tensors = tuple(tensor for tensor in self.tensors if _can_be_labels(tensor))
+        self.marked = tuple((tensor, version) for tensor, version in self.marked if _can_be_labels(tensor))
+
+
+def _can_be_labels(tensor: Tensor) -> bool:
+    return (tensor.dim() == 1 or not tensor.is_floating_point()) and tensor.numel() * tensor.element_size() <= LABEL_BYTES
+
 
 class RowLayout(NamedTuple):
     """How the rows of a tensor are laid out as samples.
@@ -103,7 +115,8 @@ class RowLayout(NamedTuple):
                 raise AttributionError(
                     f"Losses of shape {tuple(positions.shape)} for {self.n} samples: it is not certain which rows belong to "
                     f"which sample. Give one id per row; or, where each sample has {leading // self.n} consecutive rows, pass "
-                    f"ids= and repeat={leading // self.n}; in forward=, let the samples be the first dimension. Nothing was recorded."
+                    f"ids= and repeat={leading // self.n}; in forward=, let the samples be the first dimension. Nothing was "
+                    "recorded."
                 )
             raise ValueError(
                 f"Losses of shape {tuple(positions.shape)} for {self.n} samples: the first dimension must be the samples'. "
@@ -171,7 +184,7 @@ class TrackedTensor(NamedTuple):
         rows: The rows that the tensor shows.
         changed: Description of the inputs where the tensor must not be used, because they were changed or mixed before the
             model returned it; None otherwise.
-        sequence: Sequence number of its autograd node; None for a tensor without one.
+        place: Sequence number of its autograd node, and which of its results it is; None for a tensor without a node.
     """
 
     storage: StorageWeakRef
@@ -181,7 +194,7 @@ class TrackedTensor(NamedTuple):
     span: int
     rows: Rows
     changed: str | None
-    sequence: int | None
+    place: tuple[int, int] | None
 
     @classmethod
     def of(cls, tensor: Tensor, rows: Rows, changed: str | None = None) -> "TrackedTensor | None":
@@ -197,13 +210,13 @@ class TrackedTensor(NamedTuple):
         if span > stride:
             return None
         node = tensor.grad_fn
-        sequence = None if node is None else node._sequence_nr()
+        place = None if node is None else (node._sequence_nr(), tensor.output_nr)
         storage = StorageWeakRef(tensor.untyped_storage())
-        return cls(storage, tensor._version, offset, stride, span, rows, changed, sequence)
+        return cls(storage, tensor._version, offset, stride, span, rows, changed, place)
 
     @property
-    def place(self) -> tuple[int, int, int]:
-        """Place of the rows within the storage: equal for tensors that lie alike in one storage."""
+    def lies(self) -> tuple[int, int, int]:
+        """Position of the rows within the storage: equal for tensors that lie alike in one storage."""
         return self.offset, self.stride, self.rows.n
 
     def locate(self, offset: int, size: int, stride: int, span: int) -> Rows | None:

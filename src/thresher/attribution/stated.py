@@ -1,6 +1,6 @@
-"""Evidence for and against the ids that a caller states: values of a batch that are found again at the rows of other samples."""
+"""Evidence against the ids that a caller states: values of a batch that are found again at the rows of other samples."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -67,12 +67,6 @@ def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -
 def within(ids: Tensor, batch: YieldedBatch) -> Tensor:
     """Returns whether all ids are those of a batch, shape (), bool, on the device of the batch's ids."""
     return _positions(ids.to(batch.ids.device), batch.ids)[1]
-
-
-def batch_of(batches: Sequence[YieldedBatch]) -> YieldedBatch | None:
-    """Returns the batch to count for ids that are no view of a batch's: the first that was asked for, else the last."""
-    asked = (batch for batch in batches if batch.asked and not batch.credited)
-    return next(asked, batches[-1] if batches else None)
 
 
 def _positions(ids: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,10 @@ class Lookup:
     changed: Rows | None = None
 
 
+CHANGED_INPUTS = (
+    "outputs of the model for inputs that were changed in place (a normalisation keeps the rows, CutMix mixes them, and the "
+    "tensor is the same: change a copy, as in x = x - mean, or pass ids=run.ids)"
+)
 NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 
@@ -140,22 +144,22 @@ class RowTracker(Uncopied):
         lookups = [self.look(leaf) for leaf in leaves(tree)]
         changed = next((lookup.changed for lookup in lookups if lookup.changed is not None), None)
         if changed is not None:
-            return Lookup(changed, "outputs of the model for inputs that were changed in place", refuse=True)
+            return Lookup(changed, CHANGED_INPUTS, refuse=True)
         named = [lookup for lookup in lookups if lookup.rows is not None]
         if len({lookup.rows.key for lookup in named if lookup.rows is not None}) > 1:
             return Lookup(named[0].rows, "outputs of the model for inputs from different rows", refuse=True)
         return next((lookup for lookup in named if lookup.refuse), named[0] if named else NOT_YIELDED)
 
-    def sequences(self) -> set[int]:
-        """Returns the sequence numbers of the autograd nodes of all tensors whose rows are known."""
-        return {one.sequence for known in self._by_storage.values() for one in known if one.sequence is not None}
+    def places(self) -> dict[tuple[int, int], TrackedTensor]:
+        """Returns the tensors whose rows are known, by their place in the autograd graph."""
+        return {one.place: one for known in self._by_storage.values() for one in known if one.place is not None}
 
     def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
         tracked = TrackedTensor.of(tensor, rows, changed)
         if tracked is None:
             return
         known = self._by_storage.setdefault(tracked.storage.cdata, [])
-        known[:] = [one for one in known if one.place != tracked.place]
+        known[:] = [one for one in known if one.lies != tracked.lies]
         known.append(tracked)
 
     def _forget_the_dead(self) -> None:

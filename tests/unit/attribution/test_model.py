@@ -93,14 +93,14 @@ def test_a_saved_model_is_the_users():
 
 
 @pytest.mark.parametrize("part", [lambda run: run, lambda run: run.loader, lambda run: run.criterion])
-@pytest.mark.parametrize("taken", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_run_is_not_copied(part, taken):
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_run_is_not_copied(part, way):
     run = make(Scaled())
     step(run)
-    if taken is copy.copy and part(run) == run.criterion:
+    if way is copy.copy and part(run) == run.criterion:
         return  # a method is copied without its object
     with pytest.raises(TypeError, match=r"cannot be copied or pickled.*run.state_dict\(\)"):
-        taken(part(run))
+        way(part(run))
 
 
 @pytest.mark.parametrize("method", [None, thresher.SelectiveBackprop(keep=0.5)], ids=["all", "once"])

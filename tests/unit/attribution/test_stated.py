@@ -257,3 +257,34 @@ def test_rows_of_an_own_forward_pass(name):
     else:
         with pytest.raises((AttributionError, ValueError), match=match):
             train(run)
+
+
+@pytest.mark.parametrize("ahead", [2, 3, 7, 20])
+def test_cast_targets_of_a_deep_prefetcher(ahead):
+    """Labels are held long enough; where they are not, the error says what is missing and what to do."""
+    x = torch.stack([torch.arange(N, dtype=torch.float32), torch.randn(N)], 1)
+    loader = DataLoader(TensorDataset(x, torch.arange(N) % 10), 1)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=lambda o, t: o[:, 0], model=Identity(), epochs=1)
+    waiting = []
+    for a, y in run.loader:
+        waiting.append((a, y, y.float()))
+        if len(waiting) > ahead:
+            a, y, cast = waiting.pop(0)
+            if ahead == 20 and run.cost.forward == 0:
+                refused(run, lambda a=a, t=cast: run.criterion(run.model(a), t), r"batch 0 are not held any more.*run.ids_of")
+            run.criterion(run.model(a), cast if ahead < 20 else y)
+    assert assert_right(run) == N - ahead
+
+
+def test_inputs_that_are_normalised_in_place_have_ways_out():
+    run = label_run()
+    for i, (x, y) in enumerate(run.loader):
+        if i == 2:
+            run.criterion(run.model(x - x.mean() + x.mean()), y)
+            break
+        outputs = run.model(x.add_(0.0))
+        refused(run, lambda o=outputs, t=y: run.criterion(o, t), r"changed in place.*x = x - mean.*ids=run.ids")
+        refused(run, lambda o=outputs, t=y: run.criterion(o * 1.0, t), r"changed in place.*x = x - mean.*ids=run.ids")
+        run.criterion(outputs, y, ids=run.ids if i else run.ids_of(x))
+    loss = run.records["loss"]
+    assert torch.isfinite(loss).all() and torch.allclose(loss, torch.arange(N, dtype=torch.float32), atol=1e-4)
