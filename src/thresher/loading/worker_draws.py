@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 import torch
 
 from thresher import rng
-from thresher.loading.constants import difference
+from thresher.loading.constants import differing_part
 
-CPU = torch.device("cpu")
 NOTED = 3
 """Number of batches of a worker that are looked at."""
 
@@ -66,17 +65,17 @@ class NotedCollate:
 
     def start(self) -> None:
         """Compares the first samples with the random states as they are now."""
-        self._last = rng.capture(CPU)
+        self._last = rng.capture(torch.device("cpu"))
 
     def __call__(self, samples: Any) -> Any:
         """Returns the batch, as a `NotedBatch` while batches are looked at."""
         self.calls += 1
         if self.calls > NOTED:
             return self.collate(samples)
-        before, last = rng.capture(CPU), self._last
+        before, last = rng.capture(torch.device("cpu")), self._last
         # The seed of a worker is known for torch alone: the first samples are compared with what follows from it.
         fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
-        drew = difference(before, last) is not None if last is not None else not torch.equal(before["torch"], fresh)
+        drew = differing_part(before, last) is not None if last is not None else not torch.equal(before["torch"], fresh)
         batch = self.collate(samples)
-        self._last = rng.capture(CPU)
-        return NotedBatch(batch, drew or difference(before, self._last) is not None)
+        self._last = rng.capture(torch.device("cpu"))
+        return NotedBatch(batch, drew or differing_part(before, self._last) is not None)
