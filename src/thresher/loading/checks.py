@@ -39,5 +39,37 @@ def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
         raise ValueError(
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
-    if isinstance(loader.batch_sampler.sampler, DistributedSampler):
-        raise ValueError("`loader` has a DistributedSampler: training in several processes is not supported in this version")
+    check_iteration(loader)
+    sampler = loader.batch_sampler.sampler
+    if isinstance(sampler, DistributedSampler) and sampler.num_replicas != 1:
+        raise ValueError(
+            f"`loader` has a DistributedSampler for {sampler.num_replicas} processes: training in several processes is not "
+            "supported in this version. Use num_replicas=1, or shuffle=True."
+        )
+
+
+OF_ITERATION = ("__iter__", "__len__", "_get_iterator")
+"""Methods of a DataLoader that make its batches."""
+
+
+def check_iteration(loader: DataLoader[Any]) -> None:
+    """Refuses a subclass of DataLoader that makes its batches itself, because only settings of a loader can be kept.
+
+    The loaders of accelerate have the class of the loader that they wrap; what they do themselves, which is to move batches
+    to the device, a run does as well.
+
+    Args:
+        loader: Loader of a map-style dataset.
+
+    Raises:
+        ValueError: The class of the loader has its own `__iter__`, `__len__` or `_get_iterator`.
+    """
+    for name in OF_ITERATION:
+        kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
+        if kind is not DataLoader:
+            raise ValueError(
+                f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {kind.__name__}) would "
+                "be left out: batches are made by a torch.utils.data.DataLoader with the same settings. "
+                "Pass a plain DataLoader, and move what the class does to the dataset, the sampler or the collate_fn. (To keep "
+                "workers alive, use persistent_workers=True; to save the position in an epoch, run.state_dict().)"
+            )

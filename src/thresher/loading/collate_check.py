@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from thresher.loading.collate_state import CollateState
-from thresher.loading.constants import difference
+from thresher.loading.constants import differing_part
 from thresher.loading.row_buffer import rows_of, select, take_apart, take_rows
 from thresher.loading.trees import map_where
 
@@ -143,15 +143,15 @@ def why_rows_do_not_follow(batch: Any, moved: Any, order: Tensor) -> str | None:
     if len(columns) != len(others):
         return "sorts or mixes the samples of a batch, or draws random numbers for them"
     for column, expected, other in zip(columns, take_rows(columns, order), others, strict=True):
-        if difference(expected, other) is None:
+        if differing_part(expected, other) is None:
             continue
         second = isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n
-        if second and difference(column.index_select(1, order.to(column.device)), other) is None:
+        if second and differing_part(column.index_select(1, order.to(column.device)), other) is None:
             return (
                 f"puts the samples in the second dimension of a tensor of shape {tuple(column.shape)}, whose first dimension "
                 "has the same size: put the samples first, or use another batch_size"
             )
-        if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n and difference(column, other) is None:
+        if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n and differing_part(column, other) is None:
             return (
                 f"sorts the samples of a batch, or makes a part of shape {tuple(column.shape)} that has as many entries as the "
                 "batch has samples without being of them: use another batch_size"

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from thresher import rng
-from thresher.loading.constants import difference
+from thresher.loading.constants import differing_part
 
 
 class CollateState:
@@ -52,7 +52,7 @@ class CollateState:
     @staticmethod
     def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether no random number was drawn between two captures."""
-        return all(difference(one[name], other[name]) is None for name in ("global", "sources"))
+        return all(differing_part(one[name], other[name]) is None for name in ("global", "sources"))
 
 
 def _is_function(part: Any) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from thresher.loading.trees import attributes_of
 
 
-def difference(one: Any, other: Any, path: str = "batch") -> str | None:
+def differing_part(one: Any, other: Any, path: str = "batch") -> str | None:
     """Names the first part in which two nested structures differ.
 
     Args:
@@ -36,7 +36,7 @@ def difference(one: Any, other: Any, path: str = "batch") -> str | None:
         elif not isinstance(one, Mapping | tuple | list) and (names := attributes_of(one)):
             pairs = [(f"{path}.{name}", getattr(one, name, None), getattr(other, name, None)) for name in names]
         if pairs is not None:
-            return next((found for where, a, b in pairs if (found := difference(a, b, where))), None)
+            return next((found for where, a, b in pairs if (found := differing_part(a, b, where))), None)
         if (one == other) is True or (isinstance(one, float) and one != one and other != other):
             return None
     return _named(path, other)

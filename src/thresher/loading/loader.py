@@ -22,6 +22,7 @@ from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
 from thresher.loading.uncopied import Uncopied
 from thresher.loading.user_order import UserOrder
+from thresher.loading.worker_draws import NotedCollate, ResumedDraws
 from thresher.plans import BatchPlan, EpochPlan
 
 KEPT_SETTINGS = (
@@ -100,6 +101,7 @@ class SelectedLoader(Uncopied):
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._seen = 0
         self._order = UserOrder(loader)
+        self.ids_of_sampler = self._order.ids_of_sampler
         self.streams, self.n = self._order.streams, self._order.n
         self._device = device
         self.device = device or torch.device("cpu")
@@ -109,6 +111,7 @@ class SelectedLoader(Uncopied):
         self._ids = IdBatchSampler(batches.batch_size, batches.drop_last)
         self.unknown_rows = UnknownRows()
         """Why the rows of batches are not their samples in order, as far as that is known."""
+        self._resumed_draws = ResumedDraws(loader.num_workers)
         self._loader = loader if self.streams else self._rebuilt(loader)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
         # are let go in good order after the cycle is gone.
@@ -139,7 +142,7 @@ class SelectedLoader(Uncopied):
     @property
     def yields_once(self) -> bool:
         """Whether no sample can come twice in an epoch."""
-        return self._order.is_known
+        return self._order.yields_once
 
     def connect(self, control: EpochControl) -> None:
         """Connects the loader with the run that it belongs to."""
@@ -209,6 +212,9 @@ class SelectedLoader(Uncopied):
             if resumed["workers_ran"]:
                 self._start_workers()
             rng.restore(resumed, self.device, self.generators())
+        collate = self._loader.collate_fn
+        if resumed is not None and self.num_workers and not self.streams:
+            self._loader.collate_fn = NotedCollate(collate)
         if plan is None:
             candidates: Any = StreamBatches(iter(self._loader), self._order.length(None).staying)
         else:
@@ -216,6 +222,7 @@ class SelectedLoader(Uncopied):
             kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
             self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed, length=self._order.length(plan))
             candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
+        self._loader.collate_fn = collate
         self._workers_ran = self.persistent_workers
         if resumed is not None:
             waiting = self._waiting
@@ -291,9 +298,15 @@ class SelectedLoader(Uncopied):
     def _fetch(self, ids: Tensor, weights: Tensor | None) -> None:
         """Reads again the rows that were selected and not trained on when the epoch was interrupted."""
         assert self.row_buffer is not None
-        dataset: Any = self._user.dataset
+        settings = {name: getattr(self._loader, name) for name in KEPT_SETTINGS}
+        noted = NotedCollate(self._user.collate_fn)
+        settings |= {"collate_fn": noted, "persistent_workers": False}
         with rng.undisturbed(self.device, self.generators()):
-            batch = self._user.collate_fn([dataset[i] for i in ids.tolist()])
+            # Read by workers where there are any: a file that a dataset opens here would be shared with them.
+            batches = iter(DataLoader(self._user.dataset, batch_sampler=[ids.tolist()], **settings))
+            if not self.num_workers:
+                noted.start()
+            batch = next(batches)
         self.row_buffer.put(self.moved(batch), ids, weights)
 
     def _start_workers(self) -> None:
@@ -313,7 +326,7 @@ class SelectedLoader(Uncopied):
 
     def moved(self, batch: Any) -> Any:
         """Returns the batch of the user's collate function, on the device of the model."""
-        batch = self.unknown_rows.open(batch)
+        batch = self.unknown_rows.open(self._resumed_draws.open(batch))
         return batch if self._device is None else to_device(batch, self._device)
 
     def stop(self) -> None:

@@ -4,11 +4,14 @@ The user's sampler decides the order, the plan only who stays. RandomSampler and
 tensors that draws the same random numbers; any other sampler is filtered as it comes.
 """
 
+import operator
+import reprlib
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -89,10 +92,33 @@ class SamplerOrder:
         """Returns the next `k` ids, int64; fewer when they run out."""
         if self._ids is None:
             self._ids = iter(self._sampler)
-        piece = torch.tensor(list(islice(self._ids, k)), dtype=torch.int64)
-        if piece.numel() and (int(piece.min()) < 0 or int(piece.max()) >= self._n):
-            raise IndexError(f"the sampler yielded an id outside the dataset's [0, {self._n}): {piece.tolist()}")
-        return piece
+        return as_ids(islice(self._ids, k), self._sampler, self._n)
+
+
+def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
+    """Returns ids that a sampler yields as a tensor, int64.
+
+    Args:
+        numbers: The ids.
+        sampler: The sampler, for messages.
+        n: Number of samples of the dataset.
+
+    Raises:
+        TypeError: One of them is not a whole number.
+        IndexError: One of them is outside the dataset.
+    """
+    found: list[Any] = numbers.tolist() if isinstance(numbers, Tensor | np.ndarray) else list(numbers)
+    try:
+        ids = torch.tensor([*map(operator.index, found)], dtype=torch.int64)
+    except TypeError:
+        raise TypeError(
+            f"`loader` has a sampler, {type(sampler).__name__}, that yields {reprlib.repr(found[0])}, of type "
+            f"{type(found[0]).__name__}. It must yield ids: whole numbers, the positions of samples in the dataset. Let the "
+            "dataset or the collate_fn decide what else a sample depends on, such as its size."
+        ) from None
+    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= n):
+        raise IndexError(f"the sampler yielded an id outside the dataset's [0, {n}): {reprlib.repr(ids.tolist())}")
+    return ids
 
 
 class KnownEnd(NamedTuple):

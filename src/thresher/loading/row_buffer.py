@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.loading.constants import difference
+from thresher.loading.constants import differing_part
 from thresher.loading.trees import leaves, map_where
 from thresher.plans import BatchPlan
 
@@ -180,7 +180,7 @@ class RowBuffer:
             )
         if not self._kinds:
             self._kinds, self._rest = kinds, rest
-        elif self._varies is None and (varies := difference(self._rest, rest)):
+        elif self._varies is None and (varies := differing_part(self._rest, rest)):
             self._rest, self._varies = None, varies
         return Part(columns, rebuild, ids, weights)
 

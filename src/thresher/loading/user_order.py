@@ -4,9 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
 
-from thresher.loading.order import KnownEnd, Order, SamplerOrder, SequentialOrder, TensorOrder, shuffled
+from thresher.loading.order import KnownEnd, Order, SamplerOrder, SequentialOrder, TensorOrder, as_ids, shuffled
 from thresher.plans import EpochPlan
 
 
@@ -22,6 +31,8 @@ class UserOrder:
         self.streams = isinstance(self.dataset, IterableDataset)
         self.n = 0 if self.streams else len(self.dataset)  # pyright: ignore[reportArgumentType]
         self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
+        self.some_ids = None if self.streams else self._find_some_ids()
+        """Ids that the sampler can yield, shape (K,), int64, ascending; None where it yields all, or where it is not known."""
 
     @property
     def is_known(self) -> bool:
@@ -30,6 +41,70 @@ class UserOrder:
         if kind not in (RandomSampler, SequentialSampler) or len(self.sampler.data_source) != self.n:
             return False
         return kind is SequentialSampler or (not self.sampler.replacement and self.sampler.num_samples == self.n)
+
+    def _find_some_ids(self) -> Tensor | None:
+        sampler, kind = self.sampler, type(self.sampler)
+        if kind is SubsetRandomSampler:
+            ids = as_ids(sampler.indices, sampler, self.n)
+        elif kind is WeightedRandomSampler:
+            ids = sampler.weights.nonzero().flatten().cpu()
+        elif kind in (RandomSampler, SequentialSampler):
+            ids = torch.arange(len(sampler.data_source))
+        elif isinstance(sampler, list | tuple | range | Tensor):
+            ids = as_ids(sampler, sampler, self.n)
+        else:
+            return None
+        ids = ids.unique()
+        return None if len(ids) >= self.n else ids
+
+    def ids_of_sampler(self) -> Tensor | None:
+        """Returns the ids that the sampler can yield, shape (K,), int64, ascending; None where these are all ids.
+
+        Raises:
+            ValueError: The sampler yields fewer ids than the dataset has, and it is not known which.
+        """
+        draws = (RandomSampler, WeightedRandomSampler)  # these draw from all ids that they have
+        if not self.streams and self.some_ids is None and type(self.sampler) not in draws and self.candidates(0) < self.n:
+            raise ValueError(
+                f"`loader` has a sampler, {type(self.sampler).__name__}, that yields {len(self.sampler)} of the {self.n} "
+                "samples of the dataset, and it is not known which: no share of them can be planned. Pass a loader over "
+                "torch.utils.data.Subset(dataset, ids) with shuffle=True, or a SubsetRandomSampler(ids)."
+            )
+        return self.some_ids
+
+    @property
+    def yields_once(self) -> bool:
+        """Whether the sampler yields each of its ids once."""
+        once = self.some_ids is not None and not getattr(self.sampler, "replacement", False)
+        return (
+            self.is_known
+            or type(self.sampler) is DistributedSampler
+            or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
+        )
+
+    def check_unchanged(self, *, ids: bool) -> None:
+        """Refuses a dataset or, where the plans depend on it, a sampler that has other samples than when the run was attached.
+
+        Args:
+            ids: Whether plans are made for the ids that the sampler yields.
+
+        Raises:
+            ValueError: The number of samples, or the ids of the sampler, have changed.
+        """
+        now = len(self.dataset)  # pyright: ignore[reportArgumentType]
+        if now != self.n:
+            raise ValueError(
+                f"The dataset of the loader had {self.n} samples when `attach` was called and has {now} now, but the records "
+                "and the plans of a run are for a fixed number of samples. Call run.detach() and attach again after the "
+                "dataset has changed."
+            )
+        if ids and self.some_ids is not None:
+            found = self._find_some_ids()
+            if found is None or not torch.equal(found, self.some_ids):
+                raise ValueError(
+                    f"{type(self.sampler).__name__} yields other samples than when `attach` was called, but the plans of the "
+                    "run are made for those. Call run.detach() and attach again after the sampler has changed."
+                )
 
     @property
     def is_free(self) -> bool:
@@ -44,6 +119,7 @@ class UserOrder:
 
     def of_epoch(self, plan: EpochPlan) -> Order:
         """Returns the ids of an epoch before its plan leaves samples out."""
+        self.check_unchanged(ids=len(plan.ids) != self.n)
         if plan.drawn:
             return TensorOrder(lambda: plan.ids)
         if not self.is_known:
@@ -76,7 +152,7 @@ class UserOrder:
         """
         if len(plan.ids) == self.n and not plan.drawn:
             return len(self.sampler)
-        if plan.drawn or self.is_known:
+        if plan.drawn or self.yields_once:
             return len(plan.ids)
         raise TypeError(
             f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "

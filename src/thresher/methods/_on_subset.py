@@ -1,4 +1,4 @@
-"""An epoch method after pruning: it plans for the remaining samples as if there were no others."""
+"""An epoch method after pruning, or beside a sampler that yields some samples: it plans as if there were no others."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -18,12 +18,13 @@ class OnSubset:
         method: Epoch method that makes the plans.
         kept: Ids of the samples that the training has at all, shape (K,), int64, ascending.
         n: Number of samples of the dataset.
+        of: Number of samples that fractions refer to. Default: `n`, as after pruning.
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
 
-    def __init__(self, method: EpochMethod, kept: Tensor, n: int) -> None:
-        self.method, self.kept, self.n = method, kept, n
+    def __init__(self, method: EpochMethod, kept: Tensor, n: int, of: int | None = None) -> None:
+        self.method, self.kept, self.n, self.of = method, kept, n, of or n
 
     def __getattr__(self, name: str) -> Any:
         if name == "method" or name.startswith("__"):
@@ -47,16 +48,18 @@ class OnSubset:
         plan.check(len(self.kept))
         facts = dict(plan.facts)
         if "actual_fraction" in facts:
-            facts["actual_fraction"] = 1 - len(plan.ids) / self.n
+            facts["actual_fraction"] = 1 - len(plan.ids) / self.of
         if "scheduled_fraction" in facts:
-            facts["scheduled_fraction"] = 1 - (1 - facts["scheduled_fraction"]) * len(self.kept) / self.n
+            facts["scheduled_fraction"] = 1 - (1 - facts["scheduled_fraction"]) * len(self.kept) / self.of
+        if len(self.kept) < self.of:
+            facts["pruned_fraction"] = 1 - len(self.kept) / self.of
         return EpochPlan(
             self.kept[plan.ids],
             weights=plan.weights,
             refresh=None if plan.refresh is None else self.kept[plan.refresh],
             lr_scale=plan.lr_scale,
             drawn=plan.drawn,
-            facts={**facts, "pruned_fraction": 1 - len(self.kept) / self.n},
+            facts=facts,
             remember={name: self._spread(name, values, columns) for name, values in plan.remember.items()},
         )
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from thresher.loading.checks import check_iteration
 from thresher.loading.collate_check import UnknownRows, checked
 from thresher.loading.loader import KEPT_SETTINGS
 from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
@@ -108,7 +109,7 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
 
     Raises:
         TypeError: `loader` is not a DataLoader over a map-style dataset.
-        ValueError: `loader` does not make the batches, or the dataset is empty.
+        ValueError: `loader` does not make the batches, or makes them in its own way, or the dataset is empty.
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
@@ -122,6 +123,7 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
     if not len(dataset):
         raise ValueError("`loader`: the dataset is empty")
+    check_iteration(loader)
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or BATCH_SIZE
     settings = {name: getattr(loader, name) for name in KEPT_SETTINGS if name not in ("generator", "persistent_workers")}
     return DataLoader(dataset, batch_size=size, **settings)

@@ -49,6 +49,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     here = device or torch.device("cpu")
     loader = SelectedLoader(given.loader, device=device)
     _check_order(checked.epoch_method, loader)
+    epoch_method = _on_subset(checked, loader)
     records = Records(_columns(given, checked), loader.n, here)
     cost = Cost()
     for one in methods:
@@ -71,7 +72,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
         RunSettings(given.epochs, given.seed, given.on_nonfinite, alone=len(methods) == 1),
-        _on_kept(checked),
+        epoch_method,
         loader,
         selection,
         attributor=attributor,
@@ -100,10 +101,20 @@ def _methods(checked: Checked) -> list[Any]:
     return methods if len(methods) == 1 else [one for one in methods if not isinstance(one, FullData)]
 
 
-def _on_kept(checked: Checked) -> EpochMethod | OnSubset:
+def _on_subset(checked: Checked, loader: SelectedLoader) -> EpochMethod | OnSubset:
+    """The epoch method, which plans for the samples that pruning left, or for those that the user's sampler yields."""
+    method = checked.epoch_method
+    if checked.kept is None and isinstance(method, FullData):
+        return method
+    ids = loader.ids_of_sampler()
     if checked.kept is None:
-        return checked.epoch_method
-    return OnSubset(checked.epoch_method, checked.kept, checked.samples or 0)
+        return method if ids is None else OnSubset(method, ids, loader.n, of=len(ids))
+    if ids is not None:
+        raise ValueError(
+            f"{type(checked.before).__name__} decides among all {loader.n} samples of the dataset, but the loader's sampler "
+            f"yields {len(ids)} of them. Pass a loader over torch.utils.data.Subset(dataset, ids), and scores of these samples."
+        )
+    return OnSubset(method, checked.kept, loader.n)
 
 
 def _device(given: Arguments) -> torch.device | None:

@@ -85,7 +85,7 @@ class OwnBatches(BatchSampler):
         (
             lambda: DataLoader(data(), B, sampler=DistributedSampler(data(), num_replicas=2, rank=0)),
             ValueError,
-            "several processes is not supported",
+            "DistributedSampler for 2 processes.*several processes is not supported.*num_replicas=1",
         ),
     ],
 )
@@ -165,9 +165,10 @@ def test_length():
 
 
 def test_length_of_an_unknown_order():
-    loader = DataLoader(data(), B, sampler=SubsetRandomSampler(range(10)))
+    assert len(attach(DataLoader(data(), B, sampler=SubsetRandomSampler(range(10)))).loader) == 3
+    loader = DataLoader(data(), B, sampler=WeightedRandomSampler(torch.ones(N), 10))
     assert len(attach(loader).loader) == 3
-    with pytest.raises(TypeError, match="not known before it is over.*SubsetRandomSampler"):
+    with pytest.raises(TypeError, match="not known before it is over.*WeightedRandomSampler"):
         len(attach(loader, plan(range(12))).loader)
 
 
@@ -334,3 +335,51 @@ def test_batches_move_to_the_device_of_the_run():
     x, y = next(iter(run.loader))
     assert x.device.type == y.device.type == "meta"
     assert x.to("meta") is x
+
+
+class OwnIter(DataLoader):
+    def __iter__(self):
+        return (batch for batch in super().__iter__())
+
+
+class OwnLength(DataLoader):
+    def __len__(self):
+        return 5
+
+
+class OwnIterator(DataLoader):
+    def _get_iterator(self):
+        return super()._get_iterator()
+
+
+class Below(OwnIter):
+    pass
+
+
+class OwnSettings(DataLoader):
+    """A subclass as those of graph libraries: it gives the collate function."""
+
+    def __init__(self, dataset, **settings):
+        super().__init__(dataset, collate_fn=lambda samples: torch.utils.data.default_collate(samples), **settings)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (OwnIter, "__iter__"),
+        (OwnLength, "__len__"),
+        (OwnIterator, "_get_iterator"),
+        (Below, r"__iter__` \(defined in OwnIter\)"),
+    ],
+)
+def test_a_loader_that_makes_its_batches_itself_is_refused(kind, name):
+    with pytest.raises(ValueError, match=f"of the class {kind.__name__}, whose own `{name}.*Pass a plain DataLoader"):
+        attach(kind(data(), B))
+
+
+def test_other_loaders_of_a_class_of_their_own_are_taken():
+    accelerate = pytest.importorskip("accelerate")
+    assert ids_of(attach(OwnSettings(data(), batch_size=10)))[0] == list(range(10))
+    prepared = accelerate.Accelerator(cpu=True).prepare(DataLoader(data(), B))
+    assert type(prepared).__iter__ is not DataLoader.__iter__
+    assert ids_of(attach(prepared))[0] == [0, 1, 2, 3]

@@ -7,7 +7,7 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.loading.constants import difference
+from thresher.loading.constants import differing_part
 from thresher.loading.row_buffer import RowBuffer
 from thresher.plans import BatchPlan
 
@@ -118,7 +118,7 @@ def test_parts_that_are_equal_in_every_batch_may_pass(constant):
         buffer.add(batch(first, copied), torch.arange(first, first + 4), chosen(1, 2))
     joined, ids, _ = buffer.take()
     assert joined["x"].tolist() == ids.tolist() == [1, 2, 5, 6]
-    assert difference(joined["all"], constant) is None
+    assert differing_part(joined["all"], constant) is None
 
 
 def test_whole_batches_keep_parts_of_their_own():
