@@ -5,6 +5,7 @@
 
 import argparse
 import inspect
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
@@ -16,7 +17,6 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 
 from thresher import methods
-from thresher.experiments.training.files import Results, read_checked, read_json
 from thresher.experiments.training.tables import markdown_table
 from thresher.methods.card import Card
 from thresher.methods.contract import requirements_of
@@ -220,7 +220,8 @@ def _args_section(docstring: str) -> dict[str, str]:
 
 def _measurements(name: str, folder: Path) -> str:
     """Returns the results of a method in the comparisons of a folder, beside full training and the method's controls."""
-    held = [(path, results, method_rows(name, results["summary"])) for path, results in _comparisons(folder)]
+    found = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
+    held = [(path, results, method_rows(name, results["summary"])) for path, results in found if "summary" in results]
     tables = [_comparison_section(path, results, rows) for path, results, rows in held if rows]
     if not tables:
         return "Not measured yet."
@@ -233,13 +234,6 @@ def _measurements(name: str, folder: Path) -> str:
             *tables,
         ]
     )
-
-
-def _comparisons(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Returns the files of a folder that hold comparisons, with their contents; other JSON files are left out."""
-    contents = [(path, read_json(path)) for path in sorted(folder.glob("*.json"))]
-    found = [path for path, content in contents if isinstance(content, dict) and "summary" in content]
-    return [(path, read_checked(path, Results, "Copy the results.json of `thresher compare` again")) for path in found]
 
 
 def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
