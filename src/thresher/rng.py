@@ -90,7 +90,7 @@ def check_states(state: RandomStates, device: torch.device, generators: Iterable
         >>> check_states(states, torch.device("cpu"))
         >>> check_states({**states, "torch": states["torch"][:-8]}, torch.device("cpu"))
         Traceback (most recent call last):
-        RuntimeError: RNG state is wrong size
+        RuntimeError: Expected a CPUGeneratorImplState of size 5056 but found the input RNG state size to be 5048
     """
     torch.Generator().set_state(state["torch"].cpu())
     version, internal, gauss = state["python"]

@@ -446,6 +446,7 @@ def test_a_sampler_that_repeats():
         train(run, optimizer, 2)
         assert run.cost.backward == 64 == int(run.trained.sum())
         assert run.cost.full_backward == 128
+        run.detach()
 
 
 # Batches of any shape
@@ -529,10 +530,12 @@ def test_padded_batches_of_different_widths():
     with pytest.raises(ValueError, match=r"cannot be joined: shapes \[\(4, 6\), \(4, 7\)\].*forward_passes='once'"):
         for _ in run.loader:
             pass
+    run.detach()
     for method, passes in ((SB(keep=0.5), "once"), (RandomBackprop(), "auto")):
         run, _, optimizer = make(method, passes, net=Bag(), loader=loader)
         train(run, optimizer)
         assert run.cost.backward == 25
+        run.detach()
 
 
 def test_targets_that_are_a_list_of_samples():
@@ -596,7 +599,7 @@ def gradients(net, loss):
 @pytest.mark.filterwarnings("ignore:subset_backward")
 def test_a_model_that_cannot_be_traced():
     """One warning, and the right gradients at the price of the whole batch."""
-    run, net, _ = make(SB(keep=0.5), "once", net=Untraceable().eval())
+    run, net, optimizer = make(SB(keep=0.5), "once", net=Untraceable().eval())
     net.eval()
     with pytest.warns(UserWarning, match="using the plain Untraceable") as found:
         for _ in range(2):
@@ -608,6 +611,7 @@ def test_a_model_that_cannot_be_traced():
                 expected = gradients(net, F.cross_entropy(outputs[rows], y[rows]))
                 for own, theirs in zip(gradients(net, value), expected, strict=True):
                     torch.testing.assert_close(own, theirs)
+                optimizer.step()
     assert len([w for w in found if "subset_backward" in str(w.message)]) == 1
     assert run._epochs.selection.forward_passes == "once"
     assert run.cost.scoring == 0
@@ -722,7 +726,7 @@ def test_methods_that_need_more_than_losses(passes, how):
     settings = {"scoring": Scoring(every_epochs=2)} if passes == "stale" else {}
     if how == "users":
         settings |= {"signals": lambda o, t: {"confidence": -o[:, 0].detach(), "correct": o[:, 0] > 0, "other": o[:, 1]}}
-    run, net, _ = make(Unsure(), "auto" if passes == "stale" else passes, net=nn.Linear(6, C), **settings)
+    run, net, optimizer = make(Unsure(), "auto" if passes == "stale" else passes, net=nn.Linear(6, C), **settings)
     for _ in range(2):
         for x, y in run.loader:
             before = run.trained.clone()
@@ -735,6 +739,7 @@ def test_methods_that_need_more_than_losses(passes, how):
             if passes == "once":
                 sure = -outputs[:, 0] if how == "users" else outputs.softmax(1).amax(1)
                 assert (run.trained - before).nonzero().item() == run.ids[sure.argmin()]
+            optimizer.step()
     assert run.cost.backward == 14
 
 

@@ -67,11 +67,14 @@ def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: in
 def _write_page(path: Path, folder: Path) -> None:
     from thresher.experiments.reproduction import ARTEFACTS
     from thresher.experiments.reproduction.page import reproduction_page
-    from thresher.experiments.training.store import read_json, whole
+    from thresher.experiments.training.files import Reproduced, read_checked
+    from thresher.experiments.training.store import whole
 
     files = [folder / f"{name}.json" for name in ARTEFACTS]
     with whole(path) as file:
-        file.write(reproduction_page([read_json(file) for file in files if file.exists()]).encode())
+        remedy = "Delete the file, and give its name to `thresher reproduce`"
+        found = [read_checked(file, Reproduced, remedy) for file in files if file.exists()]
+        file.write(reproduction_page(found).encode())
 
 
 def _artefact_table() -> "Table":

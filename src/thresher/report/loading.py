@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from thresher.experiments.comparison.summary import RunDict, kind_of
-from thresher.experiments.training.store import RESULTS, read_json
+from thresher.experiments.training.files import Results, read_checked
+from thresher.experiments.training.store import RESULTS
 
 ResultsDict = dict[str, Any]
 """The content of results.json."""
@@ -88,11 +89,17 @@ def load_comparison(folder: Path) -> tuple[ResultsDict, Samples]:
     path = folder / RESULTS
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there; `thresher compare --out {folder}` makes it")
-    results = read_json(path)
-    if not isinstance(results, dict) or not results.get("runs") or not results.get("summary"):
-        raise ValueError(f"{path} holds no comparison: it needs `runs` and `summary`; `thresher compare` writes such a file")
-    named = {run["samples"] for run in results["runs"] if run.get("samples")}
-    return results, {name: read_history(folder / name) for name in sorted(named) if (folder / name).is_file()}
+    results = read_checked(path, Results, f"Delete the file; `thresher compare --out {folder}` makes it again")
+    named = {run["samples"]: run for run in results["runs"] if run.get("samples")}
+    samples = {name: read_history(folder / name) for name in sorted(named) if (folder / name).is_file()}
+    for name, history in samples.items():
+        own, epochs = len(named[name]["history"]), history.losses.shape[1]
+        if own != epochs:
+            raise ValueError(
+                f"{path}: the `history` of {named[name]['method']}, seed {named[name]['seed']}, has {own} epochs, {name} has "
+                f"{epochs}. Delete the file; `thresher compare --out {folder}` makes it again"
+            )
+    return results, samples
 
 
 def read_history(path: Path) -> RunHistory:

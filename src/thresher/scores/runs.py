@@ -147,8 +147,16 @@ def _run_result(path: Path) -> dict[str, Any]:
         ValueError: The file is damaged.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error})") from error
+    cost = found.get("cost", {}) if isinstance(found, dict) else None
+    counts = [cost.get(name, 0) for name in ("forward", "backward")] if isinstance(cost, dict) else [None]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError(
+            f"{path}: `cost` must have whole numbers `forward` and `backward`. Delete the files of the run; the same "
+            "`thresher compare` makes them again"
+        )
+    return found

@@ -33,7 +33,9 @@ def test_mistakes_say_what_to_do(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"results.json is not there; `thresher compare --out {tmp_path}` makes it"):
         load_comparison(tmp_path)
     (tmp_path / "results.json").write_text('{"runs": []}')
-    with pytest.raises(ValueError, match="holds no comparison"):
+    with pytest.raises(
+        ValueError, match="`task` is missing.* and 3 more. Delete the file; `thresher compare --out .*` makes it again"
+    ):
         load_comparison(tmp_path)
     (tmp_path / "results.json").write_text("{")
     with pytest.raises(ValueError, match="results.json is damaged"):

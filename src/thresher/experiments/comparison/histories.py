@@ -6,7 +6,10 @@ from string import Formatter
 from typing import Any
 
 from thresher import methods
-from thresher.experiments.training.store import read_json
+from thresher.experiments.training.files import FinishedRun, read_checked
+
+REMEDY = "Delete the files of the run; the same `thresher compare` makes them again"
+COLUMNS = ("id", "trained", "hidden", "loss_by_epoch", "trained_by_epoch")
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,7 @@ def history_of(run: Path, sample: int) -> SampleHistory:
 
     Raises:
         FileNotFoundError: There is no such run; the message lists the runs in the same folder.
-        ValueError: There is no such sample.
+        ValueError: There is no such sample, or a file is damaged.
     """
     import pyarrow.parquet as pq
 
@@ -58,10 +61,17 @@ def history_of(run: Path, sample: int) -> SampleHistory:
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in run.parent.glob("*.parquet"))) or "none"
             raise FileNotFoundError(f"{path}: no such run of a comparison; there are {there}")
+    run_of = read_checked(details, FinishedRun, REMEDY)
+    missing = [name for name in COLUMNS if name not in pq.read_schema(table).names]
+    if missing:
+        raise ValueError(f"{table}: the columns {', '.join(missing)} are missing. {REMEDY}")
     rows = pq.read_table(table, filters=[("id", "==", sample)]).to_pylist()
     if not rows:
         raise ValueError(f"{table} has no sample {sample}; ids are 0 to {pq.read_metadata(table).num_rows - 1}")
-    return _history_from(rows[0], read_json(details))
+    epochs = len(rows[0]["loss_by_epoch"])
+    if len(run_of["history"]) != epochs:
+        raise ValueError(f"{details}: `history` has {len(run_of['history'])} epochs, {table.name} has {epochs}. {REMEDY}")
+    return _history_from(rows[0], run_of)
 
 
 def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import thresher
+from thresher.experiments.training.files import Manifest, StoredRun, read_checked
 
 MANIFEST = "comparison.json"
 RESULTS = "results.json"
@@ -37,18 +38,6 @@ def write_json(path: Path, content: Any) -> None:
         file.write(text.encode())
 
 
-def read_json(path: Path) -> Any:
-    """Reads a file that `write_json` wrote.
-
-    Raises:
-        ValueError: The file is damaged; the message explains what to do.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it, and the same command makes it again") from error
-
-
 def versions() -> dict[str, str]:
     """Returns the versions of the software that results depend on, by name."""
     others = {name: version(name) for name in ("torch", "numpy", "accelerate")}
@@ -71,7 +60,9 @@ class Store:
         self._path = folder / MANIFEST
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--out {folder} is a file; give a folder")
-        self._manifest = read_json(self._path) if self._path.exists() else {"backward_to_forward": None, **identity}
+        self._manifest = {"backward_to_forward": None, **identity}
+        if self._path.exists():
+            self._manifest = read_checked(self._path, Manifest, f"Give another --out, or delete the folder {folder}")
         for name, value in identity.items():
             held = self._manifest.get(name)
             if held != value:
@@ -94,7 +85,9 @@ class Store:
     def run(self, key: str) -> dict[str, Any] | None:
         """Returns a finished run; None if there is none."""
         path = self._file(key)
-        return read_json(path) if path.exists() else None
+        return (
+            read_checked(path, StoredRun, "Delete the file; the same command trains the run again") if path.exists() else None
+        )
 
     def save_run(self, key: str, run: dict[str, Any]) -> None:
         """Writes the file of a finished run."""

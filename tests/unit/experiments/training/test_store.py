@@ -6,13 +6,16 @@ import pytest
 from thresher.experiments.training.store import Store, write_json
 
 IDENTITY = {"task": "digits", "epochs": 3, "recipe": {"lr": 0.1}, "versions": {"torch": "2.13.0"}}
+COST = {"forward": 9, "backward": 6, "full_forward": 9, "full_backward": 9, "ratio": 0.8, "backward_to_forward": None}
+RUN = {"method": "full", "settings": {}, "seed": 0, "control_of": None, "device": "cpu", "cost": COST, "history": []}
+RUN |= {"metric": {"name": "accuracy", "value": 0.9}, "cpu_s": 1.5, "wall_s": 1.5}
 
 
 def test_runs_come_back_and_nothing_else_is_left(tmp_path):
     store = Store(tmp_path / "new" / "folder", IDENTITY)
     assert store.run("a") is None
-    store.save_run("a", {"value": 1.5})
-    assert Store(store.folder, IDENTITY).run("a") == {"value": 1.5}
+    store.save_run("a", RUN)
+    assert Store(store.folder, IDENTITY).run("a") == RUN
     assert sorted(path.name for path in store.folder.rglob("*")) == ["a.json", "comparison.json", "runs"]
 
 
