@@ -43,6 +43,7 @@ class ForwardPass:
         self.task, self.backwards = -1, 0
 
     def __call__(self, _: Any) -> None:
+        """Counts a backward pass, once however many outputs it reaches."""
         task = _task()
         if task != self.task:
             self.task = task

@@ -76,7 +76,7 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
         self._records, self._cost = records, cost
-        self._silence = SilentEpochs(attributor, _name(method))
+        self._silence = SilentEpochs(attributor, _name(method) if selection.stage is None else _name(selection.stage.method))
         self._plans_by_losses = plans_by_losses(method)
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
@@ -350,5 +350,5 @@ class Epochs:
             warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
 
 
-def _name(method: EpochMethod | OnSubset) -> str:
+def _name(method: Any) -> str:
     return type(method.method if isinstance(method, OnSubset) else method).__name__
