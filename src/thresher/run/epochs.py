@@ -76,8 +76,8 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
         self._records, self._cost = records, cost
-        self._silence = SilentEpochs(attributor, _name(method) if selection.stage is None else _name(selection.stage.method))
-        self._plans_by_losses = plans_by_losses(method)
+        by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
+        self._silence = SilentEpochs(attributor, _name(who), lambda: by_losses or isinstance(self.selection, InForward))
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.epoch = 0
@@ -95,7 +95,7 @@ class Epochs:
             self._end_epoch(complete=False)
         resumed = self._resumed
         if not resumed:
-            self._silence.begin(needed=self._losses_needed)
+            self._silence.begin()
         plan = self.plan_if_any()
         self._resumed = False
         if not resumed:
@@ -281,11 +281,6 @@ class Epochs:
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
         return {**self._records, **self._passes.full_pass(ids, names)}
 
-    @property
-    def _losses_needed(self) -> bool:
-        """Whether something was or will be chosen by the losses of the loop."""
-        return self._plans_by_losses or isinstance(self.selection, InForward)
-
     def _checked(self, plan: Any) -> EpochPlan:
         name = _name(self._method)
         if not isinstance(plan, EpochPlan):
@@ -302,7 +297,7 @@ class Epochs:
         return plan
 
     def _end_epoch(self, *, complete: bool) -> None:
-        self._silence.end(complete=complete, needed=self._losses_needed)
+        self._silence.end(complete=complete)
         plan, stage = self._plan, self.selection.stage
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:

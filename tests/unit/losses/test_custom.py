@@ -22,6 +22,7 @@ class Noisy(nn.Module):
         super().__init__()
         self.reduction, self.calls = reduction, 0
         self.scale = nn.Parameter(torch.ones(()))
+        self.mean: Tensor
         self.register_buffer("mean", torch.zeros(()))
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
