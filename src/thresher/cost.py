@@ -83,8 +83,8 @@ class Cost:
             return "no steps yet, so that there is no cost yet"
         if (reason := self._why_unknown) is not None:
             return (
-                f"unknown, while full training would have put {self.full_forward:,} samples through the model in {self.steps:,} "
-                f"steps: {reason}"
+                f"unknown after {self.steps:,} steps, by which full training would have put {self.full_forward:,} samples "
+                f"through the model: {reason}"
             )
         own = self.backward_to_forward
         measured = "" if own is None else f", {self.ratio(own):.3f} with the measured ratio {own:.2f}"

@@ -240,6 +240,7 @@ class Noisy(TensorDataset):
         return x + 0.01 * torch.randn(6) + 0.01 * random.random() + 0.01 * float(np.random.rand()), y
 
 
+@pytest.mark.filterwarnings("ignore:.*no loss was credited")
 @pytest.mark.parametrize("passes", ["once", "twice"])
 def test_global_random_states_are_the_loops_own(passes):
     """A dataset that draws, a model that draws in the scoring pass as well, and nothing that another loop would miss."""
@@ -794,6 +795,7 @@ def test_streams(kind, drop_last, method, passes, sizes):
     assert len(run.records) == 0 or all(len(column) == 0 for column in run.records.values())
 
 
+@pytest.mark.filterwarnings("ignore:.*no loss was credited")
 def test_rows_of_a_stream():
     """Ids are places in the epoch's stream."""
     for passes in ("once", "twice"):
@@ -804,6 +806,7 @@ def test_rows_of_a_stream():
                 assert torch.equal(samples().tensors[1][run.ids], y)
 
 
+@pytest.mark.filterwarnings("ignore:.*no loss was credited")
 @pytest.mark.parametrize("kind", [Stream, Known])
 def test_progress_of_a_stream(kind):
     """Without a length it is known from the second epoch on."""

@@ -3,6 +3,7 @@
 import copy
 import math
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
@@ -32,14 +33,14 @@ class Net(nn.Sequential):
 class Untraceable(Net):
     """Its forward asks for a value, which no graph can."""
 
-    def forward(self, x):
-        return super().forward(x if float(x.detach().sum()) < 1e9 else -x)
+    def forward(self, input):
+        return super().forward(input if float(input.detach().sum()) < 1e9 else -input)
 
 
 class Sample:
     """One training with everything that a loop needs, and the operations of its backward passes."""
 
-    def __init__(self, method, passes="auto", *, net=None, model=True):
+    def __init__(self, method, passes: Any = "auto", *, net=None, model=True):
         torch.manual_seed(0)
         self.net = net or Net()
         self.optimizer = torch.optim.SGD(self.net.parameters(), 0.01)
@@ -126,7 +127,7 @@ def forgotten_both(at, x, y, i):
 
 
 def projected_gradient_descent(at, x, y, i):
-    delta = torch.zeros_like(x)
+    delta: Any = torch.zeros_like(x)
     for _ in range(3):
         delta.requires_grad_()
         at.backward(at.run.criterion(at.run.model(x + delta), y))
@@ -135,7 +136,7 @@ def projected_gradient_descent(at, x, y, i):
 
 
 def of_the_plain_model(at, x, y, i):
-    delta = torch.zeros_like(x)
+    delta: Any = torch.zeros_like(x)
     for _ in range(3):
         delta.requires_grad_()
         at.backward(at.run.criterion(at.net(x + delta), y))

@@ -9,8 +9,8 @@ from torch import Tensor
 from thresher.cost import Cost
 from thresher.loading.trees import leaves
 
-KEY = "thresher"
-"""Key of our hook among those of a tensor."""
+KEY = -1
+"""Key of our hook among those of a tensor; other hooks have keys of 0 or more."""
 MOST_PASSES = 16
 """Number of forward passes that are remembered; a loss of an older one counts as one of another forward pass."""
 MOST_OPERATIONS = 4096
@@ -19,7 +19,7 @@ UNCREDITED = (
     "run.model was called with gradients for inputs that are not a batch of run.loader, and no loss of its outputs was credited"
 )
 
-sequence = torch.autograd._get_sequence_nr  # pyright: ignore[reportAttributeAccessIssue]
+sequence = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 """Number of the autograd node that this thread makes next."""
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -43,6 +43,7 @@ class ForwardPass:
         self.task, self.backwards = -1, 0
 
     def __call__(self, _: Any) -> None:
+        """Counts a backward pass, once however many outputs it reaches."""
         task = _task()
         if task != self.task:
             self.task = task

@@ -8,6 +8,7 @@ from torch import nn
 
 from thresher.losses.base import Criterion, ReducedCriterion
 from thresher.losses.classification import CrossEntropy, NegativeLogLikelihood
+from thresher.losses.custom import CustomCriterion
 from thresher.losses.elementwise import Divergence, ElementCriterion
 
 ADAPTERS: dict[type[nn.Module], Callable[[Any], Criterion]] = {
@@ -36,6 +37,27 @@ MODULE_OF: dict[Any, type[nn.Module]] = {
 }
 """The loss module that computes the same as a function of torch.nn.functional with its default arguments."""
 
+OTHER_MODULES = (
+    nn.CTCLoss,
+    nn.TripletMarginLoss,
+    nn.TripletMarginWithDistanceLoss,
+    nn.CosineEmbeddingLoss,
+    nn.MarginRankingLoss,
+    nn.GaussianNLLLoss,
+    nn.AdaptiveLogSoftmaxWithLoss,
+)
+"""Losses with other arguments than outputs and targets."""
+
+OTHER_FUNCTIONS = (
+    F.ctc_loss,
+    F.triplet_margin_loss,
+    F.triplet_margin_with_distance_loss,
+    F.cosine_embedding_loss,
+    F.margin_ranking_loss,
+    F.gaussian_nll_loss,
+)
+"""Functions with other arguments than outputs and targets."""
+
 
 def adapt(criterion: Any) -> Criterion:
     """Returns the per-sample form of a criterion.
@@ -50,7 +72,8 @@ def adapt(criterion: Any) -> Criterion:
 
     Raises:
         TypeError: `criterion` is not callable.
-        ValueError: Its `reduction` is not "mean", "sum" or "none" ("batchmean" is allowed for `nn.KLDivLoss`).
+        ValueError: It takes more than outputs and targets; or its `reduction` is not "mean", "sum" or "none" ("batchmean" is
+            allowed for `nn.KLDivLoss`).
 
     Example:
         The mean over a batch is the user's own scalar; the signals are of single samples.
@@ -70,6 +93,14 @@ def adapt(criterion: Any) -> Criterion:
             "`criterion` must be a loss module or a callable (outputs, targets) -> per-sample losses, "
             f"got {type(criterion).__name__}"
         )
+    criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile, whose settings are those of the module inside
+    if criterion in OTHER_FUNCTIONS or isinstance(criterion, OTHER_MODULES):
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        raise ValueError(
+            f"`criterion` is {name}, which takes more than outputs and targets (lengths, or several inputs), so that "
+            "run.criterion cannot call it. Pass criterion=None, compute the losses in the loop with reduction='none', and call "
+            "run.reduce(losses, targets=...) with a tensor of the batch."
+        )
     for function, module in MODULE_OF.items():
         if criterion is function:
             criterion = module()
@@ -78,4 +109,5 @@ def adapt(criterion: Any) -> Criterion:
     allowed = ["mean", "sum", "none"] + ["batchmean"] * isinstance(criterion, nn.KLDivLoss)
     if criterion.reduction not in allowed:
         raise ValueError(f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}")
-    return ADAPTERS.get(type(criterion), ReducedCriterion)(criterion)
+    of_torch = type(criterion).__module__ == nn.MSELoss.__module__
+    return ADAPTERS.get(type(criterion), ReducedCriterion if of_torch else CustomCriterion)(criterion)

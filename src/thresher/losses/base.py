@@ -6,8 +6,8 @@ no class weights. Without plan weights the scalar is the criterion's own, bit fo
 sum(v s m) / sum(s), and sum(v s m) / sum(v s) where the criterion has class weights.
 """
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from thresher.attribution.rows import Attribution, RowLayout
+from thresher.loading.trees import leaves
 from thresher.losses import signals as reading
 
 
@@ -62,6 +63,14 @@ class Criterion:
         """Returns the scalar that the user's loop gets where no sample is weighted, shape ()."""
         return self.positions(outputs, targets).mean()
 
+    def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
+        """Returns the scalar and the losses by position, from one call of the criterion.
+
+        The losses are None where a further call does no harm, since it neither draws random numbers nor remembers anything.
+        """
+        positions = self.positions(outputs, targets)
+        return positions.mean(), positions
+
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         """Returns the losses by position, class weights included, shape (rows, ...).
 
@@ -78,8 +87,22 @@ class Criterion:
         return losses
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
-        """Returns the losses by position without class weights, shape (rows, ...)."""
-        return self.positions(outputs, targets)
+        """Returns the losses by position without class weights, shape (rows, ...); a call beside that of the loop.
+
+        The random numbers that it draws are those that the criterion draws next.
+        """
+        with replayed(outputs):
+            return self.positions(outputs, targets)
+
+    def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
+        """Returns the losses of samples where they can depend on the rest of the batch, to be compared, shape (n,).
+
+        None where they cannot, and where they are random.
+        """
+        before = torch.get_rng_state()
+        self.value(outputs, targets)
+        drawn, _ = not torch.equal(torch.get_rng_state(), before), torch.set_rng_state(before)
+        return None if drawn else self.signals(outputs, targets, layout, set())["loss"]
 
     def sums(self, rows: Tensor) -> Tensor:
         """Returns the loss of each sample times its share, shape (n,).
@@ -120,7 +143,9 @@ class Criterion:
             wanted: Names of the signals besides the loss.
         """
         if weights is None:
-            return LossAndSignals(self.value(outputs, targets), self.signals(outputs, targets, layout, wanted))
+            value, positions = self.value_and_positions(outputs, targets)
+            rows = None if positions is None else layout.rows(positions.detach())
+            return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=rows))
         rows = layout.rows(self.positions(outputs, targets))
         value = self._weighted(rows, targets, weights.to(rows.dtype))
         plain = None if self.class_weights else rows.detach()
@@ -297,6 +322,19 @@ class Criterion:
         return layout.rows(gradient)
 
 
+@contextmanager
+def replayed(outputs: Any) -> Iterator[None]:
+    """Puts back torch's random states, so that the next call of a criterion draws the numbers that this block draws."""
+    devices = {leaf.device for leaf in leaves(outputs) if leaf.is_cuda}
+    before, on_devices = torch.get_rng_state(), [(one, torch.cuda.get_rng_state(one)) for one in devices]
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+        for device, state in on_devices:
+            torch.cuda.set_rng_state(state, device)
+
+
 def as_measured(losses: Tensor) -> Tensor:
     """Returns measured losses with nan for -inf, which the records have for samples without a loss."""
     return losses.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.nan)
@@ -318,13 +356,15 @@ def unreadable(own: Any, wanted: set[str], way_around: str = "") -> str:
 
 
 class ReducedCriterion(Criterion):
-    """Adapter for a module with a `reduction`: "mean" over positions, "sum", or "none", whose losses are averaged."""
+    """Adapter for a loss of torch.nn: "mean" over positions, "sum", or "none", whose losses are averaged.
 
-    def __init__(self, own: Any) -> None:
-        super().__init__(own)
-        self.reduction = str(own.reduction)
-        self._unreduced = copy.copy(own)
-        self._unreduced.reduction = "none"
+    Such a loss draws no random numbers and remembers nothing, so that it may be called again for the losses by position.
+    Settings are read in every call: the loop may change them.
+    """
+
+    @property
+    def reduction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.own.reduction
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
         value = self.reduced(outputs, targets)
@@ -334,8 +374,26 @@ class ReducedCriterion(Criterion):
         """Returns what the user's criterion returns."""
         return self.own(outputs, targets)
 
+    def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
+        return self.value(outputs, targets), None
+
+    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        return self.positions(outputs, targets)
+
+    def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
+        return None
+
     def positions(self, outputs: Any, targets: Any) -> Tensor:
-        losses = self._unreduced(outputs, targets)
+        unreduced = object.__new__(type(self.own))
+        unreduced.__dict__ = {**self.own.__dict__, "reduction": "none"}
+        return self._checked(unreduced(outputs, targets), outputs, targets)
+
+    def _checked(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
+        """Returns losses by position that the criterion gave without a reduction.
+
+        Raises:
+            ValueError: They mix samples, or were reduced all the same.
+        """
         sizes = [tensor.numel() for tensor in (outputs, targets) if isinstance(tensor, Tensor)]
         if losses.numel() > max(sizes, default=losses.numel()):
             raise ValueError(

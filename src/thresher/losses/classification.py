@@ -19,10 +19,13 @@ class ClassCriterion(ReducedCriterion):
     kind: reading.OutputKind = "classes"
     function: Callable[..., Tensor]
 
-    def __init__(self, own: Any) -> None:
-        super().__init__(own)
-        self.ignore_index = own.ignore_index
-        self._settings: dict[str, Any] = {"ignore_index": own.ignore_index}
+    @property
+    def ignore_index(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.own.ignore_index
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"ignore_index": self.own.ignore_index}
 
     @property
     def class_weights(self) -> bool:
@@ -73,11 +76,26 @@ class CrossEntropy(ClassCriterion):
 
     def __init__(self, own: nn.CrossEntropyLoss) -> None:
         super().__init__(own)
-        self._settings["label_smoothing"] = self.smoothing = own.label_smoothing
         self._after_softmax = NegativeLogLikelihood(own)
-        self._smooth = bool(own.label_smoothing)
-        self._ignored = own.ignore_index
-        self._plain = own.weight is None and own.ignore_index < 0 and own.reduction == "mean" and not self._smooth
+        self._own_settings, self._own_buffers = own.__dict__, own._buffers
+
+    @property
+    def smoothing(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.own.label_smoothing
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"ignore_index": self.own.ignore_index, "label_smoothing": self.own.label_smoothing}
+
+    def _is_plain(self) -> bool:
+        """Whether all settings are the common ones; they are read where they lie, because this runs in every step."""
+        own = self._own_settings
+        return (
+            own["reduction"] == "mean"
+            and own["ignore_index"] < 0
+            and not own["label_smoothing"]
+            and self._own_buffers["weight"] is None
+        )
 
     def measure(
         self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
@@ -89,7 +107,7 @@ class CrossEntropy(ClassCriterion):
 
     def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
         return (
-            not self._smooth
+            not self.own.label_smoothing
             and outputs.dim() > 1
             and not targets.dtype.is_floating_point
             and not (wanted and "batch_confidence" in wanted)
@@ -107,7 +125,7 @@ class CrossEntropy(ClassCriterion):
         wanted: set[str],
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
         """Spells out the most common case, one label per sample: it runs in every step, where each small operation costs."""
-        if not self._plain or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
+        if not self._is_plain() or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
             return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
             log_probs = torch.log_softmax(outputs, 1)
@@ -118,6 +136,6 @@ class CrossEntropy(ClassCriterion):
                 return F.nll_loss(log_probs, targets), {"loss": F.nll_loss(log_probs.detach(), targets, reduction="none")}
         if weights is None and targets.shape[0] == attribution.layout.n and self._is_likelihood(outputs, targets, wanted):
             log_probs = torch.log_softmax(outputs, 1)
-            value = F.nll_loss(log_probs, targets, ignore_index=self._ignored)
+            value = F.nll_loss(log_probs, targets, ignore_index=self.own.ignore_index)
             return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)

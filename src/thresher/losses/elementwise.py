@@ -38,7 +38,10 @@ class Divergence(ElementCriterion):
     def __init__(self, own: Any) -> None:
         super().__init__(own)
         self.kind = "classes"
-        self.over_classes = self.reduction == "batchmean"
+
+    @property
+    def over_classes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.reduction == "batchmean"
 
     def class_targets(self, targets: Tensor) -> Tensor:
         return targets.exp() if self.own.log_target else targets

@@ -189,7 +189,7 @@ class InForward(NoSelection):
         self._model, self.instead = model, instead
         self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
         self._share = 1.0
-        self._warned = False
+        self._warned = self._compared = False
 
     @property
     def forward_passes(self) -> str | None:
@@ -218,6 +218,8 @@ class InForward(NoSelection):
         plan = self._choose_rows(attribution, found if all_count else _without_ignored(found))
         weights, k = _product(plan, weights), len(plan.rows)
         outputs, targets = (_take_samples(tree, plan, layout) for tree in (outputs, targets))
+        if not self._compared and 0 < k < layout.n:
+            self._compare(outputs, targets, RowLayout(k, layout.repeat), found["loss"].index_select(0, plan.rows))
         if not k:
             value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
         elif weights is None:
@@ -243,6 +245,27 @@ class InForward(NoSelection):
             self._watch(value)
         return value
 
+    def _compare(self, outputs: Any, targets: Any, layout: RowLayout, losses: Tensor) -> None:
+        """Compares once the losses of the chosen rows by themselves with those that they had in the whole batch.
+
+        Raises:
+            ValueError: They differ, so that the loss of a sample depends on the rest of its batch.
+        """
+        criterion = self._tools.reader.criterion
+        assert criterion is not None
+        alone = criterion.signals_alone(outputs, targets, layout)
+        if alone is not None:
+            exact = losses.dtype in (torch.float32, torch.float64)
+            if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
+                raise ValueError(
+                    f"criterion {criterion.own!r} gives samples other losses when it is called with {layout.n} samples of the "
+                    "batch than with the whole batch: the loss of a sample depends on the other samples, as in a contrastive "
+                    "loss. forward_passes='once' trains on the kept rows and would compute another loss. Use "
+                    "forward_passes='twice', or compute the losses of the whole batch yourself and call "
+                    "run.reduce(losses, outputs=...)."
+                )
+        self._compared = True
+
     def _choose_rows(self, attribution: Attribution, found: Mapping[str, Tensor]) -> BatchPlan:
         """Asks the method about some rows; the same answer for a second loss of the same rows in a step."""
         plan = next((one for key, one in self._chosen_in_step if key is not None and key == attribution.key), None)
@@ -265,9 +288,9 @@ class InForward(NoSelection):
             return
         self._warned = True
         warnings.warn(
-            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples in the loop's own forward pass, and the outputs "
-            f"of {elsewhere:,} samples did not come from run.model, so that their backward pass costs the whole batch. Call "
-            "run.model(inputs) in the loop instead of the model itself. This is said once.",
+            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples in the loop's own forward pass, and the "
+            f"outputs of {elsewhere:,} samples did not come from run.model, so that their backward pass costs the whole batch. "
+            "Call run.model(inputs) in the loop instead of the model itself. This is said once.",
             stacklevel=5,
         )
 

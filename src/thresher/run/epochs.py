@@ -81,8 +81,8 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
         self._records, self._cost = records, cost
-        self._silence = SilentEpochs(attributor, _name(method))
-        self._plans_by_losses = plans_by_losses(method)
+        by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
+        self._silence = SilentEpochs(attributor, _name(who), lambda: by_losses or isinstance(self.selection, InForward))
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
@@ -107,7 +107,7 @@ class Epochs:
                 self.selection.stage.facts()
         resumed = self._resumed
         if not resumed:
-            self._silence.begin(needed=self._losses_needed)
+            self._silence.begin()
         plan = self.plan_if_any()
         self._resumed = False
         if not resumed:
@@ -305,11 +305,6 @@ class Epochs:
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
         return {**self._records, **self._passes.full_pass(ids, names)}
 
-    @property
-    def _losses_needed(self) -> bool:
-        """Whether something was or will be chosen by the losses of the loop."""
-        return self._plans_by_losses or isinstance(self.selection, InForward)
-
     def _checked(self, plan: Any) -> EpochPlan:
         name = _name(self._method)
         if not isinstance(plan, EpochPlan):
@@ -327,7 +322,7 @@ class Epochs:
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
-        self._silence.end(complete=complete, needed=self._losses_needed)
+        self._silence.end(complete=complete)
         plan, stage = self._plan, self.selection.stage
         self._accumulator.flush()
         if plan is not None and plan.refresh is not None and plan.refresh.numel():
@@ -388,7 +383,7 @@ class Epochs:
             warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
 
 
-def _name(method: EpochMethod | OnSubset) -> str:
+def _name(method: Any) -> str:
     return type(method.method if isinstance(method, OnSubset) else method).__name__
 
 

@@ -1,6 +1,7 @@
 """Epochs in which no loss was credited: the loop trains on, and the method that chooses by losses never learns one."""
 
 import warnings
+from collections.abc import Callable
 
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
 from thresher.cost import UNSEEN
@@ -21,44 +22,42 @@ class SilentEpochs:
     Args:
         attributor: Attributor of the run.
         who: Name of the method, for messages.
+        needed: Function that returns whether the method chooses by the losses of the loop.
     """
 
-    def __init__(self, attributor: Attributor, who: str) -> None:
-        self._attributor, self._meter, self._who = attributor, attributor.meter, who
+    def __init__(self, attributor: Attributor, who: str, needed: Callable[[], bool]) -> None:
+        self._attributor, self._meter, self._who, self._needed = attributor, attributor.meter, who, needed
         self._since: tuple[int, int, int, int] | None = None
         self._silent = 0
 
-    def begin(self, *, needed: bool) -> None:
+    def begin(self) -> None:
         """Begins an epoch.
-
-        Args:
-            needed: Whether the method chooses by the losses of the loop.
 
         Raises:
             RuntimeError: No loss was credited in two epochs, and the method needs them.
         """
-        self._judge(needed=needed)
-        if needed and self._silent > 1:
+        self._judge()
+        if self._silent > 1 and self._needed():
             raise RuntimeError(
                 f"{self._who} chooses by the losses of samples, and no loss was credited in {self._silent} epochs. {WAY_OUT}"
             )
         self._since = self._seen()
 
-    def end(self, *, complete: bool, needed: bool) -> None:
+    def end(self, *, complete: bool) -> None:
         """Ends an epoch. Its losses may still come, where the loop did not train on its batches yet."""
         if not complete:
             self._since = None
         elif self._since is not None:
             batches, _, passed, steps = (new - old for new, old in zip(self._seen(), self._since, strict=True))
             if batches > BATCHES_AHEAD and (passed or steps):
-                self._judge(needed=needed)
+                self._judge()
 
     def _seen(self) -> tuple[int, int, int, int]:
         self._attributor.write()
         meter = self._meter
         return self._attributor.batches, meter.credited, meter.of_loop(), meter.cost.steps
 
-    def _judge(self, *, needed: bool) -> None:
+    def _judge(self) -> None:
         if self._since is None:
             return
         before, now = self._since, self._seen()
@@ -70,7 +69,7 @@ class SilentEpochs:
         self._silent += 1
         if not passed:
             self._meter.make_unknown(UNSEEN)
-        if self._silent == 1 and (needed or passed or steps):
+        if self._silent == 1 and (passed or steps or self._needed()):
             cost = "" if passed else ", and run.cost is unknown"
             warnings.warn(f"{self._who}: no loss was credited in a whole epoch{cost}. {WAY_OUT}", stacklevel=6)
 
