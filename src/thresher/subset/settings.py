@@ -5,9 +5,12 @@ from operator import eq, is_
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
+from torch.jit import ScriptModule
+from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, own_attributes
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attributes
+from thresher.subset.outside import Variables
 
 TABLES = ("_modules", "_parameters", "_buffers")
 
@@ -35,22 +38,25 @@ class Settings:
     Attributes:
         key: Hashable description of everything that tracing takes for constant.
         trains: Whether any parameter gets a gradient.
+        outside: Variables outside the module that its forward reads.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = _modules_by_prefix(module)
         parts = self._modules.values()
         self._snapshots = [_snapshot(part) for part in parts]
+        self.outside = Variables(parts)
         self._of_graphs: dict[int, tuple[Graphs, GraphTensors]] = {}
         self.key = (
             tuple(_module_signature(part) for part in parts),
             _first_places(thing for part in parts for thing in (part, *_registered_tensors(part))),
+            self.outside.key,
         )
         self.trains = any(parameter.requires_grad for parameter in module.parameters())
 
     def hold(self) -> bool:
         """Checks that nothing has changed since, down to the identity of the tensors; runs in every call."""
-        return all(_unchanged(*snapshot) for snapshot in self._snapshots)
+        return all(_unchanged(*snapshot) for snapshot in self._snapshots) and self.outside.changed() is None
 
     def tensors(self, graphs: Graphs) -> GraphTensors:
         """Returns the tensors that graphs which were traced under these settings read and update."""
@@ -75,12 +81,26 @@ def has_hooks(part: nn.Module) -> bool:
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
+def has_global_hooks() -> bool:
+    """Checks whether a hook is registered for all modules; those by which torch names modules in profiles do not count."""
+    if not torch_module._has_any_global_hook():  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    tables = [table for name, table in vars(torch_module).items() if name.startswith(("_global_forward", "_global_backward"))]
+    hooks = [hook for table in tables for hook in table.values() if callable(hook)]
+    return any(type(getattr(hook, "__self__", None)).__module__ != "torch.utils.module_tracker" for hook in hooks)
+
+
 def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
     """Returns every module by the prefix of its parameters' names; a shared module is there once for each prefix."""
     found: dict[str, nn.Module] = {}
     ahead = [("", module)]
     while ahead:
         prefix, part = ahead.pop()
+        if isinstance(part, ScriptModule):
+            raise Unsupported(
+                f"{prefix.removesuffix('.') or 'the model'!r} was made by torch.jit.script or torch.jit.trace, and such a module "
+                "cannot be traced again; use the Python module that it was made of"
+            )
         found[prefix] = part
         ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
     return found
