@@ -34,6 +34,10 @@ class Unclear(Unsupported):
     """Reason that lies in the values of one batch, so that the module is traced with another one later."""
 
 
+class HasEffects(Unsupported):
+    """Reason that may be gone in the next call: the forward changes something, as where it makes a table once."""
+
+
 class TooManyKinds(Unsupported):
     """Reason why a kind of call is not traced yet, although it can be."""
 

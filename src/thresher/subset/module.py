@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from thresher.subset.function import Call, SubsetFunction
-from thresher.subset.graphs import Graphs, Outdated, TooManyKinds, Unclear, Unsupported, flatten_tensors
+from thresher.subset.graphs import Graphs, HasEffects, Outdated, TooManyKinds, Unclear, Unsupported, flatten_tensors
 from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, autocast, dense, describe, is_due
 from thresher.subset.memory import reuse_memory
 from thresher.subset.settings import GraphTensors, Settings, has_global_hooks, has_hooks
@@ -22,7 +22,7 @@ from thresher.subset.settings import GraphTensors, Settings, has_global_hooks, h
 MAX_TRACES = 64
 """Number of kinds of calls whose traces each module keeps; the one used longest ago is dropped first."""
 ATTEMPTS = 4
-"""Number of assumptions about which inputs carry the batch that are tried."""
+"""Number of assumptions about which inputs carry the batch that are tried, and of traces of a forward with effects."""
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -36,6 +36,19 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     a few rows. The batch is the first dimension of the inputs; tensors with another first dimension are shared by all
     samples. Batch normalisation with the statistics of the batch passes gradient back as if the kept rows were the whole
     batch (see `mixes_samples`). Where any other operation lets samples affect each other, the plain model is used.
+
+    A trace is made for every kind of call: shapes without the batch size, dtypes, constants among the arguments, and settings
+    (attributes of the modules, and the globals and closures that the forward reads). The first 8 are made at once, a further
+    one when its kind has come up 32 times. So pad sequences to few lengths, and pass a number that changes in every step as a
+    tensor. Where the plain model is used, a warning says why once, and `fallback` has the reason.
+
+    What a trace cannot see: variables that libraries read, values deep inside objects (of an object in an attribute, its own
+    numbers are seen), the contents of long lists and large arrays, files and clocks, and what the forward does beside its
+    result, such as appending to a list in an object, printing or logging. Therefore outputs and buffers are compared with those
+    of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. Where they differ, a warning says so
+    and the plain model is used from then on; up to 255 calls before it may have used the former value. Each comparison calls
+    the forward of the model once more, with the same batch and without effect on random states, buffers and gradients, but its
+    other effects happen. A forward that changes variables which a trace can see is not traced at all.
 
     Args:
         model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
@@ -61,7 +74,7 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
-    return SubsetBackward(model, strict=strict)
+    return (SubsetContainer if hasattr(type(model), "__getitem__") else SubsetBackward)(model, strict=strict)
 
 
 class SubsetBackward(nn.Module):
@@ -73,7 +86,7 @@ class SubsetBackward(nn.Module):
 
     Attributes:
         wrapped: The user's model.
-        fallback: Reason why the plain model is used; None while it is not.
+        fallback: Reason why the last call used the plain model; None where it did not.
 
     Example:
         >>> import torch
@@ -85,7 +98,6 @@ class SubsetBackward(nn.Module):
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         super().__init__()
         import_module("thresher.subset.tracing")  # loads torch's compiler, which takes too long for a training step
-        self.__dict__["wrapped"] = model
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
         self.training = model.training
@@ -95,8 +107,10 @@ class SubsetBackward(nn.Module):
         self._refused: dict[Any, Unsupported] = {}
         self._patience = Patience(MAX_TRACES if strict else FREE_TRACES)
         self._settings: Settings | None = None
-        self._outdated: Outdated | None = None
+        self._stopped: Unsupported | None = None
+        self._effects = 0
         self._said: set[type] = set()
+        self.__dict__["wrapped"] = model  # from here on, other attributes are those of the model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; arguments and result are those of the model.
@@ -127,8 +141,8 @@ class SubsetBackward(nn.Module):
         Raises:
             Unsupported: The plain model must be used.
         """
-        if self._outdated is not None:
-            raise self._outdated
+        if self._stopped is not None:
+            raise self._stopped
         if has_global_hooks():
             raise Unsupported("hooks are registered for all modules, which a traced graph does not call")
         tensors, rebuild = flatten_tensors(arguments)
@@ -174,11 +188,14 @@ class SubsetBackward(nn.Module):
             with settings.outside.restored() as changed:
                 graphs = self._trace(tensors, rebuild, sizes)
             if changed:
-                raise Unsupported(f"its forward changes the variable {changed[0]!r}, which a traced graph does not repeat")
+                raise HasEffects(f"its forward changes the variable {changed[0]!r}, which a traced graph does not repeat")
         except Unclear:
             raise
         except Unsupported as reason:
             self._refused[key] = reason
+            self._effects += isinstance(reason, HasEffects)
+            if self._effects >= ATTEMPTS:
+                self._stopped = reason
             raise
         finally:
             self._patience.count(key, time.perf_counter() - started)
@@ -196,14 +213,14 @@ class SubsetBackward(nn.Module):
         from thresher.subset.recheck import differs
 
         if differs(self.wrapped, graphs, own, tensors, arguments):
-            self._outdated = Outdated(
+            self._stopped = Outdated(
                 f"in call {graphs.calls} of the traced model its outputs are not those of the model. Its forward reads something "
                 "that changed and that cannot be seen from outside, so results since the last comparison may be wrong (calls 1, "
                 f"2, 4, 8 and so on are compared, and then every {EVERY}th). Pass what changes as an argument, or keep it in an "
                 "attribute or buffer of the module"
             )
             self._traces.clear()
-            raise self._outdated
+            raise self._stopped
 
     def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
         """Traces the model; the likeliest assumption about which inputs carry the batch is tried first."""
@@ -294,9 +311,61 @@ class SubsetBackward(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["wrapped"], name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        if name == "wrapped":
+            raise AttributeError("subset_backward: `wrapped` cannot be replaced; call subset_backward with the other model")
+        if name == "training" and "wrapped" in own:
+            own["wrapped"].training = value
+        if "wrapped" not in own or name in own or hasattr(nn.Module, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(own["wrapped"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["wrapped"], name)
+
     def __getstate__(self) -> dict[str, Any]:
         patience = Patience(self._patience.free)
         return {**self.__dict__, "_traces": OrderedDict(), "_refused": {}, "_settings": None, "_patience": patience}
+
+
+class SubsetContainer(SubsetBackward):
+    """A wrapped model whose parts can be indexed, as those of `nn.Sequential`; `subset_backward` makes it.
+
+    Args:
+        model: The user's model.
+        strict: Whether to raise where the model cannot be traced.
+
+    Example:
+        >>> import torch
+        >>> model = subset_backward(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+        >>> len(model), model[1], [type(part).__name__ for part in model]
+        (2, ReLU(), ['Linear', 'ReLU'])
+    """
+
+    wrapped: Any
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.wrapped[place]
+
+    def __setitem__(self, place: Any, part: Any) -> None:
+        self.wrapped[place] = part
+
+    def __delitem__(self, place: Any) -> None:
+        del self.wrapped[place]
+
+    def __contains__(self, part: Any) -> bool:
+        return part in self.wrapped
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.wrapped)
+
+    def __len__(self) -> int:
+        return len(self.wrapped)
+
+    def __bool__(self) -> bool:
+        return True
 
 
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:

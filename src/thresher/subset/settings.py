@@ -1,9 +1,13 @@
 """Everything about a module that a trace takes for constant: described once, and compared in every call."""
 
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from operator import eq, is_
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.nn.modules import module as torch_module
@@ -13,6 +17,8 @@ from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attr
 from thresher.subset.outside import Variables
 
 TABLES = ("_modules", "_parameters", "_buffers")
+MAX_BYTES = 4096
+"""Size of the largest array whose contents are compared in every call."""
 
 
 class GraphTensors(NamedTuple):
@@ -98,8 +104,8 @@ def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
         prefix, part = ahead.pop()
         if isinstance(part, ScriptModule):
             raise Unsupported(
-                f"{prefix.removesuffix('.') or 'the model'!r} was made by torch.jit.script or torch.jit.trace, and such a module "
-                "cannot be traced again; use the Python module that it was made of"
+                f"{f'module {prefix[:-1]!r}' if prefix else 'the model'} was made by torch.jit.script or torch.jit.trace, and such "
+                "a module cannot be traced; use the Python module that it was made of"
             )
         found[prefix] = part
         ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
@@ -175,7 +181,25 @@ def _constant(value: Any, seen: set[int]) -> Any:
         return tuple((key, _constant(member, seen)) for key, member in value.items())
     if isinstance(value, tuple | list | set | frozenset):
         return tuple(_constant(member, seen) for member in value)
+    if isinstance(value, np.ndarray):
+        return id(value), value.tobytes() if value.nbytes <= MAX_BYTES and not value.dtype.hasobject else None
     if id(value) in seen:
         return id(value)
     seen.add(id(value))
-    return id(value), tuple(member for member in getattr(value, "__dict__", {}).values() if isinstance(member, CONSTANT_TYPES))
+    if isinstance(value, Namespace | SimpleNamespace) or is_dataclass(value):
+        return id(value), tuple(_constant(member, seen) for member in _attributes(value))
+    return id(value), tuple(member for member in _attributes(value) if isinstance(member, CONSTANT_TYPES))
+
+
+def _attributes(value: Any) -> Iterable[Any]:
+    """Returns the values of the attributes of an object, those in slots included."""
+    inside = getattr(value, "__dict__", None)
+    if inside is not None:
+        return inside.values()
+    names = (name for kind in type(value).__mro__ for name in _slots(kind))
+    return (getattr(value, name, None) for name in names)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

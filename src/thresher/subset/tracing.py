@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from thresher import rng
 from thresher.loading.trees import leaves, map_leaves
 from thresher.subset.assembly import BatchSize, assemble
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, LeafIndex, Unsupported, aten, own_attributes
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, HasEffects, LeafIndex, Unsupported, aten, own_attributes
 
 CONTAINER_TYPES = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 
@@ -214,7 +214,7 @@ def _attributes_restored(module: nn.Module) -> Iterator[None]:
             changed += [f"{own}.{name}" for name in _restore_attributes(part, attributes)]
             changed += [f"{own}.{name}" for name in _restore_containers(part, containers[part])]
     if changed:
-        raise Unsupported(f"its forward assigns {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
+        raise HasEffects(f"its forward assigns {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
 
 
 def _restore_attributes(part: nn.Module, attributes: dict[str, Any]) -> list[str]:
