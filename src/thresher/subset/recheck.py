@@ -79,7 +79,9 @@ class _NothingDrawn(TorchDispatchMode):
             return drawn.copy_(share) if isinstance(share, Tensor) else drawn.fill_(share)
         if name in DRAWS:
             return func(*args, **kwargs).fill_(0.5)
-        args = [0.0 if part in CHANCES and isinstance(value, float) else value for part, value in zip(names, args, strict=False)]
+        args = [
+            0.0 if part in CHANCES and isinstance(value, float) else value for part, value in zip(names, args, strict=False)
+        ]
         return func(*args, **{part: 0.0 if part in CHANCES else value for part, value in kwargs.items()})
 
 

@@ -103,9 +103,10 @@ def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
     while ahead:
         prefix, part = ahead.pop()
         if isinstance(part, ScriptModule):
+            name = f"module {prefix[:-1]!r}" if prefix else "the model"
             raise Unsupported(
-                f"{f'module {prefix[:-1]!r}' if prefix else 'the model'} was made by torch.jit.script or torch.jit.trace, and such "
-                "a module cannot be traced; use the Python module that it was made of"
+                f"{name} was made by torch.jit.script or torch.jit.trace, and such a module cannot be traced; use the Python "
+                "module that it was made of"
             )
         found[prefix] = part
         ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)

@@ -47,7 +47,7 @@ def test_kinds_that_push_each_other_out_are_traced_less_and_less_often(monkeypat
     sub = wrap(Calls(NEW), strict=False)
     with warnings.catch_warnings(action="ignore"):
         made = []
-        for turn in range(24):
+        for _ in range(24):
             for scale in (1, 2, 3):
                 sub(X, scale)
             made.append(sub._patience.made)
