@@ -74,7 +74,10 @@ def assemble(
         outputs=[],
         returned=returned,
         differentiable=[tangents[node.name] for node in arguments if node.name in tangents],
-        saved=[SavedValue(saved_names.index(node.name)) for node in arguments if node.name not in tangents],
+        saved=[
+            SavedValue(position, counts=_counts_rows(returned_nodes(forward)[position], node))
+            for node, position in ((n, saved_names.index(n.name)) for n in arguments if n.name not in tangents)
+        ],
         grads=[
             _source(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) and value is not None else None
             for descriptor, value in zip(descriptors[num_forward:], gradients, strict=True)
@@ -105,6 +108,7 @@ def place_rows(graphs: Graphs) -> None:
             raise found
         if isinstance(found, Layout):
             saved.layout = found
+            saved.counts = saved.counts and found == Layout(0)
         elif found is not None:
             saved.per = found
 
@@ -174,6 +178,24 @@ def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
     return reached
+
+
+def _counts_rows(source: Any, argument: fx.Node) -> bool:
+    """Checks whether a saved value is `arange(n)` that only selects the row of the batch, as in `logits[arange(n), lengths]`.
+
+    Args:
+        source: Node of the forward graph that makes the value.
+        argument: Placeholder of the backward graph that takes it.
+    """
+    while source.target is aten._to_copy.default:
+        source = source.args[0]
+    starts_at_zero = source.target is aten.arange.default or (source.target is aten.arange.start and source.args[0] == 0)
+    return starts_at_zero and all(
+        user.target in (aten.index.Tensor, aten.index_put.default)
+        and user.args[1][0] is argument
+        and [*user.args[1], *user.args[2:], user.args[0]].count(argument) == 1
+        for user in argument.users
+    )
 
 
 # Layouts

@@ -135,6 +135,8 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
         value = saved.pop()
         if description.per:
             value = description.per * k
+        elif description.counts:
+            value = value[:k]
         elif description.layout is not None and taker is not None:
             value = taker(value, description.layout)
         arguments.append(value)

@@ -30,6 +30,22 @@ class Unsupported(Exception):  # noqa: N818
     """Reason why the backward pass of a module cannot be run on some rows; the user reads the message."""
 
 
+class Unclear(Unsupported):
+    """Reason that lies in the values of one batch, so that the module is traced with another one later."""
+
+
+class HasEffects(Unsupported):
+    """Reason that may be gone in the next call: the forward changes something, as where it makes a table once."""
+
+
+class TooManyKinds(Unsupported):
+    """Reason why a kind of call is not traced yet, although it can be."""
+
+
+class Outdated(Unsupported):
+    """Reason why no trace of a module is used any more: the module computes something else than its graphs."""
+
+
 @dataclass(frozen=True)
 class LeafIndex:
     """Placeholder for the tensor number `index` of a nested structure."""
@@ -56,11 +72,13 @@ class SavedValue:
         index: Position among the values that the forward graph returns.
         layout: Place of the samples in the value; None where every row needs all of it.
         per: Size divided by n where the value is a size that follows the batch, else 0.
+        counts: Whether the value is 0 to n - 1 and says where each row is, so that for k rows it is 0 to k - 1.
     """
 
     index: int
     layout: Layout | None = None
     per: int = 0
+    counts: bool = False
 
 
 @dataclass
@@ -88,6 +106,7 @@ class Graphs:
         first: Position of the first leaf whose first dimension is the batch.
         shared: First dimensions of the leaves that all samples share, by position.
         tried: Number of rows that the graphs were tried out with.
+        calls: Number of calls that used the graphs.
         mixing: Names of the operations that mix samples and are allowed to.
         layouts: Layouts of the values of the forward graph, by node.
     """
@@ -111,6 +130,7 @@ class Graphs:
     first: int
     shared: dict[int, int]
     tried: int = 0
+    calls: int = 0
     mixing: tuple[str, ...] = ()
     layouts: dict[fx.Node, Any] = field(default_factory=dict)
     _valid: dict[int, bool] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """Search for operations that let one sample of a batch affect another: one row is changed, the others are compared."""
 
 import copy
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from thresher import rng
 from thresher.subset.assembly import is_getitem, place_rows
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, SavedValue, Unsupported, aten
+from thresher.subset.graphs import Graphs, SavedValue, Unclear, Unsupported, aten
 from thresher.subset.rows import Layout
 
 CHANGED = 1
@@ -87,6 +88,7 @@ def _trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched:
             changed = base.clone()
             changed[CHANGED] = tensor[differing.argmax()]
             if tensor.is_floating_point():
+                base, changed = (torch.where(rows.isnan(), 0, rows) for rows in (base, changed))
                 base, noise = base + 0.1 * torch.randn_like(base), 0.1 * torch.randn_like(base[CHANGED])
                 noise, changed = changed[CHANGED] + noise, base.clone()
                 changed[CHANGED] = noise
@@ -97,7 +99,7 @@ def _trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched:
         own.append(base)
         other.append(changed)
     if all(x is y or torch.equal(x, y) for x, y in zip(own, other, strict=True)):
-        raise Unsupported("all samples of its first batch are alike, so that one cannot see whether they mix")
+        raise Unclear("all samples of the batch are alike, so that one cannot see whether they mix")
     yield own
     yield other
 
@@ -283,6 +285,8 @@ def _compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> N
     for a, b, (_, name) in pairs:
         scale = max(float(a.abs().max()), 1e-3 * largest)
         error = float((a - b).abs().max())
+        if not math.isfinite(scale):
+            raise Unclear(f"its gradients are not finite (of {name})")
         if not error <= TOLERANCE.get(a.dtype, 1e-3) * scale:
             raise Unsupported(
                 f"gradients of some rows differ from those of the batch by a relative {error / scale:.1e} (of {name})"

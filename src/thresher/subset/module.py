@@ -1,10 +1,10 @@
 """The module that `subset_backward` returns: one forward of the whole batch, a backward pass on the rows with a gradient."""
 
 import itertools
+import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -14,16 +14,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from thresher.subset.function import Call, RowMeter, SubsetFunction
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, flatten_tensors
+from thresher.subset.graphs import Graphs, HasEffects, Outdated, TooManyKinds, Unclear, Unsupported, flatten_tensors
+from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, autocast, dense, describe, is_due
 from thresher.subset.memory import reuse_memory
-from thresher.subset.settings import Settings, has_hooks
+from thresher.subset.settings import GraphTensors, Settings, has_global_hooks, has_hooks
 
-MAX_TRACES = 16
-"""Number of kinds of inputs whose traces each module keeps; the one used longest ago is dropped first."""
-MAX_MADE = 64
-"""Number of traces that are made for each module before the plain model is used instead."""
+MAX_TRACES = 64
+"""Number of kinds of calls whose traces each module keeps; the one used longest ago is dropped first."""
 ATTEMPTS = 4
-"""Number of assumptions about which inputs carry the batch that are tried."""
+"""Number of assumptions about which inputs carry the batch that are tried, and of traces of a forward with effects."""
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -37,6 +36,19 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     a few rows. The batch is the first dimension of the inputs; tensors with another first dimension are shared by all
     samples. Batch normalisation with the statistics of the batch passes gradient back as if the kept rows were the whole
     batch (see `mixes_samples`). Where any other operation lets samples affect each other, the plain model is used.
+
+    A trace is made for every kind of call: shapes without the batch size, dtypes, constants among the arguments, and settings
+    (attributes of the modules, and the globals and closures that the forward reads). The first 8 are made at once, a further
+    one when its kind has come up 32 times. So pad sequences to few lengths, and pass a number that changes in every step as a
+    tensor. Where the plain model is used, a warning says why once, and `fallback` has the reason.
+
+    What a trace cannot see: variables that libraries read, values deep inside objects (of an object in an attribute, its own
+    numbers are seen), the contents of long lists and large arrays, files and clocks, and what the forward does beside its
+    result, such as appending to a list in an object, printing or logging. Therefore outputs and buffers are compared with those
+    of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. Where they differ, a warning says so
+    and the plain model is used from then on; up to 255 calls before it may have used the former value. Each comparison calls
+    the forward of the model once more, with the same batch and without effect on random states, buffers and gradients, but its
+    other effects happen. A forward that changes variables which a trace can see is not traced at all.
 
     Args:
         model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
@@ -62,7 +74,7 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
-    return SubsetBackward(model, strict=strict)
+    return (SubsetContainer if hasattr(type(model), "__getitem__") else SubsetBackward)(model, strict=strict)
 
 
 class SubsetBackward(nn.Module):
@@ -74,7 +86,7 @@ class SubsetBackward(nn.Module):
 
     Attributes:
         wrapped: The user's model.
-        fallback: Reason why the plain model is used; None while it is not.
+        fallback: Reason why the last call used the plain model; None where it did not.
         meter: Counter of the samples that go backward; None where nothing counts them.
 
     Example:
@@ -87,7 +99,6 @@ class SubsetBackward(nn.Module):
     def __init__(self, model: nn.Module, *, strict: bool) -> None:
         super().__init__()
         import_module("thresher.subset.tracing")  # loads torch's compiler, which takes too long for a training step
-        self.__dict__["wrapped"] = model
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
         self.training = model.training
@@ -95,9 +106,13 @@ class SubsetBackward(nn.Module):
         self.fallback: str | None = None
         self.meter: RowMeter | None = None
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
-        self._refused: set[Any] = set()
-        self._made = 0
+        self._refused: dict[Any, Unsupported] = {}
+        self._patience = Patience(MAX_TRACES if strict else FREE_TRACES)
         self._settings: Settings | None = None
+        self._stopped: Unsupported | None = None
+        self._effects = 0
+        self._said: set[type] = set()
+        self.__dict__["wrapped"] = model  # from here on, other attributes are those of the model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; arguments and result are those of the model.
@@ -109,55 +124,108 @@ class SubsetBackward(nn.Module):
             return self.wrapped(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
-        tensors, rebuild = flatten_tensors((args, kwargs))
-        dense = [_dense(tensor) for tensor in tensors]
-        if self._settings is None or not self._settings.hold():
-            self._settings = Settings(self.wrapped)
-        found = self._graphs(dense, rebuild, (args, kwargs), self._settings)
+        try:
+            found = self._traced_call(args, kwargs)
+        except Unsupported as reason:
+            self._give_up(reason)
+            found = None
         if found is None:
             return self.wrapped(*args, **kwargs)
-        graphs, n = found
-        own = self._settings.tensors(graphs)
-        inputs = [dense[i] if isinstance(i, int) else i for i in own.inputs]
-        differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
+        call, differentiated = found
         if self.meter is not None:
-            self.meter.subset = n
-        outputs = SubsetFunction.apply(Call(graphs, inputs, own.buffers, n, self.meter), *differentiated)
-        return graphs.rebuild(list(outputs))
+            self.meter.subset = call.n
+        outputs = SubsetFunction.apply(call, *differentiated)
+        return call.graphs.rebuild(list(outputs))
 
     # Tracing
 
+    def _traced_call(self, *arguments: Any) -> tuple[Call, list[Tensor]] | None:
+        """Returns the call of the graphs and the tensors that get gradients; None where there is nothing to leave out.
+
+        Raises:
+            Unsupported: The plain model must be used.
+        """
+        if self._stopped is not None:
+            raise self._stopped
+        if has_global_hooks():
+            raise Unsupported("hooks are registered for all modules, which a traced graph does not call")
+        tensors, rebuild = flatten_tensors(arguments)
+        inputs = [dense(tensor) for tensor in tensors]
+        settings = self._settings
+        if settings is None or not settings.hold():
+            settings = self._settings = Settings(self.wrapped)
+        found = self._graphs(inputs, rebuild, arguments, settings)
+        if found is None:
+            return None
+        graphs, n = found
+        own = settings.tensors(graphs)
+        graphs.calls += 1
+        if is_due(graphs.calls):
+            self._compare(graphs, own, inputs, arguments)
+        if self.fallback is not None:
+            self.fallback = None
+        differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
+        inputs = [inputs[i] if isinstance(i, int) else i for i in own.inputs]
+        return Call(graphs, inputs, own.buffers, n, self.meter), differentiated
+
     def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
-        """Returns graphs that hold for these inputs, and their batch size; None where the plain model must be used."""
+        """Returns graphs that hold for these inputs, and their batch size; None where there is nothing to leave out."""
         sizes = Counter(len(t) for t in tensors if t.dim())
         if set(sizes) <= {0, 1} or not (settings.trains or any(tensor.requires_grad for tensor in tensors)):
             return None  # in a batch of one sample there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
-        try:
-            key = (settings.key, _autocast(tensors), _describe(arguments, likely))
-        except Unsupported as reason:
-            self._give_up(reason)
-            return None
-        known = self._traces.setdefault(key, [])
-        self._traces.move_to_end(key)
-        if len(self._traces) > MAX_TRACES:
-            self._traces.popitem(last=False)
-        for graphs in known:
+        key = (settings.key, autocast(tensors), describe(arguments, likely))
+        known = self._traces.get(key)
+        if known is not None:
+            self._traces.move_to_end(key)
+        for graphs in known or ():
             n = len(tensors[graphs.first])
             if graphs.fits(tensors):
                 return graphs, n
             if n < 2:
                 return None
         if key in self._refused:
-            return None
+            raise self._refused[key]
+        if not self._patience.is_due(key):
+            raise TooManyKinds(self._patience.reason())
+        started = time.perf_counter()
         try:
-            graphs = self._trace(tensors, rebuild, sizes)
+            with settings.outside.restored() as changed:
+                graphs = self._trace(tensors, rebuild, sizes)
+            if changed:
+                raise HasEffects(f"its forward changes the variable {changed[0]!r}, which a traced graph does not repeat")
+        except Unclear:
+            raise
         except Unsupported as reason:
-            self._refused.add(key)
-            self._give_up(reason)
-            return None
-        known.append(graphs)
+            self._refused[key] = reason
+            self._effects += isinstance(reason, HasEffects)
+            if self._effects >= ATTEMPTS:
+                self._stopped = reason
+            raise
+        finally:
+            self._patience.count(key, time.perf_counter() - started)
+        self._traces.setdefault(key, []).append(graphs)
+        if len(self._traces) > MAX_TRACES:
+            self._traces.popitem(last=False)
         return graphs, len(tensors[graphs.first])
+
+    def _compare(self, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], arguments: Any) -> None:
+        """Compares graphs with the model.
+
+        Raises:
+            Outdated: They differ; no graphs of the model are used from now on.
+        """
+        from thresher.subset.recheck import differs
+
+        if differs(self.wrapped, graphs, own, tensors, arguments):
+            self._stopped = Outdated(
+                f"in call {graphs.calls} of the traced model its outputs are not those of the model. Its forward reads something "
+                "that changed and that cannot be seen from outside, so results since the last comparison may be wrong (calls 1, "
+                f"2, 4, 8 and so on are compared, and then every {EVERY}th). Pass what changes as an argument, or keep it in an "
+                "attribute or buffer of the module"
+            )
+            self._traces.clear()
+            raise self._stopped
 
     def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
         """Traces the model; the likeliest assumption about which inputs carry the batch is tried first."""
@@ -175,7 +243,6 @@ class SubsetBackward(nn.Module):
             except Exception as error:
                 first_reason = first_reason or _as_unsupported(error)
             else:
-                self._made += 1
                 return graphs
         assert first_reason is not None
         raise first_reason
@@ -197,8 +264,6 @@ class SubsetBackward(nn.Module):
         raise reason
 
     def _check_traceable(self) -> None:
-        if self._made >= MAX_MADE:
-            raise Unsupported(f"it was traced {MAX_MADE} times: the kind of its inputs or its settings keep changing")
         if any(is_lazy(parameter) for parameter in self.parameters()):
             raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
         for name, part in self.wrapped.named_modules():
@@ -209,13 +274,15 @@ class SubsetBackward(nn.Module):
         name = type(self.wrapped).__name__
         if self.strict:
             raise RuntimeError(f"subset_backward: {name} cannot be used with strict=True: {reason}") from reason
-        if self.fallback is None:
+        self.fallback = str(reason)
+        kind = Unsupported if isinstance(reason, Unclear) else type(reason)
+        if kind not in self._said:
+            self._said.add(kind)
             warnings.warn(
                 f"subset_backward: using the plain {name}, whose gradients are right but whose backward pass costs the whole "
                 f"batch however few rows are kept: {reason}. strict=True raises instead. This is said once.",
-                stacklevel=6,
+                stacklevel=5,
             )
-        self.fallback = str(reason)
 
     # Everything else is that of the user's model
 
@@ -249,8 +316,61 @@ class SubsetBackward(nn.Module):
         except AttributeError:
             return getattr(self.__dict__["wrapped"], name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        own = self.__dict__
+        if name == "wrapped":
+            raise AttributeError("subset_backward: `wrapped` cannot be replaced; call subset_backward with the other model")
+        if name == "training" and "wrapped" in own:
+            own["wrapped"].training = value
+        if "wrapped" not in own or name in own or hasattr(nn.Module, name):
+            super().__setattr__(name, value)
+        else:
+            setattr(own["wrapped"], name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.__dict__["wrapped"], name)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_traces": OrderedDict(), "_refused": set(), "_settings": None, "meter": None}
+        patience = Patience(self._patience.free)
+        return {**self.__dict__, "_traces": OrderedDict(), "_refused": {}, "_settings": None, "_patience": patience, "meter": None}
+
+
+class SubsetContainer(SubsetBackward):
+    """A wrapped model whose parts can be indexed, as those of `nn.Sequential`; `subset_backward` makes it.
+
+    Args:
+        model: The user's model.
+        strict: Whether to raise where the model cannot be traced.
+
+    Example:
+        >>> import torch
+        >>> model = subset_backward(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+        >>> len(model), model[1], [type(part).__name__ for part in model]
+        (2, ReLU(), ['Linear', 'ReLU'])
+    """
+
+    wrapped: Any
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.wrapped[place]
+
+    def __setitem__(self, place: Any, part: Any) -> None:
+        self.wrapped[place] = part
+
+    def __delitem__(self, place: Any) -> None:
+        del self.wrapped[place]
+
+    def __contains__(self, part: Any) -> bool:
+        return part in self.wrapped
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.wrapped)
+
+    def __len__(self) -> int:
+        return len(self.wrapped)
+
+    def __bool__(self) -> bool:
+        return True
 
 
 def mixes_samples(model: nn.Module) -> tuple[str, ...]:
@@ -316,50 +436,9 @@ def _tensors_by_source(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
     return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
 
 
-def _dense(tensor: Tensor) -> Tensor:
-    """Returns a tensor in the form that is traced: its memory has the order of its dimensions, or that of channels_last."""
-    if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_contiguous():
-        return tensor
-    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return tensor
-    return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
-
-
 def _as_unsupported(error: Exception) -> Unsupported:
     if isinstance(error, Unsupported):
         return error
     reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
     reason.__cause__ = error
     return reason
-
-
-def _describe(tree: Any, n: int) -> Any:
-    """Returns a hashable description of nested arguments.
-
-    Args:
-        tree: Arguments of a call.
-        n: Batch size; a first dimension of this size is taken for that of the batch.
-
-    Raises:
-        Unsupported: The arguments hold an object that can change, and that a trace would take for constant.
-    """
-    if isinstance(tree, Tensor):
-        if tree.layout is not torch.strided or tree.is_nested:
-            raise Unsupported("it is given a sparse or nested tensor")
-        shape = ("n", *tree.shape[1:]) if tree.dim() and len(tree) == n else tuple(tree.shape)
-        channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
-        return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
-    if isinstance(tree, Mapping):
-        return type(tree), tuple((key, _describe(value, n)) for key, value in tree.items())
-    if isinstance(tree, tuple | list):
-        return type(tree), tuple(_describe(value, n) for value in tree)
-    if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), tuple(_describe(getattr(tree, field.name), n) for field in fields(tree))
-    if isinstance(tree, CONSTANT_TYPES):
-        return type(tree), tree
-    raise Unsupported(f"it is given a {type(tree).__name__}, whose content a trace would take for constant")
-
-
-def _autocast(tensors: list[Tensor]) -> Any:
-    kind = tensors[0].device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

@@ -1,15 +1,24 @@
 """Everything about a module that a trace takes for constant: described once, and compared in every call."""
 
+from argparse import Namespace
 from collections.abc import Iterable, Mapping
+from dataclasses import is_dataclass
 from operator import eq, is_
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor, nn
+from torch.jit import ScriptModule
+from torch.nn.modules import module as torch_module
 from torch.nn.parameter import is_lazy
 
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, own_attributes
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attributes
+from thresher.subset.outside import Variables
 
 TABLES = ("_modules", "_parameters", "_buffers")
+MAX_BYTES = 4096
+"""Size of the largest array whose contents are compared in every call."""
 
 
 class GraphTensors(NamedTuple):
@@ -35,22 +44,25 @@ class Settings:
     Attributes:
         key: Hashable description of everything that tracing takes for constant.
         trains: Whether any parameter gets a gradient.
+        outside: Variables outside the module that its forward reads.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._modules = _modules_by_prefix(module)
         parts = self._modules.values()
         self._snapshots = [_snapshot(part) for part in parts]
+        self.outside = Variables(parts)
         self._of_graphs: dict[int, tuple[Graphs, GraphTensors]] = {}
         self.key = (
             tuple(_module_signature(part) for part in parts),
             _first_places(thing for part in parts for thing in (part, *_registered_tensors(part))),
+            self.outside.key,
         )
         self.trains = any(parameter.requires_grad for parameter in module.parameters())
 
     def hold(self) -> bool:
         """Checks that nothing has changed since, down to the identity of the tensors; runs in every call."""
-        return all(_unchanged(*snapshot) for snapshot in self._snapshots)
+        return all(_unchanged(*snapshot) for snapshot in self._snapshots) and self.outside.changed() is None
 
     def tensors(self, graphs: Graphs) -> GraphTensors:
         """Returns the tensors that graphs which were traced under these settings read and update."""
@@ -75,12 +87,27 @@ def has_hooks(part: nn.Module) -> bool:
     return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
 
 
+def has_global_hooks() -> bool:
+    """Checks whether a hook is registered for all modules; those by which torch names modules in profiles do not count."""
+    if not torch_module._has_any_global_hook():  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    tables = [table for name, table in vars(torch_module).items() if name.startswith(("_global_forward", "_global_backward"))]
+    hooks = [hook for table in tables for hook in table.values() if callable(hook)]
+    return any(type(getattr(hook, "__self__", None)).__module__ != "torch.utils.module_tracker" for hook in hooks)
+
+
 def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
     """Returns every module by the prefix of its parameters' names; a shared module is there once for each prefix."""
     found: dict[str, nn.Module] = {}
     ahead = [("", module)]
     while ahead:
         prefix, part = ahead.pop()
+        if isinstance(part, ScriptModule):
+            name = f"module {prefix[:-1]!r}" if prefix else "the model"
+            raise Unsupported(
+                f"{name} was made by torch.jit.script or torch.jit.trace, and such a module cannot be traced; use the Python "
+                "module that it was made of"
+            )
         found[prefix] = part
         ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
     return found
@@ -155,7 +182,25 @@ def _constant(value: Any, seen: set[int]) -> Any:
         return tuple((key, _constant(member, seen)) for key, member in value.items())
     if isinstance(value, tuple | list | set | frozenset):
         return tuple(_constant(member, seen) for member in value)
+    if isinstance(value, np.ndarray):
+        return id(value), value.tobytes() if value.nbytes <= MAX_BYTES and not value.dtype.hasobject else None
     if id(value) in seen:
         return id(value)
     seen.add(id(value))
-    return id(value), tuple(member for member in getattr(value, "__dict__", {}).values() if isinstance(member, CONSTANT_TYPES))
+    if isinstance(value, Namespace | SimpleNamespace) or is_dataclass(value):
+        return id(value), tuple(_constant(member, seen) for member in _attributes(value))
+    return id(value), tuple(member for member in _attributes(value) if isinstance(member, CONSTANT_TYPES))
+
+
+def _attributes(value: Any) -> Iterable[Any]:
+    """Returns the values of the attributes of an object, those in slots included."""
+    inside = getattr(value, "__dict__", None)
+    if inside is not None:
+        return inside.values()
+    names = (name for kind in type(value).__mro__ for name in _slots(kind))
+    return (getattr(value, name, None) for name in names)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from thresher import rng
 from thresher.loading.trees import leaves, map_leaves
 from thresher.subset.assembly import BatchSize, assemble
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, LeafIndex, Unsupported, aten, own_attributes
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, HasEffects, LeafIndex, Unsupported, aten, own_attributes
 
 CONTAINER_TYPES = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 
@@ -54,7 +54,7 @@ class FlatModule(nn.Module):
                 raise Unsupported(f"its forward assigns buffer {name}, which a traced graph does not repeat")
         for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
             map_leaves(_refuse_size, outputs, kind)
-        outputs = _without_caches(outputs)
+        outputs = without_caches(outputs)
         count = itertools.count()
         found = list(leaves(outputs))
         self.returned = map_leaves(lambda _: LeafIndex(next(count)), outputs)
@@ -92,6 +92,7 @@ def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[
             raise Unsupported("its batch size is compared with a number")
         graph = joint.graph_module
         _refuse_hidden_inputs(graph)
+        _refuse_frequencies(graph)
         _drop_detached(graph)
         num_forward = joint._aot_state.fw_metadata.num_forward
         forward, backward = default_partition(graph, None, num_fwd_outputs=num_forward, static_lifetime_input_indices=[])
@@ -120,7 +121,7 @@ def _refuse_size(size: Any) -> None:
     raise Unsupported(f"it returns a size that follows the batch ({size})")
 
 
-def _without_caches(outputs: Any) -> Any:
+def without_caches(outputs: Any) -> Any:
     """Returns the outputs with None in place of the caches that a model keeps for generation; no loss needs them.
 
     Raises:
@@ -213,7 +214,7 @@ def _attributes_restored(module: nn.Module) -> Iterator[None]:
             changed += [f"{own}.{name}" for name in _restore_attributes(part, attributes)]
             changed += [f"{own}.{name}" for name in _restore_containers(part, containers[part])]
     if changed:
-        raise Unsupported(f"its forward assigns {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
+        raise HasEffects(f"its forward assigns {', '.join(sorted(changed)[:3])}, which a traced graph does not repeat")
 
 
 def _restore_attributes(part: nn.Module, attributes: dict[str, Any]) -> list[str]:
@@ -259,6 +260,14 @@ def _refuse_hidden_inputs(graph: fx.GraphModule) -> None:
         for part in value if isinstance(value, tuple | list) else (value,):
             if isinstance(part, Tensor | torch.SymInt | torch.SymFloat | torch.SymBool) and free_unbacked_symbols(part):
                 raise Unsupported(f"{node.target} gives a size or number that follows values")
+
+
+def _refuse_frequencies(graph: fx.GraphModule) -> None:
+    """Refuses gradients that are divided by how often an index is in the batch; on some rows it is there less often."""
+    for node in graph.graph.nodes:
+        names = [argument.name for argument in node.target._schema.arguments] if hasattr(node.target, "_schema") else ()
+        if dict(zip(names, node.args, strict=False), **node.kwargs).get("scale_grad_by_freq"):
+            raise Unsupported("an embedding has scale_grad_by_freq=True: its gradients depend on all rows of the batch")
 
 
 def _drop_detached(joint: fx.GraphModule) -> None:
