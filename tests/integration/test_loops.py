@@ -92,7 +92,7 @@ def held(run):
         yield next(batches)
 
 
-LOOPS = {"zip": counted, "islice": sliced, "break": broken, "held iterator": held}
+LOOPS = {"zip": counted, "islice": sliced, "break": broken, "next": held}
 
 
 def result(run, net):
@@ -137,7 +137,7 @@ def test_with_workers():
     assert_same(trained(counted, workers=2), trained(until_exhausted, workers=2))
 
 
-@pytest.mark.parametrize("name", [name for name in LOOPS if name != "held iterator"])
+@pytest.mark.parametrize("name", [name for name in LOOPS if name != "next"])
 def test_between_epochs_the_next_one_is_shown(name):
     run, _, optimizer = make()
     for batch in LOOPS[name](run):

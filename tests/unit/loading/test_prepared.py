@@ -75,7 +75,7 @@ def test_accumulation_is_that_of_the_plain_loop(workers):
 
 
 def test_a_selected_epoch_has_its_own_end():
-    """Twelve of twenty samples are kept: the last of three batches is the end, and none of its rows is cut off."""
+    """Ten of twenty samples are kept: the last of three batches is the end, and none of its rows is cut off."""
     ours, _ = train(True, method=thresher.UniformSubset(keep=0.5))
     assert ours["seen"] == [(4, False), (4, False), (2, True)] * 2
     assert ours["steps"] == 2
