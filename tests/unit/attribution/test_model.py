@@ -20,8 +20,8 @@ class Scaled(nn.Sequential):
         super().__init__(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
         self.temperature = 1.0
 
-    def forward(self, x):
-        return super().forward(x) / self.temperature
+    def forward(self, input):  # noqa: A002
+        return super().forward(input) / self.temperature
 
 
 class Head(nn.Module):
@@ -66,7 +66,7 @@ def test_a_copy_is_a_copy_of_the_users_model(copied, method):
     step(run)
     if copied is not copy.copy:
         with torch.no_grad():
-            model[0].weight.add_(1.0)
+            next(model.parameters()).add_(1.0)
         assert not torch.equal(best(x), model(x))
         run.model.load_state_dict(best.state_dict())
         assert torch.equal(best(x), model(x))
