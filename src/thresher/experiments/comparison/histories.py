@@ -6,7 +6,7 @@ from string import Formatter
 from typing import Any
 
 from thresher import methods
-from thresher.experiments.training.files import FinishedRun, read_checked
+from thresher.experiments.training.files import JsonRun, read_checked
 
 REMEDY = "Delete the files of the run; the same `thresher compare` makes them again"
 COLUMNS = ("id", "trained", "hidden", "loss_by_epoch", "trained_by_epoch")
@@ -61,7 +61,7 @@ def history_of(run: Path, sample: int) -> SampleHistory:
         if not path.is_file():
             there = ", ".join(sorted(other.stem for other in run.parent.glob("*.parquet"))) or "none"
             raise FileNotFoundError(f"{path}: no such run of a comparison; there are {there}")
-    run_of = read_checked(details, FinishedRun, REMEDY)
+    run_of = read_checked(details, JsonRun, REMEDY)
     missing = [name for name in COLUMNS if name not in pq.read_schema(table).names]
     if missing:
         raise ValueError(f"{table}: the columns {', '.join(missing)} are missing. {REMEDY}")

@@ -12,7 +12,7 @@ OWN_LISTS = ("loss_histogram", "hidden_by_class")
 """Entries of the history that are lists, of one length in all epochs."""
 
 Value = float | bool | str | None | list[Any] | dict[str, Any]
-Verdict = Literal["not reproduced", "cannot tell", "reproduced"]
+Judgement = Literal["not reproduced", "cannot tell", "reproduced"]
 
 
 class JsonFile(BaseModel):
@@ -51,7 +51,7 @@ class Epoch(JsonFile):
     hidden_by_class: list[int] | None = None
 
 
-class FinishedRun(JsonFile):
+class JsonRun(JsonFile):
     """A run of a comparison, as in DIR/runs.
 
     Attributes:
@@ -67,7 +67,7 @@ class FinishedRun(JsonFile):
     history: list[Epoch]
 
     @model_validator(mode="after")
-    def check_lists(self) -> "FinishedRun":
+    def check_lists(self) -> "JsonRun":
         """Checks that lists have one length in all epochs."""
         for name in OWN_LISTS:
             if len({len(found) for epoch in self.history if (found := getattr(epoch, name)) is not None}) > 1:
@@ -101,7 +101,7 @@ class RunCost(JsonFile):
     backward_to_forward: float | None
 
 
-class ComparedRun(FinishedRun):
+class ComparedRun(JsonRun):
     """A run as it stands in results.json.
 
     Attributes:
@@ -186,7 +186,7 @@ class SummaryRow(JsonFile):
         cost_ratio: Cost as a share of full training.
         cpu_ratio: CPU time as a share of full training.
         wall_ratio: Time as a share of full training.
-        verdict: Verdict in words.
+        verdict: Judgement in words.
     """
 
     method: str
@@ -245,7 +245,7 @@ class JudgedClaim(JsonFile):
         ci95: Interval of the mean.
         above: Limit that the mean should exceed.
         scale: Factor of the numbers on the page.
-        verdict: Verdict on the claim.
+        verdict: Judgement on the claim.
     """
 
     claim: str
@@ -253,7 +253,7 @@ class JudgedClaim(JsonFile):
     ci95: list[float] | None = Field(min_length=2, max_length=2)
     above: float
     scale: float
-    verdict: Verdict
+    verdict: Judgement
 
 
 class Table(JsonFile):
@@ -279,7 +279,7 @@ class Reproduced(JsonFile):
         shows: Subject of the table or figure.
         here: Models and data that stand for those of the paper.
         seeds: Random seeds.
-        verdict: Verdict on all claims.
+        verdict: Judgement on all claims.
         claims: The claims.
         tables: The tables.
     """
@@ -289,7 +289,7 @@ class Reproduced(JsonFile):
     shows: str
     here: str
     seeds: list[int]
-    verdict: Verdict
+    verdict: Judgement
     claims: list[JudgedClaim]
     tables: list[Table]
 
