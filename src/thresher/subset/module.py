@@ -332,7 +332,14 @@ class SubsetBackward(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         patience = Patience(self._patience.free)
-        return {**self.__dict__, "_traces": OrderedDict(), "_refused": {}, "_settings": None, "_patience": patience, "meter": None}
+        return {
+            **self.__dict__,
+            "_traces": OrderedDict(),
+            "_refused": {},
+            "_settings": None,
+            "_patience": patience,
+            "meter": None,
+        }
 
 
 class SubsetContainer(SubsetBackward):

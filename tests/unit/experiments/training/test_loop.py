@@ -366,7 +366,5 @@ def test_what_comes_downstream_must_be_finite(few, monkeypatch):
 
 def test_a_loader_without_a_batch(few, monkeypatch):
     monkeypatch.setattr(SomeDigits, "settings", {"drop_last": True, "sampler": range(31)})
-    with pytest.raises(
-        ValueError, match=f"has no batch: {FEW} samples, batch_size=32 and drop_last=True.*smaller batch_size"
-    ):
+    with pytest.raises(ValueError, match=f"has no batch: {FEW} samples, batch_size=32 and drop_last=True.*smaller batch_size"):
         train(SomeDigits(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)
