@@ -33,6 +33,7 @@ def test_readme(capsys, monkeypatch):
     run_all("README.md", vars(module))
     assert "of full training" in capsys.readouterr().out
     parts = {"loader": module.loader, "criterion": module.criterion, "model": module.model}
+    module.run.detach()
     run = thresher.attach(module.SmallestLosses(), epochs=1, **parts)
     for inputs, targets in run.loader:
         run.criterion(run.model(inputs), targets).backward()
