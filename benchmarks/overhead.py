@@ -117,15 +117,19 @@ def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
         torch.gt(confidence, 0.5, out=records["correct"])
 
 
-def start_epoch(run: thresher.Run) -> None:
-    """Goes from the end of one epoch, which stopped after its first batch, to the first batch of the next."""
-    next(iter(run.loader))
+def start_epoch(made: Attached) -> None:
+    """Goes from the end of one epoch, which stopped after its first batch, to the first batch of the next.
+
+    A step without gradients makes it an epoch; a pass in which nothing is trained would be begun again with the same plan.
+    """
+    next(iter(made.run.loader))
+    made.optimizer.step()
 
 
 def mid_training(method: Any, n: int, device: torch.device) -> Attached:
     """Returns a run that has losses of every sample and has finished its first epoch."""
     made = attached(method, n, device)
-    start_epoch(made.run)
+    start_epoch(made)
     fill(made.run.records)
     return made
 
@@ -156,8 +160,8 @@ def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Ro
     """Times (b) plan, order and first batch over torch.randperm(N), beside order and first batch of an unattached loader."""
 
     def side(name: str) -> Side:
-        run = mid_training(METHODS[name](), n, device).run
-        return Side(name, lambda _: start_epoch(run), limit=START_LIMIT)
+        made = mid_training(METHODS[name](), n, device)
+        return Side(name, lambda _: start_epoch(made), limit=START_LIMIT)
 
     plain = loader_of(n)
     unattached = Side("unattached DataLoader", lambda _: next(iter(plain)))
@@ -207,7 +211,7 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
             loss = run.criterion(*prepared)
             if backward:
                 loss.backward()
-            run._parts.accumulator.end_step()  # optimizer.step does this in an attached loop
+            run._epochs.step_over()  # optimizer.step does this in an attached loop
 
         return Side(name, act, prepare, lambda: run.records, None if backward else CRITERION_LIMITS.get(name))
 
@@ -289,8 +293,9 @@ def records_bytes(n: int, device: torch.device) -> list[MemoryRow]:
     """Measures (c) the memory per sample between epochs: records, and the table of weights that an epoch looks up."""
     rows = []
     for name, make in METHODS.items():
-        run = mid_training(make(), n, device).run
-        start_epoch(run)
+        made = mid_training(make(), n, device)
+        start_epoch(made)
+        run = made.run
         weights = run._parts.attributor.plan_weights
         tables = [*run.records.values(), *([] if weights is None else [weights])]
         held_bytes = sum(table.untyped_storage().nbytes() for table in tables) / n
@@ -320,11 +325,11 @@ def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
     """Returns the peak bytes of three starts of an epoch beyond the run and its records; runs in a process of its own."""
     torch.set_num_threads(1)
     method = METHODS.get(name, thresher.FullData)
-    small = mid_training(method(), 1000, device).run
+    small = mid_training(method(), 1000, device)
     for _ in range(3):
         start_epoch(small)
-    run = attached(method(), n, device).run
-    fill(run.records)
+    made = attached(method(), n, device)
+    fill(made.run.records)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
@@ -334,7 +339,7 @@ def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
         torch.randperm(n)
     elif name != NOTHING:
         for _ in range(3):
-            start_epoch(run)
+            start_epoch(made)
     extra_on_device = torch.cuda.max_memory_allocated(device) - on_device if cuda else 0
     return {"host": resident()[1] - before, "device": extra_on_device}
 

@@ -281,6 +281,28 @@ def test_one_batch_that_is_looked_at_first_is_no_silent_epoch():
     assert at.run.cost.unknown is None
 
 
+def test_looks_at_batches_are_no_silent_epochs():
+    """As of loops that print shapes, or estimate a mean from some batches."""
+    at = Sample(thresher.InfoBatch())
+    for _ in range(3):
+        next(iter(at.run.loader))
+    for _ in zip(range(3), at.run.loader, strict=False):
+        pass
+    for x, y in at.run.loader:
+        plain(at, x, y, 0)
+    assert at.run.cost.unknown is None and at.run.cost.ratio() == 1
+
+
+def test_epochs_that_are_left_early_are_silent_where_nothing_is_seen():
+    run = thresher.attach(
+        thresher.InfoBatch(), loader=DataLoader(TensorDataset(torch.randn(N, 2)), B, shuffle=True), criterion=None, epochs=3
+    )
+    with pytest.warns(UserWarning, match="InfoBatch: no loss was credited in a whole epoch, and run.cost is unknown"):
+        for _ in range(2):
+            for _ in zip(range(2), run.loader, strict=False):
+                pass
+
+
 def test_a_forgotten_model_is_named():
     at = Sample(ONCE, "once")
     with pytest.warns(UserWarning, match="outputs of 64 samples did not come from run.model.*Call run.model"):

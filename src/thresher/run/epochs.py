@@ -103,8 +103,10 @@ class Epochs:
         """Begins an epoch, or goes on with an interrupted one."""
         if self._active and not self._resumed:
             self.end.before_next(self._consumed)
-            if self._active and self.selection.stage is not None:
-                self.selection.stage.facts()
+            if self._active:
+                self._silence.begin_again(steps_are_seen=self.hooks is not None)
+                if self.selection.stage is not None:
+                    self.selection.stage.facts()
         resumed = self._resumed
         if not resumed:
             self._silence.begin()

@@ -43,6 +43,17 @@ class SilentEpochs:
             )
         self._since = self._seen()
 
+    def begin_again(self, *, steps_are_seen: bool) -> None:
+        """Forgets an epoch that begins once more, since the pass before was only a look at some batches.
+
+        Args:
+            steps_are_seen: Whether a training of the batches would have shown; without steps, only one batch is a look.
+        """
+        if self._since is not None:
+            batches, _, passed, steps = (new - old for new, old in zip(self._seen(), self._since, strict=True))
+            if (batches <= 1 or steps_are_seen) and not (passed or steps):
+                self._since = None
+
     def end(self, *, complete: bool) -> None:
         """Ends an epoch. Its losses may still come, where the loop did not train on its batches yet."""
         if not complete:

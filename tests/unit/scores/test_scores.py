@@ -254,6 +254,7 @@ def test_events_of_a_run():
     assert table.forward == 16 and isinstance(table, Scores)
     with pytest.raises(ValueError, match="forgotten_in: `never_learned` must be one of"):
         forgotten_in(run, never_learned="most")
+    run.detach()
     other = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=4)
     with pytest.raises(ValueError, match=r"the run of FullData\(\) does not count forgetting events"):
         forgotten_in(other)

@@ -22,7 +22,7 @@ def outcome(job):
     run |= {"metric": {"name": "accuracy", "value": 0.9 + job.seed / 100}, "wall_s": 1.0, "cpu_s": 1.0}
     counts = {"forward": done, "backward": done}
     run["cost"] = counts | {"full_forward": N * EPOCHS, "full_backward": N * EPOCHS, "backward_to_forward": RATIO}
-    return with_costs(run | {"history": [counts]}, RATIO)
+    return with_costs(run | {"history": [{"epoch": 0} | counts]}, RATIO)
 
 
 class StoppedError(Exception):
