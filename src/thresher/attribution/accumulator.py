@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thresher.attribution.meter import Meter, sequence
+from thresher.attribution.meter import Meter, next_node
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
 from thresher.records import EPOCH, Records
@@ -142,14 +142,14 @@ class StepAccumulator:
                 if untracked is not None:
                     self.meter.count(outputs, origin, attribution.layout.n if again else 0)
                 if again:
-                    same.found, same.rows, same.made = found, rows, sequence()
+                    same.found, same.rows, same.made = found, rows, next_node()
                 else:
                     more = found if isinstance(found, dict) else found.now()
                     same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
                 same.dirty = True
                 return
         sources = None if untracked is None else _storages(untracked)
-        entry = Entry(attribution, attribution.key, found, sources, sequence(), rows)
+        entry = Entry(attribution, attribution.key, found, sources, next_node(), rows)
         new: int | Tensor = attribution.layout.n
         if self._open:
             others = [other for other in self._open if _may_overlap(other.attribution, attribution)]

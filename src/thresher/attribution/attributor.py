@@ -89,7 +89,7 @@ class Attributor:
             The scalar for the loop, shape ().
 
         Raises:
-            AttributionError: The samples cannot be told with certainty; nothing was recorded or counted.
+            AttributionError: The samples cannot be told with certainty; nothing was recorded.
         """
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is None or (batch := attribution.batch) is None:

@@ -19,7 +19,7 @@ UNCREDITED = (
     "run.model was called with gradients for inputs that are not a batch of run.loader, and no loss of its outputs was credited"
 )
 
-sequence = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
+next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 """Number of the autograd node that this thread makes next."""
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -38,7 +38,7 @@ class ForwardPass:
     __torch_unserializable__ = True
 
     def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True) -> None:
-        self.meter, self.first, self.last, self.by_model = meter, first, sequence(), by_model
+        self.meter, self.first, self.last, self.by_model = meter, first, next_node(), by_model
         self.n, self.named = n or 0, n is not None
         self.task, self.backwards = -1, 0
 
@@ -116,7 +116,7 @@ class Meter:
         Args:
             outputs: Outputs of the model.
             n: Number of samples; None where the inputs do not show it.
-            first: Value of `sequence` before the pass.
+            first: Value of `next_node` before the pass.
         """
         subset, self.subset = self.subset, None
         one = ForwardPass(self, first, subset if n is None else n)

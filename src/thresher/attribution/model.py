@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from thresher.attribution.meter import Meter, sequence
+from thresher.attribution.meter import Meter, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.subset.module import SubsetBackward
 
@@ -57,7 +57,7 @@ class TrackedModel(nn.Module):
             return module(*args, **kwargs)
         kind = own["_runs_on"].type
         own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        inputs, first = tracker.look_inputs((args, kwargs)), sequence()
+        inputs, first = tracker.look_inputs((args, kwargs)), next_node()
         if timer.running and module.training:
             outputs = timer.forward(lambda: module(*args, **kwargs))
         else:

@@ -119,7 +119,7 @@ class _Case:
             why += UNCLEAR.format(dimension.unclear, dimension.unclear[0])
         return AttributionError(
             f"{why}. Saw outputs: {_described(self.output_lookups)}. Saw targets: {_described(self.target_lookups)}. "
-            f"Nothing was recorded or counted. {WAYS_OUT}"
+            f"Nothing was recorded. {WAYS_OUT}"
         )
 
     def agreed_rows(self) -> tuple[Rows | None, tuple[Tensor, ...]]:

@@ -16,7 +16,7 @@ LABEL_BYTES = 2**16
 
 
 class AttributionError(RuntimeError):
-    """The samples that a loss belongs to cannot be told with certainty; nothing was recorded or counted.
+    """The samples that a loss belongs to cannot be told with certainty; nothing was recorded.
 
     Example:
         >>> import torch, thresher

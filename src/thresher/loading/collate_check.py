@@ -133,7 +133,7 @@ def why_rows_do_not_follow(batch: Any, moved: Any, order: Tensor) -> str | None:
     Args:
         batch: Batch of the samples.
         moved: Batch of the samples in another order.
-        order: That order, shape (n,), int64.
+        order: Order of the samples in `moved`, shape (n,), int64.
 
     Returns:
         Reason why the rows of the batches did not change places as the samples did; None where they did.

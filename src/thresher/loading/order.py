@@ -182,7 +182,7 @@ class IdBatchSampler(Sampler[list[int]]):
             kept: Mask of the samples that stay, shape (N,), bool; None for all.
             consumed: Number of ids of the order that an interrupted epoch has consumed already.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
-            length: What is known of the end of the order.
+            length: Known end of the order.
         """
         self.on_the_way.clear()
         self._order, self._kept, self._consumed = order, kept, consumed

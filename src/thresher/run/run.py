@@ -108,7 +108,7 @@ class Run(Uncopied):
             A scalar, shape (). A criterion that returns per-sample losses is averaged.
 
         Raises:
-            AttributionError: The samples of the rows are not certain; nothing was recorded or counted.
+            AttributionError: The samples of the rows are not certain; nothing was recorded.
             ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`.
         """
         if self._criterion is None:
@@ -139,7 +139,7 @@ class Run(Uncopied):
             The mean, shape (), weighted where the plan has weights.
 
         Raises:
-            AttributionError: The samples of the rows are not certain; nothing was recorded or counted.
+            AttributionError: The samples of the rows are not certain; nothing was recorded.
             TypeError: `per_sample_losses` is not a tensor.
             ValueError: It has no sample dimension, or the method needs signals that take `outputs` and `targets`.
         """

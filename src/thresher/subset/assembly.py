@@ -2,7 +2,7 @@
 
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx
@@ -188,12 +188,12 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
         argument: Placeholder of the backward graph that takes it.
     """
     while source.target is aten._to_copy.default:
-        source = source.args[0]
+        source = cast(fx.Node, source.args[0])
     starts_at_zero = source.target is aten.arange.default or (source.target is aten.arange.start and source.args[0] == 0)
     return starts_at_zero and all(
         user.target in (aten.index.Tensor, aten.index_put.default)
-        and user.args[1][0] is argument
-        and [*user.args[1], *user.args[2:], user.args[0]].count(argument) == 1
+        and cast(Any, user.args[1])[0] is argument
+        and [*cast(Any, user.args[1]), *user.args[2:], user.args[0]].count(argument) == 1
         for user in argument.users
     )
 

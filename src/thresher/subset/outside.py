@@ -1,4 +1,4 @@
-"""Variables outside a module that its forward reads: globals and closures of its functions, which a trace takes for constant."""
+"""Variables outside a module that its forward reads: globals and closures, which a trace takes for constant."""
 
 import contextlib
 import inspect
@@ -40,7 +40,7 @@ class Variables:
         self._fixed, self._open = [], []
         for space, name in self._found.values():
             value = _read(space, name)
-            if isinstance(value, CONSTANT_TYPES) or isinstance(value, Tensor):
+            if isinstance(value, (*CONSTANT_TYPES, Tensor)):
                 self._fixed.append((space, name, value))
             elif isinstance(value, CONTAINERS) or hasattr(value, "__dict__"):
                 self._open.append((space, name, value, _members(value)))
@@ -110,9 +110,9 @@ class Variables:
                 self._follow(vars(value).get("forward"), None)
                 self._follow(vars(value).get("backward"), None)
             return
-        if isinstance(value, nn.Module) or _is_library(getattr(type(value), "__module__", None) or ""):
-            if not isinstance(value, (*CONSTANT_TYPES, *CONTAINERS, Tensor, types.SimpleNamespace)):
-                return
+        library = isinstance(value, nn.Module) or _is_library(getattr(type(value), "__module__", None) or "")
+        if library and not isinstance(value, (*CONSTANT_TYPES, *CONTAINERS, Tensor, types.SimpleNamespace)):
+            return
         self._follow(value, None)
         self._found[id(space), name] = space, name
 

@@ -42,7 +42,7 @@ class Head(nn.Module):
 def make(model, method=None):
     data = TensorDataset(torch.randn(16, 3), torch.arange(16) % 2)
     return thresher.attach(
-        method or thresher.FullData(), loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=model, epochs=2
+        method or thresher.FullData(), loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=model, epochs=9
     )
 
 
