@@ -15,7 +15,8 @@ def moved_among_samples(targets: Tensor, batches: Iterable[YieldedBatch], ids: T
     """Compares targets with those that were yielded for the stated samples.
 
     Targets that the loop computed (soft, masked, remapped labels) are no evidence against anything. Targets that are all
-    there, at the rows of other samples, are: the rows were permuted, or several rows per sample are in another order.
+    there, at the rows of other samples, are: the rows were permuted, or several rows per sample are in another order. Where one
+    tensor of the batch has them in order, it does not matter that another has the same values in another order.
 
     Args:
         targets: Targets of the stated samples, a tensor with unknown rows.
@@ -30,9 +31,11 @@ def moved_among_samples(targets: Tensor, batches: Iterable[YieldedBatch], ids: T
     flags = []
     for batch in batches:
         positions, found = _positions(ids.to(batch.ids.device), batch.ids)
-        for stated, expected in _compared(targets, batch, positions, repeat):
-            moved = (stated.sum() == expected.sum()) & (stated != expected).any()
-            flags.append(moved & found.to(moved.device))
+        pairs = list(_compared(targets, batch, positions, repeat))
+        if pairs:
+            in_order = torch.stack([(stated == expected).all() for stated, expected in pairs]).any()
+            there = torch.stack([stated.sum() == expected.sum() for stated, expected in pairs]).any()
+            flags.append(there & ~in_order & found.to(there.device))
     return flags
 
 
@@ -54,14 +57,16 @@ def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -
     n = len(rows)
     if targets.layout is not torch.strided or targets.is_complex() or targets.shape[0] not in (n, n * repeat):
         return
-    size, stated = targets.numel() // n, None
+    size = targets.numel() // n
     for tensor, version in batch.marked:
         per_row = tensor.numel() // len(tensor)
         if tensor._version != version or tensor.is_complex() or not size or size not in (per_row, per_row * repeat):
             continue
-        stated = _per_sample(targets.detach().reshape(n, -1)) if stated is None else stated
+        # As integers, floating-point inputs would often have the values of labels.
+        dtype = tensor.dtype if tensor.is_floating_point() and not targets.is_floating_point() else targets.dtype
         origin = tensor.detach().index_select(0, rows.to(tensor.device)).reshape(n, -1)
-        yield stated, _per_sample(origin.to(targets.device, targets.dtype)) * (size // per_row)
+        stated = _per_sample(targets.detach().to(dtype).reshape(n, -1))
+        yield stated, _per_sample(origin.to(targets.device, dtype)) * (size // per_row)
 
 
 def within(ids: Tensor, batch: YieldedBatch) -> Tensor:

@@ -288,3 +288,26 @@ def test_inputs_that_are_normalised_in_place_have_ways_out():
         run.criterion(outputs, y, ids=run.ids if i else run.ids_of(x))
     loss = run.records["loss"]
     assert torch.isfinite(loss).all() and torch.allclose(loss, torch.arange(N, dtype=torch.float32), atol=1e-4)
+
+
+@pytest.mark.parametrize("inputs", [lambda y: y.flip(0), lambda y: y.flip(0) + 0.3])
+def test_inputs_that_have_the_values_of_the_labels_are_no_evidence(inputs):
+    """One input per sample: the same whole numbers as the labels, or numbers that are cut off to these."""
+    y = torch.arange(B)
+    loader = DataLoader(TensorDataset(inputs(y).float(), y), B)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=lambda o, t: o + 0.0 * t, model=Identity(), epochs=2)
+    x, y = next(iter(run.loader))
+    refused(run, lambda: run.criterion(run.model(x), y.roll(1), ids=run.ids), "rows of other samples")
+    run.criterion(run.model(x), y.clone(), ids=run.ids).backward()
+    assert torch.equal(run.records["loss"], x)
+    remapped = y + 100
+    run.criterion(run.model(x), remapped, ids=run.ids)
+
+
+def test_computed_labels_that_inputs_have_as_whole_numbers_are_no_evidence():
+    labels = torch.arange(B)
+    loader = DataLoader(TensorDataset(labels.flip(0) + 0.3, labels + 100), B)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=lambda o, t: o + 0.0 * t, model=Identity(), epochs=1)
+    x, y = next(iter(run.loader))
+    run.criterion(run.model(x), y - 100, ids=run.ids)
+    assert run.trained.all()
