@@ -34,13 +34,14 @@ class ForwardPass:
         by_model: Whether `run.model` made it.
     """
 
-    __slots__ = ("backwards", "by_model", "first", "last", "meter", "n", "named", "task")
+    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "task")
     __torch_unserializable__ = True
 
     def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True) -> None:
         self.meter, self.first, self.last, self.by_model = meter, first, next_node(), by_model
         self.n, self.named = n or 0, n is not None
         self.task, self.backwards = -1, 0
+        self.batch: int | None = None
 
     def __call__(self, _: Any) -> None:
         """Counts a backward pass, once however many outputs it reaches."""
@@ -110,16 +111,18 @@ class Meter:
 
     # What the model reports
 
-    def passed(self, outputs: Any, n: int | None, first: int) -> None:
+    def passed(self, outputs: Any, n: int | None, first: int, batch: int | None = None) -> None:
         """Counts a forward pass of `run.model`.
 
         Args:
             outputs: Outputs of the model.
             n: Number of samples; None where the inputs do not show it.
             first: Value of `next_node` before the pass.
+            batch: Number of the batch that the inputs are rows of; None where they do not show it.
         """
         subset, self.subset = self.subset, None
         one = ForwardPass(self, first, subset if n is None else n)
+        one.batch = batch
         self.cost.forward += one.n
         self._remember(one)
         if subset is None:
@@ -129,6 +132,14 @@ class Meter:
         """Counts a backward pass of `subset_backward` on some of n samples."""
         self.cost.backward += rows
         self.reached += n
+
+    def has_passed(self, batch: int) -> bool:
+        """Whether a forward pass of `run.model` for a batch was seen, whose outputs can be trained on."""
+        return any(one.by_model and one.batch == batch and one.last > one.first for one in self._passes)
+
+    def pass_with(self, number: int) -> ForwardPass | None:
+        """Returns the forward pass that made the autograd node of this number; None where no known one did."""
+        return next((one for one in reversed(self._passes) if one.first <= number < one.last), None)
 
     # What losses tell
 
@@ -142,9 +153,8 @@ class Meter:
         while todo and left:
             node, left = todo.pop(), left - 1
             number = node._sequence_nr()
-            for one in reversed(self._passes):
-                if one.first <= number < one.last:
-                    return one
+            if (one := self.pass_with(number)) is not None:
+                return one
             if number >= oldest:
                 parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
                 seen |= parents

@@ -64,7 +64,7 @@ class TrackedModel(nn.Module):
             outputs = module(*args, **kwargs)
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
-            own["_counted_by"].passed(outputs, inputs.rows.n, first)
+            own["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
         elif module.training:
             own["_counted_by"].passed(outputs, None, first)
         return outputs

@@ -120,6 +120,8 @@ class NoSelection:
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """Returns the user's criterion of all rows, and records their signals."""
         value = self._credit(outputs, targets, ids, self._measure, repeat)
+        if value is None:
+            return self._of_another_model(outputs, targets)
         if self._stopwatch.running:
             self._stopwatch.watch(value)
         return value
@@ -133,6 +135,8 @@ class NoSelection:
             return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
 
         value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
+        if value is None:
+            return losses.mean()
         if self._stopwatch.running:
             self._stopwatch.watch(value)
         return value
@@ -143,6 +147,11 @@ class NoSelection:
             "loss": as_measured(rows.detach().mean(1)),
             **self._tools.reader.beside(outputs, targets, len(rows), wanted, self._missing),
         }
+
+    def _of_another_model(self, outputs: Any, targets: Any) -> Tensor:
+        criterion = self._tools.reader.criterion
+        assert criterion is not None
+        return criterion.value(outputs, targets)
 
     def _missing(self, wanted: set[str]) -> str:
         method = self._tools.method
@@ -199,6 +208,8 @@ class InForward(NoSelection):
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """Returns the user's criterion of the chosen rows, and records the signals of all."""
         value = self._attributor.credit(outputs, targets, ids, self._measure_chosen, repeat)
+        if value is None:
+            return self._of_another_model(outputs, targets)
         if self._stopwatch.running:
             self._watch(value)
         return value
@@ -241,6 +252,8 @@ class InForward(NoSelection):
             return _weighted_mean(rows, weights) if weights is not None else rows.mean(), found, plan.rows
 
         value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
+        if value is None:
+            return losses.mean()
         if self._stopwatch.running:
             self._watch(value)
         return value
