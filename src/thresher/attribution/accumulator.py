@@ -239,6 +239,11 @@ class StepAccumulator:
         return self.meter.credited
 
     @property
+    def open(self) -> tuple[Entry, ...]:
+        """What was credited in the step in progress."""
+        return tuple(self._open)
+
+    @property
     def in_step(self) -> bool:
         """Whether losses were credited since the last step."""
         return bool(self._open)

@@ -43,6 +43,11 @@ class BatchSelection(Protocol):
         """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
         ...
 
+    @property
+    def scores(self) -> bool:
+        """Whether own passes of the trained model compute the losses that rows are chosen by."""
+        ...
+
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """See `Run.criterion`; gradients are enabled."""
         ...
@@ -116,6 +121,11 @@ class NoSelection:
     def forward_passes(self) -> str | None:
         """None: nothing is chosen."""
         return None
+
+    @property
+    def scores(self) -> bool:
+        """False: nothing is chosen, or by the losses of the loop."""
+        return False
 
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """Returns the user's criterion of all rows, and records their signals."""
@@ -338,6 +348,11 @@ class BeforeForward(NoSelection):
     def forward_passes(self) -> str | None:
         """Whether there is a pass before the loop's; a method without losses is named by whether batches are filled up."""
         return "twice" if self.fills or self._stage.requires.signals else "once"
+
+    @property
+    def scores(self) -> bool:
+        """Whether there are scoring passes, and not of another model."""
+        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.model is None
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees.

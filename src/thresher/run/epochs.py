@@ -16,6 +16,7 @@ from thresher.cost import Cost
 from thresher.loading.loader import EpochStart, SelectedLoader
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.passes.comparison import Comparison
 from thresher.passes.own import OwnPasses
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Records
@@ -81,8 +82,11 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
         self._records, self._cost = records, cost
+        self.comparison = Comparison(passes, accumulator)
+        """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
-        self._silence = SilentEpochs(attributor, _name(who), lambda: by_losses or isinstance(self.selection, InForward))
+        self._who = _name(who)
+        self._silence = SilentEpochs(attributor, self._who, lambda: by_losses or isinstance(self.selection, InForward))
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
@@ -101,6 +105,7 @@ class Epochs:
 
     def begin(self) -> EpochStart:
         """Begins an epoch, or goes on with an interrupted one."""
+        self.comparison.compare()
         if self._active and not self._resumed:
             self.end.before_next(self._consumed)
             if self._active:
@@ -117,6 +122,7 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
+        self.comparison.begin_epoch(self._use_of_own_losses())
         if self.epoch >= self.settings.epochs and not self._warned_of_length:
             self._warned_of_length = True
             warnings.warn(
@@ -160,6 +166,9 @@ class Epochs:
         """
         self.end.yielded(last=last)
         number = self._attributor.batches
+        if self.comparison.pending:
+            self.comparison.compare()
+            self.comparison.yielded(number, batch)
         self.selection.batch_yielded(number)
         if number == 0:
             self._passes.check(batch)
@@ -170,6 +179,8 @@ class Epochs:
 
     def left(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        if exhausted:
+            self.comparison.compare()
         self.end.leave(exhausted=exhausted)
 
     # What the run reports
@@ -287,6 +298,14 @@ class Epochs:
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
 
     # Parts
+
+    def _use_of_own_losses(self) -> str | None:
+        """What the run does by the losses of its own forward passes; None where it makes none."""
+        if self.selection.scores:
+            return f"{self._who} chooses samples by the losses of own passes."
+        if requirements_of(self._method).model:
+            return f"{_name(self._method)} decides about samples by losses of own passes, beside those of the loop."
+        return None
 
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
