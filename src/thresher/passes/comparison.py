@@ -102,6 +102,9 @@ class Comparison:
         if self._entry in found and self._entry is not None:
             if self._entry.made == self._made:
                 return
+        elif self._own is not None:  # the step of that batch is over
+            self.compare()
+            return
         elif found:
             self._entry = found[-1]
         else:

@@ -261,8 +261,8 @@ class OwnPasses:
             raise
         except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
             raise ValueError(
-                f"`forward` is needed: {self._who or 'this method'} runs passes of its own, which call `model(batch[0])` and the "
-                f"criterion with its result and `batch[1]`, and that failed with {type(error).__name__}: {error} The loop "
+                f"`forward` is needed: {self._who or 'this method'} runs passes of its own, which call `model(batch[0])` and "
+                f"the criterion with its result and `batch[1]`, and that failed with {type(error).__name__}: {error}. The loop "
                 "does something else with the batch, such as to convert, flatten or unpack its tensors. Pass "
                 "attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop."
             ) from error
