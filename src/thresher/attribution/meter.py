@@ -88,9 +88,11 @@ class Meter:
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
         self.yielded = 0
-        """Number of samples that the loader yielded to the loop."""
+        """Number of samples that the loader yielded to the loop in this pass."""
         self.reached = 0
-        """Number of samples in forward passes that a backward pass reached, however few of them it ran on."""
+        """Number of samples in forward passes of this pass that a backward pass reached, however few of them it ran on."""
+        self.evaluated = 0
+        """Number of calls of `run.model` without gradients."""
         self.elsewhere = 0
         """Number of samples whose forward pass `run.model` did not make."""
         self.credited = 0
@@ -103,11 +105,19 @@ class Meter:
 
     def restart(self) -> None:
         """Goes on from the present counters, at another point of the training."""
-        cost = self.cost
         self._passes.clear()
+        self._unknown = self.cost.unknown
+        self._begin_window()
+
+    def begin_pass(self) -> None:
+        """Begins a pass over the loader, in which another share of the candidates may be yielded."""
+        self.settle()
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        cost = self.cost
         self.yielded = self.reached = self._more_forward = self._more_backward = 0
-        self._start = self.of_loop(), cost.full_forward, cost.full_backward
-        self._unknown = cost.unknown
+        self._start = self.of_loop(), cost.full_forward, cost.full_backward, cost.steps
 
     # What the model reports
 
@@ -184,17 +194,23 @@ class Meter:
     # What is reported
 
     def settle(self) -> None:
-        """Adds the numbers that the device counted, and what full training would have computed in as many passes."""
+        """Adds the numbers that the device counted, and what the loop would have computed with all candidates.
+
+        Each yielded sample stands for as many candidates as the plan of the pass makes it: a loop that leaves out batches,
+        or trains on them twice, would do the same without selection.
+        """
         for one, new in self._fresh:
             one.add(int(new))
         self._fresh.clear()
         cost = self.cost
-        before, full_forward, full_backward = self._start
+        before, full_forward, full_backward, steps = self._start
         if self.yielded:
             forward = cost.full_forward - self._more_forward - full_forward
             backward = cost.full_backward - self._more_backward - full_backward
-            more_forward = _more(forward, self.of_loop() - before, self.yielded)
-            more_backward = _more(backward, self.reached, self.yielded)
+            passed = self.of_loop() - before
+            unseen = not passed and cost.steps > steps
+            more_forward = 0 if unseen else _more(forward, passed, self.yielded)
+            more_backward = 0 if unseen else _more(backward, self.reached, self.yielded)
             cost.full_forward += more_forward - self._more_forward
             cost.full_backward += more_backward - self._more_backward
             self._more_forward, self._more_backward = more_forward, more_backward
@@ -218,5 +234,5 @@ class Meter:
 
 
 def _more(candidates: int, passed: int, yielded: int) -> int:
-    """Number of samples beyond one pass per candidate, where each yielded sample goes through more passes than one."""
-    return round(candidates * max(0.0, passed / yielded - 1))
+    """Number of samples beyond one pass per candidate, where so many of the yielded ones went through a pass."""
+    return round(candidates * (passed / yielded - 1))

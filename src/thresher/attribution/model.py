@@ -56,6 +56,7 @@ class TrackedModel(nn.Module):
         own = self.__dict__
         module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            own["_counted_by"].evaluated += 1
             return module(*args, **kwargs)
         kind = own["_runs_on"].type
         own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None

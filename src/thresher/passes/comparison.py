@@ -8,7 +8,7 @@ from torch import Tensor
 
 from thresher import rng
 from thresher.attribution.accumulator import Entry, StepAccumulator
-from thresher.attribution.meter import sequence
+from thresher.attribution.meter import next_node
 from thresher.passes.buffers import copies_of, places_of
 from thresher.passes.own import Beginning, OwnPasses
 
@@ -50,7 +50,7 @@ class Comparison:
         """Begins to look for a batch, where own passes are made and not enough batches were compared.
 
         Args:
-            use: What the run does by the losses of its own passes, for the message; None where it makes none.
+            use: Use that the run makes of the losses of its own passes, for the message; None where it makes none.
         """
         self._stop()
         self._use = use
@@ -89,7 +89,7 @@ class Comparison:
             if len(self._began) == PASSES:
                 del self._began[min(self._began)]
             buffers = copies_of(places_of(self._passes.module))
-            self._began[sequence()] = Beginning(rng.capture(self._passes.device), buffers, autocast)
+            self._began[next_node()] = Beginning(rng.capture(self._passes.device), buffers, autocast)
 
     def credited(self, value: Tensor, outputs: Any) -> None:
         """Notes a loss of the loop, and repeats its forward pass when its backward pass begins.

@@ -203,7 +203,7 @@ class OwnPasses:
         Args:
             batch: The batch as it was yielded.
             n: Number of its samples.
-            beginning: What the loop's pass began with; None where the loop did not call `run.model`.
+            beginning: State with which the loop's pass began; None where the loop did not call `run.model`.
 
         Returns:
             Losses, shape (n,), and whether they are exact, or of half precision; None where they are random, and the random

@@ -98,7 +98,8 @@ class Epochs:
         self._plan: EpochPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
-        self._warned_of_length = False
+        self._warned_of_length = self._warned_of_evaluation = False
+        self._at_begin = False, 0, 0
         self.end = EpochEnd(attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen)
 
     # What the loader asks and reports
@@ -113,6 +114,8 @@ class Epochs:
                 if self.selection.stage is not None:
                     self.selection.stage.facts()
         resumed = self._resumed
+        self._accumulator.meter.begin_pass()
+        self._at_begin = resumed, self._consumed if resumed else 0, self._checksum if resumed else 0
         if not resumed:
             self._silence.begin()
         plan = self.plan_if_any()
@@ -122,8 +125,12 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
+<<<<<<< HEAD
         self.comparison.begin_epoch(self._use_of_own_losses())
         if self.epoch >= self.settings.epochs and not self._warned_of_length:
+=======
+        if self.epoch >= self.settings.epochs and not self._warned_of_length and torch.is_grad_enabled():
+>>>>>>> calls
             self._warned_of_length = True
             warnings.warn(
                 f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.settings.epochs}, to which the schedules of "
@@ -182,6 +189,27 @@ class Epochs:
         if exhausted:
             self.comparison.compare()
         self.end.leave(exhausted=exhausted)
+        if self._active and self.end.evaluates:
+            self._take_back(exhausted=exhausted)
+
+    def _take_back(self, *, exhausted: bool) -> None:
+        """Takes back a pass in which nothing was trained: the epoch begins with the next one."""
+        plan, stage = self._plan, self.selection.stage
+        self._silence.end(complete=False)
+        self.end.forget()
+        self._rest()
+        self._resumed, self._consumed, self._checksum = self._at_begin
+        self._active = self._resumed
+        selects = self.selection.fills is not None or (plan is not None and (plan.drawn or len(plan.ids) < self._loader.n))
+        if exhausted and selects and not self._warned_of_evaluation:
+            self._warned_of_evaluation = True
+            who = _name(self._method if stage is None else stage.method)
+            warnings.warn(
+                f"A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
+                f"only the samples that {who} keeps for training, so that its results are not those of the whole data. The pass "
+                "does not count as an epoch. Evaluate on a DataLoader of your own. This warning is given once.",
+                stacklevel=4,
+            )
 
     # What the run reports
 
