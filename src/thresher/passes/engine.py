@@ -106,8 +106,9 @@ def own_pass(
         autocast = nullcontext() if dtype in (None, torch.float32) else torch.autocast(devices[0].type, dtype=dtype)
         stack.enter_context(autocast)
         try:
-            for model in models if training is not None else ():
-                model.train(training)
+            if training is not None:
+                for model in models:
+                    model.train(training)
             yield
         finally:
             for part, mode in modes:
