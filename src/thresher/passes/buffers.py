@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-Place = tuple[nn.Module, str]
+BufferPlace = tuple[nn.Module, str]
 Copies = list[tuple[nn.Module, str, Tensor]]
 
 
-def places_of(module: nn.Module) -> list[Place]:
+def places_of(module: nn.Module) -> list[BufferPlace]:
     """Returns where the buffers of a model are: the part that holds each, and its name there."""
     return [(part, name) for part in module.modules() for name in part._buffers]
 
 
-def copies_of(places: list[Place]) -> Copies:
+def copies_of(places: list[BufferPlace]) -> Copies:
     """Returns copies of buffers; parts that share a buffer share its copy."""
     made: dict[int, Tensor] = {}
     copies = []
@@ -61,7 +61,7 @@ class WrittenBuffers:
     """
 
     def __init__(self) -> None:
-        self._written: weakref.WeakKeyDictionary[nn.Module, list[Place]] = weakref.WeakKeyDictionary()
+        self._written: weakref.WeakKeyDictionary[nn.Module, list[BufferPlace]] = weakref.WeakKeyDictionary()
 
     @contextmanager
     def untouched(self, module: nn.Module, *, training: bool) -> Iterator[None]:

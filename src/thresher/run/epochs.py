@@ -125,7 +125,7 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
-        self.comparison.begin_epoch(self._use_of_own_losses())
+        self.comparison.begin_epoch(self._use_of_own_losses(plan))
         if self.epoch >= self.settings.epochs and not self._warned_of_length and torch.is_grad_enabled():
             self._warned_of_length = True
             warnings.warn(
@@ -323,11 +323,11 @@ class Epochs:
 
     # Parts
 
-    def _use_of_own_losses(self) -> str | None:
+    def _use_of_own_losses(self, plan: EpochPlan | None) -> str | None:
         """What the run does by the losses of its own forward passes; None where it makes none."""
         if self.selection.scores:
             return f"{self._who} chooses samples by the losses of own passes."
-        if requirements_of(self._method).model:
+        if requirements_of(self._method).model or (plan is not None and plan.refresh is not None):
             return f"{_name(self._method)} decides about samples by losses of own passes, beside those of the loop."
         return None
 

@@ -30,7 +30,7 @@ def attached(method, model=None, *, targets=None, step=True, **settings):
     chosen, more = METHODS[method]()
     model = model or nn.Linear(6, 3)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    loader = DataLoader(TensorDataset(x, y if targets is None else targets(y)), 8)
+    loader = DataLoader(TensorDataset(x, y if targets is None else targets(y)), 8, drop_last=True)
     settings = {"criterion": nn.CrossEntropyLoss(), "epochs": 4, **more, **settings}
     run = thresher.attach(chosen, loader=loader, model=model, optimizer=optimizer if step else None, **settings)
     return run, optimizer
