@@ -38,6 +38,11 @@ OTHER_ORDER = (
     "indexed the targets, and let several rows of one sample stand next to each other. Where the targets are meant to be "
     "other samples', as in the second term of mixup, compute the losses yourself and use run.reduce(losses, ids=...)"
 )
+REPEATED = (
+    "`ids` names a sample more than once. Where a sample has several consecutive rows, give its id once and pass `repeat=`; "
+    "where its rows are apart, as with two views or with tokens that a mask picked, add up the losses of each sample yourself, "
+    "and call run.reduce(losses, ids=...)"
+)
 WHICH_BATCH = (
     "`ids` are those of batch {}, which the loader yielded last, while batch {} waits for its loss (it was skipped, or the "
     "loader runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
@@ -60,6 +65,7 @@ def attribute(
     repeat: int | None = None,
     passed_over: YieldedBatch | None = None,
     counted: YieldedBatch | None = None,
+    ids_repeat: bool = False,
 ) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
@@ -74,6 +80,7 @@ def attribute(
         passed_over: Batch before the latest, where it waits for its loss, so that `run.ids` may not be what the caller
             means; None where there is no doubt.
         counted: Batch that `ids` counts for, where they are no view of the ids of one.
+        ids_repeat: Whether the loader itself can yield a sample twice, so that `ids` may name it twice.
 
     Returns:
         The samples, and the flags of comparisons that a device has not finished yet.
@@ -89,7 +96,7 @@ def attribute(
         return at_once
     case = _Case(tracker, outputs, targets)
     if ids is not None:
-        found = _attribute_to(ids, case, n, recent, repeat, passed_over)
+        found = _attribute_to(ids, case, n, recent, repeat, passed_over, ids_repeat=ids_repeat)
         return found if found.key is not None else found._replace(batch=counted)
     rows, flags = case.agreed_rows()
     if rows is None:
@@ -208,12 +215,22 @@ def _description(lookup: Lookup) -> str:
 
 
 def _attribute_to(
-    ids: Tensor, case: _Case, n: int, recent: list[YieldedBatch], repeat: int | None, passed_over: YieldedBatch | None
+    ids: Tensor,
+    case: _Case,
+    n: int,
+    recent: list[YieldedBatch],
+    repeat: int | None,
+    passed_over: YieldedBatch | None,
+    *,
+    ids_repeat: bool,
 ) -> Attribution:
     """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
     _check_ids(ids, n)
     own = _view_of(ids, recent)
     flags: tuple[Tensor, ...] = ()
+    if own is None and not ids_repeat:
+        ordered = ids.sort().values
+        flags += _all_hold([(ordered[1:] != ordered[:-1]).all()], case, REPEATED)
     lookups = (*case.output_lookups, *case.target_lookups)
     named = [
         rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None

@@ -384,8 +384,9 @@ class Epochs:
         doubts, self._accumulator.doubts = self._accumulator.doubts, []
         if doubts and not bool(torch.stack(doubts).all()):
             raise AttributionError(
-                "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, in the "
-                "epoch that just ended. Those losses were not recorded."
+                "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, or `ids` "
+                "were not those of the rows or named a sample more than once, in the epoch that just ended. Those losses were "
+                "not recorded."
             )
         self._look_for_nonfinite()
 

@@ -156,3 +156,46 @@ def test_outputs_of_any_model_count_where_the_loop_does_not_call_the_runs_model(
     ((x, y),) = run.loader
     run.criterion(other(x), y)
     assert torch.allclose(run.records["loss"], losses(other(x), y))
+
+
+def two_views(run, x, y):
+    return run.model(torch.cat([x, x * 0.5])), torch.cat([y, y]), torch.cat([run.ids, run.ids])
+
+
+def consecutive(run, x, y):
+    return run.model(x.repeat_interleave(2, 0)), y.repeat_interleave(2), run.ids.repeat_interleave(2)
+
+
+@pytest.mark.parametrize("rows", [two_views, consecutive])
+def test_ids_that_name_a_sample_twice_are_refused(rows):
+    run = attached()
+    ((x, y),) = run.loader
+    outputs, targets, ids = rows(run, x, y)
+    with pytest.raises(thresher.AttributionError, match=r"more than once.* `repeat=`.* run\.reduce\(losses, ids="):
+        run.criterion(outputs, targets, ids=ids)
+    assert not run.records["loss"].isfinite().any()
+
+
+def test_the_ways_out_for_a_sample_with_several_rows():
+    run = attached()
+    ((x, y),) = run.loader
+    outputs, targets, _ = consecutive(run, x, y)
+    run.criterion(outputs, targets, ids=run.ids, repeat=2)
+    expected = losses(outputs, targets).view(-1, 2)
+    assert torch.allclose(run.records["loss"], expected.mean(1))
+    outputs, targets, _ = two_views(run, x, y)
+    per_row = F.cross_entropy(outputs, targets, reduction="none").view(2, -1)
+    run.reduce(per_row.sum(0), ids=run.ids)
+    assert torch.allclose(run.records["loss"], per_row.sum(0).detach())
+
+
+def test_a_sample_that_the_loader_yields_twice_may_be_named_twice():
+    x, y = torch.randn(4, 5), torch.arange(4) % 3
+    model = nn.Linear(5, 3)
+    loader = DataLoader(TensorDataset(x, y), 4, sampler=[0, 0, 1, 2])
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    ((x, y),) = run.loader
+    order = torch.tensor([3, 1, 0, 2])
+    outputs = run.model(x[order])
+    run.criterion(outputs, y[order], ids=run.ids[order])
+    assert torch.allclose(run.records["loss"][2], losses(outputs, y[order])[0])
