@@ -22,7 +22,8 @@ from thresher.loading.trees import leaves
 
 WAYS_OUT = (
     "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or give the samples of the rows "
-    "with `ids=run.ids` (indexed as you indexed the batch; `repeat=` for several consecutive rows per id); for data that is "
+    "with `ids=run.ids` (indexed as you indexed the batch; as it is for flattened rows, with `repeat=` for the number of consecutive rows per id; "
+    "where a collate_fn changes the number of samples, return the index from the dataset, and pass that); for data that is "
     "not of this run, such as validation, call it under torch.no_grad() or use your own criterion."
 )
 
@@ -187,18 +188,23 @@ class _Case:
         return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, why)
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
-        """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped."""
+        """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped.
+
+        The first or the last positions of each row are enough, as of tokens that are shifted by one.
+        """
         flat = target.detach().reshape(rows.n, -1) if target.shape[0] % rows.n == 0 else None
         same = torch.zeros((), dtype=torch.bool, device=target.device)
         if flat is None:
             return same
         for tensor in rows.batch.tensors:
             lookup = self.tracker.look(tensor)
-            if lookup.rows is None or tensor.numel() // len(tensor) != flat.shape[1]:
+            per_row, k = tensor.numel() // len(tensor), flat.shape[1]
+            if lookup.rows is None or not (k == per_row or (tensor.dim() == 2 and 1 < k < per_row)):
                 continue
             stop = rows.start + rows.step * rows.n
             yielded = tensor.detach()[rows.start : stop : rows.step].reshape(rows.n, -1)
-            same = same | (yielded.to(target.device) == flat).all()
+            yielded = yielded.to(target.device)
+            same = same | (yielded[:, -k:] == flat).all() | (yielded[:, :k] == flat).all()
         return same
 
 

@@ -199,3 +199,41 @@ def test_a_sample_that_the_loader_yields_twice_may_be_named_twice():
     outputs = run.model(x[order])
     run.criterion(outputs, y[order], ids=run.ids[order])
     assert torch.allclose(run.records["loss"][2], losses(outputs, y[order])[0])
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_tokens_that_are_shifted_and_flattened(given):
+    torch.manual_seed(0)
+    tokens = torch.randint(7, (8, 6))
+    loader = DataLoader(TensorDataset(tokens), 4)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=Tokens(), epochs=1)
+    for (batch,) in run.loader:
+        logits, labels = run.model(batch)[:, :-1].contiguous().view(-1, 7), batch[:, 1:].contiguous().view(-1)
+        run.criterion(logits, labels, **({"ids": run.ids, "repeat": 5} if given else {}))
+        assert torch.allclose(run.records["loss"][run.ids], losses(logits, labels).view(4, -1).mean(1))
+
+
+def without_holes(rows):
+    return torch.utils.data.default_collate([row for row in rows if row[1] != 1])
+
+
+def test_a_collate_that_leaves_samples_out_needs_the_index_of_the_dataset():
+    x, y = torch.randn(8, 5), torch.arange(8) % 3
+    loader = DataLoader(TensorDataset(x, y, torch.arange(8)), 4, collate_fn=without_holes)
+    model = nn.Linear(5, 3)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    for x, y, index in run.loader:
+        outputs = run.model(x)
+        with pytest.raises(thresher.AttributionError, match="return the index from the dataset"):
+            run.criterion(outputs, y)
+        run.criterion(outputs, y, ids=index)
+        assert torch.allclose(run.records["loss"][index], losses(outputs, y))
