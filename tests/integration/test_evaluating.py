@@ -1,4 +1,4 @@
-"""What a loop computes besides training on every batch once: it is no saving of the selection, and evaluations are no epochs."""
+"""What a loop computes besides training once on every batch: it saves nothing by itself, and evaluations are no epochs."""
 
 import pytest
 import torch

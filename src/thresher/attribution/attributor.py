@@ -109,7 +109,7 @@ class Attributor:
             weights, over_n, sources = batch.weights, batch.weights_over_n, None
             call = id(targets)
         value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=over_n)
-        self._accumulator.credit(attribution, found, outputs, sources, *(rows or (None,)), call)
+        self._accumulator.credit(attribution, found, outputs, sources, rows[0] if rows else None, call)
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:

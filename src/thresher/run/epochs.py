@@ -188,8 +188,8 @@ class Epochs:
             self._warned_of_evaluation = True
             who = _name(self._method if stage is None else stage.method)
             warnings.warn(
-                f"A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
-                f"only the samples that {who} keeps for training, so that its results are not those of the whole data. The pass "
+                "A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
+                f"only the samples that {who} keeps for training, so that its results are not those of all samples. The pass "
                 "does not count as an epoch. Evaluate on a DataLoader of your own. This warning is given once.",
                 stacklevel=4,
             )
