@@ -93,7 +93,7 @@ class EpochEnd:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the pass shows no sign of training, and it was begun without gradients, or the model called so for each batch."""
+        """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch."""
         (batches, credited, steps), (passed, evaluated), meter = self._before, self._seen, self._attributor.meter
         trained = self._accumulator.in_step or self._accumulator.credited > credited or self._cost.steps > steps
         without = self._without_gradients or meter.evaluated - evaluated >= self._attributor.batches - batches > 0
