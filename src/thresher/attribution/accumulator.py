@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thresher.attribution.calls import Call, same_samples
+from thresher.attribution.calls import CallIdentity, same_samples
 from thresher.attribution.meter import Meter, next_node
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
@@ -65,7 +65,7 @@ class Entry:
     """Number of the autograd node that is next after this loss."""
     rows: Tensor | None = None
     """Numbers of the rows that were trained on; None for all."""
-    call: Call | None = None
+    call: CallIdentity | None = None
     """Identity of its outputs and targets, by which the same loss is not added twice; None where it is not known."""
     fresh: Tensor | None = None
     """Mask of the rows that no other call of this step had, shape (n,), bool; None for all."""
@@ -128,7 +128,7 @@ class StepAccumulator:
         outputs: Any,
         untracked: Any = None,
         rows: Tensor | None = None,
-        call: Call | None = None,
+        call: CallIdentity | None = None,
     ) -> None:
         """Adds the signals of some rows.
 
@@ -180,7 +180,7 @@ class StepAccumulator:
             self.meter.count(outputs, origin, new)
         self._open.append(entry)
 
-    def _has_credited_call(self, call: Call, attribution: Attribution) -> bool:
+    def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
         return any(one.call == call and same_samples(one.attribution, attribution) for one in self._open)
 
     def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:

@@ -124,6 +124,7 @@ class Attributor:
                 repeat=repeat,
                 passed_over=None if ids is None else self._passed_over(),
                 counted=None if ids is None else self._asked_for(),
+                ids_repeat=self._accumulator.ids_repeat,
             )
         except AttributionError:
             self._accumulator.withdraw(outputs)

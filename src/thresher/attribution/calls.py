@@ -15,11 +15,11 @@ from thresher.loading.trees import leaves
 MOST_NODES = 100_000
 """Largest number of autograd nodes that are searched for the parameters of the model."""
 
-Call = int | tuple[Any, ...]
+CallIdentity = int | tuple[Any, ...]
 """Identity of the outputs and targets of one call; equal for two calls with the very same ones."""
 
 
-def identity_of(outputs: Any, targets: Any) -> Call | None:
+def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
     """Returns the identity of one call of the criterion; None where an output has no autograd node.
 
     Outputs that were only reshaped since are the same ones.

@@ -55,7 +55,9 @@ class TrackedModel(nn.Module):
         """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
         own = self.__dict__
         module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return module(*args, **kwargs)
+        if not torch.is_grad_enabled():
             own["_counted_by"].evaluated += 1
             return module(*args, **kwargs)
         kind = own["_runs_on"].type

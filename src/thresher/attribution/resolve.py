@@ -22,7 +22,9 @@ from thresher.loading.trees import leaves
 
 WAYS_OUT = (
     "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or give the samples of the rows "
-    "with `ids=run.ids` (indexed as you indexed the batch; `repeat=` for several consecutive rows per id); for data that is "
+    "with `ids=run.ids` (indexed as you indexed the batch; as it is for flattened rows, with `repeat=` for the number of "
+    "consecutive rows per id; "
+    "where a collate_fn changes the number of samples, return the index from the dataset, and pass that); for data that is "
     "not of this run, such as validation, call it under torch.no_grad() or use your own criterion."
 )
 
@@ -37,6 +39,11 @@ OTHER_ORDER = (
     "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
     "indexed the targets, and let several rows of one sample stand next to each other. Where the targets are meant to be "
     "other samples', as in the second term of mixup, compute the losses yourself and use run.reduce(losses, ids=...)"
+)
+REPEATED = (
+    "`ids` names a sample more than once. Where a sample has several consecutive rows, give its id once and pass `repeat=`; "
+    "where its rows are apart, as with two views or with tokens that a mask picked, add up the losses of each sample yourself, "
+    "and call run.reduce(losses, ids=...)"
 )
 WHICH_BATCH = (
     "`ids` are those of batch {}, which the loader yielded last, while batch {} waits for its loss (it was skipped, or the "
@@ -60,6 +67,7 @@ def attribute(
     repeat: int | None = None,
     passed_over: YieldedBatch | None = None,
     counted: YieldedBatch | None = None,
+    ids_repeat: bool = False,
 ) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
@@ -74,6 +82,7 @@ def attribute(
         passed_over: Batch before the latest, where it waits for its loss, so that `run.ids` may not be what the caller
             means; None where there is no doubt.
         counted: Batch that `ids` counts for, where they are no view of the ids of one.
+        ids_repeat: Whether the loader itself can yield a sample twice, so that `ids` may name it twice.
 
     Returns:
         The samples, and the flags of comparisons that a device has not finished yet.
@@ -89,7 +98,7 @@ def attribute(
         return at_once
     case = _Case(tracker, outputs, targets)
     if ids is not None:
-        found = _attribute_to(ids, case, n, recent, repeat, passed_over)
+        found = _attribute_to(ids, case, n, recent, repeat, passed_over, ids_repeat=ids_repeat)
         return found if found.key is not None else found._replace(batch=counted)
     rows, flags = case.agreed_rows()
     if rows is None:
@@ -180,18 +189,23 @@ class _Case:
         return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, why)
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
-        """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped."""
+        """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped.
+
+        The first or the last positions of each row are enough, as of tokens that are shifted by one.
+        """
         flat = target.detach().reshape(rows.n, -1) if target.shape[0] % rows.n == 0 else None
         same = torch.zeros((), dtype=torch.bool, device=target.device)
         if flat is None:
             return same
         for tensor in rows.batch.tensors:
             lookup = self.tracker.look(tensor)
-            if lookup.rows is None or tensor.numel() // len(tensor) != flat.shape[1]:
+            per_row, k = tensor.numel() // len(tensor), flat.shape[1]
+            if lookup.rows is None or not (k == per_row or (tensor.dim() == 2 and 1 < k < per_row)):
                 continue
             stop = rows.start + rows.step * rows.n
             yielded = tensor.detach()[rows.start : stop : rows.step].reshape(rows.n, -1)
-            same = same | (yielded.to(target.device) == flat).all()
+            yielded = yielded.to(target.device)
+            same = same | (yielded[:, -k:] == flat).all() | (yielded[:, :k] == flat).all()
         return same
 
 
@@ -208,12 +222,22 @@ def _description(lookup: Lookup) -> str:
 
 
 def _attribute_to(
-    ids: Tensor, case: _Case, n: int, recent: list[YieldedBatch], repeat: int | None, passed_over: YieldedBatch | None
+    ids: Tensor,
+    case: _Case,
+    n: int,
+    recent: list[YieldedBatch],
+    repeat: int | None,
+    passed_over: YieldedBatch | None,
+    *,
+    ids_repeat: bool,
 ) -> Attribution:
     """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
     _check_ids(ids, n)
     own = _view_of(ids, recent)
     flags: tuple[Tensor, ...] = ()
+    if own is None and not ids_repeat:
+        ordered = ids.sort().values
+        flags += _all_hold([(ordered[1:] != ordered[:-1]).all()], case, REPEATED)
     lookups = (*case.output_lookups, *case.target_lookups)
     named = [
         rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None

@@ -93,10 +93,10 @@ class EpochEnd:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the pass shows no sign of training, and the model was called, or the pass begun, without gradients."""
-        (_, credited, steps), (passed, evaluated), meter = self._before, self._seen, self._attributor.meter
+        """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch."""
+        (batches, credited, steps), (passed, evaluated), meter = self._before, self._seen, self._attributor.meter
         trained = self._accumulator.in_step or self._accumulator.credited > credited or self._cost.steps > steps
-        without = self._without_gradients or meter.evaluated > evaluated
+        without = self._without_gradients or meter.evaluated - evaluated >= self._attributor.batches - batches > 0
         return without and not trained and meter.of_loop() == passed
 
     @property

@@ -201,8 +201,8 @@ class Epochs:
             self._warned_of_evaluation = True
             who = _name(self._method if stage is None else stage.method)
             warnings.warn(
-                f"A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
-                f"only the samples that {who} keeps for training, so that its results are not those of the whole data. The pass "
+                "A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
+                f"only the samples that {who} keeps for training, so that its results are not those of all samples. The pass "
                 "does not count as an epoch. Evaluate on a DataLoader of your own. This warning is given once.",
                 stacklevel=4,
             )
@@ -405,8 +405,9 @@ class Epochs:
         doubts, self._accumulator.doubts = self._accumulator.doubts, []
         if doubts and not bool(torch.stack(doubts).all()):
             raise AttributionError(
-                "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, in the "
-                "epoch that just ended. Those losses were not recorded."
+                "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, or `ids` "
+                "were not those of the rows or named a sample more than once, in the epoch that just ended. Those losses were "
+                "not recorded."
             )
         self._look_for_nonfinite()
 

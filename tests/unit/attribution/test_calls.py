@@ -156,3 +156,84 @@ def test_outputs_of_any_model_count_where_the_loop_does_not_call_the_runs_model(
     ((x, y),) = run.loader
     run.criterion(other(x), y)
     assert torch.allclose(run.records["loss"], losses(other(x), y))
+
+
+def two_views(run, x, y):
+    return run.model(torch.cat([x, x * 0.5])), torch.cat([y, y]), torch.cat([run.ids, run.ids])
+
+
+def consecutive(run, x, y):
+    return run.model(x.repeat_interleave(2, 0)), y.repeat_interleave(2), run.ids.repeat_interleave(2)
+
+
+@pytest.mark.parametrize("rows", [two_views, consecutive])
+def test_ids_that_name_a_sample_twice_are_refused(rows):
+    run = attached()
+    ((x, y),) = run.loader
+    outputs, targets, ids = rows(run, x, y)
+    with pytest.raises(thresher.AttributionError, match=r"more than once.* `repeat=`.* run\.reduce\(losses, ids="):
+        run.criterion(outputs, targets, ids=ids)
+    assert not run.records["loss"].isfinite().any()
+
+
+def test_the_ways_out_for_a_sample_with_several_rows():
+    run = attached()
+    ((x, y),) = run.loader
+    outputs, targets, _ = consecutive(run, x, y)
+    run.criterion(outputs, targets, ids=run.ids, repeat=2)
+    expected = losses(outputs, targets).view(-1, 2)
+    assert torch.allclose(run.records["loss"], expected.mean(1))
+    outputs, targets, _ = two_views(run, x, y)
+    per_row = F.cross_entropy(outputs, targets, reduction="none").view(2, -1)
+    run.reduce(per_row.sum(0), ids=run.ids)
+    assert torch.allclose(run.records["loss"], per_row.sum(0).detach())
+
+
+def test_a_sample_that_the_loader_yields_twice_may_be_named_twice():
+    x, y = torch.randn(4, 5), torch.arange(4) % 3
+    model = nn.Linear(5, 3)
+    loader = DataLoader(TensorDataset(x, y), 4, sampler=[0, 0, 1, 2])
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    ((x, y),) = run.loader
+    order = torch.tensor([3, 1, 0, 2])
+    outputs = run.model(x[order])
+    run.criterion(outputs, y[order], ids=run.ids[order])
+    assert torch.allclose(run.records["loss"][2], losses(outputs, y[order])[0])
+
+
+class Tokens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 4), nn.Linear(4, 7)
+
+    def forward(self, tokens):
+        return self.head(self.embed(tokens))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_tokens_that_are_shifted_and_flattened(given):
+    torch.manual_seed(0)
+    tokens = torch.randint(7, (8, 6))
+    loader = DataLoader(TensorDataset(tokens), 4)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=Tokens(), epochs=1)
+    for (batch,) in run.loader:
+        logits, labels = run.model(batch)[:, :-1].contiguous().view(-1, 7), batch[:, 1:].contiguous().view(-1)
+        run.criterion(logits, labels, **({"ids": run.ids, "repeat": 5} if given else {}))
+        assert torch.allclose(run.records["loss"][run.ids], losses(logits, labels).view(4, -1).mean(1))
+
+
+def without_holes(rows):
+    return torch.utils.data.default_collate([row for row in rows if row[1] != 1])
+
+
+def test_a_collate_that_leaves_samples_out_needs_the_index_of_the_dataset():
+    x, y = torch.randn(8, 5), torch.arange(8) % 3
+    loader = DataLoader(TensorDataset(x, y, torch.arange(8)), 4, collate_fn=without_holes)
+    model = nn.Linear(5, 3)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    for x, y, index in run.loader:
+        outputs = run.model(x)
+        with pytest.raises(thresher.AttributionError, match="return the index from the dataset"):
+            run.criterion(outputs, y)
+        run.criterion(outputs, y, ids=index)
+        assert torch.allclose(run.records["loss"][index], losses(outputs, y))
