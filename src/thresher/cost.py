@@ -74,7 +74,7 @@ class Cost:
 
     @property
     def _why_unknown(self) -> str | None:
-        if self.unknown is None and self.full_forward and self.forward <= self.refresh + self.scoring:
+        if self.unknown is None and (self.full_forward or self.steps) and self.forward <= self.refresh + self.scoring:
             return UNSEEN
         return self.unknown
 

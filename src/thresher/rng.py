@@ -42,6 +42,23 @@ def capture(device: torch.device, generators: Iterable[torch.Generator] = ()) ->
     return state
 
 
+def equal(one: RandomStates, other: RandomStates) -> bool:
+    """Returns whether nothing was drawn between two results of `capture` for the same device and without generators.
+
+    Args:
+        one: Result of `capture`.
+        other: A later one.
+
+    Example:
+        >>> before = capture(torch.device("cpu"))
+        >>> equal(before, capture(torch.device("cpu")))
+        True
+    """
+    (*_, keys, position, _, _), (*_, other_keys, other_position, _, _) = one["numpy"], other["numpy"]
+    same = one["python"] == other["python"] and position == other_position and torch.equal(keys, other_keys)
+    return same and all(torch.equal(one[name], other[name]) for name in ("torch", "cuda") if name in one)
+
+
 def restore(state: RandomStates, device: torch.device, generators: Iterable[torch.Generator] = ()) -> None:
     """Restores random states.
 

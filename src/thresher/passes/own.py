@@ -1,18 +1,22 @@
 """The forward passes that a run makes beside those of its loop: refresh, full pass, scoring."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from thresher import rng
 from thresher.attribution.model import TrackedModel
 from thresher.attribution.own_rows import layout_of
 from thresher.attribution.rows import AttributionError, RowLayout
 from thresher.cost import Cost
 from thresher.loading.collate_check import UnknownRows
+from thresher.loading.trees import leaves
 from thresher.losses.reader import SignalReader
 from thresher.losses.signals import labels_of
+from thresher.passes.buffers import Copies, WrittenBuffers, copies_of, places_of, replaced
 from thresher.passes.engine import Forward, answers, check_plain, own_pass, plain_forward
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
@@ -29,6 +33,20 @@ class Batches(Protocol):
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the user's loader draws from."""
         ...
+
+
+class Beginning(NamedTuple):
+    """What a forward pass of the loop began with.
+
+    Attributes:
+        states: Random states.
+        buffers: Copies of the buffers of the model.
+        autocast: Dtype of autocast; None where there was none.
+    """
+
+    states: rng.RandomStates
+    buffers: Copies
+    autocast: torch.dtype | None
 
 
 class OwnPasses:
@@ -59,7 +77,8 @@ class OwnPasses:
         who: str | None,
     ) -> None:
         self._model, self._loader, self._reader, self._records, self._cost = model, loader, reader, records, cost
-        self._forward, self._device, self._unknown_rows, self._who = forward, device, unknown_rows, who
+        self._forward, self.device, self._unknown_rows, self._who = forward, device, unknown_rows, who
+        self._buffers = WrittenBuffers()
 
     @property
     def possible(self) -> bool:
@@ -86,11 +105,11 @@ class OwnPasses:
             AttributionError: The rows of a batch are not its samples in order.
         """
         wanted = self._reader.recorded
-        with self._pass(module := self._module(), training=training):
+        with self._pass(module := self.module, training=training):
             for batch, batch_ids in self._loader.passes(ids):
                 self._check_rows("refresh losses")
                 found = self._signals(module, batch, len(batch_ids), wanted)
-                self._records.write(batch_ids.to(self._device), found)
+                self._records.write(batch_ids.to(self.device), found)
                 self._cost.refresh += len(batch_ids)
                 self._cost.forward += len(batch_ids)
 
@@ -108,7 +127,7 @@ class OwnPasses:
             AttributionError: The rows of a batch are not its samples in order.
             ValueError: Labels are asked for, and the targets are no classes.
         """
-        criterion, module = self._reader.criterion, self._module()
+        criterion, module = self._reader.criterion, self.module
         assert criterion is not None
         module = module.wrapped if isinstance(module, SubsetBackward) else module
         found: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -141,7 +160,7 @@ class OwnPasses:
         """
         self._check_rows("choose samples by their losses")
         self.check(batch)
-        module = self._module() if scoring.model is None else scoring.model
+        module = self.module if scoring.model is None else scoring.model
         smaller = batch
         if scoring.input_scale != 1:
             pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -157,16 +176,66 @@ class OwnPasses:
         if self._unknown_rows.reason is not None:
             raise AttributionError(f"Cannot {doing}: the rows of a batch are not its samples: {self._unknown_rows.reason}")
 
-    def _module(self) -> nn.Module:
+    @property
+    def module(self) -> nn.Module:
+        """The user's model, with the wrapper for its backward pass where it has one."""
         assert self._model is not None
         return self._model.module
 
-    def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Any:
+    @property
+    def call(self) -> str:
+        """The call of an own pass, for messages."""
+        return "`model(batch[0])`" if self._forward is None else "the function `forward` that attach was given"
+
+    def watch_forward(self, begins: Callable[[torch.dtype | None], None] | None) -> None:
+        """Has a function called when a forward pass of the loop begins, with its autocast dtype; None ends that."""
+        if self._model is not None:
+            self._model.on_forward = begins
+
+    @staticmethod
+    def versions(batch: Any) -> list[int]:
+        """Returns numbers that tell whether a tensor of a batch was changed in place since."""
+        return [leaf._version for leaf in leaves(batch) if not leaf.is_inference()]
+
+    def repeat(self, batch: Any, n: int, beginning: Beginning | None) -> tuple[Tensor, bool] | None:
+        """Repeats a forward pass of the loop as an own pass, in the same modes; nothing is counted or recorded.
+
+        Args:
+            batch: The batch as it was yielded.
+            n: Number of its samples.
+            beginning: State with which the loop's pass began; None where the loop did not call `run.model`.
+
+        Returns:
+            Losses, shape (n,), and whether they are exact, or of half precision; None where they are random, and the random
+            numbers of the loop are not known.
+        """
+        assert self._model is not None
+        device, dtype = self.device, self._model.autocast if beginning is None else beginning.autocast
+        module = self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
+        buffers = copies_of(places_of(module)) if beginning is None else beginning.buffers
+        autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
+        with (
+            own_pass([module], devices=[device], generators=self._loader.generators(), training=None),
+            replaced(buffers),
+            autocast,
+        ):
+            if beginning is not None:
+                rng.restore(beginning.states, device)
+            before = rng.capture(device)
+            losses = self._signals(module, batch, n, set())["loss"]
+            if beginning is None and not rng.equal(before, rng.capture(device)):
+                return None
+        return losses, dtype in (None, torch.float32)
+
+    @contextmanager
+    def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:
         """Prepares one pass; autocast as in the last training pass where no dtype is given."""
         assert self._model is not None
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
-        return own_pass([module], devices=[self._device], generators=generators, training=training, dtype=dtype)
+        made = own_pass([module], devices=[self.device], generators=generators, training=training, dtype=dtype)
+        with made, self._buffers.untouched(module, training=training):
+            yield
 
     def _counted(self, ids: Tensor) -> Iterator[tuple[Any, int]]:
         for batch, batch_ids in self._loader.passes(ids):
@@ -175,6 +244,25 @@ class OwnPasses:
             yield batch, len(batch_ids)
 
     def _signals(self, module: nn.Module, batch: Any, n: int, wanted: set[str]) -> dict[str, Tensor]:
-        outputs, targets = (self._forward or plain_forward)(module, batch)
-        layout = RowLayout(n, None) if self._forward is None else layout_of(batch, n, targets)
-        return self._reader.signals(outputs, targets, layout, wanted)
+        if self._forward is not None:
+            outputs, targets = self._forward(module, batch)
+            return self._reader.signals(outputs, targets, layout_of(batch, n, targets), wanted)
+        check_plain(batch)
+        with self._explained():
+            outputs, targets = plain_forward(module, batch)
+            return self._reader.signals(outputs, targets, RowLayout(n, None), wanted)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says of an error in a pass without `forward=` which pass it was, and what to do."""
+        try:
+            yield
+        except (AttributionError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError) as error:
+            raise ValueError(
+                f"`forward` is needed: {self._who or 'this method'} runs passes of its own, which call `model(batch[0])` and "
+                f"the criterion with its result and `batch[1]`, and that failed with {type(error).__name__}: {error}. The loop "
+                "does something else with the batch, such as to convert, flatten or unpack its tensors. Pass "
+                "attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop."
+            ) from error

@@ -43,6 +43,11 @@ class BatchSelection(Protocol):
         """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
         ...
 
+    @property
+    def scores(self) -> bool:
+        """Whether own passes of the trained model compute the losses that rows are chosen by."""
+        ...
+
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """See `Run.criterion`; gradients are enabled."""
         ...
@@ -117,9 +122,16 @@ class NoSelection:
         """None: nothing is chosen."""
         return None
 
+    @property
+    def scores(self) -> bool:
+        """False: nothing is chosen, or by the losses of the loop."""
+        return False
+
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """Returns the user's criterion of all rows, and records their signals."""
         value = self._credit(outputs, targets, ids, self._measure, repeat)
+        if value is None:
+            return self._of_another_model(outputs, targets)
         if self._stopwatch.running:
             self._stopwatch.watch(value)
         return value
@@ -133,6 +145,8 @@ class NoSelection:
             return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
 
         value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
+        if value is None:
+            return losses.mean()
         if self._stopwatch.running:
             self._stopwatch.watch(value)
         return value
@@ -143,6 +157,11 @@ class NoSelection:
             "loss": as_measured(rows.detach().mean(1)),
             **self._tools.reader.beside(outputs, targets, len(rows), wanted, self._missing),
         }
+
+    def _of_another_model(self, outputs: Any, targets: Any) -> Tensor:
+        criterion = self._tools.reader.criterion
+        assert criterion is not None
+        return criterion.value(outputs, targets)
 
     def _missing(self, wanted: set[str]) -> str:
         method = self._tools.method
@@ -199,6 +218,8 @@ class InForward(NoSelection):
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
         """Returns the user's criterion of the chosen rows, and records the signals of all."""
         value = self._attributor.credit(outputs, targets, ids, self._measure_chosen, repeat)
+        if value is None:
+            return self._of_another_model(outputs, targets)
         if self._stopwatch.running:
             self._watch(value)
         return value
@@ -241,6 +262,8 @@ class InForward(NoSelection):
             return _weighted_mean(rows, weights) if weights is not None else rows.mean(), found, plan.rows
 
         value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
+        if value is None:
+            return losses.mean()
         if self._stopwatch.running:
             self._watch(value)
         return value
@@ -325,6 +348,11 @@ class BeforeForward(NoSelection):
     def forward_passes(self) -> str | None:
         """Whether there is a pass before the loop's; a method without losses is named by whether batches are filled up."""
         return "twice" if self.fills or self._stage.requires.signals else "once"
+
+    @property
+    def scores(self) -> bool:
+        """Whether there are scoring passes, and not of another model."""
+        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.model is None
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees.

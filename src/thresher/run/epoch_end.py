@@ -3,6 +3,8 @@
 import threading
 from collections.abc import Callable
 
+import torch
+
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.cost import Cost
@@ -39,6 +41,7 @@ class EpochEnd:
         self._over, self._left = False, True
         self._exhausted = self._closing = False
         self._before = 0, 0, 0
+        self._seen, self._without_gradients = (0, 0), False
         self._thread = threading.get_ident()
 
     def begin(self) -> None:
@@ -46,6 +49,8 @@ class EpochEnd:
         self._note_thread()
         self._over = self._left = self._exhausted = False
         self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
+        meter = self._attributor.meter
+        self._seen, self._without_gradients = (meter.of_loop(), meter.evaluated), not torch.is_grad_enabled()
 
     def forget(self) -> None:
         """Forgets the pass, since a saved run takes its place."""
@@ -85,6 +90,14 @@ class EpochEnd:
     def due(self) -> bool:
         """Whether the epoch is over and the loop has left it, so that it ends as soon as that is needed."""
         return self._over and self._left and self._counts
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the pass shows no sign of training, and the model was called, or the pass begun, without gradients."""
+        (_, credited, steps), (passed, evaluated), meter = self._before, self._seen, self._attributor.meter
+        trained = self._accumulator.in_step or self._accumulator.credited > credited or self._cost.steps > steps
+        without = self._without_gradients or meter.evaluated > evaluated
+        return without and not trained and meter.of_loop() == passed
 
     @property
     def credits(self) -> bool:
@@ -136,7 +149,7 @@ class EpochEnd:
         self._accumulator.flush()
         if self._accumulator.credited > credited or self._cost.steps > steps:
             return True
-        return self._over and (self._exhausted or self._attributor.batches > batches + 1)
+        return self._over and not self.evaluates and (self._exhausted or self._attributor.batches > batches + 1)
 
     @property
     def _last_step_done(self) -> bool:

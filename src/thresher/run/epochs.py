@@ -16,6 +16,7 @@ from thresher.cost import Cost
 from thresher.loading.loader import EpochStart, SelectedLoader
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.passes.comparison import Comparison
 from thresher.passes.own import OwnPasses
 from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Records
@@ -81,8 +82,11 @@ class Epochs:
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
         self._records, self._cost = records, cost
+        self.comparison = Comparison(passes, accumulator)
+        """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
-        self._silence = SilentEpochs(attributor, _name(who), lambda: by_losses or isinstance(self.selection, InForward))
+        self._who = _name(who)
+        self._silence = SilentEpochs(attributor, self._who, lambda: by_losses or isinstance(self.selection, InForward))
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
@@ -94,13 +98,15 @@ class Epochs:
         self._plan: EpochPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
-        self._warned_of_length = False
+        self._warned_of_length = self._warned_of_evaluation = False
+        self._at_begin = False, 0, 0
         self.end = EpochEnd(attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen)
 
     # What the loader asks and reports
 
     def begin(self) -> EpochStart:
         """Begins an epoch, or goes on with an interrupted one."""
+        self.comparison.compare()
         if self._active and not self._resumed:
             self.end.before_next(self._consumed)
             if self._active:
@@ -108,6 +114,8 @@ class Epochs:
                 if self.selection.stage is not None:
                     self.selection.stage.facts()
         resumed = self._resumed
+        self._accumulator.meter.begin_pass()
+        self._at_begin = resumed, self._consumed if resumed else 0, self._checksum if resumed else 0
         if not resumed:
             self._silence.begin()
         plan = self.plan_if_any()
@@ -117,7 +125,12 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
+<<<<<<< HEAD
+        self.comparison.begin_epoch(self._use_of_own_losses())
         if self.epoch >= self.settings.epochs and not self._warned_of_length:
+=======
+        if self.epoch >= self.settings.epochs and not self._warned_of_length and torch.is_grad_enabled():
+>>>>>>> calls
             self._warned_of_length = True
             warnings.warn(
                 f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.settings.epochs}, to which the schedules of "
@@ -160,6 +173,9 @@ class Epochs:
         """
         self.end.yielded(last=last)
         number = self._attributor.batches
+        if self.comparison.pending:
+            self.comparison.compare()
+            self.comparison.yielded(number, batch)
         self.selection.batch_yielded(number)
         if number == 0:
             self._passes.check(batch)
@@ -170,7 +186,30 @@ class Epochs:
 
     def left(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        if exhausted:
+            self.comparison.compare()
         self.end.leave(exhausted=exhausted)
+        if self._active and self.end.evaluates:
+            self._take_back(exhausted=exhausted)
+
+    def _take_back(self, *, exhausted: bool) -> None:
+        """Takes back a pass in which nothing was trained: the epoch begins with the next one."""
+        plan, stage = self._plan, self.selection.stage
+        self._silence.end(complete=False)
+        self.end.forget()
+        self._rest()
+        self._resumed, self._consumed, self._checksum = self._at_begin
+        self._active = self._resumed
+        selects = self.selection.fills is not None or (plan is not None and (plan.drawn or len(plan.ids) < self._loader.n))
+        if exhausted and selects and not self._warned_of_evaluation:
+            self._warned_of_evaluation = True
+            who = _name(self._method if stage is None else stage.method)
+            warnings.warn(
+                f"A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
+                f"only the samples that {who} keeps for training, so that its results are not those of the whole data. The pass "
+                "does not count as an epoch. Evaluate on a DataLoader of your own. This warning is given once.",
+                stacklevel=4,
+            )
 
     # What the run reports
 
@@ -287,6 +326,14 @@ class Epochs:
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
 
     # Parts
+
+    def _use_of_own_losses(self) -> str | None:
+        """What the run does by the losses of its own forward passes; None where it makes none."""
+        if self.selection.scores:
+            return f"{self._who} chooses samples by the losses of own passes."
+        if requirements_of(self._method).model:
+            return f"{_name(self._method)} decides about samples by losses of own passes, beside those of the loop."
+        return None
 
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:

@@ -80,7 +80,7 @@ class Run(Uncopied):
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.method, self.loader, self.epochs = parts.method, parts.loader, parts.epochs.settings.epochs
-        self._epochs, self._criterion = parts.epochs, parts.criterion
+        self._epochs, self._criterion, self._comparison = parts.epochs, parts.criterion, parts.epochs.comparison
 
     # What the loop calls
 
@@ -115,7 +115,10 @@ class Run(Uncopied):
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
         if not torch.is_grad_enabled():
             return self._criterion.value(outputs, targets)
-        return self._epochs.selection.criterion(outputs, targets, ids, repeat)
+        value = self._epochs.selection.criterion(outputs, targets, ids, repeat)
+        if self._comparison.pending:
+            self._comparison.credited(value, outputs)
+        return value
 
     def reduce(
         self,
@@ -149,7 +152,10 @@ class Run(Uncopied):
             raise ValueError("run.reduce: `per_sample_losses` is a scalar; give one loss per sample, before they are averaged")
         if not torch.is_grad_enabled():
             return per_sample_losses.mean()
-        return self._epochs.selection.reduce(per_sample_losses, ids, outputs, targets, repeat)
+        value = self._epochs.selection.reduce(per_sample_losses, ids, outputs, targets, repeat)
+        if self._comparison.pending:
+            self._comparison.credited(value, (per_sample_losses, outputs))
+        return value
 
     @property
     def ids(self) -> Tensor:

@@ -178,7 +178,10 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
             "epoch_start": or_none(table({**RANDOM_STATES, "workers_ran": TRUTH}, may_lack=("cuda",))),
             "trained": tensor(trained, tuple(trained.shape), 0),
             "records": table({name: tensor(column, (n,)) for name, column in records.items()}),
-            "cost": table({field.name: whole_number() if field.default == 0 else number_or_none for field in fields(Cost)}),
+            "cost": table(
+                {field.name: whole_number() if field.default == 0 else number_or_none for field in fields(Cost)}
+                | {"unknown": or_none(TEXT)}
+            ),
             "rng": table(RANDOM_STATES, may_lack=("cuda",)),
         }
     )

@@ -55,11 +55,11 @@ class LeafIndex:
 
 def flatten_tensors(tree: Any) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
     """Returns the tensors of a nested structure, and a function that makes the same structure of other tensors."""
-    tensors = list(leaves(tree))
+    tensors = list(leaves(tree, objects=False))
 
     def rebuild(others: list[Tensor]) -> Any:
         following = iter(others)
-        return map_leaves(lambda _: next(following), tree)
+        return map_leaves(lambda _: next(following), tree, objects=False)
 
     return tensors, rebuild
 
@@ -147,7 +147,7 @@ class Graphs:
 
     def rebuild(self, outputs: list[Any]) -> Any:
         """Returns the module's result from its output tensors, and empties the list so that nothing else keeps them."""
-        returned = map_leaves(lambda leaf: outputs[leaf.index], self.returned, LeafIndex)
+        returned = map_leaves(lambda leaf: outputs[leaf.index], self.returned, LeafIndex, objects=False)
         outputs.clear()
         return returned
 

@@ -220,8 +220,8 @@ class SubsetBackward(nn.Module):
         if differs(self.wrapped, graphs, own, tensors, arguments):
             self._stopped = Outdated(
                 f"in call {graphs.calls} of the traced model its outputs differ from the model's. Its forward reads something "
-                "that changed and cannot be seen from outside, so results since the last comparison may be wrong (calls 1, 2, 4, "
-                f"8 and so on are compared, then every {EVERY}th). Pass it as an argument, or as a buffer of the module"
+                "that changed and cannot be seen from outside, so results since the last comparison may be wrong (calls 1, 2, "
+                f"4, 8 and so on are compared, then every {EVERY}th). Pass it as an argument, or as a buffer of the module"
             )
             self._traces.clear()
             raise self._stopped

@@ -37,7 +37,7 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
     inputs = [tensors[i] if isinstance(i, int) else i for i in own.inputs]
     with rng.undisturbed(tensors[0].device), _NothingDrawn():
         with _buffers_kept(module) as changed:
-            expected = [leaf.detach() for leaf in leaves(without_caches(module(*args, **kwargs)))]
+            expected = [leaf.detach() for leaf in leaves(without_caches(module(*args, **kwargs)), objects=False)]
         with torch.no_grad(), torch._C._DisableAutocast():
             returned = graphs.forward(inputs)
     count = len(graphs.mutated)

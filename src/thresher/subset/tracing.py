@@ -53,11 +53,11 @@ class FlatModule(nn.Module):
             if before.get(name) is not buffer:
                 raise Unsupported(f"its forward assigns buffer {name}, which a traced graph does not repeat")
         for kind in (torch.SymInt, torch.SymFloat, torch.SymBool):
-            map_leaves(_refuse_size, outputs, kind)
+            map_leaves(_refuse_size, outputs, kind, objects=False)
         outputs = without_caches(outputs)
         count = itertools.count()
-        found = list(leaves(outputs))
-        self.returned = map_leaves(lambda _: LeafIndex(next(count)), outputs)
+        found = list(leaves(outputs, objects=False))
+        self.returned = map_leaves(lambda _: LeafIndex(next(count)), outputs, objects=False)
         return tuple(aten._unsafe_view.default(leaf, leaf.shape) for leaf in found)
 
 
@@ -130,7 +130,7 @@ def without_caches(outputs: Any) -> Any:
     for kind in {type(thing) for thing in _other_objects(outputs) if _hides_tensors(thing)}:
         if not hasattr(kind, "get_seq_length"):
             raise Unsupported(f"it returns tensors inside a {kind.__name__}")
-        outputs = map_leaves(lambda _: None, outputs, kind)
+        outputs = map_leaves(lambda _: None, outputs, kind, objects=False)
     return outputs
 
 

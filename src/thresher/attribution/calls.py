@@ -1,0 +1,83 @@
+"""Which calls of the criterion count: not the same loss a second time, and not the loss of another model."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from thresher.attribution.meter import Meter
+from thresher.attribution.operations import ROW_MAJOR
+from thresher.attribution.rows import Attribution
+from thresher.loading.trees import leaves
+
+MOST_NODES = 100_000
+"""Largest number of autograd nodes that are searched for the parameters of the model."""
+
+Call = int | tuple[Any, ...]
+"""Identity of the outputs and targets of one call; equal for two calls with the very same ones."""
+
+
+def identity_of(outputs: Any, targets: Any) -> Call | None:
+    """Returns the identity of one call of the criterion; None where an output has no autograd node.
+
+    Outputs that were only reshaped since are the same ones.
+
+    Args:
+        outputs: First argument of the criterion, in any nesting.
+        targets: Second argument of the criterion, in any nesting.
+    """
+    made = tuple(_origin(leaf) for leaf in leaves(outputs))
+    if not made or None in made:
+        return None
+    return made, tuple(_place(leaf) for leaf in leaves(targets) if leaf.layout is torch.strided)
+
+
+def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
+    node, number = tensor.grad_fn, tensor.output_nr
+    while node is not None and node.name().split("Backward")[0] in ROW_MAJOR:
+        node, number = node.next_functions[0]
+    return None if node is None else (node._sequence_nr(), number, tuple(tensor.shape))
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    # A weak reference keeps the address of a storage from being used again.
+    storage = StorageWeakRef(tensor.untyped_storage())
+    version = -1 if tensor.is_inference() else tensor._version
+    return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), version
+
+
+def same_samples(one: Attribution, other: Attribution) -> bool:
+    """Returns whether two losses are known to belong to the same samples, without waiting for a device."""
+    if one.key is not None and one.key == other.key:
+        return True
+    return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
+
+
+def is_foreign(outputs: Any, batch: int, meter: Meter, parameters: Callable[[], Iterable[Tensor]]) -> bool:
+    """Returns whether outputs are those of another model, for a batch that the run's own model was called with.
+
+    Args:
+        outputs: Outputs that a loss is made of, in any nesting.
+        batch: Number of the batch that the loss belongs to.
+        meter: Meter that knows the forward passes of the run's model.
+        parameters: Function that returns the parameters of the run's model.
+    """
+    if not meter.has_passed(batch):
+        return False
+    todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+    own, seen = None, set(todo)
+    while todo and len(seen) < MOST_NODES:
+        node = todo.pop()
+        one = meter.pass_with(node._sequence_nr())
+        if one is not None and one.by_model:
+            return False
+        if own is None:
+            own = {id(parameter) for parameter in parameters()}
+        if id(getattr(node, "variable", None)) in own:
+            return False
+        parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+        seen |= parents
+        todo += parents
+    return not todo

@@ -1,0 +1,84 @@
+"""Buffers of a model during passes that the loop does not notice: the passes see copies, and the buffers stay untouched."""
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+Place = tuple[nn.Module, str]
+Copies = list[tuple[nn.Module, str, Tensor]]
+
+
+def places_of(module: nn.Module) -> list[Place]:
+    """Returns where the buffers of a model are: the part that holds each, and its name there."""
+    return [(part, name) for part in module.modules() for name in part._buffers]
+
+
+def copies_of(places: list[Place]) -> Copies:
+    """Returns copies of buffers; parts that share a buffer share its copy."""
+    made: dict[int, Tensor] = {}
+    copies = []
+    for part, name in places:
+        buffer = part._buffers.get(name)
+        if buffer is not None and not is_lazy(buffer):
+            if id(buffer) not in made:
+                made[id(buffer)] = buffer.detach().clone()
+            copies.append((part, name, made[id(buffer)]))
+    return copies
+
+
+@contextmanager
+def replaced(copies: Copies) -> Iterator[None]:
+    """Puts copies in the place of buffers while the block runs; the buffers themselves are neither written nor exchanged.
+
+    Args:
+        copies: Result of `copies_of`.
+
+    Example:
+        >>> import torch
+        >>> norm = nn.BatchNorm1d(2)
+        >>> with replaced(copies_of(places_of(norm))):
+        ...     outputs = norm(torch.randn(4, 2))
+        >>> norm.num_batches_tracked
+        tensor(0)
+    """
+    held = [(part, name, part._buffers[name]) for part, name, _ in copies if name in part._buffers]
+    for part, name, copy in copies:
+        part._buffers[name] = copy
+    try:
+        yield
+    finally:
+        for part, name, buffer in held:
+            part._buffers[name] = buffer
+
+
+class WrittenBuffers:
+    """The buffers that forward passes of a model write in evaluation mode too, such as queues and counters.
+
+    The first pass sees copies of all buffers and shows which of them it writes; later passes see copies of these alone.
+    """
+
+    def __init__(self) -> None:
+        self._written: weakref.WeakKeyDictionary[nn.Module, list[Place]] = weakref.WeakKeyDictionary()
+
+    @contextmanager
+    def untouched(self, module: nn.Module, *, training: bool) -> Iterator[None]:
+        """Leaves the buffers of a model as they are, whatever its forward passes in the block write.
+
+        Args:
+            module: The model.
+            training: Whether it runs in training mode, in which normalisations write without a trace: all buffers are copied.
+        """
+        known = None if training else self._written.get(module)
+        copies = copies_of(places_of(module) if known is None else known)
+        versions = [copy._version for _, _, copy in copies]
+        with replaced(copies):
+            yield
+            if known is None and not training:
+                self._written[module] = [
+                    (part, name)
+                    for (part, name, copy), version in zip(copies, versions, strict=True)
+                    if part._buffers.get(name) is not copy or copy._version != version
+                ]

@@ -1,0 +1,158 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+
+
+def attached(batch_size=8, targets=None, method=None, **settings):
+    torch.manual_seed(0)
+    x, y = torch.randn(8, 5), torch.arange(8) % 3
+    model = nn.Linear(5, 3)
+    settings = {"criterion": nn.CrossEntropyLoss(), "optimizer": torch.optim.SGD(model.parameters(), 0.1), **settings}
+    loader = DataLoader(TensorDataset(x, y if targets is None else targets), batch_size)
+    return thresher.attach(method or thresher.FullData(), loader=loader, model=model, epochs=2, **settings)
+
+
+def losses(outputs, targets):
+    return F.cross_entropy(outputs, targets, reduction="none").detach()
+
+
+def ids_of_none(run):
+    return {}
+
+
+def ids_of_the_view(run):
+    return {"ids": run.ids}
+
+
+def ids_of_a_tensor(run):
+    return {"ids": run.ids.clone()}
+
+
+def as_it_is(outputs):
+    return outputs
+
+
+def reshaped(outputs):
+    return outputs.view(1, -1).view(-1, 3)
+
+
+@pytest.mark.parametrize("ids", [ids_of_none, ids_of_the_view, ids_of_a_tensor])
+@pytest.mark.parametrize("seen", [as_it_is, reshaped, torch.tanh])
+def test_the_same_loss_computed_again_for_a_log_is_not_added(seen, ids):
+    run = attached()
+    ((x, y),) = run.loader
+    outputs = seen(run.model(x))
+    first = run.criterion(outputs, y, **ids(run))
+    again = run.criterion(seen(outputs) if seen is reshaped else outputs, y, **ids(run))
+    assert torch.equal(first, again)
+    assert torch.allclose(run.records["loss"], losses(outputs, y))
+
+
+def test_a_loss_of_the_same_outputs_and_other_targets_is_added():
+    run = attached(targets=torch.arange(16).view(8, 2) % 3)
+    ((x, y),) = run.loader
+    outputs = run.model(x)
+    run.criterion(outputs, y[:, 0], ids=run.ids)
+    run.criterion(outputs, y[:, 1], ids=run.ids)
+    assert torch.allclose(run.records["loss"], losses(outputs, y[:, 0]) + losses(outputs, y[:, 1]))
+
+
+def test_outputs_changed_in_place_are_other_outputs():
+    run = attached()
+    ((x, y),) = run.loader
+    outputs = run.model(x)
+    run.criterion(outputs, y)
+    before = losses(outputs, y)
+    outputs.mul_(2)
+    run.criterion(outputs, y)
+    assert torch.allclose(run.records["loss"], before + losses(outputs, y))
+
+
+def test_the_same_losses_of_other_samples_are_recorded():
+    run = attached(criterion=None)
+    ((x, y),) = run.loader
+    per_sample = F.cross_entropy(run.model(x), y, reduction="none")
+    run.reduce(per_sample[:4], ids=run.ids[:4])
+    run.reduce(per_sample[:4], ids=run.ids[4:])
+    assert torch.allclose(run.records["loss"], per_sample[:4].detach().repeat(2))
+
+
+def other_model():
+    torch.manual_seed(1)
+    return nn.Linear(5, 3)
+
+
+@pytest.mark.parametrize("teacher_first", [False, True])
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_loss_of_another_model_is_the_plain_criterion(teacher_first, scale):
+    run, other = attached(), other_model()
+    ((x, y),) = run.loader
+    x = x if scale == 1 else x * scale
+    if teacher_first:
+        run.criterion(other(x), y)
+    outputs = run.model(x)
+    loss = run.criterion(outputs, y)
+    foreign = run.criterion(other(x), y)
+    assert torch.equal(foreign, F.cross_entropy(other(x), y))
+    assert torch.allclose(run.records["loss"], losses(outputs, y))
+    loss.backward()
+    assert run.cost.ratio() == 1
+    assert run.cost.backward == 8
+    foreign.backward()
+    assert other.weight.grad is not None
+    assert run.cost.backward == 8
+
+
+def test_losses_of_another_model_that_were_given_by_their_ids_are_averaged():
+    run, other = attached(), other_model()
+    ((x, y),) = run.loader
+    outputs = run.model(x)
+    run.criterion(outputs, y)
+    foreign = F.cross_entropy(other(x), y, reduction="none")
+    assert torch.equal(run.reduce(foreign, ids=run.ids), foreign.mean())
+    assert torch.allclose(run.records["loss"], losses(outputs, y))
+
+
+def test_the_plain_criterion_of_another_model_is_not_restricted_to_the_chosen_rows():
+    run, other = attached(method=thresher.SelectiveBackprop(keep=0.5), forward_passes="once"), other_model()
+    ((x, y),) = run.loader
+    run.criterion(run.model(x), y)
+    assert torch.equal(run.criterion(other(x), y), F.cross_entropy(other(x), y))
+
+
+def test_detached_outputs_of_the_run_are_not_recorded_again():
+    run = attached()
+    ((x, y),) = run.loader
+    outputs = run.model(x)
+    run.criterion(outputs, y)
+    run.criterion(torch.tanh(outputs), y)
+    run.criterion(outputs.detach(), y)
+    assert torch.allclose(run.records["loss"], losses(outputs, y) + losses(torch.tanh(outputs), y))
+
+
+def test_a_head_outside_of_the_model_is_the_runs():
+    run, head = attached(), nn.Linear(3, 3)
+    ((x, y),) = run.loader
+    outputs = head(run.model(x))
+    run.criterion(outputs, y)
+    assert torch.allclose(run.records["loss"], losses(outputs, y))
+
+
+def test_the_users_model_called_directly_is_the_runs():
+    run = attached()
+    ((x, y),) = run.loader
+    first, second = run.model(x), run.model.module(x * 2)
+    run.criterion(first, y)
+    run.criterion(second, y)
+    assert torch.allclose(run.records["loss"], losses(second, y))
+
+
+def test_outputs_of_any_model_count_where_the_loop_does_not_call_the_runs_model():
+    run, other = attached(), other_model()
+    ((x, y),) = run.loader
+    run.criterion(other(x), y)
+    assert torch.allclose(run.records["loss"], losses(other(x), y))
