@@ -125,12 +125,8 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
-<<<<<<< HEAD
         self.comparison.begin_epoch(self._use_of_own_losses())
-        if self.epoch >= self.settings.epochs and not self._warned_of_length:
-=======
         if self.epoch >= self.settings.epochs and not self._warned_of_length and torch.is_grad_enabled():
->>>>>>> calls
             self._warned_of_length = True
             warnings.warn(
                 f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.settings.epochs}, to which the schedules of "
