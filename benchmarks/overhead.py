@@ -117,19 +117,19 @@ def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
         torch.gt(confidence, 0.5, out=records["correct"])
 
 
-def start_epoch(made: Attached) -> None:
+def start_epoch(run: thresher.Run) -> None:
     """Goes from the end of one epoch, which stopped after its first batch, to the first batch of the next.
 
-    A step without gradients makes it an epoch; a pass in which nothing is trained would be begun again with the same plan.
+    A step makes it an epoch: a pass in which nothing was trained begins again, with the same plan.
     """
-    next(iter(made.run.loader))
-    made.optimizer.step()
+    next(iter(run.loader))
+    run._epochs.step_over()  # optimizer.step does this in an attached loop
 
 
 def mid_training(method: Any, n: int, device: torch.device) -> Attached:
     """Returns a run that has losses of every sample and has finished its first epoch."""
     made = attached(method, n, device)
-    start_epoch(made)
+    start_epoch(made.run)
     fill(made.run.records)
     return made
 
@@ -160,8 +160,8 @@ def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Ro
     """Times (b) plan, order and first batch over torch.randperm(N), beside order and first batch of an unattached loader."""
 
     def side(name: str) -> Side:
-        made = mid_training(METHODS[name](), n, device)
-        return Side(name, lambda _: start_epoch(made), limit=START_LIMIT)
+        run = mid_training(METHODS[name](), n, device).run
+        return Side(name, lambda _: start_epoch(run), limit=START_LIMIT)
 
     plain = loader_of(n)
     unattached = Side("unattached DataLoader", lambda _: next(iter(plain)))
@@ -293,9 +293,8 @@ def records_bytes(n: int, device: torch.device) -> list[MemoryRow]:
     """Measures (c) the memory per sample between epochs: records, and the table of weights that an epoch looks up."""
     rows = []
     for name, make in METHODS.items():
-        made = mid_training(make(), n, device)
-        start_epoch(made)
-        run = made.run
+        run = mid_training(make(), n, device).run
+        start_epoch(run)
         weights = run._parts.attributor.plan_weights
         tables = [*run.records.values(), *([] if weights is None else [weights])]
         held_bytes = sum(table.untyped_storage().nbytes() for table in tables) / n
@@ -325,11 +324,11 @@ def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
     """Returns the peak bytes of three starts of an epoch beyond the run and its records; runs in a process of its own."""
     torch.set_num_threads(1)
     method = METHODS.get(name, thresher.FullData)
-    small = mid_training(method(), 1000, device)
+    small = mid_training(method(), 1000, device).run
     for _ in range(3):
         start_epoch(small)
-    made = attached(method(), n, device)
-    fill(made.run.records)
+    run = attached(method(), n, device).run
+    fill(run.records)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.synchronize(device)
@@ -339,7 +338,7 @@ def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
         torch.randperm(n)
     elif name != NOTHING:
         for _ in range(3):
-            start_epoch(made)
+            start_epoch(run)
     extra_on_device = torch.cuda.max_memory_allocated(device) - on_device if cuda else 0
     return {"host": resident()[1] - before, "device": extra_on_device}
 

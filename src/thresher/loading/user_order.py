@@ -49,7 +49,8 @@ class UserOrder:
         elif kind is WeightedRandomSampler:
             ids = sampler.weights.nonzero().flatten().cpu()
         elif kind in (RandomSampler, SequentialSampler):
-            ids = torch.arange(len(sampler.data_source))
+            size = len(sampler.data_source)
+            return None if size >= self.n else torch.arange(size)
         elif isinstance(sampler, list | tuple | range | Tensor):
             ids = as_ids(sampler, sampler, self.n)
         else:
