@@ -64,19 +64,18 @@ class WrittenBuffers:
         self._written: weakref.WeakKeyDictionary[nn.Module, list[BufferPlace]] = weakref.WeakKeyDictionary()
 
     @contextmanager
-    def untouched(self, module: nn.Module, *, training: bool) -> Iterator[None]:
+    def untouched(self, module: nn.Module) -> Iterator[None]:
         """Leaves the buffers of a model as they are, whatever its forward passes in the block write.
 
         Args:
-            module: The model.
-            training: Whether it runs in training mode, in which normalisations write without a trace: all buffers are copied.
+            module: The model, in evaluation mode.
         """
-        known = None if training else self._written.get(module)
+        known = self._written.get(module)
         copies = copies_of(places_of(module) if known is None else known)
         versions = [copy._version for _, _, copy in copies]
         with replaced(copies):
             yield
-            if known is None and not training:
+            if known is None:
                 self._written[module] = [
                     (part, name)
                     for (part, name, copy), version in zip(copies, versions, strict=True)

@@ -1,7 +1,7 @@
 """The forward passes that a run makes beside those of its loop: refresh, full pass, scoring."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -234,7 +234,8 @@ class OwnPasses:
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
         made = own_pass([module], devices=[self.device], generators=generators, training=training, dtype=dtype)
-        with made, self._buffers.untouched(module, training=training):
+        # A refresh in training mode is for methods whose code moves the statistics of normalisations there, too.
+        with made, nullcontext() if training else self._buffers.untouched(module):
             yield
 
     def _counted(self, ids: Tensor) -> Iterator[tuple[Any, int]]:
