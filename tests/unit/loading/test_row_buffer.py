@@ -96,7 +96,6 @@ def chosen(*rows, **settings):
         (torch.ones(3).numpy(), 2 * torch.ones(3).numpy()),
         (object(), object()),
     ],
-    ids=repr,
 )
 def test_parts_that_differ_are_refused_where_rows_are_joined_or_left_out(one, two):
     joins = RowBuffer(4)
