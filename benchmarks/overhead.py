@@ -187,8 +187,8 @@ def criterion_sides(n: int, device: torch.device) -> Iterator[tuple[str, Attache
     yield "FullData", attached(thresher.FullData(), n, device)
 
 
-WARM_UP = 30
-"""Steps before the timing starts; a run times its own first steps, which are fewer than these."""
+WARM_UP = 100
+"""Steps before the timing starts: a run times its own first steps, and compares own passes, in fewer than these."""
 
 
 def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, backward: bool) -> list[Row]:
@@ -203,6 +203,7 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
         run, source = made.run, batches(made.run.loader)
 
         def prepare() -> tuple[Tensor, Tensor]:
+            run._epochs.step_over()  # of the step before, for the count of steps
             made.optimizer.zero_grad()
             inputs, targets = next(source)
             return run.model(inputs), targets
@@ -211,7 +212,7 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
             loss = run.criterion(*prepared)
             if backward:
                 loss.backward()
-            run._epochs.step_over()  # optimizer.step does this in an attached loop
+            run._parts.accumulator.end_step()  # optimizer.step does this in an attached loop
 
         return Side(name, act, prepare, lambda: run.records, None if backward else CRITERION_LIMITS.get(name))
 

@@ -1,7 +1,8 @@
 """Use a loss that the loop computes itself. Only `run.reduce` in place of `run.criterion` differs from base.py.
 
 `run.reduce` takes one loss per sample, records them and returns their weighted mean. The outputs and targets show which
-samples the losses belong to, and whether each prediction was right and how confident it was.
+samples the losses belong to, and whether each prediction was right and how confident it was. `attach` is given the same
+function as `criterion`, so that the losses of hidden samples, which the run refreshes itself, are of the same kind.
 """
 
 import torch
@@ -38,11 +39,16 @@ def accuracy(model, dataset):
     return right
 
 
+def losses_of(outputs, targets):
+    penalty = 1e-3 * outputs.square().mean(1)
+    return nn.functional.cross_entropy(outputs, targets, reduction="none") + penalty
+
+
 def main():
     torch.manual_seed(0)
     train, test = data()
     model = network()
-    criterion = nn.CrossEntropyLoss()
+    criterion = losses_of
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     loader = DataLoader(train, batch_size=64, shuffle=True)
     run = thresher.attach(
@@ -53,9 +59,7 @@ def main():
     for _ in range(EPOCHS):
         for x, y in run.loader:  # was: loader
             outputs = run.model(x)
-            penalty = 1e-3 * outputs.square().mean(1)
-            losses = nn.functional.cross_entropy(outputs, y, reduction="none") + penalty
-            loss = run.reduce(losses, outputs=outputs, targets=y)
+            loss = run.reduce(losses_of(outputs, y), outputs=outputs, targets=y)
             loss.backward()
             optimizer.step()
             optimizer.zero_grad()

@@ -57,6 +57,10 @@ class ClassCriterion(ReducedCriterion):
         return counts.sum(1).to(rows.dtype)
 
 
+_nll_loss: Any = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
+"""What `F.nll_loss` calls, without the conversions of its arguments: (log_probs, targets, weight, reduction, ignore_index)."""
+
+
 class NegativeLogLikelihood(ClassCriterion):
     """Adapter for negative log-likelihood: outputs are log-probabilities."""
 
@@ -130,12 +134,15 @@ class CrossEntropy(ClassCriterion):
         if not wanted and attribution.all_count:
             log_probs = torch.log_softmax(outputs, 1)
             if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
-                losses = F.nll_loss(log_probs, targets, reduction="none")
+                losses = _nll_loss(log_probs, targets, None, 0, -100)
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
-                return F.nll_loss(log_probs, targets), {"loss": F.nll_loss(log_probs.detach(), targets, reduction="none")}
-        if weights is None and targets.shape[0] == attribution.layout.n and self._is_likelihood(outputs, targets, wanted):
+                losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
+                return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
+        # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
+        likely = outputs.dim() > 1 and not targets.dtype.is_floating_point and "batch_confidence" not in wanted
+        if likely and weights is None and targets.shape[0] == attribution.layout.n:
             log_probs = torch.log_softmax(outputs, 1)
-            value = F.nll_loss(log_probs, targets, ignore_index=self.own.ignore_index)
+            value = _nll_loss(log_probs, targets, None, 1, self._own_settings["ignore_index"])
             return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)

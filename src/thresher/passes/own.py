@@ -222,9 +222,15 @@ class OwnPasses:
             if beginning is not None:
                 rng.restore(beginning.states, device)
             before = rng.capture(device)
-            losses = self._signals(module, batch, n, set())["loss"]
-            if beginning is None and not rng.equal(before, rng.capture(device)):
-                return None
+            with self._explained(batch):
+                outputs, targets, layout = self._answer(module, batch, n)
+                if beginning is None and not rng.equal(before, rng.capture(device)):
+                    return None
+                losses = self._reader.signals(outputs, targets, layout, set())["loss"]
+                torch.rand(1, device=device)
+                again = self._reader.signals(outputs, targets, layout, set())["loss"]
+            if not torch.allclose(losses, again, equal_nan=True):
+                return None  # the criterion draws random numbers
         return losses, dtype in (None, torch.float32)
 
     @contextmanager
@@ -245,17 +251,24 @@ class OwnPasses:
             yield batch, len(batch_ids)
 
     def _signals(self, module: nn.Module, batch: Any, n: int, wanted: set[str]) -> dict[str, Tensor]:
+        with self._explained(batch):
+            outputs, targets, layout = self._answer(module, batch, n)
+            return self._reader.signals(outputs, targets, layout, wanted)
+
+    def _answer(self, module: nn.Module, batch: Any, n: int) -> tuple[Any, Any, RowLayout]:
+        """Returns the outputs of a batch, its targets, and their layout."""
         if self._forward is not None:
             outputs, targets = self._forward(module, batch)
-            return self._reader.signals(outputs, targets, layout_of(batch, n, targets), wanted)
-        check_plain(batch)
-        with self._explained():
-            outputs, targets = plain_forward(module, batch)
-            return self._reader.signals(outputs, targets, RowLayout(n, None), wanted)
+            return outputs, targets, layout_of(batch, n, targets)
+        return *plain_forward(module, batch), RowLayout(n, None)
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, batch: Any) -> Iterator[None]:
         """Says of an error in a pass without `forward=` which pass it was, and what to do."""
+        if self._forward is not None:
+            yield
+            return
+        check_plain(batch)
         try:
             yield
         except (AttributionError, torch.OutOfMemoryError):

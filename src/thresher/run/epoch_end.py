@@ -115,7 +115,8 @@ class EpochEnd:
         """
         if self._closing or not self.due:
             return
-        if after_last_step and not (self._last_step_done and self._thread == threading.get_ident()):
+        done = self._last_step_done or self._trains_without_credit
+        if after_last_step and not (done and self._thread == threading.get_ident()):
             return
         self._check_thread()
         self._close(complete=True)
@@ -159,6 +160,13 @@ class EpochEnd:
             return True
         waits = self._steps_are_seen and self._cost.steps > steps and self._accumulator.in_step
         return self._attributor.last_credited and not waits
+
+    @property
+    def _trains_without_credit(self) -> bool:
+        """Whether the loop trained in the pass and no loss was credited, so that no prefetcher will credit the last batch."""
+        _, credited, steps = self._before
+        trains = self._cost.steps > steps or self._attributor.meter.of_loop() > self._seen[0]
+        return trains and self._accumulator.credited == credited
 
     def _note_thread(self) -> None:
         """Notes the thread that iterates the loader; without steps that show the one that trains, it must not change."""

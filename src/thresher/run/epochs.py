@@ -85,8 +85,7 @@ class Epochs:
         self.comparison = Comparison(passes, accumulator)
         """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
-        self._who = _name(who)
-        self._silence = SilentEpochs(attributor, self._who, lambda: by_losses or isinstance(self.selection, InForward))
+        self._silence = SilentEpochs(attributor, _name(who), lambda: by_losses or isinstance(self.selection, InForward))
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
@@ -125,7 +124,7 @@ class Epochs:
             self._records.start_epoch()
             self._consumed, self._checksum = 0, 0
             self._switch(self.selection.at_epoch_start())
-        self.comparison.begin_epoch(self._use_of_own_losses(plan))
+        self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan))
         if self.epoch >= self.settings.epochs and not self._warned_of_length and torch.is_grad_enabled():
             self._warned_of_length = True
             warnings.warn(
@@ -323,14 +322,6 @@ class Epochs:
 
     # Parts
 
-    def _use_of_own_losses(self, plan: EpochPlan | None) -> str | None:
-        """What the run does by the losses of its own forward passes; None where it makes none."""
-        if self.selection.scores:
-            return f"{self._who} chooses samples by the losses of own passes."
-        if requirements_of(self._method).model or (plan is not None and plan.refresh is not None):
-            return f"{_name(self._method)} decides about samples by losses of own passes, beside those of the loop."
-        return None
-
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
             self.selection = selection
@@ -438,3 +429,13 @@ def _weights_of(plan: EpochPlan | None, n: int) -> Tensor | None:
     if plan is None or plan.weights is None:
         return None
     return torch.ones(n).index_copy_(0, plan.ids, plan.weights)
+
+
+def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: EpochPlan | None) -> str | None:
+    """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none."""
+    if selection.scores:
+        who = method if selection.stage is None else selection.stage.method
+        return f"{_name(who)} chooses samples by the losses of own passes."
+    if requirements_of(method).model or (plan is not None and plan.refresh is not None):
+        return f"{_name(method)} decides about samples by losses of own passes, beside those of the loop."
+    return None

@@ -35,11 +35,11 @@ class Grows(Dataset):
         return torch.tensor([float(i)]), i
 
 
-def attach(sampler, method=None, *, data=None, **settings):
+def attach(sampler, method=None, *, data=None, with_optimizer=False, **settings):
     data = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.arange(N)) if data is None else data
     model = nn.Linear(1, N)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    return thresher.attach(
+    run = thresher.attach(
         method or thresher.UniformSubset(keep=0.6),
         loader=DataLoader(data, B, sampler=sampler, **settings),
         criterion=nn.CrossEntropyLoss(),
@@ -47,6 +47,7 @@ def attach(sampler, method=None, *, data=None, **settings):
         optimizer=optimizer,
         epochs=3,
     )
+    return (run, optimizer) if with_optimizer else run
 
 
 def epoch(run):
@@ -82,12 +83,14 @@ def test_a_fraction_of_a_random_sampler_over_fewer_samples():
 
 
 def test_kakurenbo_hides_its_share_of_a_subset():
-    run = attach(SubsetRandomSampler(EVEN), thresher.Kakurenbo(max_fraction=0.4, move_back=False, reduce_fraction=False))
+    method = thresher.Kakurenbo(max_fraction=0.4, move_back=False, reduce_fraction=False)
+    run, optimizer = attach(SubsetRandomSampler(EVEN), method, with_optimizer=True)
     hidden = []
     for _ in range(3):
         seen = 0
         for x, y in run.loader:
             run.criterion(run.model(x), y).backward()
+            optimizer.step()
             seen += len(y)
         hidden.append(len(EVEN) - seen)
     assert hidden == [0, 8, 8]

@@ -158,7 +158,7 @@ def test_only_buffers_that_a_pass_writes_are_copied_from_then_on():
     for _ in range(2):
         before = {name: buffer.clone() for name, buffer in model.named_buffers()}
         objects = dict(model.named_buffers())
-        with torch.no_grad(), written.untouched(model, training=False):
+        with torch.no_grad(), written.untouched(model):
             model(torch.randn(4, 6))
         assert all(torch.equal(before[name], buffer) and objects[name] is buffer for name, buffer in model.named_buffers())
         assert {name for _, name in written._written[model]} == {"queue", "count"}
