@@ -55,7 +55,7 @@ class Comparison:
         self._stop()
         self._use = use
         replayed = self._passes.device.type in ("cpu", "cuda")  # random states of other devices cannot be put back
-        if use is not None and self._times and self._passes.possible and replayed:
+        if use is not None and self._times and self._passes.possible and self._passes.repeatable and replayed:
             self.pending, self._left = True, PATIENCE
             self._passes.watch_forward(self._forward_begins)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from types import FunctionType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -84,6 +85,12 @@ class OwnPasses:
     def possible(self) -> bool:
         """Whether there are a model and a criterion to make passes with."""
         return self._model is not None and self._reader.criterion is not None
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a call of the criterion leaves no trace: an object that is no module may count its calls."""
+        own = None if self._reader.criterion is None else self._reader.criterion.own
+        return isinstance(own, nn.Module | FunctionType) or not getattr(own, "__dict__", {})
 
     def check(self, batch: Any) -> None:
         """Refuses a batch that does not tell inputs from targets, before training rather than after its first epoch.
