@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 import thresher
-from thresher import FullData, SelectiveBackprop, UniformSubset
+from thresher import FullData, SelectiveBackprop, UniformSubset, subset_backward
 
 N, B, C, WIDTH = 64, 16, 3, 128
 KEEP = 0.25
@@ -321,3 +321,13 @@ def test_an_unknown_cost_is_saved():
 
 def test_before_the_first_step():
     assert str(Sample(FullData()).run.cost) == "no steps yet, so that there is no cost yet"
+
+
+def test_a_call_of_the_wrapped_model_itself_does_not_hide_the_next_backward_pass():
+    wrapped = subset_backward(Net())
+    at = Sample(ONCE, "once", net=wrapped)
+    x, y = next(iter(at.run.loader))
+    wrapped(x)  # as for an example to log
+    before = at.run.cost.backward
+    at.run.criterion(at.run.model(x[:1]), y[:1]).backward()  # one sample goes through the plain model
+    assert at.run.cost.backward == before + 1

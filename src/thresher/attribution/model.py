@@ -65,6 +65,7 @@ class TrackedModel(nn.Module):
         if own["on_forward"] is not None:
             own["on_forward"](own["autocast"])
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
+        own["_counted_by"].subset = None  # of a call of the model itself, or of one that failed
         if timer.running and module.training:
             outputs = timer.forward(lambda: module(*args, **kwargs))
         else:
