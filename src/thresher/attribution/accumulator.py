@@ -3,15 +3,14 @@
 Steps that are over wait until there are enough of them to be computed and written together.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thresher.attribution.calls import CallIdentity, same_samples
-from thresher.attribution.meter import Meter, next_node
+from thresher.attribution.meter import ForwardPass, Meter, next_node
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
 from thresher.records import EPOCH, Records
@@ -48,42 +47,40 @@ MOST_WAITING = 2**15
 MOST_UNCOUNTED = 2**16
 """Number of samples that wait to be counted as trained."""
 
-OF_A_STEP = 2**10
-"""Size of a step whose signals are computed already, so that no more than 32 wait."""
+OF_A_STEP = 2**9
+"""Size of a step whose signals are computed already, so that no more than 64 wait."""
 
 
-@dataclass(eq=False, slots=True)
 class Entry:
-    """Signals of some rows, credited in the step in progress."""
+    """Signals of some rows, credited in the step in progress. Defaults are the class's: each step makes an entry.
 
-    attribution: Attribution
-    key: tuple[int, int, int, int] | None
-    found: Found
-    sources: set[int] | None
+    Args:
+        attribution: The samples that the rows are.
+        found: Their signals.
+        call: Identity of outputs and targets, by which the same loss is not added twice; None where it is not known.
+        rows: Numbers of the rows that were trained on; None for all.
+    """
+
+    sources: set[int] | None = None
     """Storages of the outputs, where only the targets name the rows."""
-    made: int
-    """Number of the autograd node that is next after this loss."""
-    rows: Tensor | None = None
-    """Numbers of the rows that were trained on; None for all."""
-    call: CallIdentity | None = None
-    """Identity of its outputs and targets, by which the same loss is not added twice; None where it is not known."""
     fresh: Tensor | None = None
     """Mask of the rows that no other call of this step had, shape (n,), bool; None for all."""
-    confirmed: bool = False
-    dirty: bool = True
-    counted: bool = False
+    confirmed = False
+    dirty = True
+    counted = False
     """Whether its samples were counted as trained."""
     written: dict[str, Tensor] | None = None
+
+    def __init__(self, attribution: Attribution, found: Found, call: CallIdentity | None, rows: Tensor | None) -> None:
+        self.attribution, self.key = attribution, attribution.key
+        self.found, self.call, self.rows = found, call, rows
+        self.made = next_node()
+        """Number of the autograd node that is next after this loss."""
 
     @property
     def trained(self) -> Tensor:
         """Ids of the rows that were trained on."""
         return self.attribution.ids if self.rows is None else self.attribution.ids[self.rows]
-
-    @property
-    def size(self) -> int:
-        """Size among the steps that wait, in values."""
-        return OF_A_STEP if isinstance(self.found, dict) else self.found.numel
 
     def values(self) -> dict[str, Tensor]:
         """Returns the signals, which are computed now if they were not before."""
@@ -144,41 +141,49 @@ class StepAccumulator:
             rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
             call: Identity of outputs and targets; None where it is not known.
         """
-        if untracked is not None and call is not None and self._has_credited_call(call, attribution):
-            return
+        entry = Entry(attribution, found, call, rows)
+        if untracked is None and not self._open:
+            self._open.append(entry)
+        elif untracked is None or call is None or not self._has_credited_call(call, attribution):
+            self._credit_beside(entry, outputs, untracked)
+
+    def _credit_beside(self, entry: Entry, outputs: Any, untracked: Any) -> None:
+        """Adds an entry where it takes more than that: there are others in the step, or its rows may be withdrawn."""
+        attribution = entry.attribution
         origin = None if untracked is None else self.meter.origin(outputs)
         if origin is not None and attribution.batch is not None:
             origin.batch = attribution.batch.number
         for same in self._open:
-            if same.key is not None and same.key == attribution.key:
-                origin = origin or self.meter.origin(outputs)
-                again = origin is None or origin.first >= same.made
-                if not again and untracked is None and same.call == call:
-                    return  # the tensor that the model returned last, and a target of the batch, once more
-                if untracked is not None:
-                    self.meter.count(outputs, origin, attribution.layout.n if again else 0)
-                if again:
-                    same.found, same.rows, same.made = found, rows, next_node()
-                    same.call = call
-                else:
-                    more = found if isinstance(found, dict) else found.now()
-                    same.found = {**same.values(), "loss": same.values()["loss"] + more["loss"]}
-                same.dirty = True
+            if same.key is not None and same.key == entry.key:
+                self._credit_again(same, entry, outputs, origin, tracked=untracked is None)
                 return
-        sources = None if untracked is None else _storages(untracked)
-        entry = Entry(attribution, attribution.key, found, sources, next_node(), rows, call)
+        if untracked is not None:
+            entry.sources = _storages(untracked)
         new: int | Tensor = attribution.layout.n
-        if self._open:
-            others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
-            if others:
-                origin = origin or self.meter.origin(outputs)
-                again = origin is None or all(origin.first >= other.made for other in others)
-                self._add_to(others, entry, again=again)
-                if not again and entry.fresh is not None:
-                    new = entry.fresh.sum()
+        others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
+        if others:
+            origin = origin or self.meter.origin(outputs)
+            again = origin is None or all(origin.first >= other.made for other in others)
+            self._add_to(others, entry, again=again)
+            if not again and entry.fresh is not None:
+                new = entry.fresh.sum()
         if untracked is not None:
             self.meter.count(outputs, origin, new)
         self._open.append(entry)
+
+    def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
+        """Adds a further loss of the rows of an entry, or puts it in its place where its forward pass is a later one."""
+        origin = origin or self.meter.origin(outputs)
+        again = origin is None or origin.first >= same.made
+        if not again and tracked and same.call == more.call:
+            return  # the tensor that the model returned last, and a target of the batch, once more
+        if not tracked:
+            self.meter.count(outputs, origin, more.attribution.layout.n if again else 0)
+        if again:
+            same.found, same.rows, same.made, same.call = more.found, more.rows, more.made, more.call
+        else:
+            same.found = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
+        same.dirty = True
 
     def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
         return any(one.call == call and same_samples(one.attribution, attribution) for one in self._open)
@@ -252,37 +257,36 @@ class StepAccumulator:
         """Whether losses of a batch were credited since the last step."""
         return any(entry.attribution.batch is batch for entry in self._open)
 
-    def end_step(self) -> None:
-        """Ends the step; further losses of the same rows replace those before."""
-        for entry in self._open:
+    def end_step(self, alive: Collection[YieldedBatch] = ()) -> None:
+        """Ends the step; further losses of the same rows replace those before.
+
+        Args:
+            alive: Batches whose step goes on.
+        """
+        entries, self._open = self._open, []
+        for entry in entries:
             if not entry.confirmed:
                 self._count(entry)
-            if entry.dirty:
+            if alive and entry.attribution.batch in alive:
+                self._open.append(entry)
+            elif entry.dirty:
                 self._waiting.append(entry)
-                self._size += entry.size
-        self._open = []
+                self._size += OF_A_STEP if isinstance(entry.found, dict) else entry.found.numel
         if self._size > MOST_WAITING:
             self._write_waiting()
 
-    def next_batch(self, alive: set[YieldedBatch]) -> None:
+    def next_batch(self, alive: Collection[YieldedBatch]) -> None:
         """Closes the entries of batches that are no longer in use, since the next batch was yielded."""
-        if not self._open:
-            return
-        self._confirm()
-        for entry in self._open:
-            if entry.dirty and entry.attribution.batch not in alive:
-                self._waiting.append(entry)
-                self._size += entry.size
-        self._open = [entry for entry in self._open if entry.attribution.batch in alive]
-        if self._size > MOST_WAITING:
-            self._write_waiting()
+        if self._open:
+            self.end_step(alive)
 
     def _write_waiting(self) -> None:
         waiting, self._waiting, self._size = self._waiting, [], 0
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
             self._records.write(ids, _together([entry.found for entry in waiting]))
-            self._count_trained(*waiting)
+            some = any(entry.rows is not None for entry in waiting)
+            self._add_trained(torch.cat([entry.trained for entry in waiting]) if some else ids)
             return
         for entry in waiting:
             self._write(entry)
@@ -304,15 +308,17 @@ class StepAccumulator:
             return False
         return True if entry.fresh is None else entry.fresh
 
-    def _count_trained(self, *entries: Entry) -> None:
+    def _count_trained(self, entry: Entry) -> None:
+        ids, fresh, rows = entry.trained, entry.fresh, entry.rows
+        if fresh is None:
+            self._add_trained(ids)
+        elif len(self._table):
+            self._table.index_add_(0, ids, (fresh if rows is None else fresh[rows]).to(self._table.dtype))
+
+    def _add_trained(self, ids: Tensor) -> None:
         """Counts samples that were trained on, many at a time, since a table of all samples is far from the processor."""
-        for entry in entries:
-            ids, fresh, rows = entry.trained, entry.fresh, entry.rows
-            if fresh is None:
-                self._trained.append(ids)
-            elif len(self._table):
-                self._table.index_add_(0, ids, (fresh if rows is None else fresh[rows]).to(self._table.dtype))
-            self._uncounted_samples += len(ids)
+        self._trained.append(ids)
+        self._uncounted_samples += len(ids)
         if self._uncounted_samples > MOST_UNCOUNTED:
             self.count_trained()
 
@@ -355,17 +361,13 @@ class StepAccumulator:
 
 def _alike(entries: Sequence[Entry]) -> bool:
     """Whether entries can be written together: new, certain, of different batches and of one form."""
-    form, batches = _form(entries[0]), set()
-    for entry in entries:
-        if entry.written is not None or entry.key is None or entry.attribution.holds or _form(entry) != form:
-            return False
-        batches.add(entry.attribution.batch)
-    return len(batches) == len(entries)
-
-
-def _form(entry: Entry) -> int | tuple[str, ...]:
-    """Returns a value that is equal for entries whose tensors can be joined."""
-    return tuple(entry.found) if isinstance(entry.found, dict) else entry.found.form
+    batches = {entry.attribution.batch for entry in entries}
+    if len(batches) < len(entries) or any(e.written is not None or e.key is None or e.attribution.holds for e in entries):
+        return False
+    first = entries[0].found
+    if isinstance(first, dict):
+        return all(isinstance(entry.found, dict) and entry.found.keys() == first.keys() for entry in entries)
+    return all(not isinstance(entry.found, dict) and entry.found.form == first.form for entry in entries)
 
 
 def _together(found: Sequence[Found]) -> dict[str, Tensor]:

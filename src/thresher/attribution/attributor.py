@@ -26,7 +26,7 @@ class MeasureLoss(Protocol):
     """Computes the loss of attributed rows."""
 
     def __call__(
-        self, outputs: Any, targets: Any, attribution: Attribution, /, *, weights: Tensor | None, weights_over_n: Tensor | None
+        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None, /
     ) -> tuple[Any, ...]:
         """Computes the scalar for the loop and the signals of each sample.
 
@@ -98,18 +98,17 @@ class Attributor:
             AttributionError: The samples cannot be told with certainty; nothing was recorded.
         """
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
-        if attribution is None or (batch := attribution.batch) is None:
-            attribution = self._resolve(outputs, targets, ids, repeat)
-            batch = attribution.batch
-            if batch is not None and self.parameters and is_foreign(outputs, batch.number, self.meter, self.parameters):
-                return None
-            weights, over_n, sources = self._weights_of(attribution), None, outputs
-            call = identity_of(outputs, targets)
-        else:
-            weights, over_n, sources = batch.weights, batch.weights_over_n, None
-            call = id(targets)
-        value, found, *rows = measure(outputs, targets, attribution, weights=weights, weights_over_n=over_n)
-        self._accumulator.credit(attribution, found, outputs, sources, rows[0] if rows else None, call)
+        if attribution is not None and (batch := attribution.batch) is not None:
+            value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
+            self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
+            return value
+        attribution = self._resolve(outputs, targets, ids, repeat)
+        batch = attribution.batch
+        if batch is not None and self.parameters and is_foreign(outputs, batch.number, self.meter, self.parameters):
+            return None
+        value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
+        call = identity_of(outputs, targets)
+        self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:

@@ -153,23 +153,22 @@ class Criterion:
 
     def in_step(
         self,
+        wanted: set[str],
         outputs: Any,
         targets: Any,
         attribution: Attribution,
-        *,
         weights: Tensor | None,
         weights_over_n: Tensor | None,
-        wanted: set[str],
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
         """Returns the same as `measure`, except that the signals may be computed later, of several steps together.
 
         Args:
+            wanted: Names of the signals besides the loss.
             outputs: Outputs of the model.
             targets: Targets of the outputs.
             attribution: Samples that the loss belongs to.
             weights: Plan weights, shape (n,), float; None where all are 1.
             weights_over_n: `weights / n`, shape (n,), where it was prepared; else None.
-            wanted: Names of the signals besides the loss.
         """
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
 

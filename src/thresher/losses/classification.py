@@ -60,6 +60,11 @@ class ClassCriterion(ReducedCriterion):
 _nll_loss: Any = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
 """What `F.nll_loss` calls, without the conversions of its arguments: (log_probs, targets, weight, reduction, ignore_index)."""
 
+_cross_entropy: Any = torch._C._nn.cross_entropy_loss  # pyright: ignore[reportAttributeAccessIssue]
+"""What `F.cross_entropy` calls: (outputs, targets, weight, reduction, ignore_index, label_smoothing)."""
+_autocasts: Any = torch._C._is_any_autocast_enabled  # pyright: ignore[reportAttributeAccessIssue]
+"""Whether autocast is enabled for any device."""
+
 
 class NegativeLogLikelihood(ClassCriterion):
     """Adapter for negative log-likelihood: outputs are log-probabilities."""
@@ -91,16 +96,6 @@ class CrossEntropy(ClassCriterion):
     def _settings(self) -> dict[str, Any]:
         return {"ignore_index": self.own.ignore_index, "label_smoothing": self.own.label_smoothing}
 
-    def _is_plain(self) -> bool:
-        """Whether all settings are the common ones; they are read where they lie, because this runs in every step."""
-        own = self._own_settings
-        return (
-            own["reduction"] == "mean"
-            and own["ignore_index"] < 0
-            and not own["label_smoothing"]
-            and self._own_buffers["weight"] is None
-        )
-
     def measure(
         self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
     ) -> LossAndSignals:
@@ -120,29 +115,30 @@ class CrossEntropy(ClassCriterion):
 
     def in_step(
         self,
+        wanted: set[str],
         outputs: Any,
         targets: Any,
         attribution: Attribution,
-        *,
         weights: Tensor | None,
         weights_over_n: Tensor | None,
-        wanted: set[str],
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
-        """Spells out the most common case, one label per sample: it runs in every step, where each small operation costs."""
-        if not self._is_plain() or targets.dim() != 1 or torch.is_autocast_enabled(outputs.device.type):
+        """Spells out the most common case, one label per sample: it runs in every step, where each call costs."""
+        own = self._own_settings
+        common = own["reduction"] == "mean" and own["ignore_index"] < 0 and not own["label_smoothing"]
+        if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts():
             return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
-            log_probs = torch.log_softmax(outputs, 1)
-            if weights_over_n is not None and weights_over_n.dtype is log_probs.dtype:
-                losses = _nll_loss(log_probs, targets, None, 0, -100)
+            if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
+                losses = _cross_entropy(outputs, targets, None, 0, -100, 0.0)
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
+                log_probs = torch.log_softmax(outputs, 1)
                 losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
                 return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
         # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
         likely = outputs.dim() > 1 and not targets.dtype.is_floating_point and "batch_confidence" not in wanted
         if likely and weights is None and targets.shape[0] == attribution.layout.n:
             log_probs = torch.log_softmax(outputs, 1)
-            value = _nll_loss(log_probs, targets, None, 1, self._own_settings["ignore_index"])
+            value = _nll_loss(log_probs, targets, None, 1, own["ignore_index"])
             return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)

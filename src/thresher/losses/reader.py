@@ -34,18 +34,16 @@ class SignalReader:
         It is the criterion's own, which runs in every step, where the user computes no signals.
         """
         if self._own is None and self.criterion is not None:
-            return partial(self.criterion.in_step, wanted=self.recorded)
+            return partial(self.criterion.in_step, self.recorded)
         return self._measure_with_own
 
     def _measure_with_own(
-        self, outputs: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Tensor | None
+        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None
     ) -> tuple[Tensor, Any]:
         assert self.criterion is not None
         own = self._ask(outputs, targets, attribution.layout.n)
         wanted = self.recorded - own.keys()
-        value, found = self.criterion.in_step(
-            outputs, targets, attribution, weights=weights, weights_over_n=weights_over_n, wanted=wanted
-        )
+        value, found = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
         return value, (found if isinstance(found, dict) else found.now()) | own
 
     def signals(

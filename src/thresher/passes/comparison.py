@@ -13,7 +13,7 @@ from thresher.passes.buffers import copies_of, places_of
 from thresher.passes.own import Beginning, OwnPasses
 
 TIMES = 2
-"""Number of epochs in which a batch is compared."""
+"""Number of epochs in which a batch is compared, or none was found that can be."""
 PATIENCE = 64
 """Number of batches and forward passes of an epoch in which a batch to compare is looked for."""
 HELD = 3
@@ -69,6 +69,7 @@ class Comparison:
         """Counts an attempt, and gives up after many."""
         self._left -= 1
         if self._left < 0:
+            self._times -= 1
             self._stop()
         return self.pending
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
+from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.cost import break_even
 from thresher.loading.row_buffer import is_per_sample, take_rows
@@ -48,12 +48,17 @@ class BatchSelection(Protocol):
         """Whether own passes of the trained model compute the losses that rows are chosen by."""
         ...
 
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
-        """See `Run.criterion`; gradients are enabled."""
+    @property
+    def measure(self) -> MeasureLoss:
+        """Computes the criterion of the rows that are trained on, and the signals of all."""
         ...
 
-    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any, repeat: int | None) -> Tensor:
-        """See `Run.reduce`; gradients are enabled."""
+    def measuring(self, losses: Tensor) -> MeasureLoss:
+        """Returns the same for losses that the loop computed itself, shape (rows, ...)."""
+        ...
+
+    def watch(self, value: Tensor) -> None:
+        """Times the backward pass of a loss of the loop."""
         ...
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
@@ -115,7 +120,7 @@ class NoSelection:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._attributor, self._stopwatch = tools.attributor, tools.stopwatch
-        self._credit, self._measure = tools.attributor.credit, tools.reader.measuring()
+        self.measure: MeasureLoss = tools.reader.measuring()
 
     @property
     def forward_passes(self) -> str | None:
@@ -127,29 +132,19 @@ class NoSelection:
         """False: nothing is chosen, or by the losses of the loop."""
         return False
 
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
-        """Returns the user's criterion of all rows, and records their signals."""
-        value = self._credit(outputs, targets, ids, self._measure, repeat)
-        if value is None:
-            return self._of_another_model(outputs, targets)
-        if self._stopwatch.running:
-            self._stopwatch.watch(value)
-        return value
+    def measuring(self, losses: Tensor) -> MeasureLoss:
+        """Returns the function that averages losses of the loop over all rows, and reads their signals."""
 
-    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any, repeat: int | None) -> Tensor:
-        """Returns the weighted mean of the losses of all rows, and records them."""
-
-        def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
+        def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
             rows = attribution.layout.rows(losses)
-            found = self._beside(rows, outputs, targets, self._tools.reader.recorded)
+            found = self._beside(rows, outputs[1], targets, self._tools.reader.recorded)
             return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
 
-        value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
-        if value is None:
-            return losses.mean()
-        if self._stopwatch.running:
-            self._stopwatch.watch(value)
-        return value
+        return measure
+
+    def watch(self, value: Tensor) -> None:
+        """Times the backward pass of all rows."""
+        self._stopwatch.watch(value)
 
     def _beside(self, rows: Tensor, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
@@ -157,11 +152,6 @@ class NoSelection:
             "loss": as_measured(rows.detach().mean(1)),
             **self._tools.reader.beside(outputs, targets, len(rows), wanted, self._missing),
         }
-
-    def _of_another_model(self, outputs: Any, targets: Any) -> Tensor:
-        criterion = self._tools.reader.criterion
-        assert criterion is not None
-        return criterion.value(outputs, targets)
 
     def _missing(self, wanted: set[str]) -> str:
         method = self._tools.method
@@ -206,6 +196,7 @@ class InForward(NoSelection):
         super().__init__(tools)
         self.stage = self._stage = stage
         self._model, self.instead = model, instead
+        self.measure = self._measure_chosen
         self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
         self._share = 1.0
         self._warned = self._compared = False
@@ -215,21 +206,12 @@ class InForward(NoSelection):
         """The forward pass of the loop is the only one."""
         return "once"
 
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Tensor:
-        """Returns the user's criterion of the chosen rows, and records the signals of all."""
-        value = self._attributor.credit(outputs, targets, ids, self._measure_chosen, repeat)
-        if value is None:
-            return self._of_another_model(outputs, targets)
-        if self._stopwatch.running:
-            self._watch(value)
-        return value
-
-    def _watch(self, value: Tensor) -> None:
+    def watch(self, value: Tensor) -> None:
         """Times the backward pass, which runs on the chosen rows only where the model was traced."""
         self._stopwatch.watch(value, 1.0 if uses_plain_model(self._model) else self._share)
 
     def _measure_chosen(
-        self, outputs: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any
+        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Any
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         reader, layout = self._tools.reader, attribution.layout
         criterion = reader.criterion
@@ -249,24 +231,19 @@ class InForward(NoSelection):
             value = criterion.measure(outputs, targets, RowLayout(k, layout.repeat), weights=weights, wanted=set()).value
         return value, found, plan.rows
 
-    def reduce(self, losses: Tensor, ids: Tensor | None, outputs: Any, targets: Any, repeat: int | None) -> Tensor:
-        """Returns the weighted mean of the losses of the chosen rows, and records those of all."""
+    def measuring(self, losses: Tensor) -> MeasureLoss:
+        """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
 
-        def measure(_: Any, targets: Any, attribution: Attribution, *, weights: Tensor | None, weights_over_n: Any) -> Any:
+        def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
             rows = attribution.layout.rows(losses)
-            found = self._beside(rows, outputs, targets, self._tools.reader.chosen_by)
+            found = self._beside(rows, outputs[1], targets, self._tools.reader.chosen_by)
             plan = self._choose_rows(attribution, found)
             rows, weights = rows.index_select(0, plan.rows), _product(plan, weights)
             if not len(rows):
                 return rows.sum(), found, plan.rows
             return _weighted_mean(rows, weights) if weights is not None else rows.mean(), found, plan.rows
 
-        value = self._attributor.credit((losses, outputs), targets, ids, measure, repeat)
-        if value is None:
-            return losses.mean()
-        if self._stopwatch.running:
-            self._watch(value)
-        return value
+        return measure
 
     def _compare(self, outputs: Any, targets: Any, layout: RowLayout, losses: Tensor) -> None:
         """Compares once the losses of the chosen rows by themselves with those that they had in the whole batch.

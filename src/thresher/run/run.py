@@ -81,6 +81,7 @@ class Run(Uncopied):
         self._parts = parts
         self.method, self.loader, self.epochs = parts.method, parts.loader, parts.epochs.settings.epochs
         self._epochs, self._criterion, self._comparison = parts.epochs, parts.criterion, parts.epochs.comparison
+        self._credit, self._stopwatch = parts.attributor.credit, parts.stopwatch
 
     # What the loop calls
 
@@ -115,7 +116,12 @@ class Run(Uncopied):
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
         if not torch.is_grad_enabled():
             return self._criterion.value(outputs, targets)
-        value = self._epochs.selection.criterion(outputs, targets, ids, repeat)
+        selection = self._epochs.selection
+        value = self._credit(outputs, targets, ids, selection.measure, repeat)
+        if value is None:
+            return self._criterion.value(outputs, targets)
+        if self._stopwatch.running:
+            selection.watch(value)
         if self._comparison.pending:
             self._comparison.credited(value, outputs)
         return value
@@ -152,9 +158,14 @@ class Run(Uncopied):
             raise ValueError("run.reduce: `per_sample_losses` is a scalar; give one loss per sample, before they are averaged")
         if not torch.is_grad_enabled():
             return per_sample_losses.mean()
-        value = self._epochs.selection.reduce(per_sample_losses, ids, outputs, targets, repeat)
+        selection, made = self._epochs.selection, (per_sample_losses, outputs)
+        value = self._credit(made, targets, ids, selection.measuring(per_sample_losses), repeat)
+        if value is None:
+            return per_sample_losses.mean()
+        if self._stopwatch.running:
+            selection.watch(value)
         if self._comparison.pending:
-            self._comparison.credited(value, (per_sample_losses, outputs))
+            self._comparison.credited(value, made)
         return value
 
     @property

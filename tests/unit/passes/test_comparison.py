@@ -162,3 +162,14 @@ def test_only_buffers_that_a_pass_writes_are_copied_from_then_on():
             model(torch.randn(4, 6))
         assert all(torch.equal(before[name], buffer) and objects[name] is buffer for name, buffer in model.named_buffers())
         assert {name for _, name in written._written[model]} == {"queue", "count"}
+
+
+def test_batches_that_cannot_be_compared_are_not_looked_for_in_every_epoch(monkeypatch):
+    monkeypatch.setattr("thresher.passes.comparison.PATIENCE", 4)
+    run, _ = attached("hides", step=False, epochs=5)
+    pending = []
+    for _ in range(4):
+        for x, y in run.loader:
+            run.criterion(run.model(x), y)  # without a backward pass there is nothing to compare with
+            pending.append(run._comparison.pending)
+    assert pending[0] and pending[6] and not any(pending[12:])
