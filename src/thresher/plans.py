@@ -45,10 +45,18 @@ class EpochPlan:
         drawn: Whether `ids` was drawn: it is then the order of training and may repeat samples.
         facts: Scalars for the history by name, such as the scheduled and the actual fraction.
         remember: Columns of the records to replace, out of those with merge="plan": name to values of shape (N,).
+        smaller_batches: Whether the epoch has as many steps as full training, each with a smaller batch, rather than fewer
+            steps with full batches. Batch sizes differ by one at most; samples that are left out are not loaded.
+        keys: With `smaller_batches`, numbers by which rows are drawn in each step, shape (K,), float32, aligned with `ids`:
+            of the step's candidates, the next samples of the epoch's order, those with the smallest keys are trained on. None
+            means that all are.
+        share: With `keys`, share of the ids that the epoch trains on, (0, 1].
+        width: With `keys`, number of candidates per row that is drawn, 1 or more; at most 1 / share of them exist.
+        note: Sentence that the user must know, for a warning; the run gives each sentence once. Default "": none.
 
     Raises:
         TypeError: A tensor has the wrong dtype.
-        ValueError: A tensor has the wrong shape, the plan is empty, or `lr_scale` is not a positive number.
+        ValueError: A tensor has the wrong shape, the plan is empty, or a number is out of its range.
 
     Example:
         Three of six samples are kept, and each of them counts twice.
@@ -57,6 +65,11 @@ class EpochPlan:
         >>> plan.check(6)
         >>> len(plan.ids), plan.lr_scale, plan.facts
         (3, 1.0, {'fraction': 0.5})
+
+        Of each two samples of the epoch's order, the one with the smaller key is trained on.
+
+        >>> plan = EpochPlan(torch.arange(6), smaller_batches=True, keys=torch.rand(6), share=0.5, width=2.0)
+
         >>> EpochPlan(torch.tensor([0.0, 2.0]))
         Traceback (most recent call last):
         TypeError: EpochPlan: `ids` must be int64, got torch.float32: ids are never floats
@@ -69,6 +82,11 @@ class EpochPlan:
     drawn: bool = False
     facts: Mapping[str, float] = field(default_factory=dict)
     remember: Mapping[str, Tensor] = field(default_factory=dict)
+    smaller_batches: bool = False
+    keys: Tensor | None = None
+    share: float = 1.0
+    width: float = 1.0
+    note: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_scale", float(self.lr_scale))
@@ -82,6 +100,25 @@ class EpochPlan:
             _check_weights("EpochPlan", self.weights, "ids", self.ids)
         if not (0 < self.lr_scale < float("inf")):
             raise ValueError(f"EpochPlan: `lr_scale` must be a positive number, got {self.lr_scale}")
+        self._check_draw()
+
+    def _check_draw(self) -> None:
+        """Checks what belongs to rows that are drawn in each step."""
+        if not 0 < self.share <= 1:
+            raise ValueError(f"EpochPlan: `share` is a share of the ids, within (0, 1], got {self.share}")
+        if not 1 <= self.width < float("inf"):
+            raise ValueError(f"EpochPlan: `width` is a number of candidates per row, 1 or more, got {self.width}")
+        if self.keys is None:
+            if self.share != 1:
+                raise ValueError("EpochPlan: `share` is of the ids that `keys` are given for; give `keys`, or fewer `ids`")
+            return
+        if self.keys.dtype != torch.float32:
+            raise TypeError(f"EpochPlan: `keys` must be float32, got {self.keys.dtype}")
+        if self.keys.shape != self.ids.shape:
+            shapes = f"{tuple(self.keys.shape)} and {tuple(self.ids.shape)}"
+            raise ValueError(f"EpochPlan: `keys` must be aligned with `ids`, got shapes {shapes}")
+        if not self.smaller_batches or self.drawn:
+            raise ValueError("EpochPlan: `keys` draw the rows of smaller batches: give smaller_batches=True, and no drawn=True")
 
     def check(self, n: int) -> None:
         """Checks the plan against a dataset.

@@ -95,7 +95,9 @@ class CheckedCollate:
     def _can_be_moved(self, samples: Any) -> bool:
         """Whether the samples can be put in another order: there are two, and it is known where each of them is."""
         if isinstance(samples, list):
-            return len(samples) > 1 and (not self.batched or len(samples) == self.batch_size)
+            # A dataset that fetches whole batches may return its columns; a smaller batch of samples has tuples or dicts.
+            whole = len(samples) == self.batch_size or all(isinstance(sample, tuple | dict) for sample in samples)
+            return len(samples) > 1 and (not self.batched or whole)
         try:
             return rows_of(samples) > 1
         except ValueError:

@@ -7,7 +7,7 @@ path on tensors that draws the same random numbers; the ids of any other sampler
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +16,16 @@ from torch.utils.data import BatchSampler, DataLoader
 from thresher import rng
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.collate_check import CheckedCollate, UnknownRows, checked
-from thresher.loading.order import IdBatchSampler, SequentialOrder, TensorOrder
+from thresher.loading.control import EpochControl
+from thresher.loading.dealing import Deal, deal_of
+from thresher.loading.order import IdBatchSampler, KnownEnd, SequentialOrder, TensorOrder
 from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
 from thresher.loading.uncopied import Uncopied
 from thresher.loading.user_order import UserOrder
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws
-from thresher.plans import BatchPlan, EpochPlan
+from thresher.plans import EpochPlan
 
 KEPT_SETTINGS = (
     "num_workers",
@@ -42,59 +44,17 @@ KEPT_SETTINGS = (
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
-class EpochStart(NamedTuple):
-    """Where an epoch begins.
-
-    Attributes:
-        plan: The plan of the epoch; None for a stream.
-        consumed: Number of ids of its order that an interrupted epoch has consumed; 0 for a new one.
-        checksum: Checksum of the ids that were drawn by then.
-    """
-
-    plan: EpochPlan | None
-    consumed: int
-    checksum: int
-
-
-class EpochControl(Protocol):
-    """What a loader asks of the run that it belongs to, and reports to it."""
-
-    def begin(self) -> EpochStart:
-        """Begins an epoch, or goes on with an interrupted one."""
-        ...
-
-    @property
-    def plan(self) -> EpochPlan:
-        """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
-        ...
-
-    def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
-        """Returns the rows of a candidate batch that the loop sees."""
-        ...
-
-    def count(self, n: int) -> int | None:
-        """Returns how many rows of a candidate batch of n stay; None where that is not known."""
-        ...
-
-    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool) -> None:
-        """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one."""
-        ...
-
-    def left(self, *, exhausted: bool) -> None:
-        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
-        ...
-
-
 class SelectedLoader(Uncopied):
     """`run.loader`: iterate it like the loader it was made from. Other attributes are those of that loader.
 
     Args:
         loader: The user's DataLoader.
         device: Device that batches are moved to; None leaves them where they are.
+        samples: Number of samples of full training, where some were pruned before it. Default: all that the sampler yields.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, device: torch.device | None) -> None:
-        self._user = loader
+    def __init__(self, loader: DataLoader[Any], *, device: torch.device | None, samples: int | None = None) -> None:
+        self._user, self._samples = loader, samples
         self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
@@ -117,8 +77,8 @@ class SelectedLoader(Uncopied):
         # are let go in good order after the cycle is gone.
         self._held = weakref.finalize(self, lambda _: None, self._loader)
         self._held.atexit = False
-        # Weak, so that breaking out of the loop lets the workers go at once.
-        self._current: Callable[[], EpochIterator | None] = lambda: None
+        self.current: Callable[[], EpochIterator | None] = lambda: None
+        """Returns the iterator that has the epoch; weak, so that breaking out of the loop lets the workers go at once."""
         self._workers_ran = False
         self.prepared = PreparedLoader(loader)
         """The end of an epoch, as accelerate reads it."""
@@ -174,6 +134,9 @@ class SelectedLoader(Uncopied):
             TypeError: The number is not known: a sampler of unknown order, a stream, or a batch method that keeps rows by
                 chance and fills them up to full batches.
         """
+        deal = None if self.streams else self.deal(self.control.plan)
+        if deal is not None:
+            return deal.steps
         stream: Any = self._user.dataset
         samples = len(stream) if self.streams else self._order.samples_of(self.control.plan)
         full, rest = divmod(samples, self._ids.batch_size)
@@ -181,6 +144,22 @@ class SelectedLoader(Uncopied):
         if self.row_buffer is None or self.row_buffer.size is None:
             return full + bool(rest)
         return self._filled_batches(full, rest)
+
+    def deal(self, plan: EpochPlan) -> Deal | None:
+        """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
+
+        Args:
+            plan: The plan of an epoch.
+
+        Raises:
+            ValueError: There is less than one row for each step, or it is not known how many ids the order has.
+        """
+        if not plan.smaller_batches:
+            return None
+        everything = self._order.candidates(self._seen) if self._samples is None else self._samples
+        return deal_of(
+            plan, self.n, lambda: self._order.samples_of(plan), everything, self._ids.batch_size, self._ids.drop_last
+        )
 
     def _filled_batches(self, full: int, rest: int) -> int:
         """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""
@@ -220,7 +199,10 @@ class SelectedLoader(Uncopied):
         else:
             everything = plan.drawn or len(plan.ids) == self.n
             kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
-            self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed, length=self._order.length(plan))
+            deal, length = self.deal(plan), self._order.length(plan)
+            if deal is not None:
+                length = KnownEnd(deal.rows, length.drawn)
+            self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed, length=length, deal=deal)
             candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
         self._loader.collate_fn = collate
         self._workers_ran = self.persistent_workers
@@ -240,12 +222,8 @@ class SelectedLoader(Uncopied):
                 self._fetch(*waiting)
         iterator = EpochIterator(self, self.control, candidates, consumed, checksum, self._ids)
         control = weakref.ref(self.control)
-        self._current = weakref.ref(iterator, lambda _: _gone(control()))
+        self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
-
-    def is_current(self, iterator: "EpochIterator") -> bool:
-        """Whether an iterator is the one that has the epoch."""
-        return self._current() is iterator
 
     def exhausted(self, seen: int) -> None:
         """Ends the epoch, in which so many samples were seen."""
@@ -331,7 +309,7 @@ class SelectedLoader(Uncopied):
 
     def stop(self) -> None:
         """Ends the iterator that has the epoch."""
-        self._current = lambda: None
+        self.current = lambda: None
 
     def close(self) -> None:
         """Lets go of the data and of persistent workers."""
@@ -375,7 +353,7 @@ class EpochIterator:
     def __next__(self) -> Any:
         if self._done:
             raise StopIteration
-        if not self._loader.is_current(self):
+        if self._loader.current() is not self:
             raise RuntimeError("this pass over run.loader was ended by a newer one; iterate the newer one")
         row_buffer = self._loader.row_buffer
         if row_buffer is None:
@@ -405,7 +383,7 @@ class EpochIterator:
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         batch, ids, self._drawn, left = self._candidates.take()
-        if left is not None and self._sizes.drop_last:
+        if left is not None and self._sizes.drops_last:
             left -= left % self._sizes.batch_size
         self._left = left
         self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)

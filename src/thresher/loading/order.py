@@ -8,13 +8,15 @@ import operator
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
+
+from thresher.loading.dealing import Deal
 
 
 class Order(Protocol):
@@ -162,6 +164,9 @@ class IdBatchSampler(Sampler[list[int]]):
         self._order: Order = SequentialOrder(0)
         self._kept: Tensor | None = None
         self._consumed = 0
+        self.drops_last = drop_last
+        """Whether a last batch that is not full is dropped in this iteration."""
+        self._found: Iterator[tuple[Tensor, int]] = iter(())
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches
@@ -174,6 +179,7 @@ class IdBatchSampler(Sampler[list[int]]):
         consumed: int = 0,
         drop_last: bool | None = None,
         length: KnownEnd = UNKNOWN_END,
+        deal: Deal | None = None,
     ) -> None:
         """Prepares the next iteration.
 
@@ -183,59 +189,83 @@ class IdBatchSampler(Sampler[list[int]]):
             consumed: Number of ids of the order that an interrupted epoch has consumed already.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
             length: Known end of the order.
+            deal: How smaller batches are made; None for full batches.
         """
         self.on_the_way.clear()
         self._order, self._kept, self._consumed = order, kept, consumed
         self.replayed = torch.empty(0, dtype=torch.int64)
         self._length = length
-        self._batches = self._iterate(consumed, self.drop_last if drop_last is None else drop_last)
+        self.drops_last = deal is None and (self.drop_last if drop_last is None else drop_last)
+        self._found = self._full(consumed) if deal is None else self._dealt(deal)
+        self._deal = deal
+        self._batches = self._iterate()
 
     def replay(self) -> Tensor:
-        """Draws the ids that an interrupted epoch has consumed, once, and returns those that stay."""
-        if self._consumed:
-            self.replayed = self._filter(self._order.take(self._consumed))
-            self._consumed = 0
+        """Draws the ids that an interrupted epoch has consumed, once, and returns those that were trained on."""
+        consumed, self._consumed = self._consumed, 0
+        if consumed and self._deal is None:
+            ids = self._order.take(consumed)
+            self.replayed = ids if self._kept is None else ids[self._kept[ids]]
+        elif consumed:
+            batches, position = [], 0
+            while position < consumed:
+                ids, position = next(self._found)
+                batches.append(ids)
+            self.replayed = torch.cat(batches)
         return self.replayed
 
-    def _filter(self, ids: Tensor) -> Tensor:
-        return ids if self._kept is None else ids[self._kept[ids]]
-
-    def _iterate(self, drawn: int, drop_last: bool) -> Iterator[list[int]]:
+    def _iterate(self) -> Iterator[list[int]]:
         stayed = len(self.replay())
-        for ids, position in self._all(drawn) if self._kept is None else self._staying(drawn, self._kept):
-            if len(ids) < self.batch_size and drop_last:
+        for ids, position in self._found:
+            if len(ids) < self.batch_size and self.drops_last:
                 return
             stayed += len(ids)
             self.on_the_way.append((ids, position, self._length.left(stayed, position)))
             self.served += 1
             yield ids.tolist()
 
-    def _all(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
-        """Yields the ids of each batch, and how many were drawn by then."""
-        full = True
-        while full:
-            ids = self._order.take(self.batch_size)
+    def _full(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
+        return self._pieces(drawn, repeat(self.batch_size))
+
+    def _dealt(self, deal: Deal) -> Iterator[tuple[Tensor, int]]:
+        """Yields the rows of each step, and how many ids were drawn by then."""
+        position = 0
+        candidates = self._pieces(0, deal.sizes(deal.candidates))
+        for rows, (ids, position) in zip(deal.sizes(deal.rows), candidates, strict=False):
+            yield deal.draw(ids, rows), position
+        # Later epochs have the order that they have in full training, which draws the rest and one more.
+        self._order.take(max(0, (self._length.drawn or 0) - position) + 1)
+
+    def _pieces(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
+        """Yields the next ids that the plan keeps, in pieces, and how many ids were drawn by then."""
+        return self._all(drawn, sizes) if self._kept is None else self._staying(drawn, self._kept, sizes)
+
+    def _all(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
+        for size in sizes:
+            ids = self._order.take(size)
             drawn += len(ids)
-            full = len(ids) == self.batch_size
             if len(ids):
                 yield ids, drawn
+            if len(ids) < size:
+                return
 
-    def _staying(self, drawn: int, kept: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yields the same for the samples that the plan keeps."""
+    def _staying(self, drawn: int, kept: Tensor, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         found = places = torch.empty(0, dtype=torch.int64)
         exhausted = False
-        while not exhausted:
-            # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
-            unknown = isinstance(self._order, SamplerOrder)
-            wanted = self.batch_size - len(found) if unknown else LOOKED_UP * self.batch_size
-            piece = self._order.take(wanted)
-            exhausted = len(piece) < wanted
-            stays = kept[piece].nonzero().flatten()
-            found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
-            drawn += len(piece)
-            while len(found) >= self.batch_size:
-                ids, found = found[: self.batch_size], found[self.batch_size :]
-                last, places = int(places[self.batch_size - 1]), places[self.batch_size :]
-                yield ids, last + 1
+        for size in sizes:
+            while len(found) < size and not exhausted:
+                # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
+                unknown = isinstance(self._order, SamplerOrder)
+                wanted = size - len(found) if unknown else LOOKED_UP * self.batch_size
+                piece = self._order.take(wanted)
+                exhausted = len(piece) < wanted
+                stays = kept[piece].nonzero().flatten()
+                found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
+                drawn += len(piece)
+            if len(found) < size:
+                break
+            ids, found = found[:size], found[size:]
+            last, places = int(places[size - 1]), places[size:]
+            yield ids, last + 1
         if len(found):
             yield found, drawn

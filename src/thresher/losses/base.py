@@ -246,7 +246,7 @@ class Criterion:
         kind = self.reads(outputs, targets)
         if kind == "classes":
             log_probs = self.log_probs(outputs)
-            if rest & reading.ABOUT_CLASSES:
+            if rest & (reading.ABOUT_CLASSES | {"uncertainty"}):
                 valid = self.valid(targets)
                 found |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
             if rest & {"correct", "confidence"}:
@@ -256,7 +256,11 @@ class Criterion:
                 found |= reading.classes(log_probs, targets, n=n, ignore_index=ignore)
             return found
         if kind == "labels" and not rest & reading.ABOUT_CLASSES:
-            return reading.labels(self.probs(outputs), targets, n=n) | found
+            if "uncertainty" in rest:
+                found["uncertainty"] = reading.label_uncertainty(self.probs(outputs), n=n)
+            if rest - {"uncertainty"}:
+                found |= reading.labels(self.probs(outputs), targets, n=n)
+            return found
         raise ValueError(unreadable(self.own, rest))
 
     def class_targets(self, targets: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Signals of one forward pass besides the loss: `correct`, `confidence`, `margin`, `entropy`, `el2n` and `grad_norm`.
+"""Signals of one forward pass besides the loss.
+
+They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n` and `grad_norm`.
 
 With one label per sample, a sample is correct where the largest class probability is at its label, and its confidence is that
 largest probability.
@@ -10,7 +12,9 @@ largest probability.
 - Probabilities as targets: the likeliest class of the targets is the label.
 
 `el2n` (arXiv:2107.07075), `margin` and `entropy` need outputs that score classes. They are the means over the valid positions
-of |p - y|, of the probability of the label less the largest other probability, and of - sum(p log p). `grad_norm` is the norm
+of |p - y|, of the probability of the label less the largest other probability, and of - sum(p log p). `uncertainty` is the mean
+of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that a label drawn by the model is not the one it draws
+next. `grad_norm` is the norm
 of the gradient of a sample's mean loss with respect to the model's outputs, which bounds the norm of the whole gradient up to
 a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors` computes it.
 """
@@ -99,7 +103,7 @@ def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: 
 def of_classes(
     log_probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int, valid: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Returns those of `el2n`, `margin` and `entropy` that are wanted.
+    """Returns those of `el2n`, `margin`, `entropy` and `uncertainty` that are wanted.
 
     Args:
         log_probs: Log-probabilities, shape (B, C, ...), float.
@@ -128,7 +132,26 @@ def of_classes(
         found["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
     if "entropy" in wanted:
         found["entropy"] = -torch.special.xlogy(probs := log_probs.exp(), probs).sum(1)
+    if "uncertainty" in wanted:
+        found["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact also where p is nearly 1
     return {name: _mean_over(values, valid, n) for name, values in found.items()}
+
+
+def label_uncertainty(probs: Tensor, *, n: int) -> Tensor:
+    """Returns `uncertainty` of outputs that score independent labels: the mean of 2 p (1 - p) over the labels.
+
+    Args:
+        probs: Probability of each label, shape (B,) or (B, L, ...), float.
+        n: Number of samples. B is n, or n times the number of positions where samples were flattened.
+
+    Returns:
+        Shape (n,), float, in [0, 0.5].
+
+    Example:
+        >>> label_uncertainty(torch.tensor([[0.5, 1.0], [0.0, 1.0]]), n=2).tolist()
+        [0.25, 0.0]
+    """
+    return (2 * probs * (1 - probs)).reshape(n, -1).mean(1)
 
 
 def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = None, smoothing: float = 0.0) -> Tensor:

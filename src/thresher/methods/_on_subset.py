@@ -1,6 +1,7 @@
 """An epoch method after pruning, or beside a sampler that yields some samples: it plans as if there were no others."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -48,17 +49,15 @@ class OnSubset:
         plan.check(len(self.kept))
         facts = dict(plan.facts)
         if "actual_fraction" in facts:
-            facts["actual_fraction"] = 1 - len(plan.ids) / self.of
+            facts["actual_fraction"] = 1 - plan.share * len(plan.ids) / self.of
         if "scheduled_fraction" in facts:
             facts["scheduled_fraction"] = 1 - (1 - facts["scheduled_fraction"]) * len(self.kept) / self.of
         if len(self.kept) < self.of:
             facts["pruned_fraction"] = 1 - len(self.kept) / self.of
-        return EpochPlan(
-            self.kept[plan.ids],
-            weights=plan.weights,
+        return replace(
+            plan,
+            ids=self.kept[plan.ids],
             refresh=None if plan.refresh is None else self.kept[plan.refresh],
-            lr_scale=plan.lr_scale,
-            drawn=plan.drawn,
             facts=facts,
             remember={name: self._spread(name, values, columns) for name, values in plan.remember.items()},
         )

@@ -28,3 +28,4 @@ from thresher.methods.rho_loss import RhoLoss as RhoLoss
 from thresher.methods.selective_backprop import SelectiveBackprop as SelectiveBackprop
 from thresher.methods.small_loss import SmallLoss as SmallLoss
 from thresher.methods.uniform import UniformSubset as UniformSubset
+from thresher.methods.winnow import Winnow as Winnow

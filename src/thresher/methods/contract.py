@@ -35,6 +35,10 @@ class Requirements:
             passes before training, for scores that the method uses. Default False.
         records: Whether the plans of an epoch method depend on what the losses of the loop recorded, without which the training
             is stopped. False where the columns are only to be looked at. Default True.
+        smaller_batches: Whether plans spend the budget in smaller batches (`EpochPlan(smaller_batches=True)`), so that `attach`
+            checks that there is a row for each step. Default False.
+        optional: Signals in `columns()` that the method can do without, each with what it does then, such as {"uncertainty":
+            "draws uniformly"}; `attach` says so where the criterion does not define them. Default {}.
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
             are added up) and the names of signals. Default {}.
@@ -56,6 +60,8 @@ class Requirements:
     check: bool = False
     cost: bool = False
     records: bool = True
+    smaller_batches: bool = False
+    optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property

@@ -1,9 +1,11 @@
 """Builds the parts of a run from checked arguments, and connects them."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import default_collate
 
 from thresher.attribution.accumulator import StepAccumulator
@@ -16,7 +18,7 @@ from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.reader import SignalReader
 from thresher.methods._on_subset import OnSubset
-from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.methods.contract import EpochMethod, requirements_of, way_around
 from thresher.methods.full import FullData
 from thresher.passes.engine import device_of_model
 from thresher.passes.own import OwnPasses
@@ -25,9 +27,10 @@ from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.attached import claim
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
-from thresher.run.checks import Arguments, Checked, optimizers_of
-from thresher.run.epochs import Epochs, RunSettings
+from thresher.run.checks import Arguments, Checked, optimizers_of, undefined_signals
+from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
+from thresher.run.planning import RunSettings
 from thresher.run.run import Parts, Run
 from thresher.run.state import SavedState
 from thresher.run.step_checks import StepChecks, parameters_elsewhere
@@ -47,7 +50,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     """
     methods, device = _methods(checked), _device(given)
     here = device or torch.device("cpu")
-    loader = SelectedLoader(given.loader, device=device)
+    loader = SelectedLoader(given.loader, device=device, samples=None if checked.kept is None else len(checked.kept))
     _check_order(checked.epoch_method, loader)
     epoch_method = _on_subset(checked, loader)
     records = Records(_columns(given, checked), loader.n, here)
@@ -72,7 +75,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     selection = _selection(tools, given, checked, module)
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
-        RunSettings(given.epochs, given.seed, given.on_nonfinite, alone=len(methods) == 1),
+        RunSettings(given.epochs, given.seed, given.on_nonfinite, given.spend, alone=len(methods) == 1),
         epoch_method,
         loader,
         selection,
@@ -89,6 +92,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
         name = type(given.optimizer).__name__
         epochs.step_checks = StepChecks(hooks, name, parameters_elsewhere(given.model, hooks))
+    _check_smaller_batches(epochs, loader, given, checked)
     claim(epochs, [given.loader, *optimizers_of(given)])
     state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
     return Run(
@@ -138,11 +142,37 @@ def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
     if checked.samples is None:
         return {}
     columns, batch = dict(checked.epoch_method.columns()), checked.batch_method
+    for name in undefined_signals(checked.epoch_method, checked.criterion, given.signals):
+        columns = {own: column for own, column in columns.items() if (column.signal or own) != name}
     if batch is not None:
         stale = given.scoring is not None and given.scoring.every_epochs > 1
         for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
             columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
     return columns
+
+
+def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Arguments, checked: Checked) -> None:
+    """Refuses batches that would have too few rows, and says what a method cannot do here."""
+    method, name = checked.epoch_method, type(checked.epoch_method).__name__
+    requires = requirements_of(method)
+    if given.spend != "batches" and not requires.smaller_batches:
+        return
+    deal = loader.deal(epochs.plan)
+    normalised = any(isinstance(part, _BatchNorm) for part in given.model.modules()) if given.model is not None else False
+    if deal is not None and normalised and deal.rows < 2 * deal.steps:
+        raise ValueError(
+            f"{name} trains on {deal.rows} samples in {deal.steps} batches, less than two a batch, of which BatchNorm has no "
+            "variance. Give the loader larger batches, or raise the share that is kept."
+        )
+    for signal in undefined_signals(method, checked.criterion, given.signals):
+        warnings.warn(
+            f"{name} has no `{signal}` of the outputs of {given.criterion!r} and {requires.optional[signal]}. Pass "
+            f"attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
+            f"{way_around(method, signal)}.",
+            stacklevel=4,
+        )
+    if given.epochs == 1 and requires.smaller_batches and deal is not None:
+        warnings.warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.", stacklevel=4)
 
 
 def _reader(records: Records, given: Arguments, checked: Checked) -> SignalReader:

@@ -14,12 +14,12 @@ from thresher.methods.contract import Method
 from thresher.passes.engine import Forward
 from thresher.passes.scoring import Scoring
 from thresher.run.assembly import build_run
-from thresher.run.checks import Arguments, check
+from thresher.run.checks import Arguments, by_share, check
 from thresher.run.run import Run
 
 
 def attach(
-    method: Method | Sequence[Method],
+    method: Method | Sequence[Method] | float | str,
     *,
     loader: DataLoader[Any],
     criterion: Any,
@@ -33,12 +33,14 @@ def attach(
     seed: int = 0,
     device: torch.device | str | None = None,
     on_nonfinite: Literal["keep", "raise"] = "keep",
+    spend: Literal["steps", "batches"] | None = None,
     process_group: None = None,
 ) -> Run:
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
 
     Args:
-        method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch).
+        method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch). A
+            number such as 0.5, or "50%", is the share of the cost of full training to spend: `Winnow(share)`.
         loader: Training DataLoader; its settings and the order of its sampler are kept. Batch methods also take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`; None if only `run.reduce` is called.
         model: Model; names the rows of its outputs. Needed where the method makes forward passes of its own.
@@ -53,6 +55,9 @@ def attach(
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model.
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
+        spend: Way in which the plans of an epoch method spend their samples: "steps" for fewer steps with full batches,
+            "batches" for as many steps as full training with smaller batches, where the learning rate is not scaled and
+            weights have a mean of 1. Default None: as the method does by itself.
         process_group: Process group of several processes, which this version does not support yet.
 
     Example:
@@ -67,6 +72,7 @@ def attach(
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
+    method = by_share(method)
     given = Arguments(method, loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite)
+    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend)
     return build_run(given, check(given, process_group))

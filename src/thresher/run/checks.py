@@ -14,12 +14,13 @@ from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import ABOUT_CLASSES
 from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
 from thresher.methods.full import FullData
+from thresher.methods.winnow import Winnow
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.attached import check_free
 from thresher.run.learning_rate import parts_of
 
-NOT_OF_VALUES = {"correct", "confidence"} | ABOUT_CLASSES
+NOT_OF_VALUES = {"correct", "confidence", "uncertainty"} | ABOUT_CLASSES
 """Signals that are not defined for a regression."""
 
 
@@ -73,6 +74,7 @@ class Arguments:
     seed: Any = 0
     device: Any = None
     on_nonfinite: Any = "keep"
+    spend: Any = None
 
 
 class Checked(NamedTuple):
@@ -111,6 +113,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
     before, epoch_method, batch_method = split_by_stage(given.method)
     several = isinstance(given.method, list | tuple) and len(given.method) > 1
     check_loader(given.loader, plans_epochs=batch_method is None or several)
+    check_spend(given.spend, epoch_method)
     check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, process_group, given.seed)
     _check_types(given)
     check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
@@ -182,6 +185,54 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
         raise ValueError("`process_group`: training in several processes is not supported in this version; run one process")
 
 
+def by_share(method: Any) -> Any:
+    """Returns `Winnow(share)` for a number or a percentage; anything else as it is.
+
+    Args:
+        method: Argument of `attach`.
+
+    Raises:
+        ValueError: A text is no percentage, or the share is outside (0, 1].
+    """
+    if isinstance(method, bool) or not isinstance(method, int | float | str):
+        return method
+    share = method
+    if isinstance(method, str):
+        try:
+            share = float(method.removesuffix("%")) / 100 if method.endswith("%") else float("nan")
+        except ValueError:
+            share = float("nan")
+    if not 0 < float(share) <= 1:
+        raise ValueError(
+            f"`method`: the share of the cost of full training must be within (0, 1], such as 0.5 or '50%', got {method!r}"
+        )
+    return Winnow(share=float(share))
+
+
+def check_spend(spend: Any, method: EpochMethod) -> None:
+    """Validates the argument `spend` of `attach`."""
+    if spend not in (None, "steps", "batches"):
+        raise ValueError(f"`spend` must be 'steps', 'batches' or None for what the method does by itself, got {spend!r}")
+    if spend == "steps" and requirements_of(method).smaller_batches:
+        raise ValueError(
+            f"`spend`: {type(method).__name__} draws the rows of smaller batches and cannot take fewer steps instead; leave "
+            "`spend` out, or use another method, such as UniformSubset"
+        )
+
+
+def undefined_signals(method: EpochMethod, adapter: Criterion | None, signals: Any) -> list[str]:
+    """Returns the optional signals of a method that the criterion does not define.
+
+    Args:
+        method: The epoch method.
+        adapter: The user's criterion per sample; None where there is none.
+        signals: Argument of `attach`.
+    """
+    if adapter is None or adapter.kind != "values" or signals is not None:
+        return []
+    return sorted(requirements_of(method).optional.keys() & NOT_OF_VALUES)
+
+
 def check_needs(
     method: Any,
     batch: BatchMethod | None,
@@ -215,7 +266,7 @@ def check_needs(
         )
     wanted = {column.signal or column_name for column_name, column in method.columns().items()}
     wanted |= set(() if batch is None else requirements_of(batch).signals)
-    lacking = wanted & NOT_OF_VALUES
+    lacking = (wanted - requires.optional.keys()) & NOT_OF_VALUES
     if lacking and signals is None and adapter is not None and adapter.kind == "values":
         why = unreadable(adapter.own, lacking, way_around(method, *sorted(lacking)))
         raise ValueError(f"{name} needs signals that this criterion does not give. {why}")

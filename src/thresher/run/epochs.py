@@ -2,18 +2,18 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thresher import rng
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.rows import AttributionError
 from thresher.cost import Cost
-from thresher.loading.loader import EpochStart, SelectedLoader
+from thresher.loading.control import EpochStart
+from thresher.loading.loader import SelectedLoader
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.passes.comparison import Comparison
@@ -24,28 +24,12 @@ from thresher.run.attached import release
 from thresher.run.batch_selection import BatchSelection, InForward
 from thresher.run.epoch_end import EpochEnd
 from thresher.run.learning_rate import StepHooks
+from thresher.run.planning import Planner, RunSettings, title_of
 from thresher.run.silence import SilentEpochs, plans_by_losses
 from thresher.run.step_checks import StepChecks
 
 COUNTED = ("forward", "backward", "refresh", "scoring", "steps", "full_forward", "full_backward")
 """Fields of `Cost` that the history gives by epoch."""
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """What a run was attached with.
-
-    Args:
-        epochs: Number of epochs of the whole training.
-        seed: Random seed of all draws.
-        on_nonfinite: "keep" or "raise", see `attach`.
-        alone: Whether there is one method only, so that facts of its batches need no prefix in the history.
-    """
-
-    epochs: int
-    seed: int
-    on_nonfinite: Literal["keep", "raise"]
-    alone: bool
 
 
 class Epochs:
@@ -85,7 +69,10 @@ class Epochs:
         self.comparison = Comparison(passes, accumulator)
         """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
-        self._silence = SilentEpochs(attributor, _name(who), lambda: by_losses or isinstance(self.selection, InForward))
+        self._silence = SilentEpochs(attributor, title_of(who), lambda: by_losses or isinstance(self.selection, InForward))
+        self._planner = Planner(
+            settings, method, loader, records, passes, fills=lambda: self.selection.fills, steps_are_seen=steps_are_seen
+        )
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
@@ -195,10 +182,10 @@ class Epochs:
         self._rest()
         self._resumed, self._consumed, self._checksum = self._at_begin
         self._active = self._resumed
-        selects = self.selection.fills is not None or (plan is not None and (plan.drawn or len(plan.ids) < self._loader.n))
+        selects = self.selection.fills is not None or (plan is not None and _leaves_out(plan, self._loader.n))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
-            who = _name(self._method if stage is None else stage.method)
+            who = title_of(self._method if stage is None else stage.method)
             warnings.warn(
                 "A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
                 f"only the samples that {who} keeps for training, so that its results are not those of all samples. The pass "
@@ -229,11 +216,7 @@ class Epochs:
         self.end.if_due()
         if self._plan is None:
             self._settle()
-            generator = rng.seeded(self._seed, self.epoch)
-            plan = self._method.plan_epoch(self._known(), epoch=self.epoch, epochs=self.settings.epochs, generator=generator)
-            plan = self._checked(plan)
-            self._records.remember(plan.remember)
-            self._plan = plan
+            self._plan = self._planner.plan(self.epoch, self._seed)
         return self._plan
 
     def plan_if_any(self) -> EpochPlan | None:
@@ -332,30 +315,6 @@ class Epochs:
         if self.hooks is not None:
             self.hooks.scale = 1.0
 
-    def _known(self) -> Mapping[str, Tensor]:
-        """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
-        method: Any = self._method
-        names = method.full_pass(self.epoch, self.settings.epochs) if requirements_of(method).full_pass else ()
-        if not names:
-            return self._records
-        ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
-        return {**self._records, **self._passes.full_pass(ids, names)}
-
-    def _checked(self, plan: Any) -> EpochPlan:
-        name = _name(self._method)
-        if not isinstance(plan, EpochPlan):
-            raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
-        plan.check(self._loader.n)
-        if plan.drawn and not self._loader.order_is_free:
-            raise ValueError(
-                f"{name} draws the order of training, but the loader's sampler has an order of its own: use shuffle=True"
-            )
-        if plan.lr_scale != 1 and self.hooks is None:
-            raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
-        if plan.refresh is not None and not self._passes.possible:
-            raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
-        return plan
-
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
         self._silence.end(complete=complete)
@@ -372,7 +331,13 @@ class Epochs:
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:
             refreshed = 0 if plan.refresh is None else len(plan.refresh)
-            entry |= {"kept": len(plan.ids), "refreshed": refreshed, "lr_scale": plan.lr_scale, **plan.facts}
+            deal = self._loader.deal(plan)
+            entry |= {
+                "kept": len(plan.ids) if deal is None else deal.rows,
+                "refreshed": refreshed,
+                "lr_scale": plan.lr_scale,
+                **plan.facts,
+            }
         if stage is not None:
             own = stage.facts()
             entry |= own if self.settings.alone else {f"batch_{name}": value for name, value in own.items()}
@@ -420,8 +385,9 @@ class Epochs:
             warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
 
 
-def _name(method: Any) -> str:
-    return type(method.method if isinstance(method, OnSubset) else method).__name__
+def _leaves_out(plan: EpochPlan, n: int) -> bool:
+    """Whether an epoch of a plan does not have every sample once."""
+    return plan.drawn or len(plan.ids) < n or plan.share < 1
 
 
 def _weights_of(plan: EpochPlan | None, n: int) -> Tensor | None:
@@ -435,7 +401,7 @@ def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset
     """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none."""
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method
-        return f"{_name(who)} chooses samples by the losses of own passes."
+        return f"{title_of(who)} chooses samples by the losses of own passes."
     if requirements_of(method).model or (plan is not None and plan.refresh is not None):
-        return f"{_name(method)} decides about samples by losses of own passes, beside those of the loop."
+        return f"{title_of(method)} decides about samples by losses of own passes, beside those of the loop."
     return None

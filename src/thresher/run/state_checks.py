@@ -139,7 +139,13 @@ PLAN = table(
         "drawn": TRUTH,
         "facts": table({}, NUMBER),
         "remember": table({}),
-    }
+        "smaller_batches": TRUTH,
+        "keys": or_none(tensor(WEIGHTS, (None,))),
+        "share": NUMBER,
+        "width": NUMBER,
+        "note": TEXT,
+    },
+    may_lack=("smaller_batches", "keys", "share", "width", "note"),
 )
 HISTORY = sequence(
     table(

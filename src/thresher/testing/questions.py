@@ -21,6 +21,7 @@ SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
     "grad_norm": lambda r, n: r.gamma(1.0, 0.5, n),
     "el2n": lambda r, n: r.uniform(0, math.sqrt(2), n),
     "entropy": lambda r, n: r.gamma(1.0, 0.5, n),
+    "uncertainty": lambda r, n: r.random(n),
     "margin": lambda r, n: r.uniform(-1, 1, n),
     "confidence": lambda r, n: r.random(n),
     "batch_confidence": lambda r, n: r.random(n),
@@ -145,7 +146,7 @@ def comparable(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             value = torch.where(value.isnan(), torch.nan, value + 0.0)
-        return str(value.dtype), tuple(value.shape), value.detach().cpu().numpy().tobytes()
+        return str(value.dtype), tuple(value.shape), value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
     if isinstance(value, dict):
         return {name: comparable(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -213,7 +213,7 @@ class EpochSubject(Subject):
             )
             plan.check(n)
         self.check_weights(plan.weights)
-        self.check_facts(plan.facts, 1 - len(plan.ids) / n)
+        self.check_facts(plan.facts, 1 - plan.share * len(plan.ids) / n)
         return plan
 
     def answers(self, kind: str = "tied") -> list[Any]:

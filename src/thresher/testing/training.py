@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from thresher.methods.full import FullData
+from thresher.plans import EpochPlan
 from thresher.run.attach import attach
 from thresher.testing.questions import SIGNAL_GENERATORS, comparable, comparable_plan
 from thresher.testing.subjects import ContractError, Subject
@@ -53,7 +54,7 @@ class AttachedTraining:
             **settings,
         )
         self.log: list[Any] = []
-        self.planned: dict[int, list[int]] = {}
+        self.planned: dict[int, EpochPlan] = {}
 
     def loss(self) -> float:
         """Returns the mean loss over all samples."""
@@ -74,7 +75,7 @@ class AttachedTraining:
                 loss.backward()
                 self.optimizer.step()
                 self.log.append([epoch, self.run.ids.tolist(), loss.item(), self.run.plan.lr_scale])
-                self.planned.setdefault(epoch, self.run.plan.ids.tolist())
+                self.planned.setdefault(epoch, self.run.plan)
                 if stop == (epoch, done):
                     return
 

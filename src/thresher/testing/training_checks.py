@@ -110,8 +110,10 @@ def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTrain
         whole = AttachedTraining(subject, **settings)
         before = whole.loss()
         whole.train()
-    for epoch, ids in whole.planned.items() if not isinstance(subject, BatchSubject) else ():
-        seen = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1])
+    for epoch, plan in whole.planned.items() if not isinstance(subject, BatchSubject) else ():
+        seen, ids = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1]), plan.ids.tolist()
+        if plan.keys is not None:  # each step draws its rows from the next of these ids
+            ids = seen if len(seen) == round(plan.share * len(ids)) == len({*seen} & {*ids}) else ids
         subject.expect(seen == sorted(ids), f"epoch {epoch} trains on other samples than its plan has")
     subject.expect(whole.loss() < before, f"training does not lower the loss: {before:.3f} before, {whole.loss():.3f} after")
     return whole

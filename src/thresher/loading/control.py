@@ -1,0 +1,50 @@
+"""What a loader and the run that it belongs to tell each other."""
+
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from thresher.plans import BatchPlan, EpochPlan
+
+
+class EpochStart(NamedTuple):
+    """Where an epoch begins.
+
+    Attributes:
+        plan: The plan of the epoch; None for a stream.
+        consumed: Number of ids of its order that an interrupted epoch has consumed; 0 for a new one.
+        checksum: Checksum of the ids that were drawn by then.
+    """
+
+    plan: EpochPlan | None
+    consumed: int
+    checksum: int
+
+
+class EpochControl(Protocol):
+    """What a loader asks of the run that it belongs to, and reports to it."""
+
+    def begin(self) -> EpochStart:
+        """Begins an epoch, or goes on with an interrupted one."""
+        ...
+
+    @property
+    def plan(self) -> EpochPlan:
+        """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
+        ...
+
+    def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees."""
+        ...
+
+    def count(self, n: int) -> int | None:
+        """Returns how many rows of a candidate batch of n stay; None where that is not known."""
+        ...
+
+    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool) -> None:
+        """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one."""
+        ...
+
+    def left(self, *, exhausted: bool) -> None:
+        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        ...

@@ -1,0 +1,216 @@
+"""Winnow: keep a budget. Every step has a smaller batch, drawn in proportion to what the network was unsure of.
+
+A method of this package. It owes its parts to online batch selection (Loshchilov & Hutter, arXiv:1511.06343), sampling in
+proportion to the loss, and the uncertainty of the last prediction as a score. New is the way to spend the budget: as many
+steps as full training, each with the same share of a batch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
+from thresher.plans import EpochPlan
+from thresher.records import NEVER_SEEN, Column
+from thresher.selection import Values, on_host
+
+MEASURED_FROM = 0.3
+"""Share of the training after which the agreement of loss and uncertainty is measured: before it both say little."""
+
+MOST_MEASURED = 2**16
+"""Largest number of samples that the agreement is measured on."""
+
+WELL_AGREED = 0.85
+"""Rank correlation of loss and uncertainty below which large losses are likely to be wrong labels."""
+
+CHUNK = 2**16
+"""Number of samples whose keys are computed at once, so that the numbers stay in the cache."""
+
+
+def hashed(base: int, first: int, last: int) -> NDArray[np.float32]:
+    """Returns one random number in (0, 1) for each id, which depends on nothing but `base` and the id.
+
+    Args:
+        base: Number that differs from epoch to epoch, within [0, 2**63).
+        first: First id.
+        last: Id after the last one.
+
+    Returns:
+        Random numbers, shape (last - first,), float32.
+    """
+    bits = np.arange(first + 1, last + 1, dtype=np.uint64)
+    bits *= np.uint64(0x9E3779B97F4A7C15)
+    bits += np.uint64(base)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits ^= bits >> np.uint64(shift)
+        bits *= np.uint64(factor)
+    bits ^= bits >> np.uint64(31)
+    return ((bits >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
+
+
+def draw_keys(score: Values | None, n: int, base: int) -> NDArray[np.float32]:
+    """Returns the keys by which rows are drawn in proportion to their scores: the smallest keys win.
+
+    The rows with the smallest -log(u) / score, where u is uniform in (0, 1), are a draw without replacement in proportion to
+    the scores (Efraimidis & Spirakis, 2006). Samples without a score come first, in random order.
+
+    Args:
+        score: Scores, shape (n,), 0 or more; samples with NaN or -inf have none. None: no sample has a score.
+        n: Number of samples.
+        base: Number that differs from epoch to epoch, within [0, 2**63).
+
+    Returns:
+        Keys, shape (n,), float32: 0 or more, +inf for a score of 0, and within (-1, 0) for samples without a score.
+    """
+    keys = np.empty(n, dtype=np.float32)
+    for first in range(0, n, CHUNK):
+        last = min(first + CHUNK, n)
+        u = hashed(base, first, last)
+        if score is None:
+            keys[first:last] = -u
+            continue
+        part = score[first:last].astype(np.float32, copy=False)
+        with np.errstate(divide="ignore", over="ignore"):
+            keys[first:last] = np.where(part >= 0, -np.log(u) / part, -u)
+    return keys
+
+
+def agreement(loss: Values, uncertainty: Values) -> float | None:
+    """Returns the rank correlation of loss and uncertainty over the samples that have both; None for fewer than 32.
+
+    Args:
+        loss: Last loss of each sample, shape (N,).
+        uncertainty: Last uncertainty of each sample, shape (N,).
+    """
+    step = max(1, len(loss) // MOST_MEASURED)
+    loss, uncertainty = loss[::step], uncertainty[::step]
+    both = np.isfinite(loss) & np.isfinite(uncertainty)
+    if np.count_nonzero(both) < 32:
+        return None
+    ranks = [np.argsort(np.argsort(values[both], kind="stable"), kind="stable") for values in (loss, uncertainty)]
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+@dataclass(frozen=True)
+class Winnow:
+    """Keeps a budget: each step trains on a share of a batch, drawn in proportion to what the network was unsure of.
+
+    An epoch has as many steps as full training. Each step takes the next `width * share * B` ids of the epoch's order and
+    draws `share * B` of them without replacement, in proportion to the score that was recorded when a sample was last trained
+    on. Samples without a score come first; before any record the draw is uniform. Samples that are not drawn are not loaded.
+    The loss is the plain mean over the drawn rows.
+
+    Where the model has BatchNorm, its running statistics are those of the drawn rows, and the network has learned with them:
+    do not compute them anew on all samples after the training (`update_bn`), which costs accuracy.
+
+    Args:
+        share: Share of the cost of full training, (0, 1]: round(share * N) samples an epoch. 1 is full training. Default 0.5.
+        score: Score: "uncertainty" (default) is 1 - sum(p^2) over the classes, which needs no label; "loss" is the last loss,
+            which prefers wrong labels, too.
+        width: Number of candidates per row that is drawn, 1 or more; 1 / share at most. 1 is a uniform draw. Default 2.
+        lr_scale: Factor on the learning rate, > 0. Default "auto": share ** 0.25.
+        least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
+            labels are likely to be wrong; measured on the records from 30 % of the training on. -1 never does. Default 0.5.
+
+    Raises:
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Winnow
+        >>> records = {"uncertainty": torch.rand(8), "loss": torch.rand(8)}
+        >>> plan = Winnow(share=0.25).plan_epoch(records, epoch=1, epochs=9, generator=torch.Generator().manual_seed(0))
+        >>> plan.smaller_batches, plan.share, plan.width, round(plan.lr_scale, 3)
+        (True, 0.25, 2.0, 0.707)
+    """
+
+    stage: ClassVar[Literal["epoch"]] = "epoch"
+    card: ClassVar[Card] = Card(
+        summary="smaller batches, drawn by the uncertainty of the last prediction",
+        rule="not drawn: of the candidates of its step, others had smaller keys -log(u) / {score}",
+        biased="Yes, towards samples that the network was unsure of; weights that remove it cost accuracy.",
+        forwards="None.",
+        bytes_per_sample=4,
+    )
+    share: float = 0.5
+    score: Literal["uncertainty", "loss"] = "uncertainty"
+    width: float = 2.0
+    lr_scale: float | Literal["auto"] = "auto"
+    least_agreement: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ValueError(f"Winnow: `share` is a share of the cost, within (0, 1], got {self.share}")
+        if self.score not in ("uncertainty", "loss"):
+            raise ValueError(f"Winnow: `score` must be 'uncertainty' or 'loss', got {self.score!r}")
+        if not 1 <= self.width < float("inf"):
+            raise ValueError(f"Winnow: `width` is a number of candidates per row, 1 or more, got {self.width}")
+        number = isinstance(self.lr_scale, int | float) and not isinstance(self.lr_scale, bool)
+        if self.lr_scale != "auto" and not (number and 0 < float(self.lr_scale) < float("inf")):
+            raise ValueError(f"Winnow: `lr_scale` must be 'auto' or a positive number, got {self.lr_scale!r}")
+        if not -1 <= self.least_agreement <= 1:
+            raise ValueError(f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}")
+
+    @property
+    def requires(self) -> Requirements:
+        """The optimizer, whose learning rate is scaled; uncertainties where the criterion defines them."""
+        return Requirements(
+            optimizer=self._factor != 1,
+            optional={"uncertainty": "draws the rows of its smaller batches uniformly"},
+            smaller_batches=True,
+            records=False,
+            switches={"optimizer": "lr_scale=1", "uncertainty": "score='loss'"},
+        )
+
+    @property
+    def _factor(self) -> float:
+        return self.share**0.25 if self.lr_scale == "auto" else float(self.lr_scale)
+
+    def columns(self) -> dict[str, Column]:
+        """Returns the columns that are recorded: the last uncertainty and loss, 2 bytes each."""
+        return {
+            "uncertainty": Column(torch.bfloat16, fill=NEVER_SEEN),
+            "loss": Column(torch.bfloat16, fill=NEVER_SEEN),
+        }
+
+    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        """Returns a plan with all samples and the keys by which each step draws its rows."""
+        n = len(records["loss"])
+        facts = {"scheduled_fraction": 1 - self.share, "actual_fraction": 1 - self.share}
+        if self.share == 1:
+            return EpochPlan(torch.arange(n), facts=facts, lr_scale=self._factor)
+        known = {name: on_host(records[name].float()) for name in ("uncertainty", "loss") if name in records}
+        measured = agreement(known["loss"], known["uncertainty"]) if "uncertainty" in known else None
+        doubted = measured is not None and epoch >= MEASURED_FROM * epochs and measured < self.least_agreement
+        if measured is not None:
+            facts |= {"agreement": round(measured, 4), "uniform": float(doubted)}
+        score = None if doubted else known.get(self.score)
+        base = int(torch.randint(2**62, (), generator=generator))
+        return EpochPlan(
+            torch.arange(n),
+            smaller_batches=True,
+            keys=torch.from_numpy(draw_keys(score, n, base)),
+            share=self.share,
+            width=self.width,
+            lr_scale=self._factor,
+            facts=facts,
+            note=self._note(measured, doubted),
+        )
+
+    def _note(self, measured: float | None, doubted: bool) -> str:
+        if measured is None or not (doubted or (self.score == "loss" and measured < WELL_AGREED)):
+            return ""
+        limit = self.least_agreement if doubted else WELL_AGREED
+        said = (
+            f"Loss and uncertainty of the samples have a rank correlation below {limit:g} (`agreement` in run.history): many "
+            "labels are wrong, or the network has learned little yet. "
+        )
+        if doubted:
+            return said + "Winnow draws uniformly in such epochs; least_agreement=-1 switches that off."
+        return said + "Winnow(score='loss') prefers samples with wrong labels; use score='uncertainty'."

@@ -1,0 +1,97 @@
+"""Smaller batches: as many steps as full training, of sizes that differ by one at most."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from depth import depth
+from thresher import EpochPlan
+from thresher.loading.dealing import Deal, deal_of
+
+
+@given(st.integers(1, 50), st.integers(0, 500))
+def test_parts_add_up_and_differ_by_one_at_most(steps, total):
+    sizes = list(Deal(steps, steps, steps).sizes(total))
+    assert len(sizes) == steps and sum(sizes) == total and max(sizes) - min(sizes) <= 1
+
+
+@given(st.data())
+def test_the_smallest_keys_are_drawn_in_the_order_of_the_candidates(data):
+    n = data.draw(st.integers(1, 30))
+    keys = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, float("inf")]), min_size=n, max_size=n)))
+    ids, rows = torch.randperm(n, generator=torch.Generator().manual_seed(n)), data.draw(st.integers(1, n))
+    drawn = Deal(1, rows, n, keys).draw(ids, rows)
+    by_key = sorted(range(n), key=lambda place: (float(keys[ids[place]]), place))
+    assert drawn.tolist() == [int(ids[place]) for place in sorted(by_key[:rows])]
+
+
+def test_without_keys_all_candidates_are_rows():
+    assert Deal(1, 2, 3).draw(torch.tensor([2, 0, 1]), 2).tolist() == [2, 0, 1]
+
+
+def dealt(n, plan, *, batch_size=4, drop_last=False, ids=None):
+    return deal_of(plan, n, lambda: len(plan.ids) if ids is None else ids, n, batch_size, drop_last)
+
+
+def drawn(n, share, width=2.0):
+    return EpochPlan(torch.arange(n), smaller_batches=True, keys=torch.rand(n), share=share, width=width)
+
+
+@pytest.mark.parametrize(
+    ("n", "share", "width", "drop_last", "steps", "rows", "candidates"),
+    [
+        (16, 0.5, 2.0, False, 4, 8, 16),
+        (16, 0.5, 1.0, False, 4, 8, 8),
+        (16, 0.25, 2.0, False, 4, 4, 8),
+        (16, 0.75, 2.0, False, 4, 12, 16),  # at most 1 / share candidates per row exist
+        (18, 0.5, 2.0, False, 5, 9, 18),
+        (18, 0.5, 2.0, True, 4, 8, 16),
+    ],
+)
+def test_rows_and_candidates_of_a_draw(n, share, width, drop_last, steps, rows, candidates):
+    deal = dealt(n, drawn(n, share, width), drop_last=drop_last)
+    assert deal is not None and (deal.steps, deal.rows, deal.candidates) == (steps, rows, candidates)
+
+
+def test_full_training_has_full_batches():
+    assert dealt(18, drawn(18, 1.0)) is None
+    assert dealt(18, drawn(18, 1.0), drop_last=True) is None
+    assert dealt(18, EpochPlan(torch.arange(18), smaller_batches=True)) is None
+
+
+def test_the_samples_of_a_plan_are_all_dealt():
+    deal = dealt(18, EpochPlan(torch.arange(7), smaller_batches=True))
+    assert deal is not None and (deal.steps, deal.rows, deal.candidates, deal.keys) == (5, 7, 7, None)
+
+
+def test_keys_of_some_ids_are_those_of_the_dataset():
+    plan = EpochPlan(torch.tensor([1, 3, 5, 7]), smaller_batches=True, keys=torch.tensor([4.0, 3, 2, 1]), share=0.5)
+    deal = deal_of(plan, 8, lambda: 4, 4, 2, False)
+    assert deal is not None and deal.keys is not None and deal.keys[plan.ids].tolist() == [4, 3, 2, 1]
+
+
+def test_less_than_one_row_a_batch_is_refused_with_the_smallest_share():
+    with pytest.raises(ValueError, match=r"less than one a batch: the smallest share is 0\.25"):
+        dealt(16, drawn(16, 0.1))
+
+
+def test_an_order_of_unknown_length_is_refused():
+    def unknown():
+        raise TypeError("the length of this epoch is not known")
+
+    with pytest.raises(ValueError, match="number of samples of an epoch, and the length of this epoch is not known"):
+        deal_of(drawn(16, 0.5), 16, unknown, 16, 4, False)
+
+
+@given(st.integers(1, depth(200, 2000)), st.integers(1, 64), st.floats(0.05, 1.0), st.booleans())
+def test_the_cost_is_the_share(n, batch_size, share, drop_last):
+    """Within one sample of the epoch, whatever does not divide."""
+    steps = n // batch_size if drop_last else -(-n // batch_size)
+    most = steps * batch_size if drop_last else n
+    if not most or round(share * most) < steps:
+        return
+    deal = dealt(n, drawn(n, share), batch_size=batch_size, drop_last=drop_last)
+    rows = most if deal is None else deal.rows
+    assert abs(rows / most - share) <= 0.5 / most + 1e-9
+    assert deal is None or (deal.steps == steps and deal.rows <= deal.candidates <= most)
