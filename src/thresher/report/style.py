@@ -22,8 +22,13 @@ DASHES: tuple[str, ...] = ("solid", "dashdot", "longdash")
 SCALE = "Cividis"
 FEW_EPOCHS = 12
 """Largest number of epochs for which each epoch has a tick on the axis."""
-CONTROL_LABELS = {"uniform": "random, same cost", "shorter": "fewer epochs, same cost"}
-CONTROL_DASHES = {"uniform": "dot", "shorter": "dash"}
+CONTROL_LABELS = {
+    "uniform": "random, same cost",
+    "shorter": "fewer epochs, same cost",
+    "smaller": "smaller batches, same cost",
+    "placebo": "signals permuted",
+}
+CONTROL_DASHES = {"uniform": "dot", "shorter": "dash", "smaller": "dashdot", "placebo": "longdash"}
 
 
 @dataclass(frozen=True)

@@ -191,7 +191,7 @@ class _Comparison:
     def _add_controls(self, asked: Job) -> None:
         known = {job.key for jobs in self._controls.values() for job in jobs}
         cost = self._run(asked)["cost"]["ratio"]
-        self._controls[asked.key] = [Job.control(kind, asked.seed, cost) for kind in self._kinds]
+        self._controls[asked.key] = [Job.control(kind, asked.seed, cost, asked.spec) for kind in self._kinds]
         for job in self._controls[asked.key]:
             if job.key in known:
                 self.watcher.shared(job)

@@ -4,20 +4,35 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from thresher.experiments.training.specs import MethodSpec, Spec
+from thresher.experiments.training.specs import Composition, MethodSpec, Spec
 
-Control = Literal["uniform", "shorter"]
+Control = Literal["uniform", "shorter", "smaller", "placebo"]
 
 FULL_TRAINING = MethodSpec("full")
 METHODS_WITHOUT_CONTROLS = ("full", "uniform")
 """Methods that are trained without controls: the baseline, and one that is a control itself."""
 
 CONTROLS: tuple[Control, ...] = ("uniform", "shorter")
-"""Kinds of controls: a fresh random subset in each epoch, and full data for fewer epochs, at the cost of the same run."""
+"""Kinds of controls by default: a fresh random subset in each epoch, and full data for fewer epochs, at the cost of the run."""
+
+ALL_CONTROLS: tuple[Control, ...] = (*CONTROLS, "smaller", "placebo")
+"""All kinds of controls; the further ones are the same number of steps with smaller batches, and the method with its signals
+permuted."""
+
+
+def as_placebo(spec: Spec) -> Spec:
+    """Returns the same method with its signals permuted; of methods of several stages the last one.
+
+    Args:
+        spec: The method.
+    """
+    if isinstance(spec, Composition):
+        return Composition((*spec.parts[:-1], replace(spec.parts[-1], batch={**spec.parts[-1].batch, "placebo": True})))
+    return replace(spec, batch={**spec.batch, "placebo": True})
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class Job:
         return cls(spec, seed, spec.label)
 
     @classmethod
-    def control(cls, kind: Control, seed: int, cost: float) -> "Job":
+    def control(cls, kind: Control, seed: int, cost: float, of: Spec = FULL_TRAINING) -> "Job":
         """Returns the control of a run.
 
         Costs are rounded to three digits after the point, so that methods of the same cost share their controls, and no
@@ -52,11 +67,16 @@ class Job:
             kind: Kind of the control.
             seed: Random seed of the run.
             cost: Cost of the run, as a share of full training.
+            of: Method of the run, for a placebo.
         """
         share = min(1.0, max(0.001, round(cost, 3)))
         label = f"{kind}@{share:.3f}"
         if kind == "uniform":
             return cls(MethodSpec("uniform", {"keep": share}), seed, label)
+        if kind == "smaller":
+            return cls(MethodSpec("uniform", {"keep": share}, {"spend": "batches"}), seed, label)
+        if kind == "placebo":
+            return cls(as_placebo(of), seed, label)
         return cls(FULL_TRAINING, seed, label, share)
 
     @property

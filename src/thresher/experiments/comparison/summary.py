@@ -18,7 +18,12 @@ from thresher.experiments.comparison.statistics import (
 DEFAULT_MARGIN = 0.5
 """Loss that does not matter, in points where the metric is a share."""
 
-CONTROLS_IN_WORDS = {"uniform": "random", "shorter": "fewer epochs"}
+CONTROLS_IN_WORDS = {
+    "uniform": "random",
+    "shorter": "fewer epochs",
+    "smaller": "smaller batches",
+    "placebo": "permuted signals",
+}
 
 RunDict = dict[str, Any]
 """A run as in results.json."""

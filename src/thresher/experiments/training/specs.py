@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thresher import methods
+from thresher.methods._placebo import placebo_of
 from thresher.methods.contract import requirements_of
 
 SCORES_SUFFIX = ".parquet"
@@ -28,6 +29,11 @@ BATCH_SETTINGS = {
 }
 """Settings of a spec for `attach(forward_passes=..., scoring=Scoring(...))`, and the format of each in labels."""
 
+RUN_SETTINGS = {"spend": "in {}", "placebo": "placebo"}
+"""Settings of a spec of any method: `attach(spend=...)`, and whether its signals are permuted, and the format in labels."""
+
+FORMATS = BATCH_SETTINGS | RUN_SETTINGS
+
 
 @dataclass(frozen=True)
 class MethodSpec:
@@ -36,8 +42,8 @@ class MethodSpec:
     Args:
         name: Name of the method, one of `thresher.methods.names()`.
         given: Settings of the method by name.
-        batch: Arguments of `thresher.attach` by their names in `BATCH_SETTINGS`; only for methods that select in the batch by
-            the losses of its samples.
+        batch: Arguments of `thresher.attach` by their names in `BATCH_SETTINGS`, only for methods that select in the batch by
+            the losses of its samples, and in `RUN_SETTINGS`.
 
     Example:
         >>> spec = MethodSpec("selective_backprop", {"keep": 0.3}, {"forward_passes": "twice"})
@@ -60,7 +66,7 @@ class MethodSpec:
         A file appears without its folder and suffix.
         """
         own = ":".join((self.name, *(f"{key}={_stem(value)}" for key, value in self.given.items())))
-        return " ".join((own, *(form.format(self.batch[key]) for key, form in BATCH_SETTINGS.items() if key in self.batch)))
+        return " ".join((own, *(form.format(self.batch[key]) for key, form in FORMATS.items() if key in self.batch)))
 
     @property
     def files(self) -> list[Path]:
@@ -77,9 +83,10 @@ class MethodSpec:
         kind = methods.load(self.name)
         parameters = inspect.signature(kind).parameters
         scored = _scores_batches(kind)
-        if self.batch and not scored:
+        of_batches = [key for key in self.batch if key in BATCH_SETTINGS]
+        if of_batches and not scored:
             raise ValueError(
-                f"{self.name} has no setting {next(iter(self.batch))!r}: {', '.join(BATCH_SETTINGS)} are for methods that "
+                f"{self.name} has no setting {of_batches[0]!r}: {', '.join(BATCH_SETTINGS)} are for methods that "
                 f"select in the batch by its losses; it has {', '.join(parameters) or 'none'}"
             )
         for key, value in self.given.items():
@@ -89,7 +96,8 @@ class MethodSpec:
             _check_kind(f"{self.name}: `{key}`", value, parameters[key].default)
         _check_batch(self.name, self.batch)
         try:
-            return methods.create(self.name, **self.given)
+            method = methods.create(self.name, **self.given)
+            return placebo_of(method) if self.batch.get("placebo") else method
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.label}: {error}") from error
 
@@ -98,11 +106,11 @@ class MethodSpec:
         """All settings, with the defaults if the method is a dataclass, and then the arguments of `thresher.attach`."""
         method = self.create()
         own = asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
-        return {**own, "forward_passes": "auto", **self.batch} if _scores_batches(method) else own
+        return {**own, **({"forward_passes": "auto"} if _scores_batches(method) else {}), **self.batch}
 
     def attachment(self) -> dict[str, Any]:
         """Returns the arguments of `thresher.attach` that belong to the method."""
-        found = {"forward_passes": self.batch["forward_passes"]} if "forward_passes" in self.batch else {}
+        found = {key: self.batch[key] for key in ("forward_passes", "spend") if key in self.batch}
         scoring = {argument: self.batch[key] for key, argument in SCORING.items() if key in self.batch}
         if not scoring:
             return found
@@ -249,7 +257,7 @@ def _parse_method(text: str) -> MethodSpec:
         if key in given:
             raise ValueError(f"--methods: {text!r}: the setting {key!r} is given twice")
         given[key] = _parse_value(value)
-    batch = {key: given.pop(key) for key in BATCH_SETTINGS if key in given}
+    batch = {key: given.pop(key) for key in FORMATS if key in given}
     return MethodSpec(name, given, batch)
 
 
@@ -297,6 +305,10 @@ def _scores_batches(method: Any) -> bool:
 
 def _check_batch(name: str, batch: Mapping[str, Any]) -> None:
     """Checks the arguments of `thresher.attach`, before the first run begins."""
+    if batch.get("spend") not in (None, "steps", "batches"):
+        raise ValueError(f"{name}: `spend` is 'steps' or 'batches', got {batch['spend']!r}")
+    if not isinstance(batch.get("placebo", True), bool):
+        raise ValueError(f"{name}: `placebo` is True or False, got {batch['placebo']!r}")
     passes = batch.get("forward_passes", "auto")
     if passes not in FORWARD_PASSES:
         raise ValueError(f"{name}: `forward_passes` is one of {', '.join(FORWARD_PASSES)}, got {passes!r}")
