@@ -21,7 +21,7 @@ CHANCES = frozenset({"dropout_p", "dropout", "p"})
 """Names of the arguments that are the share of what an operation drops."""
 
 
-FEW = 16
+FEW = 8
 """Number of samples of a batch that are compared: more would cost a noticeable share of a short training."""
 
 
