@@ -21,8 +21,9 @@ CHANCES = frozenset({"dropout_p", "dropout", "p"})
 """Names of the arguments that are the share of what an operation drops."""
 
 
-FEW = 8
-"""Number of samples of a batch that are compared: more would cost a noticeable share of a short training."""
+FEW = (16, 13, 19)
+"""Numbers of samples of a batch that are compared, the first that the trace holds for: whole batches would take a noticeable
+share of a short training."""
 
 
 def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> bool:
@@ -58,11 +59,10 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
 def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
     """Returns the tensors of a call with fewer samples, other ones in each call; all where the trace needs the batch size."""
     n = len(tensors[graphs.first])
-    if n <= FEW or not graphs.holds_for(FEW):
-        return tensors
-    start = graphs.calls * FEW % (n - FEW + 1)
+    few = next((few for few in FEW if few < n and graphs.holds_for(few)), n)
+    start = graphs.calls * few % (n - few + 1)
     return [
-        tensor[start : start + FEW] if tensor.dim() and place not in graphs.shared else tensor
+        tensor[start : start + few] if tensor.dim() and place not in graphs.shared else tensor
         for place, tensor in enumerate(tensors)
     ]
 
