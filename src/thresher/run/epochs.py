@@ -1,5 +1,6 @@
 """The epochs of a run: when one begins and ends, the plan it follows, progress, history, and what it cost."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -371,7 +372,7 @@ class Epochs:
         if "loss" not in self._records or not self._history or "nonfinite" in self._history[-1]:
             return
         loss = self._records["loss"]
-        bad = loss.isnan() | loss.isposinf()
+        bad = (loss < math.inf).logical_not_()  # nan or +inf, in one byte per sample
         count = int(bad.sum())
         self._history[-1]["nonfinite"] = count
         if not count:

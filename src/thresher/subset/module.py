@@ -47,8 +47,8 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     result, such as appending to a list in an object, printing or logging. Therefore outputs and buffers are compared with those
     of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. Where they differ, a warning says so
     and the plain model is used from then on; up to 255 calls before it may have used the former value. Each comparison calls
-    the forward of the model once more, with the same batch and without effect on random states, buffers and gradients, but its
-    other effects happen. A forward that changes variables which a trace can see is not traced at all.
+    the forward of the model once more, with some samples of the batch and without effect on random states, buffers and gradients,
+    but its other effects happen. A forward that changes variables which a trace can see is not traced at all.
 
     Args:
         model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
@@ -161,7 +161,7 @@ class SubsetBackward(nn.Module):
         own = settings.tensors(graphs)
         graphs.calls += 1
         if is_due(graphs.calls):
-            self._compare(graphs, own, inputs, arguments)
+            self._compare(graphs, own, tensors, rebuild)
         if self.fallback is not None:
             self.fallback = None
         differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
@@ -209,7 +209,7 @@ class SubsetBackward(nn.Module):
             self._traces.popitem(last=False)
         return graphs, len(tensors[graphs.first])
 
-    def _compare(self, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], arguments: Any) -> None:
+    def _compare(self, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> None:
         """Compares graphs with the model.
 
         Raises:
@@ -217,7 +217,7 @@ class SubsetBackward(nn.Module):
         """
         from thresher.subset.recheck import differs
 
-        if differs(self.wrapped, graphs, own, tensors, arguments):
+        if differs(self.wrapped, graphs, own, tensors, rebuild):
             self._stopped = Outdated(
                 f"in call {graphs.calls} of the traced model its outputs differ from the model's. Its forward reads something "
                 "that changed and cannot be seen from outside, so results since the last comparison may be wrong (calls 1, 2, "

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from thresher import rng
 from thresher.loading.trees import leaves
 from thresher.subset.graphs import Graphs
+from thresher.subset.kinds import dense
 from thresher.subset.mixing import TOLERANCE
 from thresher.subset.settings import GraphTensors
 from thresher.subset.tracing import without_caches
@@ -20,8 +21,13 @@ CHANCES = frozenset({"dropout_p", "dropout", "p"})
 """Names of the arguments that are the share of what an operation drops."""
 
 
-def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], arguments: Any) -> bool:
-    """Runs a module and its graphs on the same inputs, and checks whether outputs or updated buffers differ.
+FEW = (16, 13, 19)
+"""Numbers of samples of a batch that are compared, the first that the trace holds for: whole batches would take a noticeable
+share of a short training."""
+
+
+def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> bool:
+    """Runs a module and its graphs on a few samples of a call, and checks whether outputs or updated buffers differ.
 
     Random states, buffers and gradients are as before afterwards. Dropout drops nothing in both, because a graph may draw in
     another order.
@@ -30,11 +36,12 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
         module: Module that was traced.
         graphs: Graphs of the module.
         own: Tensors of the module that the graphs read and update.
-        tensors: Tensors of the call, in the form that was traced.
-        arguments: Args and kwargs of the call.
+        tensors: Tensors of the call.
+        rebuild: Function that returns args and kwargs of a call from its tensors.
     """
-    args, kwargs = arguments
-    inputs = [tensors[i] if isinstance(i, int) else i for i in own.inputs]
+    few = _some_samples(graphs, tensors)
+    args, kwargs = rebuild(few)
+    inputs = [dense(few[i]) if isinstance(i, int) else i for i in own.inputs]
     with rng.undisturbed(tensors[0].device), _NothingDrawn():
         with _buffers_kept(module) as changed:
             expected = [leaf.detach() for leaf in leaves(without_caches(module(*args, **kwargs)), objects=False)]
@@ -47,6 +54,17 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
         return True
     pairs = [*zip(expected, found, strict=True), *((value, updated.get(place)) for place, value in changed.items())]
     return any(new is None or _differ(old, new) for old, new in pairs)
+
+
+def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors of a call with fewer samples, other ones in each call; all where the trace needs the batch size."""
+    n = len(tensors[graphs.first])
+    few = next((few for few in FEW if few < n and graphs.holds_for(few)), n)
+    start = graphs.calls * few % (n - few + 1)
+    return [
+        tensor[start : start + few] if tensor.dim() and place not in graphs.shared else tensor
+        for place, tensor in enumerate(tensors)
+    ]
 
 
 @contextlib.contextmanager
