@@ -56,6 +56,7 @@ WINS: dict[str, Win] = {
     "importance_sampling": Win("redundant", 0.3, thresher.ImportanceSampling(losses="last", keep=0.3)),
     "forgetting": Win("redundant", 0.05, thresher.Forgetting(fraction=0.5, start=2)),
     "prune": Win("redundant", 0.1, pruned),
+    "winnow": Win("redundant", 0.2, thresher.Winnow(least_agreement=-1)),
     "small_loss": Win("noisy", 0.15, thresher.SmallLoss(keep=0.5)),
     "ada_selection": Win("noisy", 0.15, thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform"))),
     "rho_loss": Win("redundant", 0.1, irreducible),

@@ -21,6 +21,10 @@ COMPARED_METHODS_HELP = (
     "Methods to compare, separated by commas; settings follow after colons, such as infobatch,kakurenbo:tau=0.5. "
     "`thresher methods` lists the methods and their settings."
 )
+CONTROLS_HELP = (
+    "Controls at the cost of each method, separated by commas: uniform (a random subset each epoch), shorter (fewer epochs), "
+    "smaller (as many steps, with smaller batches), placebo (the method with its losses or scores permuted among samples)."
+)
 MARGIN_HELP = (
     "A loss of the metric up to this size does not matter: in percentage points where the metric is a share, else in the unit "
     "of the metric."
@@ -38,6 +42,7 @@ def compare(
     data: DataOption = None,
     jobs: JobsOption = 2,
     margin: Annotated[float, typer.Option(help=MARGIN_HELP)] = DEFAULT_MARGIN,
+    controls: Annotated[str, typer.Option(help=CONTROLS_HELP)] = "uniform,shorter",
     track: Annotated[
         str | None,
         typer.Option(help="Tracker of accelerate that logs every epoch: tensorboard, wandb, mlflow, trackio, ..."),
@@ -47,5 +52,7 @@ def compare(
 
     Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html.
     """
-    training = training_of(script, task)
-    run_and_print(training, methods, seeds, epochs, out, data=data, jobs=jobs, margin=margin, track=track)
+    from thresher.experiments.comparison.job import parse_controls
+
+    training, kinds = training_of(script, task), parse_controls(controls)
+    run_and_print(training, methods, seeds, epochs, out, data=data, jobs=jobs, margin=margin, track=track, controls=kinds)

@@ -40,7 +40,7 @@ class Planner:
     """Makes the plans of a run.
 
     Args:
-        settings: What the run was attached with.
+        settings: Arguments of `attach`.
         method: The epoch method, on the samples that pruning left where there was pruning.
         loader: The loader of the run.
         records: Records of all samples.

@@ -47,8 +47,8 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     result, such as appending to a list in an object, printing or logging. Therefore outputs and buffers are compared with those
     of the model in calls 1, 2, 4, 8 and so on, and then in every 256th call of each trace. Where they differ, a warning says so
     and the plain model is used from then on; up to 255 calls before it may have used the former value. Each comparison calls
-    the forward of the model once more, with some samples of the batch and without effect on random states, buffers and gradients,
-    but its other effects happen. A forward that changes variables which a trace can see is not traced at all.
+    the forward of the model once more, with some samples of the batch, and leaves random states, buffers and gradients as they
+    are, but its other effects happen. A forward that changes variables which a trace can see is not traced at all.
 
     Args:
         model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or

@@ -146,7 +146,11 @@ def comparable(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             value = torch.where(value.isnan(), torch.nan, value + 0.0)
-        return str(value.dtype), tuple(value.shape), value.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return (
+            str(value.dtype),
+            tuple(value.shape),
+            value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes(),
+        )
     if isinstance(value, dict):
         return {name: comparable(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

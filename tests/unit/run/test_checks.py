@@ -44,7 +44,8 @@ STREAM = DataLoader(Stream(), 4)
 REFUSED = [
     ({"method": Kakurenbo}, TypeError, r"must be an instance, got the class Kakurenbo; write Kakurenbo\(\)"),
     ({"method": [Kakurenbo(), SelectiveBackprop]}, TypeError, r"got the class SelectiveBackprop; write"),
-    ({"method": 3}, TypeError, "stage = 'epoch'.*or stage = 'batch'.*got int; see thresher.methods"),
+    ({"method": object()}, TypeError, "stage = 'epoch'.*or stage = 'batch'.*got object; see thresher.methods"),
+    ({"method": 3}, ValueError, r"the share of the cost of full training must be within \(0, 1\], such as 0.5 or '50%', got 3"),
     (
         {"method": Later()},
         TypeError,

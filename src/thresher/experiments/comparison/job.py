@@ -24,6 +24,26 @@ ALL_CONTROLS: tuple[Control, ...] = (*CONTROLS, "smaller", "placebo")
 permuted."""
 
 
+def parse_controls(text: str) -> tuple[Control, ...]:
+    """Parses kinds of controls that are separated by commas.
+
+    Args:
+        text: Kinds, out of `ALL_CONTROLS`; "" for none.
+
+    Raises:
+        ValueError: There is no such kind, or one is given twice.
+
+    Example:
+        >>> parse_controls("uniform,smaller")
+        ('uniform', 'smaller')
+    """
+    named = [part.strip() for part in text.split(",") if part.strip()]
+    found = tuple(kind for one in named for kind in ALL_CONTROLS if kind == one)
+    if len(found) < len(named) or len(set(found)) < len(found):
+        raise ValueError(f"--controls: {', '.join(ALL_CONTROLS)}, each at most once and separated by commas; got {text!r}")
+    return found
+
+
 def as_placebo(spec: Spec) -> Spec:
     """Returns the same method with its signals permuted; of methods of several stages the last one.
 

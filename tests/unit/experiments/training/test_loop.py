@@ -8,7 +8,7 @@ from accelerate.tracking import GeneralTracker
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler, TensorDataset
 
 import thresher
-from thresher.experiments.comparison.job import Job
+from thresher.experiments.comparison.job import Job, parse_controls
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import one_cycle
@@ -257,6 +257,27 @@ def test_a_control_costs_no_more_than_everything_and_no_less_than_something(cost
     assert uniform.spec.create().keep == shorter.share == share
     assert (uniform.label, shorter.label) == (f"uniform@{share:.3f}", f"shorter@{share:.3f}")
     assert uniform.share == 1 and shorter.spec.name == "full"
+
+
+def test_controls_of_smaller_batches_and_permuted_signals():
+    winnow, pruned = parse_methods("winnow:share=0.4,uniform:keep=0.5+selective_backprop:keep=0.5")
+    smaller, placebo = (Job.control(kind, 0, 0.4, winnow) for kind in ("smaller", "placebo"))
+    assert (smaller.label, smaller.spec.attachment(), smaller.spec.create().keep) == (
+        "smaller@0.400",
+        {"spend": "batches"},
+        0.4,
+    )
+    assert placebo.label == "placebo@0.400" and type(placebo.spec.create()).__name__ == "WinnowPlacebo"
+    names = [type(part).__name__ for part in Job.control("placebo", 0, 0.4, pruned).spec.create()]
+    assert names == ["UniformSubset", "SelectiveBackpropPlacebo"]
+    assert len({job.key for job in (smaller, placebo, Job.of(winnow, 0), Job.control("uniform", 0, 0.4))}) == 4
+
+
+def test_kinds_of_controls_are_checked():
+    assert parse_controls("smaller, placebo") == ("smaller", "placebo") and parse_controls("") == ()
+    for text in ("half", "uniform,uniform"):
+        with pytest.raises(ValueError, match="--controls: uniform, shorter, smaller, placebo, each at most once"):
+            parse_controls(text)
 
 
 def test_epochs_of_a_control():

@@ -190,3 +190,27 @@ def test_a_run_is_another_one_with_other_scores(tmp_path):
     path.write_bytes(b"other scores")
     assert Job.of(spec, 0).key != before
     assert Job.of(MethodSpec("full"), 0).spec.files == []
+
+
+def test_any_method_can_spend_in_batches_and_be_a_placebo():
+    smaller, permuted, both = parse_methods(
+        "uniform:keep=0.5:spend=batches,kakurenbo:placebo=true,selective_backprop:keep=0.5:placebo=true:forward_passes=once"
+    )
+    assert smaller.attachment() == {"spend": "batches"} and smaller.label == "uniform:keep=0.5 in batches"
+    assert type(permuted.create()).__name__ == "KakurenboPlacebo" and permuted.attachment() == {}
+    assert permuted.label == "kakurenbo placebo" and permuted.settings["placebo"] is True
+    assert type(both.create()).__name__ == "SelectiveBackpropPlacebo" and both.attachment() == {"forward_passes": "once"}
+    assert not parse_methods("kakurenbo:placebo=false")[0].create().__class__.__name__.endswith("Placebo")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kakurenbo:spend=rows", "kakurenbo: `spend` is 'steps' or 'batches', got 'rows'"),
+        ("kakurenbo:placebo=1", "kakurenbo: `placebo` is True or False, got 1"),
+        ("prune:scores=x.parquet:placebo=true", "Prune decides before training"),
+    ],
+)
+def test_wrong_ways_to_spend_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        parse_methods(text)
