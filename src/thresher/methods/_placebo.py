@@ -48,7 +48,7 @@ def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Ge
         for name, column in columns.items():
             here, there = seen.to(column.device), other.to(column.device)
             columns[name] = column.clone().index_copy_(0, here, column.index_select(0, there))
-    own = super(type(self), self)
+    own: Any = super(type(self), self)
     return own.plan_epoch({**records, **columns}, generator=generator, **settings)
 
 
@@ -57,4 +57,5 @@ def _plan_batch(self: Any, signals: Mapping[str, Tensor], state: Any, *, step: i
     permuted = {
         name: values if name == "id" else values.index_select(0, order.to(values.device)) for name, values in signals.items()
     }
-    return super(type(self), self).plan_batch(permuted, state, step=step, generator=generator)
+    own: Any = super(type(self), self)
+    return own.plan_batch(permuted, state, step=step, generator=generator)

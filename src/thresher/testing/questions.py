@@ -146,11 +146,8 @@ def comparable(value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             value = torch.where(value.isnan(), torch.nan, value + 0.0)
-        return (
-            str(value.dtype),
-            tuple(value.shape),
-            value.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes(),
-        )
+        plain = value.float() if value.dtype is torch.bfloat16 else value  # NumPy has no bfloat16
+        return str(value.dtype), tuple(value.shape), plain.detach().cpu().numpy().tobytes()
     if isinstance(value, dict):
         return {name: comparable(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

@@ -38,7 +38,8 @@ def parse_controls(text: str) -> tuple[Control, ...]:
         ('uniform', 'smaller')
     """
     named = [part.strip() for part in text.split(",") if part.strip()]
-    found = tuple(kind for one in named for kind in ALL_CONTROLS if kind == one)
+    kinds: dict[str, Control] = {kind: kind for kind in ALL_CONTROLS}
+    found: tuple[Control, ...] = tuple(kinds[one] for one in named if one in kinds)
     if len(found) < len(named) or len(set(found)) < len(found):
         raise ValueError(f"--controls: {', '.join(ALL_CONTROLS)}, each at most once and separated by commas; got {text!r}")
     return found
