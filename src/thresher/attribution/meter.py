@@ -11,7 +11,7 @@ from thresher.loading.trees import leaves
 
 KEY = -1
 """Key of our hook among those of a tensor; other hooks have keys of 0 or more."""
-MOST_PASSES = 16
+MOST_PASSES = 256
 """Number of forward passes that are remembered; a loss of an older one counts as one of another forward pass."""
 MOST_OPERATIONS = 4096
 """Largest number of operations that are searched for the forward pass of a tensor."""
@@ -157,7 +157,7 @@ class Meter:
         """Returns the forward pass that outputs come from; None where no known one made them."""
         if not self._passes:
             return None
-        oldest, left = min(one.first for one in self._passes), MOST_OPERATIONS
+        oldest, left = self._passes[0].first, MOST_OPERATIONS  # passes come in the order of their nodes
         todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
         seen = set(todo)
         while todo and left:

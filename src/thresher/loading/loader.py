@@ -79,7 +79,7 @@ class SelectedLoader(Uncopied):
         self._held.atexit = False
         self.current: Callable[[], EpochIterator | None] = lambda: None
         """Returns the iterator that has the epoch; weak, so that breaking out of the loop lets the workers go at once."""
-        self._workers_ran = False
+        self._workers_ran = self._closed = False
         self.prepared = PreparedLoader(loader)
         """The end of an epoch, as accelerate reads it."""
         self._epoch_start: rng.RandomStates | None = None
@@ -174,6 +174,11 @@ class SelectedLoader(Uncopied):
         return batches + bool(left and not self._ids.drop_last)
 
     def __iter__(self) -> "EpochIterator":
+        if self._closed:
+            raise RuntimeError(
+                "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and iterate the loader of that "
+                "run."
+            )
         self.stop()
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         collate = self._loader.collate_fn
@@ -314,6 +319,7 @@ class SelectedLoader(Uncopied):
     def close(self) -> None:
         """Lets go of the data and of persistent workers."""
         self.stop()
+        self._closed = True
         self._held()
         self._loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
 
@@ -354,7 +360,10 @@ class EpochIterator:
         if self._done:
             raise StopIteration
         if self._loader.current() is not self:
-            raise RuntimeError("this pass over run.loader was ended by a newer one; iterate the newer one")
+            raise RuntimeError(
+                "this pass over run.loader was ended by a newer one; iterate the newer one. To read the data within an epoch, as "
+                "for statistics or an evaluation, use a DataLoader of your own."
+            )
         row_buffer = self._loader.row_buffer
         if row_buffer is None:
             try:

@@ -82,3 +82,27 @@ def test_what_waits_is_bounded():
         waiting = sum(entry.found.log_probs.numel() for entry in run._parts.accumulator._waiting)
         assert waiting <= 2**15
     assert len(run._parts.accumulator._waiting) == 0  # the epoch is over: everything was written
+
+
+@pytest.mark.parametrize("passes", [17, 200])
+def test_many_forward_passes_before_their_losses(passes):
+    """As with one sample per pass and two heads: every loss finds the pass that it is of."""
+    torch.manual_seed(0)
+    x, y = torch.randn(passes, 5), torch.arange(passes) % 3
+    heads = nn.ModuleList([nn.Linear(5, 3), nn.Linear(5, 3)])
+    net = nn.Sequential(nn.Identity())
+    net.forward = lambda inputs: [head(inputs) for head in heads]
+    run = thresher.attach(
+        thresher.FullData(),
+        loader=DataLoader(TensorDataset(x, y), passes),
+        criterion=nn.CrossEntropyLoss(),
+        model=net,
+        epochs=1,
+    )
+    for inputs, targets in run.loader:
+        made = [run.model(one) for one in inputs.split(1)]
+        pairs = [(out, one) for outs, one in zip(made, targets.split(1), strict=True) for out in outs]
+        sum(run.criterion(out, one) for out, one in pairs).backward()
+    expected = sum(nn.functional.cross_entropy(head(x), y, reduction="none") for head in heads).detach()
+    torch.testing.assert_close(run.records["loss"], expected)
+    assert (run.cost.forward, run.cost.backward) == (passes, passes)

@@ -521,6 +521,8 @@ def test_detach():
     steps = run.cost.steps
     optimizer.step()
     assert run.cost.steps == steps
+    with pytest.raises(RuntimeError, match=r"run.loader was closed by run.detach\(\). Iterate your own DataLoader"):
+        next(iter(run.loader))
 
 
 def test_without_an_optimizer_batches_count_as_steps():
