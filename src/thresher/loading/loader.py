@@ -176,8 +176,7 @@ class SelectedLoader(Uncopied):
     def __iter__(self) -> "EpochIterator":
         if self._closed:
             raise RuntimeError(
-                "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and iterate the loader of that "
-                "run."
+                "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use the new run.loader."
             )
         self.stop()
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
@@ -361,8 +360,8 @@ class EpochIterator:
             raise StopIteration
         if self._loader.current() is not self:
             raise RuntimeError(
-                "this pass over run.loader was ended by a newer one; iterate the newer one. To read the data within an epoch, as "
-                "for statistics or an evaluation, use a DataLoader of your own."
+                "this pass over run.loader was ended by a newer one; iterate the newer one. To read the data within an epoch, "
+                "as for statistics or an evaluation, use a DataLoader of your own."
             )
         row_buffer = self._loader.row_buffer
         if row_buffer is None:
