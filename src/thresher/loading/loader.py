@@ -176,7 +176,7 @@ class SelectedLoader(Uncopied):
     def __iter__(self) -> "EpochIterator":
         if self._closed:
             raise RuntimeError(
-                "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use the new run.loader."
+                "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use its run.loader."
             )
         self.stop()
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
