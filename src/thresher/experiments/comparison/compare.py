@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thresher.experiments.comparison.job import CONTROLS, FULL_TRAINING, Control, Job
+from thresher.experiments.comparison.job import CONTROLS, FULL_TRAINING, Control, Job, as_placebo
 from thresher.experiments.comparison.summary import DEFAULT_MARGIN, summarise
 from thresher.experiments.comparison.workers import Advanced, Workers
 from thresher.experiments.recipes.resolve import task_of
@@ -78,6 +78,8 @@ def compare(
         RunError: A run failed; finished runs are kept.
     """
     _check_arguments(seeds, epochs, jobs, margin, track)
+    for spec in methods if "placebo" in controls else ():
+        as_placebo(spec).create()
     folder = task_of(task).find(data)
     identity = {"task": task, "epochs": epochs, "recipe": task_of(task).recipe, "versions": versions()}
     store = Store(out, identity)

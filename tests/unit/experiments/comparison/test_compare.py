@@ -7,7 +7,7 @@ from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.comparison.compare import Watcher, compare
 from thresher.experiments.comparison.workers import Finished
 from thresher.experiments.training.loop import with_costs
-from thresher.experiments.training.specs import parse_methods
+from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 N, EPOCHS, RATIO = 1000, 4, 1.0
 STOPS = range(1, 10) if DEEP else (1, 2, 5, 9)
@@ -177,3 +177,10 @@ def test_a_tracker_is_installed(tmp_path, track, why):
     with pytest.raises(ValueError, match=f"--track {track}: {why}; installed: "):
         compare("digits", parse_methods("full"), [0], 1, tmp_path, track=track)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_placebo_of_a_method_without_signals_is_refused_before_anything_is_trained(tmp_path):
+    pruned = [MethodSpec("prune", {"scores": "el2n.parquet"})]
+    with pytest.raises(ValueError, match="Prune decides before training; a placebo is for methods of"):
+        compare("digits", pruned, [0], 1, tmp_path / "out", controls=("placebo",))
+    assert not (tmp_path / "out").exists()
