@@ -191,6 +191,7 @@ def test_loaders(name):
     compare(METHODS["kakurenbo"], LOADERS[name], (3, 3))
 
 
+@pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch")
 @pytest.mark.parametrize("name", ["own generator", "shuffle"])
 @pytest.mark.parametrize("batch", [1, 6, 7, 8])
 def test_every_place_of_an_epoch(name, batch):

@@ -41,8 +41,13 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n stay; None where that is not known."""
         ...
 
-    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool) -> None:
-        """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one."""
+    def yielded(
+        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool, asks_on: bool
+    ) -> None:
+        """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one.
+
+        `asks_on` tells whether the loop is known to ask for a further batch; it may, where that is not known.
+        """
         ...
 
     def left(self, *, exhausted: bool) -> None:

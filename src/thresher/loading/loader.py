@@ -4,6 +4,7 @@ The user's sampler decides the order, and the plan decides which samples stay. R
 path on tensors that draws the same random numbers; the ids of any other sampler are filtered as they come.
 """
 
+import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader
 
 from thresher import rng
+from thresher.loading.asking import asks_on
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.collate_check import CheckedCollate, UnknownRows, checked
 from thresher.loading.control import EpochControl
@@ -382,7 +384,8 @@ class EpochIterator:
 
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         self._loader.prepared.yielded(len(ids), last=last)
-        self._control.yielded(batch, ids, self._drawn, self._checksum, weights, last=last)
+        asks = not last or asks_on(sys._getframe(2))
+        self._control.yielded(batch, ids, self._drawn, self._checksum, weights, last=last, asks_on=asks)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
         """Whether no candidate comes and the rows that wait make no further batch."""

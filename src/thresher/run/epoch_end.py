@@ -38,7 +38,7 @@ class EpochEnd:
     ) -> None:
         self._attributor, self._accumulator, self._cost = attributor, accumulator, cost
         self._close_epoch, self._rest, self._steps_are_seen = close, rest, steps_are_seen
-        self._over, self._left = False, True
+        self._over, self._left, self._ended, self._asks_on = False, True, False, True
         self._exhausted = self._closing = False
         self._before = 0, 0, 0
         self._seen, self._without_gradients = (0, 0), False
@@ -47,18 +47,18 @@ class EpochEnd:
     def begin(self) -> None:
         """Begins a pass over an epoch, or over the rest of one."""
         self._note_thread()
-        self._over = self._left = self._exhausted = False
+        self._over = self._left = self._exhausted = self._ended = False
         self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
         meter = self._attributor.meter
         self._seen, self._without_gradients = (meter.of_loop(), meter.evaluated), not torch.is_grad_enabled()
 
     def forget(self) -> None:
         """Forgets the pass, since a saved run takes its place."""
-        self._over, self._left, self._exhausted = False, True, False
+        self._over, self._left, self._exhausted, self._ended = False, True, False, True
 
-    def yielded(self, *, last: bool) -> None:
-        """Notes a batch of the pass, and whether it is the last one."""
-        self._over = last
+    def yielded(self, *, last: bool, asks_on: bool) -> None:
+        """Notes a batch of the pass, whether it is the last one, and whether the loop is known to ask for a further one."""
+        self._over, self._asks_on = last, asks_on
         self._note_thread()
 
     def leave(self, *, exhausted: bool) -> None:
@@ -68,6 +68,9 @@ class EpochEnd:
             exhausted: Whether all batches were asked for; else the iterator is gone, which can happen at any time, so that no
                 work is done.
         """
+        if self._ended:
+            self._attributor.pass_over()
+            return
         self._left, self._over, self._exhausted = True, self._over or exhausted, self._exhausted or exhausted
         if exhausted:
             self._accumulator.flush()
@@ -88,8 +91,11 @@ class EpochEnd:
 
     @property
     def due(self) -> bool:
-        """Whether the epoch is over and the loop has left it, so that it ends as soon as that is needed."""
-        return self._over and self._left and self._counts
+        """Whether the epoch is over, so that it ends as soon as that is needed.
+
+        The loop has left the pass, or got the last batch from `next` and stepped: it may keep the iterator and never ask again.
+        """
+        return self._over and (self._left or (not self._asks_on and self._stepped_since_last)) and self._counts
 
     @property
     def evaluates(self) -> bool:
@@ -160,6 +166,16 @@ class EpochEnd:
             return True
         waits = self._steps_are_seen and self._cost.steps > steps and self._accumulator.in_step
         return self._attributor.last_credited and not waits
+
+    @property
+    def _stepped_since_last(self) -> bool:
+        """Whether it is certain that the step of the batch yielded last is over; without an optimizer, its backward pass."""
+        if self._steps_are_seen:
+            stepped = self._cost.steps > self._before[2] and not self._accumulator.in_step
+        else:
+            self._accumulator.flush()
+            stepped = self._attributor.meter.reached >= self._attributor.meter.yielded
+        return stepped and self._attributor.last_credited
 
     @property
     def _trains_without_credit(self) -> bool:

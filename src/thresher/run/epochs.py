@@ -81,6 +81,7 @@ class Epochs:
         self.epoch = 0
         self._seed = settings.seed
         self._active = self._resumed = self._warned = False
+        self._ran_out = True
         self._consumed = self._checksum = 0
         self._plan: EpochPlan | None = None
         self._history: list[dict[str, Any]] = []
@@ -121,7 +122,7 @@ class Epochs:
                 stacklevel=3,
             )
         self._records.epoch = self.epoch
-        self._active = True
+        self._active, self._ran_out = True, False
         self.end.begin()
         self._attributor.begin_epoch(
             _weights_of(plan, self._loader.n),
@@ -143,7 +144,9 @@ class Epochs:
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
-    def yielded(self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool) -> None:
+    def yielded(
+        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool, asks_on: bool
+    ) -> None:
         """Notes a batch that is on its way to the loop.
 
         Args:
@@ -153,8 +156,9 @@ class Epochs:
             checksum: Checksum of the ids that were drawn by then.
             weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
             last: Whether it is the last batch of the epoch.
+            asks_on: Whether the loop is known to ask for a further batch.
         """
-        self.end.yielded(last=last)
+        self.end.yielded(last=last, asks_on=asks_on)
         number = self._attributor.batches
         if self.comparison.pending:
             self.comparison.compare()
@@ -171,6 +175,7 @@ class Epochs:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
         if exhausted:
             self.comparison.compare()
+            self._ran_out = True
         self.end.leave(exhausted=exhausted)
         if self._active and self.end.evaluates:
             self._take_back(exhausted=exhausted)
@@ -279,6 +284,7 @@ class Epochs:
             "seed": self._seed,
             "epoch": self.epoch,
             "active": self._active,
+            "ran_out": self._active or self._ran_out or not self._history[-1:] or not self._history[-1]["complete"],
             "consumed": self._consumed,
             "checksum": self._checksum,
             "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts), "remember": {}},
@@ -298,7 +304,7 @@ class Epochs:
         if self.selection.stage is not None:
             self.selection.stage.load_state_dict(state["batch_stage"])
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
-        self._consumed, self._checksum = state["consumed"], state["checksum"]
+        self._consumed, self._checksum, self._ran_out = state["consumed"], state["checksum"], state.get("ran_out", True)
         self._resumed = self._active
         self.end.forget()
         self._rest()

@@ -254,6 +254,12 @@ class Run(Uncopied):
         """Returns everything the run remembers: tensors and plain values, so that it loads with `weights_only=True`.
 
         Warns where batches were yielded whose loss was not credited yet: after resuming they will not come again.
+
+        A state that is saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: the next
+        pass over the loader yields nothing, so that the loop runs its code after the last batch, such as `scheduler.step()`. A
+        state that is saved after the loader ran out goes on with the next epoch. Where the loop got the last batch and did not
+        ask for a further one (`break`, `return`, `zip`, `islice`, a counted number of calls of `next`), it is not known whether
+        that code has run: the epoch is over with the step of its last batch, and `load_state_dict` warns.
         """
         if (self._epochs.in_progress or self._epochs.end.credits) and self._parts.attributor.waits_for_credit:
             warnings.warn(

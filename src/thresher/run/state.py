@@ -124,6 +124,15 @@ class SavedState:
                 warnings.warn(
                     f"load_state_dict: the state was saved with {what}{saved}, this run has {what}{own}", stacklevel=4
                 )
+        if not state.get("ran_out", True):
+            warnings.warn(
+                f"load_state_dict: the state was saved after the last batch of epoch {state['epoch'] - 1}, when the loop had "
+                "not asked run.loader for a further batch: it had left by break, return, zip or islice, or it counts its calls "
+                f"of next. The run goes on with epoch {state['epoch']}. If code of your loop that follows the last batch, such "
+                "as scheduler.step(), had not run when the state was saved, run it now. A state that is saved after run.loader "
+                "has been iterated to its end gives no such warning.",
+                stacklevel=4,
+            )
 
     def _check_kind(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another run, which is no damage."""

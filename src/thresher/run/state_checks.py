@@ -173,6 +173,7 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
             "seed": plain((int,), "a whole number", -float("inf"), float("inf")),
             "epoch": whole_number(),
             "active": TRUTH,
+            "ran_out": TRUTH,
             "consumed": whole_number(),
             "checksum": whole_number(0, 2**32 - 1),
             "plan": or_none(PLAN),
@@ -189,7 +190,8 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
                 | {"unknown": or_none(TEXT)}
             ),
             "rng": table(RANDOM_STATES, may_lack=("cuda",)),
-        }
+        },
+        may_lack=("ran_out",),
     )
 
 

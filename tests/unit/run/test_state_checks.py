@@ -13,7 +13,12 @@ from helpers import assert_same
 
 N, B = 40, 8
 DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2)
-pytestmark = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),
+    pytest.mark.filterwarnings(
+        "ignore:.*the loop had not asked run.loader for a further batch"
+    ),  # tests/integration/test_epoch_end
+]
 
 
 def make(method, *, generator=True, epochs=5, loader=None, **settings):
@@ -91,6 +96,7 @@ DAMAGES = {
     "version": [to(99), to("3")],
     "epoch": [to("2"), to(-1), to(1), to(True), to(2.0)],
     "active": [to(1)],
+    "ran_out": [to(1)],
     "seed": [to(1.5)],
     "consumed": [to(-8), to(4000), to("8")],
     "checksum": [to(-1), to(2**40)],

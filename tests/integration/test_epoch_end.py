@@ -1,0 +1,146 @@
+"""An epoch is over when its last batch was yielded and its step is over, also for a loop that keeps the iterator."""
+
+import io
+import itertools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+
+N, B, EPOCHS = 32, 8, 4
+NOT_ASKED = "epoch 0, when the loop had not asked run.loader for a further batch.*run it now"
+
+
+class Training:
+    """A loop with code after the last batch of each epoch."""
+
+    def __init__(self, method=None, *, optimizer=True):
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), 0.1)
+        self.run = thresher.attach(
+            method or thresher.FullData(),
+            loader=DataLoader(TensorDataset(torch.randn(N, 4), torch.arange(N) % 2), B, shuffle=True),
+            criterion=nn.CrossEntropyLoss(),
+            model=self.net,
+            optimizer=self.optimizer if optimizer else None,
+            epochs=EPOCHS,
+        )
+
+    def step(self, batch):
+        x, y = batch
+        self.run.criterion(self.run.model(x), y).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def saved(self):
+        file = io.BytesIO()
+        torch.save(self.run.state_dict(), file)
+        file.seek(0)
+        return torch.load(file, weights_only=True)
+
+    def sizes(self, epochs=1):
+        """Numbers of batches per epoch of the plain loop."""
+        sizes = [0] * epochs
+        for epoch in range(epochs):
+            for batch in self.run.loader:
+                self.step(batch)
+                sizes[epoch] += 1
+        return sizes
+
+
+@pytest.mark.parametrize(
+    ("method", "optimizer"),
+    [(None, True), (None, False), (thresher.Kakurenbo(max_fraction=0.5, tau=0.0), True), (thresher.InfoBatch(), False)],
+)
+def test_a_loop_that_keeps_the_iterator(method, optimizer):
+    training = Training(method, optimizer=optimizer)
+    for epoch in range(3):
+        iterator = iter(training.run.loader)
+        for _ in range(len(training.run.loader)):
+            assert training.run.epoch == epoch
+            training.step(next(iterator))
+        assert (training.run.epoch, training.run.progress) == (epoch + 1, (epoch + 1) / EPOCHS)
+        training.saved()
+        assert len(training.run.history) == epoch + 1
+        assert next(iterator, None) is None  # does not end another epoch
+        assert training.run.epoch == epoch + 1
+    plain = Training(method, optimizer=optimizer)
+    plain.sizes(3)
+    assert training.run.history == plain.run.history
+    assert torch.equal(training.net.weight, plain.net.weight)
+
+
+def test_a_kept_iterator_is_resumed_with_the_next_epoch():
+    training = Training()
+    iterator = iter(training.run.loader)
+    for _ in range(4):
+        training.step(next(iterator))
+    other = Training()
+    with pytest.warns(UserWarning, match=NOT_ASKED):
+        other.run.load_state_dict(training.saved())
+    assert other.run.epoch == 1
+    assert other.sizes(3) == [4, 4, 4]
+
+
+def test_before_its_step_the_last_batch_is_of_the_epoch():
+    training = Training(thresher.UniformSubset(keep=0.5))
+    iterator = iter(training.run.loader)
+    training.step(next(iterator))
+    x, y = next(iterator)
+    loss = training.run.criterion(training.run.model(x), y)
+    assert (training.run.epoch, training.run.history) == (0, [])
+    loss.backward()
+    assert (training.run.epoch, training.run.history) == (0, [])
+    training.optimizer.step()
+    assert training.run.epoch == 1
+
+
+@pytest.mark.parametrize("around", [iter, enumerate, lambda loader: (batch for batch in loader)])
+def test_saved_at_the_last_batch_inside_the_loop(around):
+    """The loop has not come to its code after the last batch: the resumed loop does, after an empty rest of the epoch."""
+    training, state = Training(), {}
+    for number, batch in enumerate(around(training.run.loader), 1):
+        training.step(batch[1] if around is enumerate else batch)
+        assert training.run.epoch == 0
+        if number == 4:
+            state = training.saved()
+    other = Training()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.run.load_state_dict(state)
+    assert other.run.epoch == 0
+    assert other.sizes(4) == [0, 4, 4, 4]
+
+
+def test_saved_after_the_loader_ran_out():
+    training, other = Training(), Training()
+    training.sizes()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other.run.load_state_dict(training.saved())
+        again = other.saved()
+    assert other.sizes(3) == [4, 4, 4]
+    assert again["ran_out"]
+
+
+def counted(loader):
+    return zip(range(4), loader, strict=False)
+
+
+@pytest.mark.parametrize("ends", [lambda loader: enumerate(itertools.islice(loader, 4)), counted])
+def test_left_at_the_last_batch(ends):
+    training, other = Training(), Training()
+    for _, batch in ends(training.run.loader):
+        training.step(batch)
+    for state in (training.saved(), training.saved()):
+        with pytest.warns(UserWarning, match=NOT_ASKED):
+            other.run.load_state_dict(state)
+    assert other.run.epoch == 1
+    assert not other.saved()["ran_out"]  # saved again as it was loaded
+    assert other.sizes(3) == [4, 4, 4]
+    assert other.saved()["ran_out"]
