@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 
 from thresher.loading.collate_state import CollateState
 from thresher.loading.constants import differing_part
+from thresher.loading.held_state import held_iterator
 from thresher.loading.row_buffer import rows_of, select, take_apart, take_rows
 from thresher.loading.trees import map_where
 
@@ -77,11 +78,18 @@ class CheckedCollate:
         number, self.calls = self.calls, self.calls + 1
         if number & (number - 1) or not self._can_be_moved(samples):
             return self.collate(samples)
+        name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
+        iterator = held_iterator(self.collate)
+        if iterator is not None:
+            reason = (
+                f"may sort or mix its samples: it keeps an iterator ({type(iterator).__name__}), so that it could not be called "
+                "a second time for a comparison without changing what it returns next. Keep the position as a number instead"
+            )
+            return CheckedBatch(self.collate(samples), f"collate_fn {name} {reason}")
         copies, state = copied(samples), CollateState(self.collate)
         before = state.capture()
         batch = self.collate(samples)
         after = state.capture()
-        name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
         try:
             state.restore(before)
             draws = 1 if state.same(before, after) else DRAWS

@@ -11,10 +11,11 @@ import torch
 
 from thresher import rng
 from thresher.loading.constants import differing_part
+from thresher.loading.held_state import held_state, is_empty, put_back
 
 
 class CollateState:
-    """The random states that a collate function can draw from, and the attributes of the object that it is or belongs to.
+    """The random states that a collate function can draw from, and what it remembers between calls.
 
     Generators of the function itself are found where it keeps them: in attributes, closures, arguments of a partial, and global
     variables that it names.
@@ -24,7 +25,7 @@ class CollateState:
     """
 
     def __init__(self, collate: Any) -> None:
-        self._owners = [vars(owner) for owner in _parts_of(collate) if hasattr(owner, "__dict__") and not _is_function(owner)]
+        self._collate = collate
         found = {id(one): one for part in _parts_of(collate) for one in _values_of(part)}
         self._sources = [one for one in found.values() if _is_source(one)]
         # Workers were forked and have no device; a collate function in the main process may use it.
@@ -36,7 +37,7 @@ class CollateState:
         return {
             "global": rng.capture(self._device),
             "sources": [_state_of(source) for source in self._sources],
-            "attributes": [dict(owner) for owner in self._owners],
+            "held": held_state(self._collate),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -44,19 +45,12 @@ class CollateState:
         rng.restore(state["global"], self._device)
         for source, saved in zip(self._sources, state["sources"], strict=True):
             _set_state(source, saved)
-        for owner, saved in zip(self._owners, state["attributes"], strict=True):
-            for name in owner.keys() - saved.keys():
-                del owner[name]
-            owner.update(saved)
+        put_back(state["held"])
 
     @staticmethod
     def same(one: dict[str, Any], other: dict[str, Any]) -> bool:
         """Whether no random number was drawn between two captures."""
         return all(differing_part(one[name], other[name]) is None for name in ("global", "sources"))
-
-
-def _is_function(part: Any) -> bool:
-    return isinstance(part, FunctionType | MethodType | partial | type)
 
 
 def _parts_of(collate: Any) -> Iterator[Any]:
@@ -77,20 +71,12 @@ def _values_of(part: Any) -> Iterator[Any]:
     """Yields what a callable or an object keeps."""
     yield part
     if isinstance(part, FunctionType):
-        yield from (cell.cell_contents for cell in part.__closure__ or () if not _is_empty(cell))
+        yield from (cell.cell_contents for cell in part.__closure__ or () if not is_empty(cell))
         yield from part.__defaults__ or ()
         yield from (part.__kwdefaults__ or {}).values()
         yield from (part.__globals__[name] for name in part.__code__.co_names if name in part.__globals__)
     elif hasattr(part, "__dict__"):
         yield from vars(part).values()
-
-
-def _is_empty(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return True
-    return False
 
 
 def _is_source(value: Any) -> bool:
