@@ -82,8 +82,8 @@ class CheckedCollate:
         iterator = held_iterator(self.collate)
         if iterator is not None:
             reason = (
-                f"may sort or mix its samples: it keeps an iterator ({type(iterator).__name__}), so that it could not be called "
-                "a second time for a comparison without changing what it returns next. Keep the position as a number instead"
+                f"may sort or mix its samples: it keeps an iterator ({type(iterator).__name__}), so that it could not be "
+                "called a second time for a comparison without changing what it returns next. Keep the position as a number instead"
             )
             return CheckedBatch(self.collate(samples), f"collate_fn {name} {reason}")
         copies, state = copied(samples), CollateState(self.collate)

@@ -1,6 +1,6 @@
 """What a function or an object remembers between calls: saved, and put back in place.
 
-That is attributes, variables of closures, global variables that a function names, and the containers, small tensors and small
+That is attributes of it and its class, variables of closures, global variables that a function names, and the containers, small tensors and small
 arrays in them. Objects of other packages than that of the function are left alone: they may be in use elsewhere.
 """
 
@@ -24,7 +24,7 @@ MOST_ELEMENTS = 65536
 """Number of elements of the largest tensor or array that is saved."""
 
 CONTAINERS = list | tuple | set | frozenset | deque
-LEAVES = int | float | complex | str | bytes | ModuleType | type | None | random.Random | torch.Generator | np.random.Generator
+LEAVES = int | float | complex | str | bytes | ModuleType | None | random.Random | torch.Generator | np.random.Generator
 
 
 def held_state(root: Any) -> list[tuple[Any, Any]]:
@@ -89,7 +89,7 @@ def _parts_of(root: Any) -> list[Any]:
 def _package_of(part: Any) -> str:
     if isinstance(part, partial):
         return _package_of(part.func)
-    owner = part if isinstance(part, FunctionType | MethodType) else type(part)
+    owner = part if isinstance(part, FunctionType | MethodType | type) else type(part)
     return (owner.__module__ or "").partition(".")[0]
 
 
@@ -111,7 +111,7 @@ def _inside(part: Any, package: str) -> list[Any]:
         defaults = [*(part.__defaults__ or ()), *(part.__kwdefaults__ or {}).values()]
         return [*(part.__closure__ or ()), *defaults, *vars(part).values(), *_globals_of(part).values()]
     call = type(part).__dict__.get("__call__")
-    return [*_attributes_of(part).values(), *([call] if isinstance(call, FunctionType) else [])]
+    return [*_attributes_of(part).values(), type(part), *([call] if isinstance(call, FunctionType) else [])]
 
 
 def _contents_of(part: Any, package: str) -> Any:
@@ -121,7 +121,7 @@ def _contents_of(part: Any, package: str) -> Any:
     if isinstance(part, dict | list | bytearray | set | deque):
         return part.copy()
     if isinstance(part, Tensor):
-        return part.detach().clone() if part.device.type == "cpu" and part.numel() <= MOST_ELEMENTS else None
+        return part.detach().clone() if part.is_cpu and part.layout is torch.strided and part.numel() <= MOST_ELEMENTS else None
     if isinstance(part, np.ndarray):
         return part.copy() if part.flags.writeable and part.size <= MOST_ELEMENTS else None
     if isinstance(part, CONTAINERS | partial | MethodType) or _package_of(part) != package:
@@ -135,18 +135,20 @@ def _globals_of(function: FunctionType) -> dict[str, Any]:
 
 
 def _attributes_of(part: Any) -> dict[str, Any]:
+    if isinstance(part, type):
+        return {name: value for name, value in vars(part).items() if name[:2] != "__" and not hasattr(value, "__get__")}
     own = getattr(part, "__dict__", None)
     slots = [name for kind in type(part).__mro__ for name in _slots_of(kind) if hasattr(part, name)]
     return (dict(own) if isinstance(own, dict) else {}) | {name: getattr(part, name) for name in slots}
 
 
 def _set_attributes(part: Any, attributes: dict[str, Any]) -> None:
-    now = _attributes_of(part)
+    now, kind = _attributes_of(part), type if isinstance(part, type) else object
     for name in now.keys() - attributes.keys():
-        object.__delattr__(part, name)
+        kind.__delattr__(part, name)
     for name, value in attributes.items():
         if now.get(name, now) is not value:
-            object.__setattr__(part, name, value)
+            kind.__setattr__(part, name, value)
 
 
 def is_empty(cell: CellType) -> bool:

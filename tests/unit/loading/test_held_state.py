@@ -71,8 +71,8 @@ def with_default():
         seen["batches"] += 1
         return scaled(batch, seen["batches"])
 
-    (seen,) = collate.__defaults__ or ()
-    seen.clear()
+    for seen in collate.__defaults__ or ():
+        seen.clear()
     return collate
 
 
@@ -100,6 +100,20 @@ class Schedule:
         return len(self.seen) + int(self.tensor) + int(self.array[0])
 
 
+class Shared:
+    n = 0
+
+
+def of_a_class():
+    Shared.n = 0
+
+    def collate(batch):
+        Shared.n += 1
+        return scaled(batch, Shared.n)
+
+    return collate
+
+
 class Deep:
     def __init__(self):
         self.schedule = Schedule()
@@ -118,6 +132,7 @@ COLLATES = {
     "helper": with_helper,
     "attribute of a function": on_itself,
     "default": with_default,
+    "class": of_a_class,
     "rotating": rotating,
     "object": Deep,
     "method": lambda: Deep().method,
