@@ -83,7 +83,7 @@ class CheckedCollate:
         if iterator is not None:
             reason = (
                 f"may sort or mix its samples: it keeps an iterator ({type(iterator).__name__}), so that it could not be "
-                "called a second time for a comparison without changing what it returns next. Keep the position as a number instead"
+                "called a second time for a comparison without changing what it returns next. Keep the position as a number"
             )
             return CheckedBatch(self.collate(samples), f"collate_fn {name} {reason}")
         copies, state = copied(samples), CollateState(self.collate)

@@ -1,7 +1,8 @@
 """What a function or an object remembers between calls: saved, and put back in place.
 
-That is attributes of it and its class, variables of closures, global variables that a function names, and the containers, small tensors and small
-arrays in them. Objects of other packages than that of the function are left alone: they may be in use elsewhere.
+That is attributes of it and its class, variables of closures, global variables that a function names, and the containers,
+small tensors and small arrays in them. Objects of other packages than that of the function are left alone: they may be in use
+elsewhere.
 """
 
 import io

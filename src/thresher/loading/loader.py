@@ -17,36 +17,22 @@ from torch.utils.data import BatchSampler, DataLoader
 from thresher import rng
 from thresher.loading.asking import asks_on
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
-from thresher.loading.collate_check import CheckedCollate, UnknownRows, checked
+from thresher.loading.collate_check import CheckedCollate, UnknownRows
 from thresher.loading.control import EpochControl
 from thresher.loading.dealing import Deal, deal_of
+from thresher.loading.live_settings import KEPT_SETTINGS, LiveSettings, OfUser
 from thresher.loading.order import IdBatchSampler, KnownEnd, SequentialOrder, TensorOrder
 from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
-from thresher.loading.uncopied import Uncopied
 from thresher.loading.user_order import UserOrder
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws
 from thresher.plans import EpochPlan
 
-KEPT_SETTINGS = (
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-)
-
-
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
-class SelectedLoader(Uncopied):
+class SelectedLoader(OfUser):
     """`run.loader`: iterate it like the loader it was made from. Other attributes are those of that loader.
 
     Args:
@@ -70,11 +56,12 @@ class SelectedLoader(Uncopied):
         """Device on which the loop draws random numbers."""
         batches = loader.batch_sampler
         assert isinstance(batches, BatchSampler)
-        self._ids = IdBatchSampler(batches.batch_size, batches.drop_last)
+        self._ids = IdBatchSampler(batches)
         self.unknown_rows = UnknownRows()
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers)
-        self._loader = loader if self.streams else self._rebuilt(loader)
+        self._settings = None if self.streams else LiveSettings(loader, self._order.sampler, self.unknown_rows)
+        self._loader = loader if self._settings is None else self._settings.rebuilt(self._ids)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
         # are let go in good order after the cycle is gone.
         self._held = weakref.finalize(self, lambda _: None, self._loader)
@@ -86,15 +73,6 @@ class SelectedLoader(Uncopied):
         """The end of an epoch, as accelerate reads it."""
         self._epoch_start: rng.RandomStates | None = None
         """Random states when the epoch in progress began, from which an interrupted epoch is replayed."""
-
-    def _rebuilt(self, loader: DataLoader[Any]) -> DataLoader[Any]:
-        settings = {name: getattr(loader, name) for name in KEPT_SETTINGS} | {"collate_fn": checked(loader)}
-        return DataLoader(loader.dataset, batch_sampler=self._ids, **settings)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._user, name)
 
     @property
     def order_is_free(self) -> bool:
@@ -180,6 +158,8 @@ class SelectedLoader(Uncopied):
             raise RuntimeError(
                 "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use its run.loader."
             )
+        if self._settings is not None:
+            self._settings.follow(self._loader, workers_stay=self._workers_ran)
         self.stop()
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         collate = self._loader.collate_fn
@@ -189,6 +169,8 @@ class SelectedLoader(Uncopied):
         self.prepared.begin()
         if consumed == 0:
             self._begin_with(NONE_WAIT)
+        if self.row_buffer is not None and self.row_buffer.size is not None:
+            self.row_buffer.size = self._ids.batch_size
         resumed = self._epoch_start if consumed else None
         now = rng.capture(self.device, self.generators())
         if resumed is None:
@@ -395,7 +377,7 @@ class EpochIterator:
     def _next_candidate(self) -> tuple[Any, Tensor]:
         batch, ids, self._drawn, left = self._candidates.take()
         if left is not None and self._sizes.drops_last:
-            left -= left % self._sizes.batch_size
+            left -= left % self._sizes.size
         self._left = left
         self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)
         return self._loader.moved(batch), ids

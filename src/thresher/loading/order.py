@@ -14,9 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from thresher.loading.dealing import Deal
+from thresher.loading.live_settings import checked_batch_size
 
 
 class Order(Protocol):
@@ -154,22 +155,38 @@ LOOKED_UP = 64
 
 
 class IdBatchSampler(Sampler[list[int]]):
-    """The batch sampler inside the rebuilt loader; it remembers the ids of every batch that is on its way."""
+    """The batch sampler inside the rebuilt loader; it remembers the ids of every batch that is on its way.
 
-    def __init__(self, batch_size: int, drop_last: bool) -> None:
-        self.batch_size, self.drop_last = batch_size, drop_last
+    Args:
+        sizes: The user's batch sampler, whose batch size and `drop_last` may change.
+    """
+
+    def __init__(self, sizes: BatchSampler) -> None:
+        self._sizes = sizes
+        self.size = sizes.batch_size
+        """Batch size when the iteration began."""
         self.on_the_way: deque[tuple[Tensor, int, int | None]] = deque()
         self.served = 0
         self._batches: Iterator[list[int]] = iter(())
         self._order: Order = SequentialOrder(0)
         self._kept: Tensor | None = None
         self._consumed = 0
-        self.drops_last = drop_last
+        self.drops_last = sizes.drop_last
         """Whether a last batch that is not full is dropped in this iteration."""
         self._found: Iterator[tuple[Tensor, int]] = iter(())
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches
+
+    @property
+    def batch_size(self) -> int:
+        """Batch size of the user's loader, as it is now."""
+        return checked_batch_size(self._sizes)
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the user's loader drops a last batch that is not full, as it is now."""
+        return self._sizes.drop_last
 
     def serve(
         self,
@@ -194,7 +211,7 @@ class IdBatchSampler(Sampler[list[int]]):
         self.on_the_way.clear()
         self._order, self._kept, self._consumed = order, kept, consumed
         self.replayed = torch.empty(0, dtype=torch.int64)
-        self._length = length
+        self._length, self.size = length, self.batch_size
         self.drops_last = deal is None and (self.drop_last if drop_last is None else drop_last)
         self._found = self._full(consumed) if deal is None else self._dealt(deal)
         self._deal = deal
@@ -217,7 +234,7 @@ class IdBatchSampler(Sampler[list[int]]):
     def _iterate(self) -> Iterator[list[int]]:
         stayed = len(self.replay())
         for ids, position in self._found:
-            if len(ids) < self.batch_size and self.drops_last:
+            if self.drops_last and len(ids) < self.size:
                 return
             stayed += len(ids)
             self.on_the_way.append((ids, position, self._length.left(stayed, position)))
@@ -225,7 +242,12 @@ class IdBatchSampler(Sampler[list[int]]):
             yield ids.tolist()
 
     def _full(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
-        return self._pieces(drawn, repeat(self.batch_size))
+        # As in a BatchSampler, whose batch size is read for each batch, or at the beginning where the last one is dropped.
+        return self._pieces(drawn, repeat(self.size) if self.drops_last else self._live_sizes())
+
+    def _live_sizes(self) -> Iterator[int]:
+        while True:
+            yield self.batch_size
 
     def _dealt(self, deal: Deal) -> Iterator[tuple[Tensor, int]]:
         """Yields the rows of each step, and how many ids were drawn by then."""
@@ -256,7 +278,7 @@ class IdBatchSampler(Sampler[list[int]]):
             while len(found) < size and not exhausted:
                 # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
                 unknown = isinstance(self._order, SamplerOrder)
-                wanted = size - len(found) if unknown else LOOKED_UP * self.batch_size
+                wanted = size - len(found) if unknown else LOOKED_UP * self.size
                 piece = self._order.take(wanted)
                 exhausted = len(piece) < wanted
                 stays = kept[piece].nonzero().flatten()

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.checks import check_iteration
 from thresher.loading.collate_check import UnknownRows, checked
-from thresher.loading.loader import KEPT_SETTINGS
+from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
 
 Models = nn.Module | Sequence[nn.Module]

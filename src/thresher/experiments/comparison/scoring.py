@@ -19,7 +19,7 @@ from thresher.experiments.training.loop import pair_of
 from thresher.experiments.training.recording import class_labels
 from thresher.experiments.training.store import versions, whole
 from thresher.experiments.training.trainable import Trainable, Training
-from thresher.loading.loader import KEPT_SETTINGS
+from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.methods.full import FullData
 from thresher.records import Column
 from thresher.scores import Scores
