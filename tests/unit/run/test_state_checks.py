@@ -15,9 +15,7 @@ N, B = 40, 8
 DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2)
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),
-    pytest.mark.filterwarnings(
-        "ignore:.*the loop had not asked run.loader for a further batch"
-    ),  # tests/integration/test_epoch_end
+    pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch"),
 ]
 
 
