@@ -43,6 +43,7 @@ class Criterion:
         reduction: How the criterion reduces losses to a scalar: "mean", "sum", "none" or "batchmean".
         ignore_index: Target value of the positions that do not count; None where all count.
         smoothing: Label smoothing, in [0, 1).
+        keeps_positions: Whether the loop gets the losses by position, which it reduces itself, rather than a scalar.
         over_classes: Whether a position covers all classes of one label, rather than one number of the outputs.
     """
 
@@ -50,6 +51,7 @@ class Criterion:
     reduction = "none"
     ignore_index: int | None = None
     smoothing = 0.0
+    keeps_positions = False
     over_classes = True
 
     def __init__(self, own: Any) -> None:
@@ -58,11 +60,6 @@ class Criterion:
     @property
     def class_weights(self) -> bool:
         """Whether the criterion divides by the sum of class weights."""
-        return False
-
-    @property
-    def keeps_positions(self) -> bool:
-        """Whether the loop gets the losses by position, which it reduces itself, rather than a scalar."""
         return False
 
     def value(self, outputs: Any, targets: Any) -> Tensor:

@@ -25,7 +25,7 @@ class ReducedCriterion(Criterion):
         return self.own.reduction
 
     @property
-    def keeps_positions(self) -> bool:
+    def keeps_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.reduction == "none"
 
     def value(self, outputs: Any, targets: Any) -> Tensor:

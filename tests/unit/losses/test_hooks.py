@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.loss_cases import Weighing
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from tests.loss_cases import Weighing
 
 N, B, C = 24, 8, 4
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
@@ -31,8 +31,8 @@ class Own(nn.Module):
 class OneHot(nn.MSELoss):
     """A loss whose arguments are those of a classifier."""
 
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return super().forward(input, F.one_hot(target, C).float())
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return super().forward(outputs, F.one_hot(targets, C).float())
 
 
 CRITERIA = [nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, Own, OneHot]

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.loss_cases import Weighing
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from tests.loss_cases import Weighing
 
 N, B, C, T = 24, 8, 4, 3
 CLASS_WEIGHT = torch.tensor([0.5, 2.0, 1.25, 3.0])
@@ -31,30 +31,25 @@ class Weighted(nn.Module):
         return losses if self.reduction == "none" else losses.mean()
 
 
-def squares(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return outputs, F.one_hot(targets, C).float()
+def classes(targets: Tensor) -> Tensor:
+    return targets.argmax(1) if targets.is_floating_point() else targets
 
 
-def same(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    return outputs, targets
-
-
-CRITERIA: dict[str, tuple[nn.Module, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]] = {
-    "cross-entropy": (nn.CrossEntropyLoss(reduction="none"), same),
-    "class weights": (nn.CrossEntropyLoss(weight=CLASS_WEIGHT, label_smoothing=0.1, reduction="none"), same),
-    "nll": (nn.NLLLoss(reduction="none"), lambda o, y: (o.log_softmax(1), y)),
-    "mse": (nn.MSELoss(reduction="none"), squares),
-    "bce": (nn.BCEWithLogitsLoss(reduction="none"), squares),
-    "own": (Weighted("none"), same),
+ONE_HOT = F.one_hot(Y, C).float()
+CRITERIA: dict[str, tuple[nn.Module, Tensor]] = {
+    "cross-entropy": (nn.CrossEntropyLoss(reduction="none"), Y),
+    "class weights": (nn.CrossEntropyLoss(weight=CLASS_WEIGHT, label_smoothing=0.1, reduction="none"), Y),
+    "nll": (nn.NLLLoss(reduction="none"), Y),
+    "mse": (nn.MSELoss(reduction="none"), ONE_HOT),
+    "bce": (nn.BCEWithLogitsLoss(reduction="none"), ONE_HOT),
+    "own": (Weighted("none"), Y),
 }
 REDUCED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mean": lambda losses, _: losses.mean(),
     "sum by number": lambda losses, y: losses.sum() / len(y),
-    "weights of classes": lambda losses, y: (losses.flatten(1) if losses.dim() > 1 else losses[:, None])
-    .mean(1)
-    .mul(CLASS_WEIGHT[y])
-    .sum()
-    / CLASS_WEIGHT[y].sum(),
+    "weights of classes": lambda losses, y: (
+        (losses.flatten(1) if losses.dim() > 1 else losses[:, None]).mean(1).mul(CLASS_WEIGHT[y]).sum() / CLASS_WEIGHT[y].sum()
+    ),
     "mask": lambda losses, y: losses[y != 3].mean(),
 }
 
@@ -66,12 +61,12 @@ def loader_of(targets: Tensor = Y) -> DataLoader[Any]:
 @pytest.mark.parametrize("name", CRITERIA)
 @pytest.mark.parametrize("reduce", REDUCED)
 def test_selecting_nothing_gives_the_losses_bit_for_bit(name: str, reduce: str) -> None:
-    criterion, arguments = CRITERIA[name]
+    criterion, targets = CRITERIA[name]
 
     def loop(attached: bool) -> tuple[list[Tensor], Any]:
         torch.manual_seed(0)
         net, seen = nn.Linear(5, C), []
-        optimizer, call, feed, loss_of = torch.optim.SGD(net.parameters(), 0.5), net, loader_of(), criterion
+        optimizer, call, feed, loss_of = torch.optim.SGD(net.parameters(), 0.5), net, loader_of(targets), criterion
         if attached:
             run = thresher.attach(
                 thresher.FullData(), loader=feed, criterion=criterion, model=net, optimizer=optimizer, epochs=2
@@ -79,12 +74,12 @@ def test_selecting_nothing_gives_the_losses_bit_for_bit(name: str, reduce: str) 
             call, feed, loss_of = run.model, run.loader, run.criterion
         for _ in range(2):
             for x, y in feed:
-                losses = loss_of(*arguments(call(x), y))
-                REDUCED[reduce](losses, y).backward()
+                losses = loss_of(call(x), y)
+                REDUCED[reduce](losses, classes(y)).backward()
                 optimizer.step()
                 optimizer.zero_grad()
                 with torch.no_grad():
-                    seen += [losses.detach(), loss_of(*arguments(call(x), y))]
+                    seen += [losses.detach(), loss_of(call(x), y)]
         return seen, net.state_dict()
 
     ours, plain = loop(attached=True), loop(attached=False)
@@ -94,12 +89,12 @@ def test_selecting_nothing_gives_the_losses_bit_for_bit(name: str, reduce: str) 
 
 @pytest.mark.parametrize("name", CRITERIA)
 def test_weights_of_samples_are_in_the_losses(name: str) -> None:
-    criterion, arguments = CRITERIA[name]
+    criterion, targets = CRITERIA[name]
     net = nn.Linear(5, C)
-    run = thresher.attach(Weighing(WEIGHTS, frozenset()), loader=loader_of(), criterion=criterion, model=net, epochs=1)
+    run = thresher.attach(Weighing(WEIGHTS, frozenset()), loader=loader_of(targets), criterion=criterion, model=net, epochs=1)
     for x, y in run.loader:
-        losses = run.criterion(*arguments(run.model(x), y))
-        plain = criterion(*arguments(net(x), y))
+        losses = run.criterion(run.model(x), y)
+        plain = criterion(net(x), y)
         weights = torch.tensor(WEIGHTS)[run.ids]
         torch.testing.assert_close(losses, plain * (weights if plain.dim() == 1 else weights[:, None]))
         losses.mean().backward()
