@@ -36,8 +36,9 @@ class Suspicion:
         device, before = moved.device, self._before
         last, total = self._number.to(device), self._log_chance.to(device)
         both = values if before is None else torch.cat([before.to(device), values], 1)
-        more = torch.where(last == number, 0.0, _log_chance(values[0], values[1], few))
-        grown = torch.where(moved & ~(few & _is_function(both)), total + more, 0.0)
+        more = total + _log_chance(values[0], values[1], few)
+        grown = torch.where(last == number, total, torch.where(few & _is_function(both), 0.0, more))
+        grown = torch.where(moved, grown, 0.0)
         self._log_chance, self._number = torch.where(found, grown, total), torch.where(found, number, last)
         same_size = before is not None and before.shape == values.shape
         self._before = torch.where(found, values, before.to(device)) if before is not None and same_size else values
