@@ -17,6 +17,7 @@ CLASS_WEIGHT = torch.tensor([0.5, 2.0, 1.25, 3.0])
 X = torch.randn(N, 5, generator=torch.Generator().manual_seed(0))
 Y = torch.arange(N) % C
 WEIGHTS = tuple(1.0 + i % 3 for i in range(N))
+WEIGHING: Any = Weighing(WEIGHTS, frozenset())
 
 
 class Weighted(nn.Module):
@@ -91,7 +92,7 @@ def test_selecting_nothing_gives_the_losses_bit_for_bit(name: str, reduce: str) 
 def test_weights_of_samples_are_in_the_losses(name: str) -> None:
     criterion, targets = CRITERIA[name]
     net = nn.Linear(5, C)
-    run = thresher.attach(Weighing(WEIGHTS, frozenset()), loader=loader_of(targets), criterion=criterion, model=net, epochs=1)
+    run = thresher.attach(WEIGHING, loader=loader_of(targets), criterion=criterion, model=net, epochs=1)
     for x, y in run.loader:
         losses = run.criterion(run.model(x), y)
         plain = criterion(net(x), y)
@@ -106,7 +107,7 @@ def test_weights_of_flattened_tokens() -> None:
     net = nn.Sequential(nn.Linear(5, T * C), nn.Unflatten(1, (T, C)))
     criterion = nn.CrossEntropyLoss(reduction="none")
     loader = loader_of(targets)
-    run = thresher.attach(Weighing(WEIGHTS, frozenset()), loader=loader, criterion=criterion, model=net, epochs=1)
+    run = thresher.attach(WEIGHING, loader=loader, criterion=criterion, model=net, epochs=1)
     for x, y in run.loader:
         losses = run.criterion(run.model(x).view(-1, C), y.view(-1))
         plain = criterion(net(x).view(-1, C), y.view(-1))
