@@ -305,11 +305,6 @@ def for_each(cases: dict[str, Case], check: Callable[[str, str], None]) -> None:
                 check(name, reduction)
 
 
-def own_scalar(criterion: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
-    value = criterion(outputs, targets)
-    return value.mean() if value.dim() else value
-
-
 def leaf(outputs: Tensor) -> Tensor:
     return outputs.clone().requires_grad_()
 
@@ -360,11 +355,11 @@ def value_and_gradient_without_weights_are_the_users_own_bit_for_bit(name: str, 
     for wanted in (set(), everything(name)):
         mine, own = leaf(case.outputs), leaf(case.outputs)
         measured = adapt(criterion).measure(mine, case.targets, RowLayout(case.n), weights=None, wanted=wanted)
-        value = own_scalar(criterion, own, case.targets)
+        value = criterion(own, case.targets)
         assert measured.value.dtype == value.dtype
         assert torch.equal(measured.value, value)
-        measured.value.backward()
-        value.backward()
+        measured.value.mean().backward()
+        value.mean().backward()
         assert mine.grad is not None and own.grad is not None
         assert torch.equal(mine.grad, own.grad)
         assert measured.signals.keys() == {"loss"} | wanted
@@ -372,7 +367,7 @@ def value_and_gradient_without_weights_are_the_users_own_bit_for_bit(name: str, 
 
 def reference_agrees_with_torch(name: str, reduction: str) -> None:
     case = CASES[name]
-    expected = own_scalar(case.make(reduction).double(), case.outputs.double(), doubled(case.targets)).item()
+    expected = case.make(reduction).double()(case.outputs.double(), doubled(case.targets)).mean().item()
     assert case.scalar(case.outputs, [1.0] * case.n, reduction) == pytest.approx(expected, rel=1e-9)
 
 
@@ -381,9 +376,10 @@ def weighted_value_and_gradient(name: str, reduction: str) -> None:
     adapter = adapt(case.make(reduction).double())
     outputs, v = leaf(case.outputs.double()), torch.tensor(PLAN_WEIGHTS)
     measured = adapter.measure(outputs, doubled(case.targets), RowLayout(case.n), weights=v, wanted=everything(name))
-    assert measured.value.shape == ()
-    assert measured.value.item() == pytest.approx(case.scalar(outputs, PLAN_WEIGHTS, reduction), rel=1e-9)
-    measured.value.backward()
+    scalar = measured.value.mean()  # of losses that the loop reduces
+    assert measured.value.shape == (case.make("none")(case.outputs, case.targets).shape if reduction == "none" else ())
+    assert scalar.item() == pytest.approx(case.scalar(outputs, PLAN_WEIGHTS, reduction), rel=1e-9)
+    scalar.backward()
     assert outputs.grad is not None
     direction = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     step = 1e-6
@@ -427,14 +423,14 @@ def check_in_the_loop(name: str, reduction: str, weights: tuple[float, ...] | No
     run = thresher.attach(Weighing(weights, frozenset(wanted)), loader=loader, criterion=criterion, model=model, epochs=1)
     for at, (i, targets) in zip((0, 3), run.loader, strict=True):
         value = run.criterion(run.model(i), targets)
-        value.backward()
+        value.mean().backward()
         if weights is None:
-            expected = own_scalar(criterion, own[i], targets)
+            expected = criterion(own[i], targets)
             assert torch.equal(value, expected)
-            expected.backward()
+            expected.mean().backward()
             continue
         part = replace(case, outputs=case.outputs[at : at + 3], targets=case.targets[at : at + 3])
-        assert value.item() == pytest.approx(part.scalar(part.outputs, list(weights[at : at + 3]), reduction), rel=1e-4)
+        assert value.mean().item() == pytest.approx(part.scalar(part.outputs, list(weights[at : at + 3]), reduction), rel=1e-4)
     if weights is None:
         assert model.rows.grad is not None and own.grad is not None
         assert torch.equal(model.rows.grad, own.grad)

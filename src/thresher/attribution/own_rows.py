@@ -7,6 +7,7 @@ from torch import Tensor
 
 from thresher.attribution.rows import AttributionError, RowLayout, YieldedBatch
 from thresher.attribution.stated import is_in_order, moved_among_samples
+from thresher.attribution.suspicion import Suspicion
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
 
@@ -42,7 +43,7 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
             raise AttributionError(f"forward= returned targets of some rows only of a batch of {n} samples. {WAY_OUT}")
         return lookup.rows.repeat
     repeat = len(targets) // n
-    if any(bool(flag) for flag in moved_among_samples(targets, [record], record.ids, repeat)):
+    if any(bool(flag) for flag in moved_among_samples(targets, [record], record.ids, repeat, Suspicion())):
         raise AttributionError(f"forward= returned the targets of the batch in another order of samples. {WAY_OUT}")
     if repeat > 1 and not is_in_order(targets, record, repeat):
         raise AttributionError(

@@ -256,9 +256,11 @@ def _attribute_to(
         flags += _all_hold([~doubt for doubt in doubts], case, WHICH_BATCH.format(latest.number, passed_over.number))
     repeat = repeat or max((rows.repeat for rows in named), default=1)
     batches = [*recent] if own is None else [own.batch]
-    unnamed = [leaf for leaf, lookup in zip(case.targets, case.target_lookups, strict=True) if lookup.rows is None]
-    moved = [flag for leaf in unnamed for flag in moved_among_samples(leaf, batches, ids, repeat)]
-    flags += _all_hold([~flag for flag in moved], case, OTHER_ORDER)
+    if not any(rows is lookup.rows for rows in named for lookup in case.output_lookups):  # else the outputs confirm the ids
+        unnamed = [leaf for leaf, lookup in zip(case.targets, case.target_lookups, strict=True) if lookup.rows is None]
+        suspicion = case.tracker.suspicion
+        moved = [flag for leaf in unnamed for flag in moved_among_samples(leaf, batches, ids, repeat, suspicion)]
+        flags += _all_hold([~flag for flag in moved], case, OTHER_ORDER)
     layout = RowLayout(len(ids), repeat)
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)

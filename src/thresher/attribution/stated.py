@@ -6,23 +6,28 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.rows import YieldedBatch
+from thresher.attribution.suspicion import Suspicion
 
 ODD = (-7046029254386353131, -4417276706812531889)
 """Odd factors that spread the bits of a value over 64 bits."""
 
 
-def moved_among_samples(targets: Tensor, batches: Iterable[YieldedBatch], ids: Tensor, repeat: int) -> list[Tensor]:
+def moved_among_samples(
+    targets: Tensor, batches: Iterable[YieldedBatch], ids: Tensor, repeat: int, suspicion: Suspicion
+) -> list[Tensor]:
     """Compares targets with those that were yielded for the stated samples.
 
     Targets that the loop computed (soft, masked, remapped labels) are no evidence against anything. Targets that are all
-    there, at the rows of other samples, are: the rows were permuted, or several rows per sample are in another order. Where one
-    tensor of the batch has them in order, it does not matter that another has the same values in another order.
+    there, at the rows of other samples, are as far as this is no chance: the rows were permuted, or several rows per sample are
+    in another order. Values that are all different are certain at once, labels of a few classes after several batches. Where
+    one tensor of the batch has them in order, it does not matter that another has the same values in another order.
 
     Args:
         targets: Targets of the stated samples, a tensor with unknown rows.
         batches: Batches that the samples may belong to.
         ids: Ids of the samples, shape (n,), int64.
         repeat: Number of consecutive rows per sample.
+        suspicion: What the batches before have shown.
 
     Returns:
         Flags, shape () and bool, that are true where the targets are at the rows of other samples; empty where there is
@@ -31,22 +36,31 @@ def moved_among_samples(targets: Tensor, batches: Iterable[YieldedBatch], ids: T
     flags = []
     for batch in batches:
         positions, found = _positions(ids.to(batch.ids.device), batch.ids)
-        pairs = list(_compared(targets, batch, positions, repeat))
-        if pairs:
-            in_order = torch.stack([(stated == expected).all() for stated, expected in pairs]).any()
-            there = torch.stack([stated.sum() == expected.sum() for stated, expected in pairs]).any()
-            flags.append(there & ~in_order & found.to(there.device))
+        found = found.to(targets.device)
+        if found.is_cpu and not found:
+            continue
+        compared = list(_compared(targets, batch, positions, repeat))
+        if compared:
+            values, few = (torch.stack(parts) for parts in zip(*compared, strict=True))
+            in_order = (values[:, 0] == values[:, 1]).all(1).any()
+            there = values[:, 0].sum(1) == values[:, 1].sum(1)
+            origin = there.int().argmax().view(1)
+            values, few = values.index_select(0, origin)[0], few.index_select(0, origin)[0]
+            flags.append(suspicion.grows(there.any() & ~in_order, found, batch.number, values, few))
     return flags
 
 
 def is_in_order(targets: Tensor, batch: YieldedBatch, repeat: int) -> bool:
     """Returns whether targets have the values of a tensor of a batch, sample by sample; waits for the device."""
     rows = torch.arange(len(batch.ids), device=batch.ids.device)
-    return any(torch.equal(stated, expected) for stated, expected in _compared(targets, batch, rows, repeat))
+    return any(torch.equal(*values) for values, _ in _compared(targets, batch, rows, repeat))
 
 
 def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields a number per sample for the targets, and for each tensor of a batch that can have been their origin.
+    """Yields what can be compared with each tensor of a batch that can have been the origin of the targets.
+
+    It is a number per sample for the tensor, and one for the targets, shape (2, n), int64; and whether the values can be those
+    of a few classes: one whole number per sample, shape (), bool.
 
     Args:
         targets: A tensor with `repeat` consecutive entries per sample, or one.
@@ -66,7 +80,9 @@ def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -
         dtype = tensor.dtype if tensor.is_floating_point() and not targets.is_floating_point() else targets.dtype
         origin = tensor.detach().index_select(0, rows.to(tensor.device)).reshape(n, -1)
         stated = _per_sample(targets.detach().to(dtype).reshape(n, -1))
-        yield stated, _per_sample(origin.to(targets.device, dtype)) * (size // per_row)
+        yielded = _per_sample(origin.to(targets.device, dtype)) * (size // per_row)
+        whole = targets.detach() == targets.detach().round() if per_row == 1 else torch.zeros(1, device=targets.device)
+        yield torch.stack([yielded, stated]), whole.all()
 
 
 def within(ids: Tensor, batch: YieldedBatch) -> Tensor:

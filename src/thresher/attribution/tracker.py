@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thresher.attribution.rows import Attribution, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.attribution.sample_dimension import SampleDimension
+from thresher.attribution.suspicion import Suspicion
 from thresher.loading.trees import leaves
 from thresher.loading.uncopied import Uncopied
 
@@ -46,6 +47,8 @@ class RowTracker(Uncopied):
         self._limit = 64
         self.sample_dimension: SampleDimension | None = None
         """Finds the dimension of the samples; None where it is certain to be the first."""
+        self.suspicion = Suspicion()
+        """What the targets of the latest batches show against the ids that the loop states."""
         self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None
 
     def remember_batch(self, batch: YieldedBatch, tensors: Iterable[Tensor]) -> None:

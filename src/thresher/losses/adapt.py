@@ -6,10 +6,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from thresher.losses.base import Criterion, ReducedCriterion
+from thresher.losses.base import Criterion
 from thresher.losses.classification import CrossEntropy, NegativeLogLikelihood
 from thresher.losses.custom import CustomCriterion
 from thresher.losses.elementwise import Divergence, ElementCriterion
+from thresher.losses.reduced import ReducedCriterion
 
 ADAPTERS: dict[type[nn.Module], Callable[[Any], Criterion]] = {
     nn.CrossEntropyLoss: CrossEntropy,
@@ -65,10 +66,10 @@ def adapt(criterion: Any) -> Criterion:
     Args:
         criterion: Loss module of torch.nn or its function in torch.nn.functional; or another module with a `reduction`; or a
             callable `(outputs, targets) -> losses` whose first dimension is the samples'. The losses of a callable are
-            averaged, and so are those of a module with reduction="none".
+            averaged; those of a module with reduction="none" stay as they are, because the loop reduces them.
 
     Returns:
-        An adapter with the criterion's own scalar, the loss of each sample and other signals of each sample.
+        An adapter with the criterion's own result, the loss of each sample and other signals of each sample.
 
     Raises:
         TypeError: `criterion` is not callable.

@@ -23,7 +23,8 @@ class LossAndSignals(NamedTuple):
     """What a criterion gives for one batch.
 
     Attributes:
-        value: The scalar for the training loop, shape (), with gradient.
+        value: The loss for the training loop, with gradient: a scalar, shape (); or the losses by position, shape (rows, ...),
+            where the user's criterion returns these.
         signals: Signals by name, each of shape (n,), detached; `loss` is among them.
     """
 
@@ -42,6 +43,7 @@ class Criterion:
         reduction: How the criterion reduces losses to a scalar: "mean", "sum", "none" or "batchmean".
         ignore_index: Target value of the positions that do not count; None where all count.
         smoothing: Label smoothing, in [0, 1).
+        keeps_positions: Whether the loop gets the losses by position, which it reduces itself, rather than a scalar.
         over_classes: Whether a position covers all classes of one label, rather than one number of the outputs.
     """
 
@@ -49,6 +51,7 @@ class Criterion:
     reduction = "none"
     ignore_index: int | None = None
     smoothing = 0.0
+    keeps_positions = False
     over_classes = True
 
     def __init__(self, own: Any) -> None:
@@ -60,7 +63,7 @@ class Criterion:
         return False
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
-        """Returns the scalar that the user's loop gets where no sample is weighted, shape ()."""
+        """Returns the loss that the user's loop gets where no sample is weighted: a scalar, unless `keeps_positions`."""
         return self.positions(outputs, targets).mean()
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
@@ -146,8 +149,14 @@ class Criterion:
             value, positions = self.value_and_positions(outputs, targets)
             rows = None if positions is None else layout.rows(positions.detach())
             return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=rows))
-        rows = layout.rows(self.positions(outputs, targets))
-        value = self._weighted(rows, targets, weights.to(rows.dtype))
+        unweighted = self.unweighted(outputs, targets, layout)
+        positions = self.positions(outputs, targets)
+        rows = layout.rows(positions)
+        weights = weights.to(rows.dtype)
+        if self.keeps_positions:
+            value = (rows * weights.unsqueeze(1)).reshape(positions.shape)
+        else:
+            value = self._weighted(rows, targets, weights, unweighted)
         plain = None if self.class_weights else rows.detach()
         return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=plain))
 
@@ -198,7 +207,11 @@ class Criterion:
         loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
         return {"loss": loss, **self.read(outputs, targets, wanted, layout.n)}
 
-    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
+    def unweighted(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
+        """Returns the scalar without weights where `_weighted` needs it, shape (), detached; else None."""
+        return None
+
+    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor, unweighted: Tensor | None) -> Tensor:
         total = torch.dot(weights, self.sums(rows))
         if self.reduction == "sum":
             return total
@@ -356,59 +369,6 @@ def unreadable(own: Any, wanted: set[str], way_around: str = "") -> str:
         f"{names} {'are' if len(wanted) > 1 else 'is'} not defined for criterion {own!r}. Pass attach(signals=function) with "
         f"function(outputs, targets) -> {{'{min(wanted)}': (n,) tensor, ...}}{way_around}."
     )
-
-
-class ReducedCriterion(Criterion):
-    """Adapter for a loss of torch.nn: "mean" over positions, "sum", or "none", whose losses are averaged.
-
-    Such a loss draws no random numbers and remembers nothing, so that it may be called again for the losses by position.
-    Settings are read in every call: the loop may change them.
-    """
-
-    @property
-    def reduction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self.own.reduction
-
-    def value(self, outputs: Any, targets: Any) -> Tensor:
-        value = self.reduced(outputs, targets)
-        return value.mean() if self.reduction == "none" else value
-
-    def reduced(self, outputs: Any, targets: Any) -> Tensor:
-        """Returns what the user's criterion returns."""
-        return self.own(outputs, targets)
-
-    def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
-        return self.value(outputs, targets), None
-
-    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
-        return self.positions(outputs, targets)
-
-    def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
-        return None
-
-    def positions(self, outputs: Any, targets: Any) -> Tensor:
-        unreduced = object.__new__(type(self.own))
-        unreduced.__dict__ = {**self.own.__dict__, "reduction": "none"}
-        return self._checked(unreduced(outputs, targets), outputs, targets)
-
-    def _checked(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
-        """Returns losses by position that the criterion gave without a reduction.
-
-        Raises:
-            ValueError: They mix samples, or were reduced all the same.
-        """
-        sizes = [tensor.numel() for tensor in (outputs, targets) if isinstance(tensor, Tensor)]
-        if losses.numel() > max(sizes, default=losses.numel()):
-            raise ValueError(
-                f"criterion {self.own!r} broadcast its arguments to losses of shape {tuple(losses.shape)}, which mixes "
-                "samples. Make the shapes of outputs and targets equal."
-            )
-        if not losses.dim():
-            raise ValueError(
-                f"criterion {self.own!r} returned a scalar although its reduction was set to 'none': its losses cannot be "
-                "separated by sample. Pass a callable that returns one loss per sample, or use run.reduce."
-            )
-        return losses
 
 
 class DeferredSignals(NamedTuple):

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses import signals as reading
-from thresher.losses.base import DeferredSignals, LossAndSignals, ReducedCriterion, as_measured
+from thresher.losses.base import DeferredSignals, LossAndSignals, as_measured
+from thresher.losses.reduced import ReducedCriterion
 from thresher.records import NEVER_SEEN
 
 
@@ -107,6 +108,7 @@ class CrossEntropy(ClassCriterion):
     def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
         return (
             not self.own.label_smoothing
+            and not any(self.hooks)
             and outputs.dim() > 1
             and not targets.dtype.is_floating_point
             and not (wanted and "batch_confidence" in wanted)
@@ -125,7 +127,7 @@ class CrossEntropy(ClassCriterion):
         """Spells out the most common case, one label per sample: it runs in every step, where each call costs."""
         own = self._own_settings
         common = own["reduction"] == "mean" and own["ignore_index"] < 0 and not own["label_smoothing"]
-        if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts():
+        if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts() or any(self.hooks):
             return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
             if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:

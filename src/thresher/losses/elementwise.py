@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thresher.losses.base import ReducedCriterion
+from thresher.losses.reduced import ReducedCriterion
 
 
 class ElementCriterion(ReducedCriterion):

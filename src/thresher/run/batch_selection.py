@@ -21,6 +21,7 @@ from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
 from thresher.records import NEVER_SEEN, Records
 from thresher.run.batch_stage import BatchStage
+from thresher.run.once_errors import kept_losses_only, not_by_rows
 from thresher.run.stopwatch import Stopwatch
 from thresher.subset import SubsetBackward, kept_rows
 
@@ -216,19 +217,28 @@ class InForward(NoSelection):
         reader, layout = self._tools.reader, attribution.layout
         criterion = reader.criterion
         assert criterion is not None
+        if criterion.keeps_positions:
+            raise ValueError(kept_losses_only(self._stage.method, criterion.own))
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
         plan = self._choose_rows(attribution, found if all_count else _without_ignored(found))
         weights, k = _product(plan, weights), len(plan.rows)
         outputs, targets = (_take_samples(tree, plan, layout) for tree in (outputs, targets))
-        if not self._compared and 0 < k < layout.n:
-            self._compare(outputs, targets, RowLayout(k, layout.repeat), found["loss"].index_select(0, plan.rows))
-        if not k:
-            value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
-        elif weights is None:
-            value = criterion.value(outputs, targets)
-        else:
-            value = criterion.measure(outputs, targets, RowLayout(k, layout.repeat), weights=weights, wanted=set()).value
+        small, alone = RowLayout(k, layout.repeat), None
+        to_compare = not self._compared and 0 < k < layout.n
+        try:
+            if to_compare:
+                alone = criterion.signals_alone(outputs, targets, small)
+            if not k:
+                value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
+            elif weights is None:
+                value = criterion.value(outputs, targets)
+            else:
+                value = criterion.measure(outputs, targets, small, weights=weights, wanted=set()).value
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise not_by_rows(error, criterion.own, k, layout.n) from error
+        if to_compare:
+            self._compare(alone, found["loss"].index_select(0, plan.rows))
         return value, found, plan.rows
 
     def measuring(self, losses: Tensor) -> MeasureLoss:
@@ -245,7 +255,7 @@ class InForward(NoSelection):
 
         return measure
 
-    def _compare(self, outputs: Any, targets: Any, layout: RowLayout, losses: Tensor) -> None:
+    def _compare(self, alone: Tensor | None, losses: Tensor) -> None:
         """Compares once the losses of the chosen rows by themselves with those that they had in the whole batch.
 
         Raises:
@@ -253,14 +263,13 @@ class InForward(NoSelection):
         """
         criterion = self._tools.reader.criterion
         assert criterion is not None
-        alone = criterion.signals_alone(outputs, targets, layout)
         if alone is not None:
             exact = losses.dtype in (torch.float32, torch.float64)
             if not torch.allclose(alone.to(losses.dtype), losses, rtol=1e-3 if exact else 0.05, atol=1e-4, equal_nan=True):
                 raise ValueError(
-                    f"criterion {criterion.own!r} gives samples other losses when it is called with {layout.n} samples of the "
-                    "batch than with the whole batch: the loss of a sample depends on the other samples, as in a contrastive "
-                    "loss. forward_passes='once' trains on the kept rows and would compute another loss. Use "
+                    f"criterion {criterion.own!r} gives samples other losses when it is called with {len(losses)} samples of "
+                    "the batch than with the whole batch: the loss of a sample depends on the other samples, as in a "
+                    "contrastive loss. forward_passes='once' trains on the kept rows and would compute another loss. Use "
                     "forward_passes='twice', or compute the losses of the whole batch yourself and call "
                     "run.reduce(losses, outputs=...)."
                 )

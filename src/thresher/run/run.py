@@ -93,9 +93,11 @@ class Run(Uncopied):
         return self._parts.model
 
     def criterion(self, outputs: Any, targets: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:
-        """Computes the user's criterion: the same scalar and gradient, weighted where the plan has weights; records losses.
+        """Computes the user's criterion: the same value and gradient, weighted where the plan has weights; records losses.
 
-        Under `torch.no_grad()` it is the plain criterion and records nothing.
+        A criterion with reduction="none" gives the losses before they are averaged, each times the weight of its sample, and
+        the loop reduces them as without a run: `run.criterion(outputs, targets).mean()`. Under `torch.no_grad()` it is the
+        plain criterion and records nothing.
 
         Args:
             outputs: Outputs of `run.model`.
@@ -106,11 +108,13 @@ class Run(Uncopied):
                 the tensors themselves show more.
 
         Returns:
-            A scalar, shape (). A criterion that returns per-sample losses is averaged.
+            A scalar, shape (); the losses by position, as the criterion returns them, for a module with reduction="none". The
+            losses of a function, or of a module without a `reduction`, are averaged.
 
         Raises:
             AttributionError: The samples of the rows are not certain; nothing was recorded.
-            ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`.
+            ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`; or the
+                criterion has reduction="none" and the method keeps only some rows of the loop's own forward pass.
         """
         if self._criterion is None:
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")

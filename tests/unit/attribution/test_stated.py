@@ -1,5 +1,7 @@
 """Ids that the loop states: checked against the batch, one per row unless `repeat` says more, of the batch that is meant."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -35,9 +37,15 @@ def token_run(**settings):
     return run_of(x, torch.arange(N * T).view(N, T), lambda outputs, targets: outputs + 0 * targets, **settings)
 
 
-def label_run(**settings):
+def label_run(y=None, **settings):
     x = torch.stack([torch.arange(N, dtype=torch.float32), torch.randn(N)], 1)
-    return run_of(x, torch.arange(N) % 10, lambda outputs, targets: outputs[:, 0], **settings)
+    y = torch.arange(N) % 10 if y is None else y
+    return run_of(x, y, lambda outputs, targets: outputs[:, 0], **settings)
+
+
+def value_run(**settings):
+    """Targets that are all different, and no classes."""
+    return label_run(torch.arange(N) / 4, **settings)
 
 
 def assert_right(run):
@@ -77,7 +85,7 @@ def test_tokens_of_which_time_is_the_outer_dimension():
 
 
 def test_a_batch_that_is_repeated_as_a_whole():
-    run = label_run()
+    run = value_run()
     for x, y in run.loader:
         twice, labels = run.model(x.repeat(2, 1)), y.repeat(2)
         refused(run, lambda o=twice, t=labels: run.criterion(o, t, ids=run.ids), "repeat=2")
@@ -90,7 +98,7 @@ def test_a_batch_that_is_repeated_as_a_whole():
 @pytest.mark.parametrize("ids", [lambda run: run.ids, lambda run: run.ids.clone()], ids=["view", "copy"])
 @pytest.mark.parametrize("cast", [lambda y: y, lambda y: y.double(), lambda y: y.unsqueeze(1)])
 def test_targets_at_the_rows_of_other_samples(ids, cast):
-    run = label_run()
+    run = value_run()
     x, y = next(iter(run.loader))
     order = torch.roll(torch.arange(B), 1)
     refused(run, lambda: run.criterion(run.model(x[order]), cast(y[order]), ids=ids(run)), "rows of other samples")
@@ -115,7 +123,7 @@ def test_targets_that_the_loop_computed_are_no_contradiction(change):
 
 
 def test_the_second_term_of_mixup_has_a_way_out():
-    run = label_run()
+    run = value_run()
     for x, y in run.loader:
         order = torch.roll(torch.arange(B), 1)
         outputs = run.model(x.clone())
@@ -205,7 +213,7 @@ def test_repeat_needs_ids_and_agrees_with_the_tensors():
 
 def test_what_the_device_compares_is_said_at_the_end_of_the_epoch(monkeypatch):
     monkeypatch.setattr(resolve, "certain_now", lambda flag: False)
-    run = label_run()
+    run = value_run()
     for x, y in run.loader:
         run.criterion(run.model(x.clone()), y.roll(1), ids=run.ids)
         break
@@ -293,11 +301,11 @@ def test_inputs_that_are_normalised_in_place_have_ways_out():
 @pytest.mark.parametrize("inputs", [lambda y: y.flip(0), lambda y: y.flip(0) + 0.3])
 def test_inputs_that_have_the_values_of_the_labels_are_no_evidence(inputs):
     """One input per sample: the same whole numbers as the labels, or numbers that are cut off to these."""
-    y = torch.arange(B)
-    loader = DataLoader(TensorDataset(inputs(y).float(), y), B)
+    y = torch.arange(4 * B)
+    loader = DataLoader(TensorDataset(inputs(y).float(), y), 4 * B)
     run = thresher.attach(thresher.FullData(), loader=loader, criterion=lambda o, t: o + 0.0 * t, model=Identity(), epochs=2)
     x, y = next(iter(run.loader))
-    refused(run, lambda: run.criterion(run.model(x), y.roll(1), ids=run.ids), "rows of other samples")
+    refused(run, lambda: run.criterion(run.model(x.clone()), y.roll(1), ids=run.ids), "rows of other samples")
     run.criterion(run.model(x), y.clone(), ids=run.ids).backward()
     assert torch.equal(run.records["loss"], x)
     remapped = y + 100
@@ -311,3 +319,44 @@ def test_computed_labels_that_inputs_have_as_whole_numbers_are_no_evidence():
     x, y = next(iter(run.loader))
     run.criterion(run.model(x), y - 100, ids=run.ids)
     assert run.trained.all()
+
+
+FEW = {
+    "flipped": (2, lambda y, _: 1 - y, False),
+    "flipped, as many of both": (2, lambda y, _: 1 - y, False),
+    "in a cycle, as many of each": (8, lambda y, _: (y + 3) % 8, False),
+    "some flipped": (4, lambda y, g: torch.where(torch.rand(len(y), generator=g) < 0.3, (y + 1) % 4, y), False),
+    "random": (4, lambda y, g: torch.randint(4, y.shape, generator=g), False),
+    "rolled": (4, lambda y, _: y.roll(1), True),
+    "rolled classes, as many of each": (8, lambda y, _: y.roll(1), True),
+    "two classes rolled": (2, lambda y, _: y.roll(1), True),
+}
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["run.model(x)", "run.model(x.clone())"])
+@pytest.mark.parametrize("name", FEW)
+def test_labels_of_a_few_classes(name, known):
+    """Labels that the loop changes are refused in no batch, rows that it moves in one of the first batches."""
+    classes, change, moves = FEW[name]
+    size, g = 800, torch.Generator().manual_seed(0)
+    y = torch.randint(classes, (size,), generator=g)
+    if "as many" in name:
+        y = torch.cat([torch.randperm(B, generator=g) % classes for _ in range(size // B)])
+    x = torch.arange(size, dtype=torch.float32)
+    loader = DataLoader(TensorDataset(x, y), B)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=lambda o, t: o, model=Identity(), epochs=1)
+    credited = 0
+    with pytest.raises(AttributionError, match="rows of other samples") if moves and not known else nullcontext():
+        for inputs, labels in run.loader:
+            for _ in range(2):  # a second loss of a batch says nothing new
+                run.criterion(run.model(inputs if known else inputs.clone()), change(labels, g), ids=run.ids)
+            credited += 1
+    assert (credited < 40) if moves and not known else (credited == size // B)
+
+
+def test_permuted_labels_of_many_classes_are_refused_at_once():
+    y = torch.arange(32)
+    loader = DataLoader(TensorDataset(y.float(), y), 32)
+    run = thresher.attach(thresher.FullData(), loader=loader, criterion=lambda o, t: o, model=Identity(), epochs=1)
+    x, y = next(iter(run.loader))
+    refused(run, lambda: run.criterion(run.model(x.clone()), y.roll(1), ids=run.ids), "rows of other samples")
