@@ -221,7 +221,7 @@ class Attributor:
         if self._waiting:
             self._waiting[-1].forget_all_but_labels()
         ids = ids.to(self._device, non_blocking=True)
-        self.meter.yielded += len(ids)
+        self.meter.next_batch(len(ids))
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
         if self._plan_weights is not None:
             record.weights = self._plan_weights.index_select(0, ids)
