@@ -134,10 +134,8 @@ def test_losses_of_cached_outputs_have_no_backward_pass_through_the_model(method
         with torch.no_grad():
             outputs = run.model(x)
         outputs.requires_grad_()
-        if by_reduce:
-            loss = run.reduce(F.cross_entropy(outputs, y, reduction="none"), targets=y)
-        else:
-            loss = run.criterion(outputs, y)
+        losses = F.cross_entropy(outputs, y, reduction="none")
+        loss = run.reduce(losses, targets=y) if by_reduce else run.criterion(outputs, y)
         loss.backward()
         for chunk, gradient in zip(x.chunk(4), outputs.grad.chunk(4), strict=True):
             run.model(chunk).backward(gradient)

@@ -264,6 +264,12 @@ class Attributor:
         """Whether the batch last yielded was credited, as far as the steps that are over show."""
         return not self._recent or self._recent[-1].credited
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the batch last yielded waits for its loss, or is of an earlier epoch; for the moment before the next one."""
+        before = self._recent[-1:]
+        return not any(one.number >= self._first_of_epoch and self._accumulator.has_credited(one) for one in before)
+
     def pass_over(self) -> None:
         """Notes that the loop has left its pass over the loader."""
         self._passed = self._yielded

@@ -159,7 +159,7 @@ class Meter:
         self._size = n
 
     def _judge_rows(self) -> None:
-        """Notes whether the loop put a part of the latest batch through the model, and not the whole one, once or more often."""
+        """Notes whether the loop put a part of the latest batch through the model, and not the whole batch."""
         passed, reached = self._at_batch
         self._at_batch = now = self.of_loop(), self.reached
         if (now[0] - passed) % self._size or (now[1] - reached) % self._size:

@@ -39,7 +39,7 @@ class EpochEnd:
         self._attributor, self._accumulator, self._cost = attributor, accumulator, cost
         self._close_epoch, self._rest, self._steps_are_seen = close, rest, steps_are_seen
         self._over, self._left = False, True
-        self._exhausted = self._closing = False
+        self._exhausted = self._closing = self._ahead = False
         self._before = 0, 0, 0
         self._seen, self._without_gradients = (0, 0), False
         self._thread = threading.get_ident()
@@ -59,6 +59,8 @@ class EpochEnd:
     def yielded(self, *, last: bool) -> None:
         """Notes a batch of the pass, and whether it is the last one."""
         self._over = last
+        if last:
+            self._ahead = self._attributor.runs_ahead
         self._note_thread()
 
     def leave(self, *, exhausted: bool) -> None:
@@ -74,6 +76,7 @@ class EpochEnd:
             self.if_due(after_last_step=True)
         elif self._last_step_done:
             self._rest()
+        self._ahead = self._ahead and not self._attributor.last_credited
         self._attributor.pass_over()
 
     def step_over(self) -> None:
@@ -104,18 +107,25 @@ class EpochEnd:
         """Whether the pass is over and not ended, and losses of it were credited."""
         return self._over and self._accumulator.credited > self._before[1]
 
-    def if_due(self, *, after_last_step: bool = False) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether the loop asked for batches before it trained on those before, as a prefetcher does, and has the last ones."""
+        return self._ahead and self.credits
+
+    def if_due(self, *, after_last_step: bool = False, reads: bool = False) -> None:
         """Ends the epoch if its batches have all been yielded and the loop has left it.
 
         Args:
             after_last_step: Whether to wait for the step of the last batch, which a prefetcher takes later.
+            reads: Whether the loop asks for results, so that only a prefetcher can have a step to take: a last group of an
+                accumulation that stays unfinished has none.
 
         Raises:
             RuntimeError: Another thread trains.
         """
         if self._closing or not self.due:
             return
-        done = self._last_step_done or self._trains_without_credit
+        done = self._last_step_done or self._trains_without_credit or (reads and not self._ahead)
         if after_last_step and not (done and self._thread == threading.get_ident()):
             return
         self._check_thread()
