@@ -309,7 +309,7 @@ class Meter:
             forward = cost.full_forward - self._more_forward - full_forward
             backward = cost.full_backward - self._more_backward - full_backward
             passed = self.of_loop() - before
-            unseen = not passed and cost.steps > steps
+            unseen = not passed and (cost.steps > steps or self._unknown is not None)
             more_forward = 0 if unseen else _more(forward, passed, self.yielded)
             more_backward = 0 if unseen else _more(backward, self.reached, self.yielded)
             cost.full_forward += more_forward - self._more_forward

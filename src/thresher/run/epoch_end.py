@@ -8,6 +8,7 @@ import torch
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.cost import Cost
+from thresher.run.parameter_values import ParameterValues
 
 
 class EpochEnd:
@@ -41,7 +42,7 @@ class EpochEnd:
         self._over, self._left = False, True
         self._exhausted = self._closing = self._ahead = False
         self._before = 0, 0, 0
-        self._seen, self._without_gradients = (0, 0), False
+        self._seen, self._without_gradients, self._values = (0, 0), False, ParameterValues(None)
         self._thread = threading.get_ident()
 
     def begin(self) -> None:
@@ -51,6 +52,7 @@ class EpochEnd:
         self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
         meter = self._attributor.meter
         self._seen, self._without_gradients = (meter.of_loop(), meter.evaluated), not torch.is_grad_enabled()
+        self._values = ParameterValues(self._attributor.parameters)
 
     def forget(self) -> None:
         """Forgets the pass, since a saved run takes its place."""
@@ -96,11 +98,14 @@ class EpochEnd:
 
     @property
     def evaluates(self) -> bool:
-        """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch."""
+        """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch.
+
+        A training with forward passes only shows in the parameters.
+        """
         (batches, credited, steps), (passed, evaluated), meter = self._before, self._seen, self._attributor.meter
         trained = self._accumulator.in_step or self._accumulator.credited > credited or self._cost.steps > steps
         without = self._without_gradients or meter.evaluated - evaluated >= self._attributor.batches - batches > 0
-        return without and not trained and meter.of_loop() == passed
+        return without and not trained and meter.of_loop() == passed and not self._values.changed()
 
     @property
     def credits(self) -> bool:
@@ -175,8 +180,9 @@ class EpochEnd:
     def _trains_without_credit(self) -> bool:
         """Whether the loop trained in the pass and no loss was credited, so that no prefetcher will credit the last batch."""
         _, credited, steps = self._before
-        trains = self._cost.steps > steps or self._attributor.meter.of_loop() > self._seen[0]
-        return trains and self._accumulator.credited == credited
+        if self._accumulator.credited > credited:
+            return False
+        return self._cost.steps > steps or self._attributor.meter.of_loop() > self._seen[0] or self._values.changed()
 
     def _note_thread(self) -> None:
         """Notes the thread that iterates the loader; without steps that show the one that trains, it must not change."""
