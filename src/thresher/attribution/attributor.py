@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.calls import identity_of, is_foreign
+from thresher.attribution.meter import in_transform
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
@@ -20,6 +21,12 @@ LABELS_AHEAD = 16
 """Number of batches before these whose labels are held until their loss is credited, for a deep prefetcher."""
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
+
+IN_TRANSFORM = (
+    "Cannot tell which samples this loss belongs to: run.criterion or run.reduce was called inside of a torch.func transform, "
+    "such as vmap or grad. Compute the losses inside with a criterion of your own, return them from the transform (as with "
+    "torch.func.grad_and_value), and pass them to run.reduce(losses, ids=run.ids) outside."
+)
 
 
 class MeasureLoss(Protocol):
@@ -112,6 +119,8 @@ class Attributor:
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
+        if in_transform():
+            raise AttributionError(IN_TRANSFORM)
         try:
             found = attribute(
                 self._tracker,

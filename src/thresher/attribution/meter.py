@@ -31,7 +31,13 @@ IN_TRANSFORM = "run.model was called inside of a torch.func transform, such as v
 
 next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 """Number of the autograd node that this thread makes next."""
+_innermost: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def in_transform() -> bool:
+    """Returns whether a `torch.func` transform is running, whose tensors have no storage."""
+    return _innermost() is not None
 
 
 class ForwardPass:
