@@ -154,7 +154,7 @@ def test_the_device_is_the_models():
 @pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_scripted_model_is_refused_and_the_way_out_works(compiled):
-    loader = DataLoader(TensorDataset(torch.randn(16, 3), torch.arange(16) % 2), 4, shuffle=True)
+    loader = DataLoader(TensorDataset(torch.randn(16, 3), torch.arange(16) % 2), 4, shuffle=True, drop_last=True)
     torch.manual_seed(0)
     model = compiled(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
     before = int(model.state_dict()["0.num_batches_tracked"])
