@@ -22,7 +22,7 @@ LABELS_AHEAD = 16
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
-IN_TRANSFORM = (
+INSIDE_TRANSFORM = (
     "Cannot tell which samples this loss belongs to: run.criterion or run.reduce was called inside of a torch.func transform, "
     "such as vmap or grad. Compute the losses inside with a criterion of your own, return them from the transform (as with "
     "torch.func.grad_and_value), and pass them to run.reduce(losses, ids=run.ids) outside."
@@ -120,7 +120,7 @@ class Attributor:
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
         if in_transform():
-            raise AttributionError(IN_TRANSFORM)
+            raise AttributionError(INSIDE_TRANSFORM)
         try:
             found = attribute(
                 self._tracker,

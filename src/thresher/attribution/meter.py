@@ -27,7 +27,7 @@ PARTS = (
     "the loop puts only a part of the rows of a batch through the model, and it is not known which of the samples that were "
     "not selected it would have left out; take such samples out of the dataset, as with torch.utils.data.Subset"
 )
-IN_TRANSFORM = "run.model was called inside of a torch.func transform, such as vmap or grad, whose passes cannot be counted"
+TRANSFORMED = "run.model was called inside of a torch.func transform, such as vmap or grad, whose passes cannot be counted"
 
 next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 """Number of the autograd node that this thread makes next."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from thresher.attribution.meter import IN_TRANSFORM, Meter, in_transform, next_node
+from thresher.attribution.meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.subset.module import SubsetBackward
 
@@ -58,7 +58,7 @@ class TrackedModel(nn.Module):
         if torch.compiler.is_compiling():
             return module(*args, **kwargs)
         if in_transform():
-            own["_counted_by"].make_unknown(IN_TRANSFORM)
+            own["_counted_by"].make_unknown(TRANSFORMED)
             return self._users_own()(*args, **kwargs)
         if not torch.is_grad_enabled():
             own["_counted_by"].evaluated += 1

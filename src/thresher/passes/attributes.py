@@ -13,8 +13,8 @@ from torch.jit import ScriptModule
 
 from thresher.subset.graphs import own_attributes
 
-CONTAINERS = (list, deque, dict, Counter, OrderedDict, defaultdict, set)
-LARGEST = 2**16
+COPIED = (list, deque, dict, Counter, OrderedDict, defaultdict, set)
+MOST_ELEMENTS = 2**16
 """Number of members or elements up to which a value is copied."""
 
 
@@ -58,10 +58,10 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:
     if id(value) in made:
         return made[id(value)][1]
     if isinstance(value, Tensor):
-        one = value.clone() if not value.requires_grad and value.numel() <= LARGEST else value
+        one = value.clone() if not value.requires_grad and value.numel() <= MOST_ELEMENTS else value
     elif type(value) is np.ndarray:
-        one = value.copy() if value.size <= LARGEST else value
-    elif type(value) is SimpleNamespace or (type(value) in CONTAINERS and len(value) <= LARGEST):
+        one = value.copy() if value.size <= MOST_ELEMENTS else value
+    elif type(value) is SimpleNamespace or (type(value) in COPIED and len(value) <= MOST_ELEMENTS):
         one = copy.copy(value)
     else:
         return value
