@@ -8,6 +8,7 @@ from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.calls import identity_of, is_foreign
+from thresher.attribution.meter import in_transform
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
@@ -20,6 +21,12 @@ LABELS_AHEAD = 16
 """Number of batches before these whose labels are held until their loss is credited, for a deep prefetcher."""
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
+
+INSIDE_TRANSFORM = (
+    "Cannot tell which samples this loss belongs to: run.criterion or run.reduce was called inside of a torch.func transform, "
+    "such as vmap or grad. Compute the losses inside with a criterion of your own, return them from the transform (as with "
+    "torch.func.grad_and_value), and pass them to run.reduce(losses, ids=run.ids) outside."
+)
 
 
 class MeasureLoss(Protocol):
@@ -112,6 +119,8 @@ class Attributor:
         return value
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
+        if in_transform():
+            raise AttributionError(INSIDE_TRANSFORM)
         try:
             found = attribute(
                 self._tracker,
@@ -221,7 +230,7 @@ class Attributor:
         if self._waiting:
             self._waiting[-1].forget_all_but_labels()
         ids = ids.to(self._device, non_blocking=True)
-        self.meter.yielded += len(ids)
+        self.meter.next_batch(len(ids))
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
         if self._plan_weights is not None:
             record.weights = self._plan_weights.index_select(0, ids)
@@ -263,6 +272,12 @@ class Attributor:
     def last_credited(self) -> bool:
         """Whether the batch last yielded was credited, as far as the steps that are over show."""
         return not self._recent or self._recent[-1].credited
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the batch last yielded waits for its loss, or is of an earlier epoch; for the moment before the next one."""
+        before = self._recent[-1:]
+        return not any(one.number >= self._first_of_epoch and self._accumulator.has_credited(one) for one in before)
 
     def pass_over(self) -> None:
         """Notes that the loop has left its pass over the loader."""

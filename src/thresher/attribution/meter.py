@@ -1,6 +1,7 @@
 """Counts samples where passes really run: a forward pass when the model is called, a backward pass when autograd runs it."""
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -18,10 +19,25 @@ MOST_OPERATIONS = 4096
 UNCREDITED = (
     "run.model was called with gradients for inputs that are not a batch of run.loader, and no loss of its outputs was credited"
 )
+RECOMPUTED = (
+    "run.model was called and differentiated inside of a backward pass, as by torch.utils.checkpoint with use_reentrant=True, "
+    "so that its passes cannot be told apart; pass use_reentrant=False"
+)
+PARTS = (
+    "the loop puts only a part of the rows of a batch through the model, and it is not known which of the samples that were "
+    "not selected it would have left out; take such samples out of the dataset, as with torch.utils.data.Subset"
+)
+TRANSFORMED = "run.model was called inside of a torch.func transform, such as vmap or grad, whose passes cannot be counted"
 
 next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 """Number of the autograd node that this thread makes next."""
+_innermost: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def in_transform() -> bool:
+    """Returns whether a `torch.func` transform is running, whose tensors have no storage."""
+    return _innermost() is not None
 
 
 class ForwardPass:
@@ -32,25 +48,55 @@ class ForwardPass:
         first: Number of the first autograd node that can be of this pass.
         n: Number of its samples; None where credited losses tell it.
         by_model: Whether `run.model` made it.
+        rows: Number of rows of a call of `subset_backward`, which reports its backward passes itself; 0 for another pass.
     """
 
-    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "task")
+    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "rows", "task", "within")
     __torch_unserializable__ = True
 
-    def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True) -> None:
+    def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
         self.meter, self.first, self.last, self.by_model = meter, first, next_node(), by_model
         self.n, self.named = n or 0, n is not None
-        self.task, self.backwards = -1, 0
+        self.task, self.backwards, self.rows, self.within = -1, 0, rows, _task()
         self.batch: int | None = None
 
     def __call__(self, _: Any) -> None:
         """Counts a backward pass, once however many outputs it reaches."""
         task = _task()
         if task != self.task:
+            if self.within != -1:
+                self.meter.make_unknown(RECOMPUTED)
             self.task = task
             self.backwards += 1
             self.meter.cost.backward += self.n
             self.meter.reached += self.n
+
+    def went_backward(self, rows: int) -> None:
+        """Counts a backward pass of `subset_backward` on some rows, in the unit of the forward pass: samples, where known.
+
+        Args:
+            rows: Number of the rows.
+        """
+        meter = self.meter
+        if self.within != -1:
+            meter.make_unknown(RECOMPUTED)
+        self.name_by_rows()
+        meter.reached += self.n
+        if self.n == self.rows:
+            meter.cost.backward += rows
+        else:
+            meter.count_shares(rows * self.n, self.rows)
+
+    def name_by_rows(self) -> None:
+        """Counts the rows of a call of `subset_backward` that a loss or a backward pass shows to be of the training."""
+        if not self.named:
+            self.named, self.n = True, self.rows
+            self.meter.cost.forward += self.rows
+
+    @property
+    def uncredited(self) -> bool:
+        """Whether `run.model` made the pass for inputs whose number of samples no loss has told."""
+        return not (self.named or self.n or self.rows)
 
     def add(self, n: int) -> None:
         """Adds samples that a credited loss tells of."""
@@ -97,8 +143,11 @@ class Meter:
         """Number of samples whose forward pass `run.model` did not make."""
         self.credited = 0
         """Number of batches with a credited loss."""
-        self.subset: int | None = None
-        """Number of samples of the forward pass that `subset_backward` has just made; it counts its backward passes itself."""
+        self.subset: ForwardPass | None = None
+        """The forward pass that `subset_backward` has just made."""
+        self.parameters: Callable[[], Iterable[Tensor]] | None = None
+        """Function that returns the parameters of `run.model`; None where attach was given no model."""
+        self._shares = 0.0
         self._passes: list[ForwardPass] = []
         self._fresh: list[tuple[ForwardPass, Tensor]] = []
         self.restart()
@@ -109,15 +158,32 @@ class Meter:
         self._unknown = self.cost.unknown
         self._begin_window()
 
+    def next_batch(self, n: int) -> None:
+        """Notes that the loader yields a batch of n samples."""
+        self._judge_rows()
+        self.yielded += n
+        self._size = n
+
+    def _judge_rows(self) -> None:
+        """Notes whether the loop put a part of the latest batch through the model, and not the whole batch."""
+        passed, reached = self._at_batch
+        self._at_batch = now = self.of_loop(), self.reached
+        if (now[0] - passed) % self._size or (now[1] - reached) % self._size:
+            self._in_parts = True
+
     def begin_pass(self) -> None:
         """Begins a pass over the loader, in which another share of the candidates may be yielded."""
+        self._judge_rows()
         self.settle()
+        if self.cost.unknown == PARTS:
+            self.make_unknown(PARTS)
         self._begin_window()
 
     def _begin_window(self) -> None:
         cost = self.cost
         self.yielded = self.reached = self._more_forward = self._more_backward = 0
         self._start = self.of_loop(), cost.full_forward, cost.full_backward, cost.steps
+        self._at_batch, self._size, self._in_parts, self._evaluated = (self._start[0], 0), 1, False, self.evaluated
 
     # What the model reports
 
@@ -130,18 +196,35 @@ class Meter:
             first: Value of `next_node` before the pass.
             batch: Number of the batch that the inputs are rows of; None where they do not show it.
         """
-        subset, self.subset = self.subset, None
-        one = ForwardPass(self, first, subset if n is None else n)
+        one, self.subset = self.subset, None
+        if one is None:
+            one = ForwardPass(self, first, n)
+            self._remember(one)
+            one.watch(outputs)
+        else:
+            one.first, one.last = first, next_node()
+            one.n, one.named = n or one.rows, True
         one.batch = batch
         self.cost.forward += one.n
-        self._remember(one)
-        if subset is None:
-            one.watch(outputs)
 
-    def went_backward(self, rows: int, n: int) -> None:
-        """Counts a backward pass of `subset_backward` on some of n samples."""
-        self.cost.backward += rows
-        self.reached += n
+    def subset_pass(self, rows: int) -> ForwardPass:
+        """Returns a forward pass that `subset_backward` makes now, by whatever name the loop calls it.
+
+        It is counted when `run.model` counts it, when a loss of its outputs is credited, or when a backward pass reaches it.
+
+        Args:
+            rows: Number of its rows.
+        """
+        self.subset = one = ForwardPass(self, number := next_node(), None, rows=rows)
+        one.last = number + 1
+        self._remember(one)
+        return one
+
+    def count_shares(self, part: int, rows: int) -> None:
+        """Counts `part / rows` samples that went backward, and keeps what is less than a sample for the next time."""
+        whole = int(self._shares + part / rows + 1e-6)
+        self._shares += part / rows - whole
+        self.cost.backward += whole
 
     def has_passed(self, batch: int) -> bool:
         """Whether a forward pass of `run.model` for a batch was seen, whose outputs can be trained on."""
@@ -179,17 +262,40 @@ class Meter:
             origin: Result of `origin` for them.
             new: Number of samples of which no other loss of this forward pass was; a tensor, shape (), on a device.
         """
+        if origin is not None and origin.rows:
+            origin.name_by_rows()
         if origin is not None and origin.named:
             return
         if origin is None:
-            origin = ForwardPass(self, self._passes[-1].last if self._passes else 0, None, by_model=False)
-            self._remember(origin)
+            cached = self._is_cached(outputs)
+            origin = ForwardPass(self, self._passes[-1].last if self._passes else 0, None, by_model=cached)
+            if not cached:
+                self._remember(origin)
         if not origin.by_model:
             origin.watch(outputs)
         if isinstance(new, int):
             origin.add(new)
         else:
             self._fresh.append((origin, new))
+
+    def _is_cached(self, outputs: Any) -> bool:
+        """Whether outputs are of a forward pass of `run.model` without gradients, as where a loop caches them.
+
+        Their backward pass does not reach the model; that of a later forward pass does, and is counted there.
+        """
+        if self.parameters is None or self.evaluated == self._evaluated:
+            return False
+        own = {id(parameter) for parameter in self.parameters()}
+        todo, left = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None], MOST_OPERATIONS
+        seen = set(todo)
+        while todo and left:
+            node, left = todo.pop(), left - 1
+            if id(getattr(node, "variable", None)) in own:
+                return False
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= parents
+            todo += parents
+        return not todo
 
     # What is reported
 
@@ -204,22 +310,25 @@ class Meter:
         self._fresh.clear()
         cost = self.cost
         before, full_forward, full_backward, steps = self._start
+        in_parts = False
         if self.yielded:
             forward = cost.full_forward - self._more_forward - full_forward
             backward = cost.full_backward - self._more_backward - full_backward
             passed = self.of_loop() - before
-            unseen = not passed and cost.steps > steps
+            unseen = not passed and (cost.steps > steps or self._unknown is not None)
             more_forward = 0 if unseen else _more(forward, passed, self.yielded)
             more_backward = 0 if unseen else _more(backward, self.reached, self.yielded)
             cost.full_forward += more_forward - self._more_forward
             cost.full_backward += more_backward - self._more_backward
             self._more_forward, self._more_backward = more_forward, more_backward
-        uncredited = any(not one.named and not one.n for one in self._passes)
-        cost.unknown = self._unknown or (UNCREDITED if uncredited else None)
+            uncertain = passed % self.yielded or self.reached % self.yielded
+            in_parts = bool(uncertain and self._in_parts and (forward != self.yielded or backward != self.yielded))
+        uncredited = any(one.uncredited for one in self._passes)
+        cost.unknown = self._unknown or (UNCREDITED if uncredited else PARTS if in_parts else None)
 
     def make_unknown(self, reason: str) -> None:
         """Declares the cost unknown from now on, for a reason that is a sentence without its full stop."""
-        self._unknown = self._unknown or reason
+        self.cost.unknown = self._unknown = self._unknown or reason
 
     def of_loop(self) -> int:
         """Number of samples in forward passes of the loop."""
@@ -229,7 +338,7 @@ class Meter:
         self._passes.append(one)
         if len(self._passes) > MOST_PASSES:
             oldest = self._passes.pop(0)
-            if not oldest.named and not oldest.n:
+            if oldest.uncredited:
                 self.make_unknown(UNCREDITED)
 
 

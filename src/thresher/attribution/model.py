@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from thresher.attribution.meter import Meter, next_node
+from thresher.attribution.meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.subset.module import SubsetBackward
 
@@ -57,6 +57,9 @@ class TrackedModel(nn.Module):
         module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
         if torch.compiler.is_compiling():
             return module(*args, **kwargs)
+        if in_transform():
+            own["_counted_by"].make_unknown(TRANSFORMED)
+            return self._users_own()(*args, **kwargs)
         if not torch.is_grad_enabled():
             own["_counted_by"].evaluated += 1
             return module(*args, **kwargs)

@@ -13,7 +13,13 @@ Copies = list[tuple[nn.Module, str, Tensor]]
 
 def places_of(module: nn.Module) -> list[BufferPlace]:
     """Returns where the buffers of a model are: the part that holds each, and its name there."""
-    return [(part, name) for part in module.modules() for name in part._buffers]
+    return [(part, name) for part in module.modules() for name, _ in part._buffers.items()]
+
+
+def _buffer(part: nn.Module, name: str) -> Tensor | None:
+    # Modules of torch.jit have a table without `get`.
+    buffers = part._buffers
+    return buffers[name] if name in buffers else None  # noqa: SIM401
 
 
 def copies_of(places: list[BufferPlace]) -> Copies:
@@ -21,7 +27,7 @@ def copies_of(places: list[BufferPlace]) -> Copies:
     made: dict[int, Tensor] = {}
     copies = []
     for part, name in places:
-        buffer = part._buffers.get(name)
+        buffer = _buffer(part, name)
         if buffer is not None and not is_lazy(buffer):
             if id(buffer) not in made:
                 made[id(buffer)] = buffer.detach().clone()
@@ -79,5 +85,5 @@ class WrittenBuffers:
                 self._written[module] = [
                     (part, name)
                     for (part, name, copy), version in zip(copies, versions, strict=True)
-                    if part._buffers.get(name) is not copy or copy._version != version
+                    if _buffer(part, name) is not copy or copy._version != version
                 ]

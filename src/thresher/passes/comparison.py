@@ -6,10 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher import rng
 from thresher.attribution.accumulator import Entry, StepAccumulator
 from thresher.attribution.meter import next_node
-from thresher.passes.buffers import copies_of, places_of
 from thresher.passes.own import Beginning, OwnPasses
 
 TIMES = 2
@@ -89,8 +87,7 @@ class Comparison:
         if self._waited():
             if len(self._began) == PASSES:
                 del self._began[min(self._began)]
-            buffers = copies_of(places_of(self._passes.module))
-            self._began[next_node()] = Beginning(rng.capture(self._passes.device), buffers, autocast)
+            self._began[next_node()] = self._passes.beginning(autocast)
 
     def credited(self, value: Tensor, outputs: Any) -> None:
         """Notes a loss of the loop, and repeats its forward pass when its backward pass begins.

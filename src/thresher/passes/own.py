@@ -17,6 +17,7 @@ from thresher.loading.collate_check import UnknownRows
 from thresher.loading.trees import leaves
 from thresher.losses.reader import SignalReader
 from thresher.losses.signals import labels_of
+from thresher.passes.attributes import Attributes
 from thresher.passes.buffers import Copies, WrittenBuffers, copies_of, places_of, replaced
 from thresher.passes.engine import Forward, answers, check_plain, own_pass, plain_forward
 from thresher.passes.scoring import Scoring
@@ -42,11 +43,13 @@ class Beginning(NamedTuple):
     Attributes:
         states: Random states.
         buffers: Copies of the buffers of the model.
+        attributes: Copies of the Python attributes of the model.
         autocast: Dtype of autocast; None where there was none.
     """
 
     states: rng.RandomStates
     buffers: Copies
+    attributes: Attributes
     autocast: torch.dtype | None
 
 
@@ -194,6 +197,19 @@ class OwnPasses:
         """The call of an own pass, for messages."""
         return "`model(batch[0])`" if self._forward is None else "the function `forward` that attach was given"
 
+    def beginning(self, autocast: torch.dtype | None) -> Beginning:
+        """Returns the state in which a forward pass begins now.
+
+        Args:
+            autocast: Dtype of autocast; None where there is none.
+        """
+        module = self._plain_module
+        return Beginning(rng.capture(self.device), copies_of(places_of(module)), Attributes(module), autocast)
+
+    @property
+    def _plain_module(self) -> nn.Module:
+        return self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
+
     def watch_forward(self, begins: Callable[[torch.dtype | None], None] | None) -> None:
         """Has a function called when a forward pass of the loop begins, with its autocast dtype; None ends that."""
         if self._model is not None:
@@ -218,12 +234,12 @@ class OwnPasses:
         """
         assert self._model is not None
         device, dtype = self.device, self._model.autocast if beginning is None else beginning.autocast
-        module = self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
-        buffers = copies_of(places_of(module)) if beginning is None else beginning.buffers
+        module, now = self._plain_module, beginning or self.beginning(dtype)
         autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with (
             own_pass([module], devices=[device], generators=self._loader.generators(), training=None),
-            replaced(buffers),
+            replaced(now.buffers),
+            now.attributes.in_place(),
             autocast,
         ):
             if beginning is not None:

@@ -66,7 +66,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
     model = None if module is None else TrackedModel(module, tracker, stopwatch, here, meter)
-    attributor.parameters = None if model is None else model.parameters
+    attributor.parameters = meter.parameters = None if model is None else model.parameters
     _count_subsets(module, meter)
     reader = _reader(records, given, checked)
     who = _who_passes(given, checked, methods[-1])

@@ -293,7 +293,7 @@ class InForward(NoSelection):
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where the loop does not call `run.model`, whose backward pass costs the chosen rows only."""
         elsewhere = self._attributor.meter.elsewhere
-        if self._warned or self._model is None or not elsewhere:
+        if self._warned or self._model is None or not elsewhere or self._attributor.meter.cost.unknown is not None:
             return
         self._warned = True
         warnings.warn(

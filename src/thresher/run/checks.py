@@ -132,6 +132,11 @@ def check(given: Arguments, process_group: Any) -> Checked:
 def _check_types(given: Arguments) -> None:
     if given.model is not None and not isinstance(given.model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(given.model).__name__}")
+    if isinstance(given.model, torch.jit.ScriptModule):
+        raise TypeError(
+            "`model` must be a Python module, got one that torch.jit.script or torch.jit.trace made. Pass the module that it "
+            "was made of, or put the scripted module into one, as in torch.nn.Sequential(model), and train that."
+        )
     if given.optimizer is not None and not isinstance(given.optimizer, Optimizer):
         raise TypeError(f"`optimizer` must be a torch.optim.Optimizer, got {type(given.optimizer).__name__}")
     for name, function in (("forward", given.forward), ("signals", given.signals)):

@@ -8,6 +8,7 @@ import torch
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.cost import Cost
+from thresher.run.parameter_values import ParameterValues
 
 
 class EpochEnd:
@@ -39,9 +40,9 @@ class EpochEnd:
         self._attributor, self._accumulator, self._cost = attributor, accumulator, cost
         self._close_epoch, self._rest, self._steps_are_seen = close, rest, steps_are_seen
         self._over, self._left, self._ended, self._asks_on = False, True, False, True
-        self._exhausted = self._closing = False
+        self._exhausted = self._closing = self._ahead = False
         self._before = 0, 0, 0
-        self._seen, self._without_gradients = (0, 0), False
+        self._seen, self._without_gradients, self._values = (0, 0), False, ParameterValues(None)
         self._thread = threading.get_ident()
 
     def begin(self) -> None:
@@ -51,6 +52,7 @@ class EpochEnd:
         self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
         meter = self._attributor.meter
         self._seen, self._without_gradients = (meter.of_loop(), meter.evaluated), not torch.is_grad_enabled()
+        self._values = ParameterValues(self._attributor.parameters)
 
     def forget(self) -> None:
         """Forgets the pass, since a saved run takes its place."""
@@ -59,6 +61,8 @@ class EpochEnd:
     def yielded(self, *, last: bool, asks_on: bool) -> None:
         """Notes a batch of the pass, whether it is the last one, and whether the loop is known to ask for a further one."""
         self._over, self._asks_on = last, asks_on
+        if last:
+            self._ahead = self._attributor.runs_ahead
         self._note_thread()
 
     def leave(self, *, exhausted: bool) -> None:
@@ -77,6 +81,7 @@ class EpochEnd:
             self.if_due(after_last_step=True)
         elif self._last_step_done:
             self._rest()
+        self._ahead = self._ahead and not self._attributor.last_credited
         self._attributor.pass_over()
 
     def step_over(self) -> None:
@@ -99,29 +104,39 @@ class EpochEnd:
 
     @property
     def evaluates(self) -> bool:
-        """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch."""
+        """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch.
+
+        A training with forward passes only shows in the parameters.
+        """
         (batches, credited, steps), (passed, evaluated), meter = self._before, self._seen, self._attributor.meter
         trained = self._accumulator.in_step or self._accumulator.credited > credited or self._cost.steps > steps
         without = self._without_gradients or meter.evaluated - evaluated >= self._attributor.batches - batches > 0
-        return without and not trained and meter.of_loop() == passed
+        return without and not trained and meter.of_loop() == passed and not self._values.changed()
 
     @property
     def credits(self) -> bool:
         """Whether the pass is over and not ended, and losses of it were credited."""
         return self._over and self._accumulator.credited > self._before[1]
 
-    def if_due(self, *, after_last_step: bool = False) -> None:
+    @property
+    def goes_on(self) -> bool:
+        """Whether the loop asked for batches before it trained on those before, as a prefetcher does, and has the last ones."""
+        return self._ahead and self.credits
+
+    def if_due(self, *, after_last_step: bool = False, reads: bool = False) -> None:
         """Ends the epoch if its batches have all been yielded and the loop has left it.
 
         Args:
             after_last_step: Whether to wait for the step of the last batch, which a prefetcher takes later.
+            reads: Whether the loop asks for results, so that only a prefetcher can have a step to take: a last group of an
+                accumulation that stays unfinished has none.
 
         Raises:
             RuntimeError: Another thread trains.
         """
         if self._closing or not self.due:
             return
-        done = self._last_step_done or self._trains_without_credit
+        done = self._last_step_done or self._trains_without_credit or (reads and not self._ahead)
         if after_last_step and not (done and self._thread == threading.get_ident()):
             return
         self._check_thread()
@@ -181,8 +196,9 @@ class EpochEnd:
     def _trains_without_credit(self) -> bool:
         """Whether the loop trained in the pass and no loss was credited, so that no prefetcher will credit the last batch."""
         _, credited, steps = self._before
-        trains = self._cost.steps > steps or self._attributor.meter.of_loop() > self._seen[0]
-        return trains and self._accumulator.credited == credited
+        if self._accumulator.credited > credited:
+            return False
+        return self._cost.steps > steps or self._attributor.meter.of_loop() > self._seen[0] or self._values.changed()
 
     def _note_thread(self) -> None:
         """Notes the thread that iterates the loader; without steps that show the one that trains, it must not change."""

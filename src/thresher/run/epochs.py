@@ -232,7 +232,7 @@ class Epochs:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One entry per epoch that is over."""
-        self.end.if_due()
+        self.end.if_due(after_last_step=self.end.goes_on, reads=True)
         self.close_books()
         return self._history
 

@@ -228,7 +228,7 @@ class Run(Uncopied):
     @property
     def records(self) -> Records:
         """What is remembered of every sample, up to the last call of the criterion."""
-        self._epochs.end.if_due(after_last_step=True)
+        self._epochs.end.if_due(after_last_step=True, reads=True)
         self._parts.accumulator.flush()
         return self._parts.records
 
@@ -242,7 +242,7 @@ class Run(Uncopied):
     def cost(self) -> Cost:
         """What was computed, and what full training would have computed."""
         cost = self._parts.cost
-        self._epochs.end.if_due(after_last_step=True)
+        self._epochs.end.if_due(after_last_step=True, reads=True)
         self._parts.accumulator.settle()
         self._parts.stopwatch.update(cost)
         return cost

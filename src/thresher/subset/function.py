@@ -16,11 +16,16 @@ _keep_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # pyri
 class RowMeter(Protocol):
     """Counts the samples of a `subset_backward` model."""
 
-    subset: int | None
-    """Number of samples of the forward pass that was just made."""
+    def subset_pass(self, rows: int) -> "PassMeter":
+        """Returns the counter of a forward pass that begins, of so many rows."""
+        ...
 
-    def went_backward(self, rows: int, n: int) -> None:
-        """Counts a backward pass on some of n samples."""
+
+class PassMeter(Protocol):
+    """Counts the backward passes of one forward pass."""
+
+    def went_backward(self, rows: int) -> None:
+        """Counts a backward pass on some rows."""
         ...
 
 
@@ -33,14 +38,14 @@ class Call:
         inputs: Arguments of the forward graph, which empties the list.
         buffers: Buffers that the forward updates.
         n: Number of samples in the batch.
-        meter: Counter of the samples that go backward; None counts nothing.
+        meter: Counter of the rows that go backward; None counts nothing.
     """
 
     graphs: Graphs
     inputs: list[Any]
     buffers: list[Tensor]
     n: int
-    meter: RowMeter | None = None
+    meter: PassMeter | None = None
 
 
 class SubsetFunction(torch.autograd.Function):
@@ -102,7 +107,7 @@ class SubsetFunction(torch.autograd.Function):
         ]
         rows, tangents = _rows_and_tangents(ctx, list(gradients))
         if ctx.meter is not None:
-            ctx.meter.went_backward(n if rows is None else len(rows), n)
+            ctx.meter.went_backward(n if rows is None else len(rows))
         if rows is not None and not len(rows):
             return None, *(
                 torch.zeros(shape, dtype=dtype, device=device) if is_wanted else None

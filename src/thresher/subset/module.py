@@ -133,7 +133,7 @@ class SubsetBackward(nn.Module):
             return self.wrapped(*args, **kwargs)
         call, differentiated = found
         if self.meter is not None:
-            self.meter.subset = call.n
+            call.meter = self.meter.subset_pass(call.n)
         outputs = SubsetFunction.apply(call, *differentiated)
         return call.graphs.rebuild(list(outputs))
 
@@ -166,7 +166,7 @@ class SubsetBackward(nn.Module):
             self.fallback = None
         differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
         inputs = [inputs[i] if isinstance(i, int) else i for i in own.inputs]
-        return Call(graphs, inputs, own.buffers, n, self.meter), differentiated
+        return Call(graphs, inputs, own.buffers, n), differentiated
 
     def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
         """Returns graphs that hold for these inputs, and their batch size; None where there is nothing to leave out."""

@@ -1,6 +1,7 @@
 """Own passes give the losses of the loop, or the run says so; they leave the buffers of the model as they are."""
 
 import warnings
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -173,3 +174,37 @@ def test_batches_that_cannot_be_compared_are_not_looked_for_in_every_epoch(monke
             run.criterion(run.model(x), y)  # without a backward pass there is nothing to compare with
             pending.append(run._comparison.pending)
     assert pending[0] and pending[6] and not any(pending[12:])
+
+
+class Counting(nn.Linear):
+    """Its forward depends on how often it ran, which it counts in attributes of several kinds."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+        self.calls, self.seen, self.table = 0, [], {"calls": [0], "all": torch.zeros(1)}
+        self.counts = SimpleNamespace(calls=0)
+        self.same = self.seen
+
+    def forward(self, input):  # noqa: A002
+        self.calls += 1
+        self.seen.append(len(input))
+        self.table["calls"][0] += 1
+        self.table["all"] += 1
+        self.counts.calls += 1
+        self.last = input
+        scale = self.calls + len(self.same) + self.table["calls"][0] + float(self.table["all"]) + self.counts.calls
+        return super().forward(input) / scale
+
+
+@pytest.mark.parametrize("wrap", [lambda net: net, nn.Sequential])
+def test_the_comparison_leaves_attributes_of_the_model_as_they_are(wrap):
+    """And it sees them as the pass of the loop did, so that the losses are the same."""
+    net = Counting()
+    seen, table = net.seen, net.table["all"]
+    run, optimizer = attached("hides", wrap(net))
+    made = []
+    repeat = run._comparison._passes.repeat
+    run._comparison._passes.repeat = lambda *given: made.append(repeat(*given)) or made[-1]
+    train(run, optimizer, plain, epochs=1)
+    assert len(made) == 1 and net.calls == len(net.seen) == net.counts.calls == 6 and net.table["calls"] == [6]
+    assert net.seen is net.same is seen and net.table["all"] is table and table == 6

@@ -148,3 +148,26 @@ def test_the_device_is_the_models():
     assert device_of_model(nn.Linear(1, 1, device="meta")) == torch.device("meta")
     assert device_of_model(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
     assert device_of_model(nn.ReLU()) is None
+
+
+@pytest.mark.parametrize("compiled", [torch.jit.script, lambda net: torch.jit.trace(net, torch.zeros(2, 3))])
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_a_scripted_model_is_refused_and_the_way_out_works(compiled):
+    loader = DataLoader(TensorDataset(torch.randn(16, 3), torch.arange(16) % 2), 4, shuffle=True, drop_last=True)
+    torch.manual_seed(0)
+    model = compiled(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)))
+    before = int(model.state_dict()["0.num_batches_tracked"])
+    settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "epochs": 3}
+    with pytest.raises(TypeError, match=r"`model`.*torch.jit.script.*torch.nn.Sequential\(model\)"):
+        thresher.attach(thresher.FullData(), model=model, **settings)
+    whole = nn.Sequential(model)
+    optimizer = torch.optim.SGD(whole.parameters(), 0.1)
+    run = thresher.attach(thresher.Kakurenbo(max_fraction=0.4, move_back=False), model=whole, optimizer=optimizer, **settings)
+    for _ in range(3):
+        for x, y in run.loader:
+            optimizer.zero_grad()
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+    assert len(run.history) == 3 and run.cost.refresh
+    assert int(model.state_dict()["0.num_batches_tracked"]) - before == run.cost.steps

@@ -1,0 +1,76 @@
+"""Python attributes of a model during a pass that the loop does not notice: the pass sees copies, such as of a call counter."""
+
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+from torch.jit import ScriptModule
+
+from thresher.subset.graphs import own_attributes
+
+COPIED = (list, deque, dict, Counter, OrderedDict, defaultdict, set)
+MOST_ELEMENTS = 2**16
+"""Number of members or elements up to which a value is copied."""
+
+
+class Attributes:
+    """Copies of the attributes of all parts of a model: numbers, containers, small arrays and tensors without gradient.
+
+    Other objects are the same ones, whatever a forward pass does to them.
+
+    Args:
+        module: The model.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        made: dict[int, Any] = {}
+        self._of = [(part, _own(part, made)) for part in module.modules() if not isinstance(part, ScriptModule)]
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts the copies in the place of the attributes while the block runs; these themselves are not written."""
+        held = [(part, dict(own_attributes(part))) for part, _ in self._of]
+        try:
+            _write(self._of)
+            yield
+        finally:
+            _write(held)
+
+
+def _own(part: nn.Module, made: dict[int, Any]) -> dict[str, Any]:
+    return {name: _copied(value, made) for name, value in own_attributes(part)}
+
+
+def _write(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for part, values in attributes:
+        for name in [name for name, _ in own_attributes(part) if name not in values]:
+            del part.__dict__[name]
+        part.__dict__.update(values)
+
+
+def _copied(value: Any, made: dict[int, Any]) -> Any:
+    """Returns a copy of a value that a forward pass may change in place, else the value; `made` has the copies by identity."""
+    if id(value) in made:
+        return made[id(value)][1]
+    if isinstance(value, Tensor):
+        one = value.clone() if not value.requires_grad and value.numel() <= MOST_ELEMENTS else value
+    elif type(value) is np.ndarray:
+        one = value.copy() if value.size <= MOST_ELEMENTS else value
+    elif type(value) is SimpleNamespace or (type(value) in COPIED and len(value) <= MOST_ELEMENTS):
+        one = copy.copy(value)
+    else:
+        return value
+    made[id(value)] = value, one
+    members = vars(one) if type(one) is SimpleNamespace else one
+    if isinstance(members, dict):
+        for key in members:
+            members[key] = _copied(members[key], made)
+    elif isinstance(members, list | deque):
+        for i, member in enumerate(members):
+            members[i] = _copied(member, made)
+    return one
