@@ -222,6 +222,14 @@ class StepAccumulator:
         sources = _storages(outputs)
         self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
 
+    def disown(self) -> bool:
+        """Forgets what was credited in this step; returns whether there was something, and its samples are not counted."""
+        disowned = [entry for entry in self._open if not entry.confirmed]
+        self._open = [entry for entry in self._open if entry.confirmed]
+        if disowned:
+            self.meter.disown()
+        return bool(disowned)
+
     def _confirm(self) -> None:
         """Counts the open entries, which will not be withdrawn any more."""
         for entry in self._open:

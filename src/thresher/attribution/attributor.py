@@ -1,13 +1,13 @@
 """The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
-from thresher.attribution.calls import identity_of, is_foreign
+from thresher.attribution.calls import OwnModel, identity_of
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
@@ -68,8 +68,12 @@ class Attributor:
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
-        self.parameters: Callable[[], Iterable[Tensor]] | None = None
-        """Returns the parameters of `run.model`; None where attach was given no model."""
+        self.own_model: OwnModel | None = None
+        """Tells outputs of the run's model from those of another; None where attach was given no model."""
+        self.on_disowned: Callable[[], None] = _nothing
+        """Called when losses are forgotten that were credited before the loop showed that they are another model's."""
+        self._trains_model = False
+        """Whether a loss of the run's own model was credited, so that losses of other models are not the run's."""
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
         self._recent: list[YieldedBatch] = []
@@ -91,25 +95,42 @@ class Attributor:
             repeat: Number of consecutive rows per id; None where the caller gave none.
 
         Returns:
-            The scalar for the loop, shape (); None where the outputs are those of another model than `run.model`, which was
-            called with the rows itself: such a loss is not the run's.
+            The scalar for the loop, shape (); None where the loss is not the run's, because its outputs are those of another
+            model, while the loop trains the run's own.
 
         Raises:
             AttributionError: The samples cannot be told with certainty; nothing was recorded.
         """
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is not None and (batch := attribution.batch) is not None:
+            if not self._trains_model:
+                self._begin_training()
             value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
             self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
-        if batch is not None and self.parameters and is_foreign(outputs, batch.number, self.meter, self.parameters):
-            return None
+        if batch is not None and self.own_model is not None:
+            if self.own_model.made(outputs):
+                if not self._trains_model:
+                    self._begin_training()
+            elif self._trains_model or self.meter.has_passed(batch.number):
+                return None
         value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
         call = identity_of(outputs, targets)
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         return value
+
+    def _begin_training(self) -> None:
+        """Notes that the loop trains the run's own model, and forgets losses of another model in this step."""
+        self._trains_model = True
+        if self._accumulator.disown():
+            self.on_disowned()
+
+    @property
+    def trains_model(self) -> bool:
+        """Whether a loss of the run's own model was credited."""
+        return self._trains_model
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
         try:
@@ -274,6 +295,10 @@ class Attributor:
     def forget_batches(self) -> None:
         """Lets go of the batches, which belong to another point of the training."""
         self._recent, self._waiting = [], []
+
+
+def _nothing() -> None:
+    """Nobody has to know."""
 
 
 def _none_ignored(batch: Any) -> bool:

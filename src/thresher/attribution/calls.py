@@ -55,29 +55,40 @@ def same_samples(one: Attribution, other: Attribution) -> bool:
     return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
 
 
-def is_foreign(outputs: Any, batch: int, meter: Meter, parameters: Callable[[], Iterable[Tensor]]) -> bool:
-    """Returns whether outputs are those of another model, for a batch that the run's own model was called with.
+class OwnModel:
+    """Finds out whether outputs were computed by the run's own model, called as `run.model` or by itself.
 
     Args:
-        outputs: Outputs that a loss is made of, in any nesting.
-        batch: Number of the batch that the loss belongs to.
-        meter: Meter that knows the forward passes of the run's model.
-        parameters: Function that returns the parameters of the run's model.
+        meter: Meter that knows the forward passes of `run.model`.
+        parameters: Function that returns the parameters of the model.
     """
-    if not meter.has_passed(batch):
-        return False
-    todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
-    own, seen = None, set(todo)
-    while todo and len(seen) < MOST_NODES:
-        node = todo.pop()
-        one = meter.pass_with(node._sequence_nr())
-        if one is not None and one.by_model:
-            return False
-        if own is None:
-            own = {id(parameter) for parameter in parameters()}
-        if id(getattr(node, "variable", None)) in own:
-            return False
-        parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-        seen |= parents
-        todo += parents
-    return not todo
+
+    def __init__(self, meter: Meter, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        self._meter, self._parameters = meter, parameters
+        self._known: dict[int, Tensor] = {}
+
+    def made(self, outputs: Any) -> bool:
+        """Returns whether outputs depend on a forward pass of `run.model`, or on a parameter of the model.
+
+        Args:
+            outputs: Outputs that a loss is made of, in any nesting.
+        """
+        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        seen, variables = set(todo), list[Tensor]()
+        while todo and len(seen) < MOST_NODES:
+            node = todo.pop()
+            one = self._meter.pass_with(node._sequence_nr())
+            if one is not None and one.by_model:
+                return True
+            variable: Tensor | None = getattr(node, "variable", None)
+            if variable is not None:
+                if id(variable) in self._known:
+                    return True
+                variables.append(variable)
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= parents
+            todo += parents
+        if not variables:
+            return bool(todo)
+        self._known = {id(parameter): parameter for parameter in self._parameters()}  # which the loop may have replaced
+        return bool(todo) or any(id(variable) in self._known for variable in variables)

@@ -191,6 +191,14 @@ class Meter:
         else:
             self._fresh.append((origin, new))
 
+    def disown(self) -> None:
+        """Takes back what was counted for passes that `run.model` did not make, which turned out to be another model's."""
+        for one in self._passes:
+            if not one.by_model:
+                one.add(-one.n)
+        self._fresh = [(one, new) for one, new in self._fresh if one.by_model]
+        self._passes = [one for one in self._passes if one.by_model]
+
     # What is reported
 
     def settle(self) -> None:

@@ -73,6 +73,10 @@ class BatchSelection(Protocol):
         """Forgets the choices of the optimizer step that is over."""
         ...
 
+    def disown(self) -> None:
+        """Takes back the choices of the step in progress, which were made by the losses of another model."""
+        ...
+
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches long before this one."""
         ...
@@ -175,6 +179,9 @@ class NoSelection:
     def step_over(self) -> None:
         """Nothing was chosen."""
 
+    def disown(self) -> None:
+        """Nothing was chosen."""
+
     def batch_yielded(self, number: int) -> None:
         """Nothing was chosen."""
 
@@ -198,6 +205,7 @@ class InForward(NoSelection):
         self._model, self.instead = model, instead
         self.measure = self._measure_chosen
         self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
+        self._before: dict[str, Any] = {}
         self._share = 1.0
         self._warned = self._compared = False
 
@@ -272,6 +280,8 @@ class InForward(NoSelection):
         if plan is None:
             ids, device = attribution.ids, self._tools.device
             inactive = self._is_inactive(self._stage)
+            if not (self._attributor.trains_model or self._chosen_in_step):
+                self._before = self._stage.state_dict()
             plan = self._stage.whole(len(ids), device) if inactive else self._stage.plan(ids, found)
             self._chosen_in_step.append((attribution.key, plan))
         self._share = len(plan.rows) / attribution.layout.n
@@ -297,6 +307,12 @@ class InForward(NoSelection):
     def step_over(self) -> None:
         """Forgets the choices of the optimizer step that is over."""
         self._chosen_in_step.clear()
+
+    def disown(self) -> None:
+        """Takes back the choices of the optimizer step, and what the method learned by them."""
+        if self._chosen_in_step:
+            self._stage.load_state_dict(self._before)
+            self._chosen_in_step.clear()
 
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches that are not in use any more."""
