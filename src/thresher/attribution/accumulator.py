@@ -4,7 +4,7 @@ Steps that are over wait until there are enough of them to be computed and writt
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -51,6 +51,20 @@ OF_A_STEP = 2**9
 """Size of a step whose signals are computed already, so that no more than 64 wait."""
 
 
+class Call(NamedTuple):
+    """One call of the criterion.
+
+    Attributes:
+        identity: Identity of outputs and targets; None where it is not known.
+        made: Number of the autograd node that was next after the loss.
+        origin: Forward pass that the outputs came from; None where it was not searched.
+    """
+
+    identity: CallIdentity | None
+    made: int
+    origin: ForwardPass | None
+
+
 class Entry:
     """Signals of some rows, credited in the step in progress. Defaults are the class's: each step makes an entry.
 
@@ -59,8 +73,13 @@ class Entry:
         found: Their signals.
         call: Identity of outputs and targets, by which the same loss is not added twice; None where it is not known.
         rows: Numbers of the rows that were trained on; None for all.
+        backwards: Number of backward passes before this loss.
     """
 
+    origin: ForwardPass | None = None
+    """Forward pass that the outputs came from; None where it was not searched."""
+    more: tuple[Call, ...] = ()
+    """Other calls for the same rows that the signals were, or are, of."""
     sources: set[int] | None = None
     """Storages of the outputs, where only the targets name the rows."""
     fresh: Tensor | None = None
@@ -71,9 +90,11 @@ class Entry:
     """Whether its samples were counted as trained."""
     written: dict[str, Tensor] | None = None
 
-    def __init__(self, attribution: Attribution, found: Found, call: CallIdentity | None, rows: Tensor | None) -> None:
+    def __init__(
+        self, attribution: Attribution, found: Found, call: CallIdentity | None, rows: Tensor | None, backwards: int
+    ) -> None:
         self.attribution, self.key = attribution, attribution.key
-        self.found, self.call, self.rows = found, call, rows
+        self.found, self.call, self.rows, self.backwards = found, call, rows, backwards
         self.made = next_node()
         """Number of the autograd node that is next after this loss."""
 
@@ -81,6 +102,11 @@ class Entry:
     def trained(self) -> Tensor:
         """Ids of the rows that were trained on."""
         return self.attribution.ids if self.rows is None else self.attribution.ids[self.rows]
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """All calls of the criterion for these rows."""
+        return Call(self.call, self.made, self.origin), *self.more
 
     def values(self) -> dict[str, Tensor]:
         """Returns the signals, which are computed now if they were not before."""
@@ -112,6 +138,7 @@ class StepAccumulator:
         """Whether samples can come twice in an epoch, so that the order of writing matters."""
         self._open: list[Entry] = []
         self._waiting: list[Entry] = []
+        self._over: list[Entry] = []
         self._size = 0
         self._table, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
@@ -130,7 +157,7 @@ class StepAccumulator:
         """Adds the signals of some rows.
 
         A second call for the same rows in a step adds to their loss, as of an auxiliary head; a call with outputs of a later
-        forward pass replaces it. A call with the very same outputs and targets, as for a log, changes nothing.
+        forward pass replaces it, where a backward pass ran in between. A call with the very same outputs and targets, as for a log, changes nothing.
 
         Args:
             attribution: The samples that the rows are.
@@ -141,7 +168,7 @@ class StepAccumulator:
             rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
             call: Identity of outputs and targets; None where it is not known.
         """
-        entry = Entry(attribution, found, call, rows)
+        entry = Entry(attribution, found, call, rows, self.meter.backwards)
         if untracked is None and not self._open:
             self._open.append(entry)
         elif untracked is None or call is None or not self._has_credited_call(call, attribution):
@@ -153,6 +180,7 @@ class StepAccumulator:
         origin = None if untracked is None else self.meter.origin(outputs)
         if origin is not None and attribution.batch is not None:
             origin.batch = attribution.batch.number
+        entry.origin = origin
         for same in self._open:
             if same.key is not None and same.key == entry.key:
                 self._credit_again(same, entry, outputs, origin, tracked=untracked is None)
@@ -163,30 +191,66 @@ class StepAccumulator:
         others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
         if others:
             origin = origin or self.meter.origin(outputs)
-            again = origin is None or all(origin.first >= other.made for other in others)
-            self._add_to(others, entry, again=again)
-            if not again and entry.fresh is not None:
+            later = origin is None or all(origin.first >= other.made for other in others)
+            self._add_to(others, entry, again=later and all(entry.backwards > other.backwards for other in others))
+            if not later and entry.fresh is not None:
                 new = entry.fresh.sum()
         if untracked is not None:
             self.meter.count(outputs, origin, new)
         self._open.append(entry)
 
     def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
-        """Adds a further loss of the rows of an entry, or puts it in its place where its forward pass is a later one."""
+        """Adds a further loss of the rows of an entry, or puts it in its place where it is of another forward and backward pass."""
         origin = origin or self.meter.origin(outputs)
-        again = origin is None or origin.first >= same.made
-        if not again and tracked and same.call == more.call:
+        later = origin is None or origin.first >= same.made
+        if not later and tracked and same.call == more.call:
             return  # the tensor that the model returned last, and a target of the batch, once more
         if not tracked:
-            self.meter.count(outputs, origin, more.attribution.layout.n if again else 0)
-        if again:
-            same.found, same.rows, same.made, same.call = more.found, more.rows, more.made, more.call
+            self.meter.count(outputs, origin, more.attribution.layout.n if later else 0)
+        if later and more.backwards > same.backwards:
+            same.found, same.rows = more.found, more.rows
         else:
             same.found = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
+        if later:
+            same.more = same.calls
+            same.call, same.made, same.origin, same.backwards = more.call, more.made, origin, more.backwards
+        else:
+            same.more += (Call(more.call, more.made, origin),)
         same.dirty = True
 
     def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
-        return any(one.call == call and same_samples(one.attribution, attribution) for one in self._open)
+        return any(
+            call in (one.identity for one in entry.calls) and same_samples(entry.attribution, attribution) for entry in self._open
+        )
+
+    def was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool | None:
+        """Looks for the outputs of a loss among those that the last step was made with.
+
+        Args:
+            outputs: Outputs that the loss is made of.
+            call: Identity of outputs and targets.
+            attribution: The samples that the rows are.
+
+        Returns:
+            True where a loss of these outputs was credited before the step; False where only one of other outputs of the same
+            forward pass was; None where none was.
+        """
+        over = [entry for entry in self._over if entry.attribution.batch is attribution.batch and entry not in self._open]
+        calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
+        batch = attribution.batch
+        if not calls or not isinstance(call, tuple) or batch is None:
+            return None
+        made, origin = call[0], self.meter.origin(outputs)
+        whole = self.meter.pass_with(made[0][0]) is origin is not None
+        known = None
+        for one in calls:
+            by_model = one.origin is None and isinstance(one.identity, int)
+            of = self.meter.last_pass(batch.number, one.made) if by_model else one.origin
+            if of is not None and of is origin:
+                known = known or (by_model and whole)
+            if isinstance(one.identity, tuple) and one.identity[0] == made:
+                known = True
+        return known
 
     def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
         """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others.
@@ -272,6 +336,7 @@ class StepAccumulator:
             alive: Batches whose step goes on.
         """
         entries, self._open = self._open, []
+        self._over = entries or self._over
         for entry in entries:
             if not entry.confirmed:
                 self._count(entry)

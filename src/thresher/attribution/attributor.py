@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
-from thresher.attribution.calls import OwnModel, identity_of
+from thresher.attribution.calls import CallIdentity, OwnModel, identity_of
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
@@ -18,6 +18,11 @@ BATCHES_AHEAD = 2
 """Number of batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
 LABELS_AHEAD = 16
 """Number of batches before these whose labels are held until their loss is credited, for a deep prefetcher."""
+AFTER_STEP = (
+    "The loss is of a forward pass whose step is over: another loss of the same samples and the same pass was credited before "
+    "the optimizer stepped, or before later batches were yielded. Nothing was recorded. Ways out: compute all losses of a "
+    "forward pass before the optimizer steps; for a log, call the criterion under torch.no_grad()."
+)
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
@@ -95,8 +100,8 @@ class Attributor:
             repeat: Number of consecutive rows per id; None where the caller gave none.
 
         Returns:
-            The scalar for the loop, shape (); None where the loss is not the run's, because its outputs are those of another
-            model, while the loop trains the run's own.
+            The scalar for the loop, shape (); None where the loss is not trained on: its outputs are those of another model,
+            while the loop trains the run's own, or of a step that is over.
 
         Raises:
             AttributionError: The samples cannot be told with certainty; nothing was recorded.
@@ -105,6 +110,8 @@ class Attributor:
         if attribution is not None and (batch := attribution.batch) is not None:
             if not self._trains_model:
                 self._begin_training()
+            if batch.credited and self._was_stepped(outputs, identity_of(outputs, targets), attribution):
+                return None
             value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
             self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
             return value
@@ -116,10 +123,19 @@ class Attributor:
                     self._begin_training()
             elif self._trains_model or self.meter.has_passed(batch.number):
                 return None
-        value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
         call = identity_of(outputs, targets)
+        if self._was_stepped(outputs, call, attribution):
+            return None
+        value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         return value
+
+    def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
+        """Whether a loss of these outputs was credited in a step that is over, so that another is but looked at."""
+        stepped = self._accumulator.was_stepped(outputs, call, attribution)
+        if stepped is False:
+            raise AttributionError(AFTER_STEP)
+        return bool(stepped)
 
     def _begin_training(self) -> None:
         """Notes that the loop trains the run's own model, and forgets losses of another model in this step."""

@@ -49,6 +49,7 @@ class ForwardPass:
         if task != self.task:
             self.task = task
             self.backwards += 1
+            self.meter.backwards += 1
             self.meter.cost.backward += self.n
             self.meter.reached += self.n
 
@@ -91,6 +92,8 @@ class Meter:
         """Number of samples that the loader yielded to the loop in this pass."""
         self.reached = 0
         """Number of samples in forward passes of this pass that a backward pass reached, however few of them it ran on."""
+        self.backwards = 0
+        """Number of backward passes, once for each forward pass that they reached."""
         self.evaluated = 0
         """Number of calls of `run.model` without gradients."""
         self.elsewhere = 0
@@ -140,12 +143,17 @@ class Meter:
 
     def went_backward(self, rows: int, n: int) -> None:
         """Counts a backward pass of `subset_backward` on some of n samples."""
+        self.backwards += 1
         self.cost.backward += rows
         self.reached += n
 
     def has_passed(self, batch: int) -> bool:
         """Whether a forward pass of `run.model` for a batch was seen, whose outputs can be trained on."""
         return any(one.by_model and one.batch == batch and one.last > one.first for one in self._passes)
+
+    def last_pass(self, batch: int, before: int) -> ForwardPass | None:
+        """Returns the last forward pass of `run.model` for a batch that began before an autograd node was made."""
+        return next((one for one in reversed(self._passes) if one.batch == batch and one.by_model and one.first < before), None)
 
     def pass_with(self, number: int) -> ForwardPass | None:
         """Returns the forward pass that made the autograd node of this number; None where no known one did."""
