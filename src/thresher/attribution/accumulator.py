@@ -4,12 +4,12 @@ Steps that are over wait until there are enough of them to be computed and writt
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from thresher.attribution.calls import CallIdentity, same_samples
+from thresher.attribution.calls import CallIdentity, CreditedCall, same_samples
 from thresher.attribution.meter import ForwardPass, Meter, next_node
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
@@ -51,20 +51,6 @@ OF_A_STEP = 2**9
 """Size of a step whose signals are computed already, so that no more than 64 wait."""
 
 
-class Call(NamedTuple):
-    """One call of the criterion.
-
-    Attributes:
-        identity: Identity of outputs and targets; None where it is not known.
-        made: Number of the autograd node that was next after the loss.
-        origin: Forward pass that the outputs came from; None where it was not searched.
-    """
-
-    identity: CallIdentity | None
-    made: int
-    origin: ForwardPass | None
-
-
 class Entry:
     """Signals of some rows, credited in the step in progress. Defaults are the class's: each step makes an entry.
 
@@ -78,7 +64,7 @@ class Entry:
 
     origin: ForwardPass | None = None
     """Forward pass that the outputs came from; None where it was not searched."""
-    more: tuple[Call, ...] = ()
+    more: tuple[CreditedCall, ...] = ()
     """Other calls for the same rows that the signals were, or are, of."""
     sources: set[int] | None = None
     """Storages of the outputs, where only the targets name the rows."""
@@ -104,9 +90,9 @@ class Entry:
         return self.attribution.ids if self.rows is None else self.attribution.ids[self.rows]
 
     @property
-    def calls(self) -> tuple[Call, ...]:
+    def calls(self) -> tuple[CreditedCall, ...]:
         """All calls of the criterion for these rows."""
-        return Call(self.call, self.made, self.origin), *self.more
+        return CreditedCall(self.call, self.made, self.origin), *self.more
 
     def values(self) -> dict[str, Tensor]:
         """Returns the signals, which are computed now if they were not before."""
@@ -138,7 +124,8 @@ class StepAccumulator:
         """Whether samples can come twice in an epoch, so that the order of writing matters."""
         self._open: list[Entry] = []
         self._waiting: list[Entry] = []
-        self._over: list[Entry] = []
+        self.over: list[Entry] = []
+        """What was credited in the step before."""
         self._size = 0
         self._table, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
@@ -157,7 +144,8 @@ class StepAccumulator:
         """Adds the signals of some rows.
 
         A second call for the same rows in a step adds to their loss, as of an auxiliary head; a call with outputs of a later
-        forward pass replaces it, where a backward pass ran in between. A call with the very same outputs and targets, as for a log, changes nothing.
+        forward pass replaces it, where a backward pass ran in between. A call with the very same outputs and targets, as for a
+        log, changes nothing.
 
         Args:
             attribution: The samples that the rows are.
@@ -200,7 +188,7 @@ class StepAccumulator:
         self._open.append(entry)
 
     def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
-        """Adds a further loss of the rows of an entry, or puts it in its place where it is of another forward and backward pass."""
+        """Adds a further loss of the rows of an entry, or puts it in its place after another backward and forward pass."""
         origin = origin or self.meter.origin(outputs)
         later = origin is None or origin.first >= same.made
         if not later and tracked and same.call == more.call:
@@ -215,42 +203,14 @@ class StepAccumulator:
             same.more = same.calls
             same.call, same.made, same.origin, same.backwards = more.call, more.made, origin, more.backwards
         else:
-            same.more += (Call(more.call, more.made, origin),)
+            same.more += (CreditedCall(more.call, more.made, origin),)
         same.dirty = True
 
     def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
         return any(
-            call in (one.identity for one in entry.calls) and same_samples(entry.attribution, attribution) for entry in self._open
+            call in (one.identity for one in entry.calls) and same_samples(entry.attribution, attribution)
+            for entry in self._open
         )
-
-    def was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool | None:
-        """Looks for the outputs of a loss among those that the last step was made with.
-
-        Args:
-            outputs: Outputs that the loss is made of.
-            call: Identity of outputs and targets.
-            attribution: The samples that the rows are.
-
-        Returns:
-            True where a loss of these outputs was credited before the step; False where only one of other outputs of the same
-            forward pass was; None where none was.
-        """
-        over = [entry for entry in self._over if entry.attribution.batch is attribution.batch and entry not in self._open]
-        calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
-        batch = attribution.batch
-        if not calls or not isinstance(call, tuple) or batch is None:
-            return None
-        made, origin = call[0], self.meter.origin(outputs)
-        whole = self.meter.pass_with(made[0][0]) is origin is not None
-        known = None
-        for one in calls:
-            by_model = one.origin is None and isinstance(one.identity, int)
-            of = self.meter.last_pass(batch.number, one.made) if by_model else one.origin
-            if of is not None and of is origin:
-                known = known or (by_model and whole)
-            if isinstance(one.identity, tuple) and one.identity[0] == made:
-                known = True
-        return known
 
     def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
         """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others.
@@ -282,17 +242,17 @@ class StepAccumulator:
         return batch.credited or any(entry.attribution.batch is batch for entry in self._open)
 
     def withdraw(self, outputs: Any) -> None:
-        """Forgets what was credited for these outputs in this step, since a later call showed that rows were mixed."""
+        """Forgets what was credited for these outputs in this step, since a later call showed that rows were mixed.
+
+        Args:
+            outputs: The outputs; None for all that was credited in this step, which turned out to be another model's.
+        """
+        if outputs is None:
+            self._open = [entry for entry in self._open if entry.confirmed]
+            self.meter.disown()
+            return
         sources = _storages(outputs)
         self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
-
-    def disown(self) -> bool:
-        """Forgets what was credited in this step; returns whether there was something, and its samples are not counted."""
-        disowned = [entry for entry in self._open if not entry.confirmed]
-        self._open = [entry for entry in self._open if entry.confirmed]
-        if disowned:
-            self.meter.disown()
-        return bool(disowned)
 
     def _confirm(self) -> None:
         """Counts the open entries, which will not be withdrawn any more."""
@@ -336,7 +296,7 @@ class StepAccumulator:
             alive: Batches whose step goes on.
         """
         entries, self._open = self._open, []
-        self._over = entries or self._over
+        self.over = entries or self.over
         for entry in entries:
             if not entry.confirmed:
                 self._count(entry)

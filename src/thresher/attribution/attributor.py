@@ -1,5 +1,6 @@
 """The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
-from thresher.attribution.calls import CallIdentity, OwnModel, identity_of
+from thresher.attribution.calls import CallIdentity, OwnModel, credited_before, identity_of, same_samples
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
@@ -23,6 +24,8 @@ AFTER_STEP = (
     "the optimizer stepped, or before later batches were yielded. Nothing was recorded. Ways out: compute all losses of a "
     "forward pass before the optimizer steps; for a log, call the criterion under torch.no_grad()."
 )
+IDS_AHEAD = 1024
+"""Number of batches before these whose ids alone are held while they wait for their loss."""
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
@@ -84,6 +87,7 @@ class Attributor:
         self._recent: list[YieldedBatch] = []
         self._waiting: list[YieldedBatch] = []
         """Batches before the recent ones whose loss was not credited, with their labels alone."""
+        self._older: deque[YieldedBatch] = deque(maxlen=IDS_AHEAD)
         self._yielded = self._first_of_epoch = 0
         self._passed = 0
 
@@ -132,7 +136,10 @@ class Attributor:
 
     def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
         """Whether a loss of these outputs was credited in a step that is over, so that another is but looked at."""
-        stepped = self._accumulator.was_stepped(outputs, call, attribution)
+        batch, open_now = attribution.batch, self._accumulator.open
+        over = [entry for entry in self._accumulator.over if entry.attribution.batch is batch and entry not in open_now]
+        calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
+        stepped = credited_before(calls, outputs, call, batch, self.meter) if calls else None
         if stepped is False:
             raise AttributionError(AFTER_STEP)
         return bool(stepped)
@@ -140,7 +147,8 @@ class Attributor:
     def _begin_training(self) -> None:
         """Notes that the loop trains the run's own model, and forgets losses of another model in this step."""
         self._trains_model = True
-        if self._accumulator.disown():
+        if self._accumulator.in_step:
+            self._accumulator.withdraw(None)
             self.on_disowned()
 
     @property
@@ -161,6 +169,7 @@ class Attributor:
                 passed_over=None if ids is None else self._passed_over(),
                 counted=None if ids is None else self._asked_for(),
                 ids_repeat=self._accumulator.ids_repeat,
+                waiting=() if ids is None else self._waiting_for_loss(),
             )
         except AttributionError:
             self._accumulator.withdraw(outputs)
@@ -191,6 +200,13 @@ class Attributor:
         known = (*self._waiting, *self._recent)
         asked = (batch for batch in known if batch.asked and not self._accumulator.has_credited(batch))
         return next(asked, known[-1] if known else None)
+
+    def _waiting_for_loss(self) -> list[YieldedBatch]:
+        """Returns the batches that the caller's ids can be of: without a loss, in the step in progress, or the latest."""
+        batches = (*self._older, *self._waiting, *self._recent)
+        in_step = {entry.attribution.batch for entry in self._accumulator.open}
+        kept = [one for one in batches if not one.credited or one.asked or one in in_step or one is batches[-1]]
+        return [*kept, *(one for one in in_step if one is not None and one not in batches)]
 
     def ids_of(self, tensor: Tensor) -> Tensor:
         """Returns the ids of the samples that a tensor of a yielded batch shows, shape (n,), int64.
@@ -254,6 +270,7 @@ class Attributor:
         self._waiting = [old for old in (*self._waiting, *self._recent) if not old.credited and old not in held]
         for old in self._waiting[:-LABELS_AHEAD]:
             old.forget()
+            self._older.append(old)
         self._waiting = self._waiting[-LABELS_AHEAD:]
         if self._waiting:
             self._waiting[-1].forget_all_but_labels()
@@ -311,6 +328,7 @@ class Attributor:
     def forget_batches(self) -> None:
         """Lets go of the batches, which belong to another point of the training."""
         self._recent, self._waiting = [], []
+        self._older.clear()
 
 
 def _nothing() -> None:

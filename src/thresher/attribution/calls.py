@@ -1,15 +1,15 @@
 """Which calls of the criterion count: not the same loss a second time, and not the loss of another model."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from thresher.attribution.meter import Meter
+from thresher.attribution.meter import ForwardPass, Meter
 from thresher.attribution.operations import ROW_MAJOR
-from thresher.attribution.rows import Attribution
+from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
 
 MOST_NODES = 100_000
@@ -53,6 +53,50 @@ def same_samples(one: Attribution, other: Attribution) -> bool:
     if one.key is not None and one.key == other.key:
         return True
     return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
+
+
+class CreditedCall(NamedTuple):
+    """A call of the criterion that was credited.
+
+    Attributes:
+        identity: Identity of outputs and targets; None where it is not known.
+        made: Number of the autograd node that was next after the loss.
+        origin: Forward pass that the outputs came from; None where it was not searched.
+    """
+
+    identity: CallIdentity | None
+    made: int
+    origin: ForwardPass | None
+
+
+def credited_before(
+    calls: Sequence[CreditedCall], outputs: Any, call: CallIdentity | None, batch: YieldedBatch | None, meter: Meter
+) -> bool | None:
+    """Looks for the outputs of a loss among those of earlier calls for the same samples.
+
+    Args:
+        calls: The earlier calls; where the identity is a number, the outputs were what `run.model` returned last.
+        outputs: Outputs that the loss is made of, in any nesting.
+        call: Identity of outputs and targets.
+        batch: Batch of the samples.
+        meter: Meter that knows the forward passes of the run's model.
+
+    Returns:
+        True where one was of these outputs; False where one was only of the same forward pass; None where none was.
+    """
+    if not isinstance(call, tuple) or batch is None:
+        return None
+    made, origin = call[0], meter.origin(outputs)
+    returned = meter.pass_with(made[0][0]) is origin
+    found = None
+    for one in calls:
+        as_returned = one.origin is None and isinstance(one.identity, int)
+        of = meter.last_pass(batch.number, one.made) if as_returned else one.origin
+        if isinstance(one.identity, tuple) and one.identity[0] == made:
+            return True
+        if of is not None and of is origin:
+            found = found or (as_returned and returned)
+    return found
 
 
 class OwnModel:

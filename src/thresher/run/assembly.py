@@ -74,7 +74,6 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, loader.unknown_rows, who)
     tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1])
     selection = _selection(tools, given, checked, module)
-    attributor.on_disowned = selection.disown
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
         RunSettings(given.epochs, given.seed, given.on_nonfinite, given.spend, alone=len(methods) == 1),

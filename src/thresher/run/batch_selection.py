@@ -73,10 +73,6 @@ class BatchSelection(Protocol):
         """Forgets the choices of the optimizer step that is over."""
         ...
 
-    def disown(self) -> None:
-        """Takes back the choices of the step in progress, which were made by the losses of another model."""
-        ...
-
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches long before this one."""
         ...
@@ -179,9 +175,6 @@ class NoSelection:
     def step_over(self) -> None:
         """Nothing was chosen."""
 
-    def disown(self) -> None:
-        """Nothing was chosen."""
-
     def batch_yielded(self, number: int) -> None:
         """Nothing was chosen."""
 
@@ -206,6 +199,7 @@ class InForward(NoSelection):
         self.measure = self._measure_chosen
         self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
         self._before: dict[str, Any] = {}
+        tools.attributor.on_disowned = self.disown
         self._share = 1.0
         self._warned = self._compared = False
 
