@@ -168,6 +168,8 @@ class StepAccumulator:
         origin = None if untracked is None else self.meter.origin(outputs)
         if origin is not None and attribution.batch is not None:
             origin.batch = attribution.batch.number
+            if attribution.layout.repeat != 1:
+                origin.shapes = ()  # of rows, of which a sample has several
         entry.origin = origin
         for same in self._open:
             if same.key is not None and same.key == entry.key:

@@ -1,6 +1,7 @@
 """Counts samples where passes really run: a forward pass when the model is called, a backward pass when autograd runs it."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ UNCREDITED = (
     "run.model was called with gradients for inputs that are not a batch of run.loader, and no loss of its outputs was credited"
 )
 
+SOME_DIMENSION = (
+    "run.model was called with inputs that are not a batch of run.loader, and the samples of its losses can be along the first "
+    "or the second dimension of these inputs"
+)
+
 next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 """Number of the autograd node that this thread makes next."""
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
@@ -34,7 +40,7 @@ class ForwardPass:
         by_model: Whether `run.model` made it.
     """
 
-    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "task")
+    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "shapes", "task")
     __torch_unserializable__ = True
 
     def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True) -> None:
@@ -42,6 +48,7 @@ class ForwardPass:
         self.n, self.named = n or 0, n is not None
         self.task, self.backwards = -1, 0
         self.batch: int | None = None
+        self.shapes: Sequence[Sequence[int]] = ()
 
     def __call__(self, _: Any) -> None:
         """Counts a backward pass, once however many outputs it reaches."""
@@ -124,7 +131,9 @@ class Meter:
 
     # What the model reports
 
-    def passed(self, outputs: Any, n: int | None, first: int, batch: int | None = None) -> None:
+    def passed(
+        self, outputs: Any, n: int | None, first: int, batch: int | None = None, shapes: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Counts a forward pass of `run.model`.
 
         Args:
@@ -132,10 +141,11 @@ class Meter:
             n: Number of samples; None where the inputs do not show it.
             first: Value of `next_node` before the pass.
             batch: Number of the batch that the inputs are rows of; None where they do not show it.
+            shapes: First two dimensions of the inputs, where they do not show the number of samples.
         """
         subset, self.subset = self.subset, None
         one = ForwardPass(self, first, subset if n is None else n)
-        one.batch = batch
+        one.batch, one.shapes = batch, shapes
         self.cost.forward += one.n
         self._remember(one)
         if subset is None:
@@ -194,7 +204,13 @@ class Meter:
             self._remember(origin)
         if not origin.by_model:
             origin.watch(outputs)
-        if isinstance(new, int):
+        rows = {shape[0] for shape in origin.shapes if shape}
+        if len(rows) == 1 and (not isinstance(new, int) or max(rows) >= new):
+            if new not in rows and any(new in shape[1:] for shape in origin.shapes):
+                self.make_unknown(SOME_DIMENSION)
+            origin.named = True
+            origin.add(*rows)
+        elif isinstance(new, int):
             origin.add(new)
         else:
             self._fresh.append((origin, new))

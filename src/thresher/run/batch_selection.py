@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
 from thresher.attribution.rows import Attribution, RowLayout
+from thresher.attribution.sample_dimension import LossDimension
 from thresher.cost import break_even
 from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.loading.trees import leaves, map_where
@@ -121,6 +122,7 @@ class NoSelection:
         self._tools = tools
         self._attributor, self._stopwatch = tools.attributor, tools.stopwatch
         self.measure: MeasureLoss = tools.reader.measuring()
+        self._dimension = LossDimension()
 
     @property
     def forward_passes(self) -> str | None:
@@ -136,6 +138,7 @@ class NoSelection:
         """Returns the function that averages losses of the loop over all rows, and reads their signals."""
 
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
+            self._dimension.check(losses, attribution.layout.n)
             rows = attribution.layout.rows(losses)
             found = self._beside(rows, outputs[1], targets, self._tools.reader.recorded)
             return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
@@ -237,6 +240,7 @@ class InForward(NoSelection):
         """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
 
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
+            self._dimension.check(losses, attribution.layout.n)
             rows = attribution.layout.rows(losses)
             found = self._beside(rows, outputs[1], targets, self._tools.reader.chosen_by)
             plan = self._choose_rows(attribution, found)
