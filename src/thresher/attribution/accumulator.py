@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thresher.attribution.calls import CallIdentity, same_samples
+from thresher.attribution.calls import CallIdentity, CreditedCall, same_samples
 from thresher.attribution.meter import ForwardPass, Meter, next_node
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
@@ -59,8 +59,13 @@ class Entry:
         found: Their signals.
         call: Identity of outputs and targets, by which the same loss is not added twice; None where it is not known.
         rows: Numbers of the rows that were trained on; None for all.
+        backwards: Number of backward passes before this loss.
     """
 
+    origin: ForwardPass | None = None
+    """Forward pass that the outputs came from; None where it was not searched."""
+    more: tuple[CreditedCall, ...] = ()
+    """Other calls for the same rows that the signals were, or are, of."""
     sources: set[int] | None = None
     """Storages of the outputs, where only the targets name the rows."""
     fresh: Tensor | None = None
@@ -71,9 +76,11 @@ class Entry:
     """Whether its samples were counted as trained."""
     written: dict[str, Tensor] | None = None
 
-    def __init__(self, attribution: Attribution, found: Found, call: CallIdentity | None, rows: Tensor | None) -> None:
+    def __init__(
+        self, attribution: Attribution, found: Found, call: CallIdentity | None, rows: Tensor | None, backwards: int
+    ) -> None:
         self.attribution, self.key = attribution, attribution.key
-        self.found, self.call, self.rows = found, call, rows
+        self.found, self.call, self.rows, self.backwards = found, call, rows, backwards
         self.made = next_node()
         """Number of the autograd node that is next after this loss."""
 
@@ -81,6 +88,11 @@ class Entry:
     def trained(self) -> Tensor:
         """Ids of the rows that were trained on."""
         return self.attribution.ids if self.rows is None else self.attribution.ids[self.rows]
+
+    @property
+    def calls(self) -> tuple[CreditedCall, ...]:
+        """All calls of the criterion for these rows."""
+        return CreditedCall(self.call, self.made, self.origin), *self.more
 
     def values(self) -> dict[str, Tensor]:
         """Returns the signals, which are computed now if they were not before."""
@@ -112,6 +124,8 @@ class StepAccumulator:
         """Whether samples can come twice in an epoch, so that the order of writing matters."""
         self._open: list[Entry] = []
         self._waiting: list[Entry] = []
+        self.over: list[Entry] = []
+        """What was credited in the step before."""
         self._size = 0
         self._table, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
@@ -130,7 +144,8 @@ class StepAccumulator:
         """Adds the signals of some rows.
 
         A second call for the same rows in a step adds to their loss, as of an auxiliary head; a call with outputs of a later
-        forward pass replaces it. A call with the very same outputs and targets, as for a log, changes nothing.
+        forward pass replaces it, where a backward pass ran in between. A call with the very same outputs and targets, as for a
+        log, changes nothing.
 
         Args:
             attribution: The samples that the rows are.
@@ -141,7 +156,7 @@ class StepAccumulator:
             rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
             call: Identity of outputs and targets; None where it is not known.
         """
-        entry = Entry(attribution, found, call, rows)
+        entry = Entry(attribution, found, call, rows, self.meter.backwards)
         if untracked is None and not self._open:
             self._open.append(entry)
         elif untracked is None or call is None or not self._has_credited_call(call, attribution):
@@ -153,6 +168,9 @@ class StepAccumulator:
         origin = None if untracked is None else self.meter.origin(outputs)
         if origin is not None and attribution.batch is not None:
             origin.batch = attribution.batch.number
+            if attribution.layout.repeat != 1:
+                origin.shapes = ()  # of rows, of which a sample has several
+        entry.origin = origin
         for same in self._open:
             if same.key is not None and same.key == entry.key:
                 self._credit_again(same, entry, outputs, origin, tracked=untracked is None)
@@ -163,30 +181,38 @@ class StepAccumulator:
         others = [other for other in self._open if _may_overlap(other.attribution, attribution)]
         if others:
             origin = origin or self.meter.origin(outputs)
-            again = origin is None or all(origin.first >= other.made for other in others)
-            self._add_to(others, entry, again=again)
-            if not again and entry.fresh is not None:
+            later = origin is None or all(origin.first >= other.made for other in others)
+            self._add_to(others, entry, again=later and all(entry.backwards > other.backwards for other in others))
+            if not later and entry.fresh is not None:
                 new = entry.fresh.sum()
         if untracked is not None:
             self.meter.count(outputs, origin, new)
         self._open.append(entry)
 
     def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
-        """Adds a further loss of the rows of an entry, or puts it in its place where its forward pass is a later one."""
+        """Adds a further loss of the rows of an entry, or puts it in its place after another backward and forward pass."""
         origin = origin or self.meter.origin(outputs)
-        again = origin is None or origin.first >= same.made
-        if not again and tracked and same.call == more.call:
+        later = origin is None or origin.first >= same.made
+        if not later and tracked and same.call == more.call:
             return  # the tensor that the model returned last, and a target of the batch, once more
         if not tracked:
-            self.meter.count(outputs, origin, more.attribution.layout.n if again else 0)
-        if again:
-            same.found, same.rows, same.made, same.call = more.found, more.rows, more.made, more.call
+            self.meter.count(outputs, origin, more.attribution.layout.n if later else 0)
+        if later and more.backwards > same.backwards:
+            same.found, same.rows = more.found, more.rows
         else:
             same.found = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
+        if later:
+            same.more = same.calls
+            same.call, same.made, same.origin, same.backwards = more.call, more.made, origin, more.backwards
+        else:
+            same.more += (CreditedCall(more.call, more.made, origin),)
         same.dirty = True
 
     def _has_credited_call(self, call: CallIdentity, attribution: Attribution) -> bool:
-        return any(one.call == call and same_samples(one.attribution, attribution) for one in self._open)
+        return any(
+            call in (one.identity for one in entry.calls) and same_samples(entry.attribution, attribution)
+            for entry in self._open
+        )
 
     def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
         """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others.
@@ -218,7 +244,15 @@ class StepAccumulator:
         return batch.credited or any(entry.attribution.batch is batch for entry in self._open)
 
     def withdraw(self, outputs: Any) -> None:
-        """Forgets what was credited for these outputs in this step, since a later call showed that rows were mixed."""
+        """Forgets what was credited for these outputs in this step, since a later call showed that rows were mixed.
+
+        Args:
+            outputs: The outputs; None for all that was credited in this step, which turned out to be another model's.
+        """
+        if outputs is None:
+            self._open = [entry for entry in self._open if entry.confirmed]
+            self.meter.disown()
+            return
         sources = _storages(outputs)
         self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
 
@@ -264,6 +298,7 @@ class StepAccumulator:
             alive: Batches whose step goes on.
         """
         entries, self._open = self._open, []
+        self.over = entries or self.over
         for entry in entries:
             if not entry.confirmed:
                 self._count(entry)

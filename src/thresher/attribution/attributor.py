@@ -1,13 +1,14 @@
 """The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
-from thresher.attribution.calls import identity_of, is_foreign
+from thresher.attribution.calls import CallIdentity, OwnModel, credited_before, identity_of, same_samples
 from thresher.attribution.meter import in_transform
 from thresher.attribution.resolve import attribute
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
@@ -19,6 +20,13 @@ BATCHES_AHEAD = 2
 """Number of batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
 LABELS_AHEAD = 16
 """Number of batches before these whose labels are held until their loss is credited, for a deep prefetcher."""
+AFTER_STEP = (
+    "The loss is of a forward pass whose step is over: another loss of the same samples and the same pass was credited before "
+    "the optimizer stepped, or before later batches were yielded. Nothing was recorded. Ways out: compute all losses of a "
+    "forward pass before the optimizer steps; for a log, call the criterion under torch.no_grad()."
+)
+IDS_AHEAD = 1024
+"""Number of batches before these whose ids alone are held while they wait for their loss."""
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
@@ -75,13 +83,18 @@ class Attributor:
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
-        self.parameters: Callable[[], Iterable[Tensor]] | None = None
-        """Returns the parameters of `run.model`; None where attach was given no model."""
+        self.own_model: OwnModel | None = None
+        """Tells outputs of the run's model from those of another; None where attach was given no model."""
+        self.on_disowned: Callable[[], None] = _nothing
+        """Called when losses are forgotten that were credited before the loop showed that they are another model's."""
+        self._trains_model = False
+        """Whether a loss of the run's own model was credited, so that losses of other models are not the run's."""
         self._plan_weights: Tensor | None = None
         self._weights_by_row = False
         self._recent: list[YieldedBatch] = []
         self._waiting: list[YieldedBatch] = []
         """Batches before the recent ones whose loss was not credited, with their labels alone."""
+        self._older: deque[YieldedBatch] = deque(maxlen=IDS_AHEAD)
         self._yielded = self._first_of_epoch = 0
         self._passed = 0
 
@@ -98,25 +111,57 @@ class Attributor:
             repeat: Number of consecutive rows per id; None where the caller gave none.
 
         Returns:
-            The scalar for the loop, shape (); None where the outputs are those of another model than `run.model`, which was
-            called with the rows itself: such a loss is not the run's.
+            The scalar for the loop, shape (); None where the loss is not trained on: its outputs are those of another model,
+            while the loop trains the run's own, or of a step that is over.
 
         Raises:
             AttributionError: The samples cannot be told with certainty; nothing was recorded.
         """
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is not None and (batch := attribution.batch) is not None:
+            if not self._trains_model:
+                self._begin_training()
+            if batch.credited and self._was_stepped(outputs, identity_of(outputs, targets), attribution):
+                return None
             value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
             self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
-        if batch is not None and self.parameters and is_foreign(outputs, batch.number, self.meter, self.parameters):
+        if batch is not None and self.own_model is not None:
+            if self.own_model.made(outputs):
+                if not self._trains_model:
+                    self._begin_training()
+            elif self._trains_model or self.meter.has_passed(batch.number):
+                return None
+        call = identity_of(outputs, targets)
+        if self._was_stepped(outputs, call, attribution):
             return None
         value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
-        call = identity_of(outputs, targets)
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         return value
+
+    def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
+        """Whether a loss of these outputs was credited in a step that is over, so that another is but looked at."""
+        batch, open_now = attribution.batch, self._accumulator.open
+        over = [entry for entry in self._accumulator.over if entry.attribution.batch is batch and entry not in open_now]
+        calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
+        stepped = credited_before(calls, outputs, call, batch, self.meter) if calls else None
+        if stepped is False:
+            raise AttributionError(AFTER_STEP)
+        return bool(stepped)
+
+    def _begin_training(self) -> None:
+        """Notes that the loop trains the run's own model, and forgets losses of another model in this step."""
+        self._trains_model = True
+        if self._accumulator.in_step:
+            self._accumulator.withdraw(None)
+            self.on_disowned()
+
+    @property
+    def trains_model(self) -> bool:
+        """Whether a loss of the run's own model was credited."""
+        return self._trains_model
 
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
         if in_transform():
@@ -133,6 +178,7 @@ class Attributor:
                 passed_over=None if ids is None else self._passed_over(),
                 counted=None if ids is None else self._asked_for(),
                 ids_repeat=self._accumulator.ids_repeat,
+                waiting=() if ids is None else self._waiting_for_loss(),
             )
         except AttributionError:
             self._accumulator.withdraw(outputs)
@@ -163,6 +209,13 @@ class Attributor:
         known = (*self._waiting, *self._recent)
         asked = (batch for batch in known if batch.asked and not self._accumulator.has_credited(batch))
         return next(asked, known[-1] if known else None)
+
+    def _waiting_for_loss(self) -> list[YieldedBatch]:
+        """Returns the batches that the caller's ids can be of: without a loss, in the step in progress, or the latest."""
+        batches = (*self._older, *self._waiting, *self._recent)
+        in_step = {entry.attribution.batch for entry in self._accumulator.open}
+        kept = [one for one in batches if not one.credited or one.asked or one in in_step or one is batches[-1]]
+        return [*kept, *(one for one in in_step if one is not None and one not in batches)]
 
     def ids_of(self, tensor: Tensor) -> Tensor:
         """Returns the ids of the samples that a tensor of a yielded batch shows, shape (n,), int64.
@@ -226,6 +279,7 @@ class Attributor:
         self._waiting = [old for old in (*self._waiting, *self._recent) if not old.credited and old not in held]
         for old in self._waiting[:-LABELS_AHEAD]:
             old.forget()
+            self._older.append(old)
         self._waiting = self._waiting[-LABELS_AHEAD:]
         if self._waiting:
             self._waiting[-1].forget_all_but_labels()
@@ -289,6 +343,11 @@ class Attributor:
     def forget_batches(self) -> None:
         """Lets go of the batches, which belong to another point of the training."""
         self._recent, self._waiting = [], []
+        self._older.clear()
+
+
+def _nothing() -> None:
+    """Nobody has to know."""
 
 
 def _none_ignored(batch: Any) -> bool:

@@ -1,15 +1,15 @@
 """Which calls of the criterion count: not the same loss a second time, and not the loss of another model."""
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from thresher.attribution.meter import Meter
+from thresher.attribution.meter import ForwardPass, Meter
 from thresher.attribution.operations import ROW_MAJOR
-from thresher.attribution.rows import Attribution
+from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
 
 MOST_NODES = 100_000
@@ -55,29 +55,84 @@ def same_samples(one: Attribution, other: Attribution) -> bool:
     return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
 
 
-def is_foreign(outputs: Any, batch: int, meter: Meter, parameters: Callable[[], Iterable[Tensor]]) -> bool:
-    """Returns whether outputs are those of another model, for a batch that the run's own model was called with.
+class CreditedCall(NamedTuple):
+    """A call of the criterion that was credited.
+
+    Attributes:
+        identity: Identity of outputs and targets; None where it is not known.
+        made: Number of the autograd node that was next after the loss.
+        origin: Forward pass that the outputs came from; None where it was not searched.
+    """
+
+    identity: CallIdentity | None
+    made: int
+    origin: ForwardPass | None
+
+
+def credited_before(
+    calls: Sequence[CreditedCall], outputs: Any, call: CallIdentity | None, batch: YieldedBatch | None, meter: Meter
+) -> bool | None:
+    """Looks for the outputs of a loss among those of earlier calls for the same samples.
 
     Args:
-        outputs: Outputs that a loss is made of, in any nesting.
-        batch: Number of the batch that the loss belongs to.
+        calls: The earlier calls; where the identity is a number, the outputs were what `run.model` returned last.
+        outputs: Outputs that the loss is made of, in any nesting.
+        call: Identity of outputs and targets.
+        batch: Batch of the samples.
         meter: Meter that knows the forward passes of the run's model.
-        parameters: Function that returns the parameters of the run's model.
+
+    Returns:
+        True where one was of these outputs; False where one was only of the same forward pass; None where none was.
     """
-    if not meter.has_passed(batch):
-        return False
-    todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
-    own, seen = None, set(todo)
-    while todo and len(seen) < MOST_NODES:
-        node = todo.pop()
-        one = meter.pass_with(node._sequence_nr())
-        if one is not None and one.by_model:
-            return False
-        if own is None:
-            own = {id(parameter) for parameter in parameters()}
-        if id(getattr(node, "variable", None)) in own:
-            return False
-        parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-        seen |= parents
-        todo += parents
-    return not todo
+    if not isinstance(call, tuple) or batch is None:
+        return None
+    made, origin = call[0], meter.origin(outputs)
+    returned = meter.pass_with(made[0][0]) is origin
+    found = None
+    for one in calls:
+        as_returned = one.origin is None and isinstance(one.identity, int)
+        of = meter.last_pass(batch.number, one.made) if as_returned else one.origin
+        if isinstance(one.identity, tuple) and one.identity[0] == made:
+            return True
+        if of is not None and of is origin:
+            found = found or (as_returned and returned)
+    return found
+
+
+class OwnModel:
+    """Finds out whether outputs were computed by the run's own model, called as `run.model` or by itself.
+
+    Args:
+        meter: Meter that knows the forward passes of `run.model`.
+        parameters: Function that returns the parameters of the model.
+    """
+
+    def __init__(self, meter: Meter, parameters: Callable[[], Iterable[Tensor]]) -> None:
+        self._meter, self._parameters = meter, parameters
+        self._known: dict[int, Tensor] = {}
+
+    def made(self, outputs: Any) -> bool:
+        """Returns whether outputs depend on a forward pass of `run.model`, or on a parameter of the model.
+
+        Args:
+            outputs: Outputs that a loss is made of, in any nesting.
+        """
+        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        seen, variables = set(todo), list[Tensor]()
+        while todo and len(seen) < MOST_NODES:
+            node = todo.pop()
+            one = self._meter.pass_with(node._sequence_nr())
+            if one is not None and one.by_model:
+                return True
+            variable: Tensor | None = getattr(node, "variable", None)
+            if variable is not None:
+                if id(variable) in self._known:
+                    return True
+                variables.append(variable)
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= parents
+            todo += parents
+        if not variables:
+            return bool(todo)
+        self._known = {id(parameter): parameter for parameter in self._parameters()}  # which the loop may have replaced
+        return bool(todo) or any(id(variable) in self._known for variable in variables)

@@ -1,7 +1,7 @@
 """Counts samples where passes really run: a forward pass when the model is called, a backward pass when autograd runs it."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,11 @@ PARTS = (
 )
 TRANSFORMED = "run.model was called inside of a torch.func transform, such as vmap or grad, whose passes cannot be counted"
 
+SOME_DIMENSION = (
+    "run.model was called with inputs that are not a batch of run.loader, and the samples of its losses can be along the first "
+    "or the second dimension of these inputs"
+)
+
 next_node = torch.autograd._get_sequence_nr  # pyright: ignore[reportPrivateImportUsage]
 """Number of the autograd node that this thread makes next."""
 _innermost: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
@@ -51,7 +56,7 @@ class ForwardPass:
         rows: Number of rows of a call of `subset_backward`, which reports its backward passes itself; 0 for another pass.
     """
 
-    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "rows", "task", "within")
+    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "rows", "shapes", "task", "within")
     __torch_unserializable__ = True
 
     def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
@@ -59,6 +64,7 @@ class ForwardPass:
         self.n, self.named = n or 0, n is not None
         self.task, self.backwards, self.rows, self.within = -1, 0, rows, _task()
         self.batch: int | None = None
+        self.shapes: Sequence[Sequence[int]] = ()
 
     def __call__(self, _: Any) -> None:
         """Counts a backward pass, once however many outputs it reaches."""
@@ -68,6 +74,7 @@ class ForwardPass:
                 self.meter.make_unknown(RECOMPUTED)
             self.task = task
             self.backwards += 1
+            self.meter.backwards += 1
             self.meter.cost.backward += self.n
             self.meter.reached += self.n
 
@@ -81,6 +88,7 @@ class ForwardPass:
         if self.within != -1:
             meter.make_unknown(RECOMPUTED)
         self.name_by_rows()
+        meter.backwards += 1
         meter.reached += self.n
         if self.n == self.rows:
             meter.cost.backward += rows
@@ -137,6 +145,8 @@ class Meter:
         """Number of samples that the loader yielded to the loop in this pass."""
         self.reached = 0
         """Number of samples in forward passes of this pass that a backward pass reached, however few of them it ran on."""
+        self.backwards = 0
+        """Number of backward passes, once for each forward pass that they reached."""
         self.evaluated = 0
         """Number of calls of `run.model` without gradients."""
         self.elsewhere = 0
@@ -187,7 +197,9 @@ class Meter:
 
     # What the model reports
 
-    def passed(self, outputs: Any, n: int | None, first: int, batch: int | None = None) -> None:
+    def passed(
+        self, outputs: Any, n: int | None, first: int, batch: int | None = None, shapes: Sequence[Sequence[int]] = ()
+    ) -> None:
         """Counts a forward pass of `run.model`.
 
         Args:
@@ -195,10 +207,12 @@ class Meter:
             n: Number of samples; None where the inputs do not show it.
             first: Value of `next_node` before the pass.
             batch: Number of the batch that the inputs are rows of; None where they do not show it.
+            shapes: First two dimensions of the inputs, where they do not show the number of samples.
         """
         one, self.subset = self.subset, None
         if one is None:
             one = ForwardPass(self, first, n)
+            one.shapes = shapes
             self._remember(one)
             one.watch(outputs)
         else:
@@ -229,6 +243,10 @@ class Meter:
     def has_passed(self, batch: int) -> bool:
         """Whether a forward pass of `run.model` for a batch was seen, whose outputs can be trained on."""
         return any(one.by_model and one.batch == batch and one.last > one.first for one in self._passes)
+
+    def last_pass(self, batch: int, before: int) -> ForwardPass | None:
+        """Returns the last forward pass of `run.model` for a batch that began before an autograd node was made."""
+        return next((one for one in reversed(self._passes) if one.batch == batch and one.by_model and one.first < before), None)
 
     def pass_with(self, number: int) -> ForwardPass | None:
         """Returns the forward pass that made the autograd node of this number; None where no known one did."""
@@ -273,7 +291,13 @@ class Meter:
                 self._remember(origin)
         if not origin.by_model:
             origin.watch(outputs)
-        if isinstance(new, int):
+        rows = {shape[0] for shape in origin.shapes if shape}
+        if len(rows) == 1 and (not isinstance(new, int) or max(rows) >= new):
+            if new not in rows and any(new in shape[1:] for shape in origin.shapes):
+                self.make_unknown(SOME_DIMENSION)
+            origin.named = True
+            origin.add(*rows)
+        elif isinstance(new, int):
             origin.add(new)
         else:
             self._fresh.append((origin, new))
@@ -296,6 +320,14 @@ class Meter:
             seen |= parents
             todo += parents
         return not todo
+
+    def disown(self) -> None:
+        """Takes back what was counted for passes that `run.model` did not make, which turned out to be another model's."""
+        for one in self._passes:
+            if not one.by_model:
+                one.add(-one.n)
+        self._fresh = [(one, new) for one, new in self._fresh if one.by_model]
+        self._passes = [one for one in self._passes if one.by_model]
 
     # What is reported
 

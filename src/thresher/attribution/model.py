@@ -11,6 +11,7 @@ from torch import nn
 
 from thresher.attribution.meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
+from thresher.loading.trees import leaves
 from thresher.subset.module import SubsetBackward
 
 
@@ -77,7 +78,7 @@ class TrackedModel(nn.Module):
         if inputs.rows is not None and not inputs.refuse:
             own["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
         elif module.training:
-            own["_counted_by"].passed(outputs, None, first)
+            own["_counted_by"].passed(outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))])
         return outputs
 
     # Everything else is that of the user's model

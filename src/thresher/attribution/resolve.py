@@ -9,6 +9,7 @@ One case is outside the promise: inputs that are permuted or mixed into new stor
 while the original targets are passed to the criterion. It cannot be told apart from a normalisation of the inputs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,6 +50,11 @@ WHICH_BATCH = (
     "`ids` are those of batch {}, which the loader yielded last, while batch {} waits for its loss (it was skipped, or the "
     "loader runs ahead of the loop). Pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
+STRANGE = (
+    "`ids` names samples that are in no batch that waits for its loss. An id is the position of a sample in the loader's own "
+    "dataset (for a Subset, the position in the subset, not the index of the dataset below it), and of a batch that the loader "
+    "yielded"
+)
 UNCLEAR = (
     ". The batch has a tensor of shape {}: the collate_fn may have put its {} samples along the first dimension or along the "
     "second, which no batch of another shape has told yet. Let it put the samples first, and use another batch size; or, "
@@ -68,6 +74,7 @@ def attribute(
     passed_over: YieldedBatch | None = None,
     counted: YieldedBatch | None = None,
     ids_repeat: bool = False,
+    waiting: Sequence[YieldedBatch] = (),
 ) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
@@ -83,6 +90,7 @@ def attribute(
             means; None where there is no doubt.
         counted: Batch that `ids` counts for, where they are no view of the ids of one.
         ids_repeat: Whether the loader itself can yield a sample twice, so that `ids` may name it twice.
+        waiting: Batches that `ids` may be of, where no tensor names rows.
 
     Returns:
         The samples, and the flags of comparisons that a device has not finished yet.
@@ -98,7 +106,7 @@ def attribute(
         return at_once
     case = _Case(tracker, outputs, targets)
     if ids is not None:
-        found = _attribute_to(ids, case, n, recent, repeat, passed_over, ids_repeat=ids_repeat)
+        found = _attribute_to(ids, case, n, recent, repeat, passed_over, ids_repeat=ids_repeat, waiting=waiting)
         return found if found.key is not None else found._replace(batch=counted)
     rows, flags = case.agreed_rows()
     if rows is None:
@@ -230,6 +238,7 @@ def _attribute_to(
     passed_over: YieldedBatch | None,
     *,
     ids_repeat: bool,
+    waiting: Sequence[YieldedBatch],
 ) -> Attribution:
     """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
     _check_ids(ids, n)
@@ -254,6 +263,8 @@ def _attribute_to(
         latest = recent[-1]
         doubts = [within(ids, latest)] if own is None else [torch.tensor(own.batch is latest)]
         flags += _all_hold([~doubt for doubt in doubts], case, WHICH_BATCH.format(latest.number, passed_over.number))
+    if own is None and not named and waiting:
+        flags += _all_hold([within(ids, *waiting)], case, STRANGE)
     repeat = repeat or max((rows.repeat for rows in named), default=1)
     batches = [*recent] if own is None else [own.batch]
     if not any(rows is lookup.rows for rows in named for lookup in case.output_lookups):  # else the outputs confirm the ids

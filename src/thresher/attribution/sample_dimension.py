@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from thresher.attribution.rows import AttributionError
+
 
 class SampleDimension:
     """Learns it from the shapes of batches, for tensors whose first two dimensions are as long as the batch.
@@ -39,3 +41,32 @@ class SampleDimension:
             elif first and known not in self._is_first:
                 self.unclear = tuple(shape)
         return kept
+
+
+class LossDimension:
+    """Learns whether the first dimension of losses by position is the samples', from losses whose first two differ."""
+
+    def __init__(self) -> None:
+        self._is_first: set[int] = set()
+
+    def check(self, losses: Tensor, n: int) -> None:
+        """Refuses losses of n samples whose samples may be along the second dimension, until another shape shows the first.
+
+        Args:
+            losses: Losses by position, shape (rows, ...).
+            n: Number of samples.
+
+        Raises:
+            AttributionError: The first two dimensions are both as long as there are samples.
+        """
+        if losses.dim() < 2 or n < 2 or losses.shape[0] != n:
+            return
+        if losses.shape[1] != n:
+            self._is_first.add(losses.dim())
+        elif losses.dim() not in self._is_first:
+            raise AttributionError(
+                f"run.reduce: losses of shape {tuple(losses.shape)} for {n} samples: the samples can be along the first "
+                "dimension or along the second, as with a model whose outputs have the time first. Nothing was recorded. Pass "
+                "one loss per sample: run.reduce(losses.flatten(1).mean(1), ...) where the samples are the first dimension, "
+                "run.reduce(losses.mean(0), ids=run.ids) where they are the second."
+            )

@@ -85,9 +85,10 @@ def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -
         yield torch.stack([yielded, stated]), whole.all()
 
 
-def within(ids: Tensor, batch: YieldedBatch) -> Tensor:
-    """Returns whether all ids are those of a batch, shape (), bool, on the device of the batch's ids."""
-    return _positions(ids.to(batch.ids.device), batch.ids)[1]
+def within(ids: Tensor, *batches: YieldedBatch) -> Tensor:
+    """Returns whether all ids are those of some batches, shape (), bool, on the device of the batches' ids."""
+    known = batches[0].ids if len(batches) == 1 else torch.cat([batch.ids for batch in batches])
+    return _positions(ids.to(known.device), known)[1]
 
 
 def _positions(ids: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch.utils.data import default_collate
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
+from thresher.attribution.calls import OwnModel
 from thresher.attribution.meter import Meter
 from thresher.attribution.model import TrackedModel
 from thresher.attribution.sample_dimension import SampleDimension
@@ -66,7 +67,8 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
     model = None if module is None else TrackedModel(module, tracker, stopwatch, here, meter)
-    attributor.parameters = meter.parameters = None if model is None else model.parameters
+    if model is not None:
+        attributor.own_model, meter.parameters = OwnModel(meter, model.parameters), model.parameters
     _count_subsets(module, meter)
     reader = _reader(records, given, checked)
     who = _who_passes(given, checked, methods[-1])

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
 from thresher.attribution.rows import Attribution, RowLayout
+from thresher.attribution.sample_dimension import LossDimension
 from thresher.cost import break_even
 from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.loading.trees import leaves, map_where
@@ -122,6 +123,7 @@ class NoSelection:
         self._tools = tools
         self._attributor, self._stopwatch = tools.attributor, tools.stopwatch
         self.measure: MeasureLoss = tools.reader.measuring()
+        self._dimension = LossDimension()
 
     @property
     def forward_passes(self) -> str | None:
@@ -137,6 +139,7 @@ class NoSelection:
         """Returns the function that averages losses of the loop over all rows, and reads their signals."""
 
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
+            self._dimension.check(losses, attribution.layout.n)
             rows = attribution.layout.rows(losses)
             found = self._beside(rows, outputs[1], targets, self._tools.reader.recorded)
             return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
@@ -199,6 +202,8 @@ class InForward(NoSelection):
         self._model, self.instead = model, instead
         self.measure = self._measure_chosen
         self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
+        self._before: dict[str, Any] = {}
+        tools.attributor.on_disowned = self.disown
         self._share = 1.0
         self._warned = self._compared = False
 
@@ -245,6 +250,7 @@ class InForward(NoSelection):
         """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
 
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
+            self._dimension.check(losses, attribution.layout.n)
             rows = attribution.layout.rows(losses)
             found = self._beside(rows, outputs[1], targets, self._tools.reader.chosen_by)
             plan = self._choose_rows(attribution, found)
@@ -281,6 +287,8 @@ class InForward(NoSelection):
         if plan is None:
             ids, device = attribution.ids, self._tools.device
             inactive = self._is_inactive(self._stage)
+            if not (self._attributor.trains_model or self._chosen_in_step):
+                self._before = self._stage.state_dict()
             plan = self._stage.whole(len(ids), device) if inactive else self._stage.plan(ids, found)
             self._chosen_in_step.append((attribution.key, plan))
         self._share = len(plan.rows) / attribution.layout.n
@@ -306,6 +314,12 @@ class InForward(NoSelection):
     def step_over(self) -> None:
         """Forgets the choices of the optimizer step that is over."""
         self._chosen_in_step.clear()
+
+    def disown(self) -> None:
+        """Takes back the choices of the optimizer step, and what the method learned by them."""
+        if self._chosen_in_step:
+            self._stage.load_state_dict(self._before)
+            self._chosen_in_step.clear()
 
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches that are not in use any more."""

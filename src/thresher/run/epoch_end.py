@@ -52,7 +52,7 @@ class EpochEnd:
         self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
         meter = self._attributor.meter
         self._seen, self._without_gradients = (meter.of_loop(), meter.evaluated), not torch.is_grad_enabled()
-        self._values = ParameterValues(self._attributor.parameters)
+        self._values = ParameterValues(meter.parameters)
 
     def forget(self) -> None:
         """Forgets the pass, since a saved run takes its place."""

@@ -655,9 +655,9 @@ def test_reduce_finds_rows_in_losses_targets_or_ids():
         if i % 3 == 0:
             run.reduce(run.model(x)[:, 0])
         elif i % 3 == 1:
-            run.reduce(Identity()(x)[:, 0] * 1, targets=y)
+            run.reduce(run.model.module(x)[:, 0] * 1, targets=y)
         else:
-            run.reduce(Identity()(x)[:, 0] * 1, ids=run.ids)
+            run.reduce(run.model.module(x)[:, 0] * 1, ids=run.ids)
     assert_right(run, seen=range(N))
     refused(run, lambda: run.reduce(torch.ones(3, requires_grad=True) * 2), "Cannot tell")
 

@@ -140,7 +140,7 @@ def test_a_prefetcher_asks_for_the_ids_of_its_batch(ahead, permuted):
 
     def train(x, y):
         for _ in range(2):
-            run.criterion(run.model(x.clone()[order]), F.one_hot(y, 10)[order], ids=run.ids_of(x)[order])
+            run.criterion(run.model(x.clone()[order]), F.one_hot(y, 10)[order], ids=run.ids_of(x)[order]).backward()
 
     for i, batch in enumerate(run.loader):
         waiting.append(batch)

@@ -123,8 +123,9 @@ def test_dense_targets(method):
     net = nn.Sequential(nn.Linear(6, C * 3), nn.Unflatten(1, (C, 3)))
     run, net, optimizer, (x, y) = make(method, targets=targets, net=net)
     train(run, optimizer, 3)
+    run, net, _, (x, y) = make(method, targets=targets, net=net)
     outputs = net(x)
-    run.criterion(outputs, y, ids=torch.arange(N))
+    run.criterion(outputs, y, ids=torch.arange(N))  # of a batch of its own, before the loader yielded one
     expected = F.cross_entropy(outputs, y, reduction="none").mean(1).detach()
     torch.testing.assert_close(run.records["loss"], expected)
     if "correct" in run.records:
