@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from depth import depth
 from helpers import over_instances
@@ -121,6 +122,21 @@ def test_agreement_is_the_rank_correlation():
     assert agreement(np.arange(40.0), np.append(np.arange(39.0), np.nan)) == pytest.approx(1)
     many = np.arange(300_000.0)
     assert agreement(many, many**3) == pytest.approx(1)
+
+
+def test_equal_values_share_their_mean_rank():
+    loss, uncertainty = np.random.default_rng(0).integers(0, 4, (2, 500)).astype(float)
+    ranks = [stats.rankdata(values) for values in (loss, uncertainty)]
+    assert agreement(loss, uncertainty) == pytest.approx(np.corrcoef(ranks[0], ranks[1])[0, 1])
+    assert agreement(loss, np.ones(500)) is None and agreement(np.zeros(500), uncertainty) is None
+
+
+def test_a_training_of_few_epochs_is_not_judged():
+    uncertainty, loss = torch.rand(200), torch.rand(200)
+    generator = torch.Generator().manual_seed(0)
+    records = {"uncertainty": uncertainty.bfloat16(), "loss": loss.bfloat16()}
+    facts = [Winnow().plan_epoch(records, epoch=epoch, epochs=4, generator=generator).facts for epoch in range(4)]
+    assert [one["uniform"] for one in facts] == [0, 0, 0, 1]
 
 
 def test_many_wrong_labels_make_the_draw_uniform_and_are_told():

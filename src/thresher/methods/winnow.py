@@ -21,7 +21,10 @@ from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Values, on_host
 
 MEASURED_FROM = 0.3
-"""Share of the training after which the agreement of loss and uncertainty is measured: before it both say little."""
+"""Share of the training after which the agreement of loss and uncertainty is judged: before it both say little."""
+
+SOONEST = 3
+"""First epoch in which it is judged, however short the training is: records of a network that has seen little say nothing."""
 
 MOST_MEASURED = 2**16
 """Largest number of samples that the agreement is measured on."""
@@ -82,19 +85,31 @@ def draw_keys(score: Values | None, n: int, base: int) -> NDArray[np.float32]:
 
 
 def agreement(loss: Values, uncertainty: Values) -> float | None:
-    """Returns the rank correlation of loss and uncertainty over the samples that have both; None for fewer than 32.
+    """Returns the rank correlation of loss and uncertainty over the samples that have both.
 
     Args:
         loss: Last loss of each sample, shape (N,).
         uncertainty: Last uncertainty of each sample, shape (N,).
+
+    Returns:
+        The correlation, where equal values share their mean rank; None where fewer than 32 samples have both, or all of them
+        have the same loss or the same uncertainty.
     """
     step = max(1, len(loss) // MOST_MEASURED)
     loss, uncertainty = loss[::step], uncertainty[::step]
     both = np.isfinite(loss) & np.isfinite(uncertainty)
     if np.count_nonzero(both) < 32:
         return None
-    ranks = [np.argsort(np.argsort(values[both], kind="stable"), kind="stable") for values in (loss, uncertainty)]
+    ranks = [_mean_ranks(values[both]) for values in (loss, uncertainty)]
+    if any(np.ptp(ranked) == 0 for ranked in ranks):
+        return None
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+def _mean_ranks(values: Values) -> NDArray[np.float64]:
+    """Returns the ranks of values; equal values have the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[places]
 
 
 @dataclass(frozen=True)
@@ -116,7 +131,8 @@ class Winnow:
         width: Number of candidates per row that is drawn, 1 or more; 1 / share at most. 1 is a uniform draw. Default 2.
         lr_scale: Factor on the learning rate, > 0. Default "auto": share ** 0.25.
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
-            labels are likely to be wrong; measured on the records from 30 % of the training on. -1 never does. Default 0.5.
+            labels are likely to be wrong; judged by the records from 30 % of the training on, and not before the fourth epoch.
+            -1 never does. Default 0.5.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -187,7 +203,8 @@ class Winnow:
             return EpochPlan(torch.arange(n), facts=facts, lr_scale=self._factor)
         known = {name: on_host(records[name].float()) for name in ("uncertainty", "loss") if name in records}
         measured = agreement(known["loss"], known["uncertainty"]) if "uncertainty" in known else None
-        doubted = measured is not None and epoch >= MEASURED_FROM * epochs and measured < self.least_agreement
+        judged = measured if epoch >= max(SOONEST, MEASURED_FROM * epochs) else None
+        doubted = judged is not None and judged < self.least_agreement
         if measured is not None:
             facts |= {"agreement": round(measured, 4), "uniform": float(doubted)}
         score = None if doubted else known.get(self.score)
@@ -200,11 +217,11 @@ class Winnow:
             width=self.width,
             lr_scale=self._factor,
             facts=facts,
-            note=self._note(measured, doubted),
+            note=self._note(judged, doubted),
         )
 
-    def _note(self, measured: float | None, doubted: bool) -> str:
-        if measured is None or not (doubted or (self.score == "loss" and measured < WELL_AGREED)):
+    def _note(self, judged: float | None, doubted: bool) -> str:
+        if judged is None or not (doubted or (self.score == "loss" and judged < WELL_AGREED)):
             return ""
         limit = self.least_agreement if doubted else WELL_AGREED
         said = (

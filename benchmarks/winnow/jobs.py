@@ -1,0 +1,213 @@
+"""What is run: one line of JSON for each training, in a file that a later call goes on with."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmarks.winnow.measures import Measures, measures_of
+from benchmarks.winnow.tasks import PROBLEMS, Problem, problem_of
+from thresher.experiments.comparison.job import FULL_TRAINING
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.specs import MethodSpec, Spec
+from thresher.experiments.training.trainable import Training
+
+FIRST_LOOK = 1000
+"""First seed of those that rates are chosen with, which are never counted."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to spend a share of the cost.
+
+    Args:
+        name: Name in the table.
+        spec: Function from the share to the method.
+        shorter: Whether the share is one of the epochs.
+        rate_of: Name of the arm whose rate is taken; "" where the arm has its own look at the grid.
+        shares: Shares that the arm is run at; () for all.
+    """
+
+    name: str
+    spec: Callable[[float], Spec]
+    shorter: bool = False
+    rate_of: str = ""
+    shares: tuple[float, ...] = ()
+
+
+def _full(_: float) -> Spec:
+    return FULL_TRAINING
+
+
+ARMS: Sequence[Arm] = (
+    Arm("full", _full, shares=(1.0,)),
+    Arm("winnow", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0})),
+    Arm("smaller", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"})),
+    Arm("shorter", _full, shorter=True),
+    Arm("winnow at its own rate", lambda share: MethodSpec("winnow", {"share": share}), rate_of="full"),
+    Arm("uniform", lambda share: MethodSpec("uniform", {"keep": share}), shares=(0.5,)),
+    Arm("placebo", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0}, {"placebo": True}), shares=(0.5,)),
+    Arm("infobatch", lambda _: MethodSpec("infobatch", {"prune_fraction": 0.9}), shares=(0.5,)),
+    Arm(
+        "selective_backprop",
+        lambda _: MethodSpec("selective_backprop", {"keep": 0.25}, {"forward_passes": "once"}),
+        shares=(0.5,),
+    ),
+)
+"""All arms. "winnow at its own rate" has no look at the grid: it trains with the rate of full training times its `lr_scale`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Args:
+        task: Name of the task.
+        arm: Name of the arm.
+        share: Share of the cost.
+        factor: Factor on the rate of the task.
+        seed: Random seed; seeds from `FIRST_LOOK` on are for the choice of rates.
+    """
+
+    task: str
+    arm: str
+    share: float
+    factor: float
+    seed: int
+
+    @property
+    def looks(self) -> bool:
+        """Whether the training is for the choice of a rate."""
+        return self.seed >= FIRST_LOOK
+
+
+@dataclass(frozen=True)
+class Design:
+    """How much is run.
+
+    Args:
+        factors: The grid: factors on the rate of each task.
+        looks: Number of seeds that rates are chosen with.
+        shares: Shares of the cost.
+        seeds: Number of counted seeds; None for those of the task at 0.5, and 5 at other shares.
+        tasks: Names of the tasks.
+    """
+
+    factors: tuple[float, ...] = (0.6, 1.0, 1.6)
+    looks: int = 2
+    shares: tuple[float, ...] = (0.5, 0.35)
+    seeds: int | None = None
+    tasks: tuple[str, ...] = tuple(problem.task.name for problem in PROBLEMS)
+
+    def counted(self, problem: Problem, share: float) -> range:
+        """Returns the seeds that are counted at a share."""
+        if self.seeds is not None:
+            return range(self.seeds)
+        return range(problem.seeds if share in (0.5, 1.0) else 5)
+
+
+SHORT = Design()
+WHOLE = Design(factors=(0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.0), looks=3, seeds=10)
+
+Done = Mapping[Job, Mapping[str, Any]]
+"""Results of the trainings that are done."""
+
+
+def ready(design: Design, done: Done) -> Iterator[Job]:
+    """Yields the trainings that can run now: looks at once, and counted ones as soon as their rate is chosen."""
+    for name in design.tasks:
+        problem = problem_of(name)
+        for arm, share in arms_of(design):
+            if not arm.rate_of:
+                yield from looks_of(design, name, arm.name, share)
+            factor = chosen_factor(design, done, name, arm, share)
+            if factor is not None:
+                yield from (Job(name, arm.name, share, factor, seed) for seed in design.counted(problem, share))
+
+
+def arms_of(design: Design) -> list[tuple[Arm, float]]:
+    """Returns each arm with each share that it is run at, full training first."""
+    at = [(arm, share) for share in (1.0, *design.shares) for arm in ARMS]
+    return [(arm, share) for arm, share in at if share in (arm.shares or design.shares)]
+
+
+def looks_of(design: Design, task: str, arm: str, share: float) -> list[Job]:
+    """Returns the trainings that the rate of an arm is chosen by."""
+    return [Job(task, arm, share, factor, FIRST_LOOK + look) for factor in design.factors for look in range(design.looks)]
+
+
+def chosen_factor(design: Design, done: Done, task: str, arm: Arm, share: float) -> float | None:
+    """Returns the factor of the grid with the best mean metric on the samples for that choice; None before all looks are done.
+
+    Of equally good factors it is the smallest one.
+    """
+    looks = looks_of(design, task, arm.rate_of or arm.name, 1.0 if arm.rate_of else share)
+    if not all(job in done for job in looks):
+        return None
+    means = {factor: fmean(done[job]["metric"] for job in looks if job.factor == factor) for factor in design.factors}
+    return max(design.factors, key=lambda factor: (means[factor], -factor))
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Trains once, and returns the measures, the cost and the times."""
+    problem = problem_of(job.task)
+    arm = next(arm for arm in ARMS if arm.name == job.arm)
+    sets, measured = problem.sets(), list[Measures]()
+
+    def measure(training: Training) -> None:
+        measured.append(measures_of(problem, training.model, sets.choice if job.looks else sets.test))
+
+    trained = train(
+        problem.at(job.factor),
+        sets.data,
+        arm.spec(job.share),
+        seed=job.seed,
+        epochs=problem.epochs,
+        share=job.share if arm.shorter else 1.0,
+        on_end=measure,
+    )
+    cost = trained["cost"]
+    spent = {name: cost[name] for name in ("ratio", "forward", "backward", "full_forward", "full_backward", "steps")}
+    return {**asdict(measured[0]), "cost": spent, "wall_s": trained["wall_s"], "cpu_s": trained["cpu_s"]}
+
+
+def load(path: Path) -> dict[Job, dict[str, Any]]:
+    """Returns the results in a file of JSON lines; {} where there is no such file."""
+    if not path.exists():
+        return {}
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {Job(**line["job"]): line["result"] for line in lines}
+
+
+def run_all(design: Design, path: Path, workers: int, until: Callable[[], bool]) -> dict[Job, dict[str, Any]]:
+    """Runs what is missing, and returns all results.
+
+    Args:
+        design: How much is run.
+        path: File that one line is added to at the end of each training.
+        workers: Number of processes, each with one thread.
+        until: Function that returns whether no further training is to begin.
+    """
+    done = load(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    running: dict[Future[dict[str, Any]], Job] = {}
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
+    with pool, path.open("a") as file:
+        while True:
+            waiting = (job for job in ready(design, done) if job not in done and job not in running.values())
+            while len(running) < workers and not until() and (job := next(waiting, None)):
+                running[pool.submit(run, job)] = job
+            if not running:
+                return done
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                job = running.pop(future)
+                done[job] = future.result()
+                file.write(json.dumps({"job": asdict(job), "result": done[job]}) + "\n")
+                file.flush()
+                print(f"{len(done):5d}  {job}: {done[job]['metric']:.2f}", flush=True)

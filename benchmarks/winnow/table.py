@@ -1,0 +1,185 @@
+"""From trainings to findings: paired differences, what they show after Holm's correction, and the tables."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from benchmarks.winnow.jobs import ARMS, Arm, Design, Done, Job, chosen_factor
+from benchmarks.winnow.tasks import problem_of
+from thresher.experiments.comparison.statistics import ALPHA, Paired, against_controls, findings, holm
+
+MARGIN = 0.2
+"""Loss in points that does not matter."""
+
+WASTERS = ("shorter", "uniform")
+"""Arms of which one must lose more than the margin, so that a task counts."""
+
+NO_LOSS_ON, BETTER_ON = 5, 3
+"""Goal: number of tasks without a loss, and with more than smaller batches."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The counted trainings of one arm.
+
+    Attributes:
+        factor: Chosen factor on the rate of the task.
+        at_edge: Whether that is the first or last factor of the grid, so that the best one may lie outside.
+        n: Number of counted seeds.
+        metric: Mean metric in points.
+        cost: Mean cost as a share of full training.
+        worst_class: Mean accuracy of the worst class; None for regression.
+        calibration_error: Mean calibration error; None for regression.
+        to_full: Differences to full training; None for full training.
+        to_smaller: Differences to smaller batches of the same share; None for full training and for smaller batches.
+    """
+
+    factor: float
+    at_edge: bool
+    n: int
+    metric: float
+    cost: float
+    worst_class: float | None
+    calibration_error: float | None
+    to_full: Paired | None
+    to_smaller: Paired | None
+
+
+Rows = Mapping[str, Row]
+"""Rows by arm."""
+
+
+def rows_of(design: Design, done: Done, task: str, share: float) -> Rows:
+    """Returns the rows of one task at one share: those of the arms of which every counted training is done."""
+    values = {arm.name: _counted(design, done, task, arm, share) for arm in ARMS}
+    return {arm.name: _row(design, done, task, arm, share, values) for arm in ARMS if values[arm.name]}
+
+
+def results(design: Design, done: Done) -> dict[str, Any]:
+    """Returns all rows, what they show, and whether the goal is met.
+
+    Args:
+        design: How much is run.
+        done: Results of the trainings.
+    """
+    rows = {share: {task: rows_of(design, done, task, share) for task in design.tasks} for share in design.shares}
+    return {
+        "margin": MARGIN,
+        "design": asdict(design),
+        "trainings": len(done),
+        "shares": {
+            str(share): {
+                "tasks": {task: {arm: asdict(row) for arm, row in of_task.items()} for task, of_task in of_share.items()},
+                "shown": shown(of_share),
+            }
+            for share, of_share in rows.items()
+        },
+        "goal": goal(shown(rows[0.5])) if 0.5 in rows else None,
+    }
+
+
+def shown(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
+    """Returns what is shown of each task: whether it counts, and what Winnow does, corrected for the number of tasks.
+
+    Args:
+        rows: Rows by task, of one share; tasks that are not complete are left out.
+    """
+    complete = {task: of_task for task, of_task in rows.items() if {"full", "winnow", "smaller", "shorter"} <= set(of_task)}
+    to_full = {task: _not_none(of_task["winnow"].to_full) for task, of_task in complete.items()}
+    to_smaller = {task: _not_none(of_task["winnow"].to_smaller) for task, of_task in complete.items()}
+    no_loss, against = findings(to_full, MARGIN), against_controls(to_smaller, MARGIN)
+    lost = holm({task: min(_chances_of_waste(of_task)) for task, of_task in complete.items()})
+    return {task: {"counts": lost[task] <= ALPHA, "to_full": no_loss[task], "to_smaller": against[task]} for task in complete}
+
+
+def goal(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns how far the goal is met: numbers of tasks.
+
+    Args:
+        found: What is shown of each task, see `shown`.
+    """
+    counting = [one for one in found.values() if one["counts"]]
+    counts = {
+        "tasks": len(found),
+        "counting": len(counting),
+        "no_loss": sum(one["to_full"] == "no loss" for one in counting),
+        "better": sum(one["to_smaller"] == "better" for one in counting),
+        "worse": sum(one["to_smaller"] == "worse" for one in found.values()),
+    }
+    met = counts["no_loss"] >= NO_LOSS_ON and counts["better"] >= BETTER_ON and not counts["worse"]
+    return counts | {"met": met}
+
+
+def _counted(design: Design, done: Done, task: str, arm: Arm, share: float) -> list[Mapping[str, Any]]:
+    """Returns the counted trainings of an arm, by seed; none where one is missing."""
+    at = 1.0 if arm.name == "full" else share
+    if arm.name != "full" and arm.shares and share not in arm.shares:
+        return []
+    factor = chosen_factor(design, done, task, arm, at)
+    if factor is None:
+        return []
+    jobs = [Job(task, arm.name, at, factor, seed) for seed in design.counted(problem_of(task), share)]
+    return [done[job] for job in jobs] if all(job in done for job in jobs) else []
+
+
+def _row(design: Design, done: Done, task: str, arm: Arm, share: float, values: Mapping[str, list[Mapping[str, Any]]]) -> Row:
+    own = values[arm.name]
+    factor = chosen_factor(design, done, task, arm, 1.0 if arm.name == "full" else share)
+    assert factor is not None
+    return Row(
+        factor=factor,
+        at_edge=factor in (design.factors[0], design.factors[-1]),
+        n=len(own),
+        metric=fmean(one["metric"] for one in own),
+        cost=fmean(one["cost"]["ratio"] for one in own),
+        worst_class=_mean_of(own, "worst_class"),
+        calibration_error=_mean_of(own, "calibration_error"),
+        to_full=None if arm.name == "full" else _difference(own, values["full"]),
+        to_smaller=None if arm.name in ("full", "smaller") else _difference(own, values["smaller"]),
+    )
+
+
+def _difference(own: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]) -> Paired | None:
+    pairs = [a["metric"] - b["metric"] for a, b in zip(own, other, strict=False)]
+    return Paired.of(pairs) if pairs else None
+
+
+def _mean_of(trainings: Iterable[Mapping[str, Any]], name: str) -> float | None:
+    values = [one[name] for one in trainings]
+    return None if None in values else fmean(values)
+
+
+def _chances_of_waste(rows: Rows) -> list[float]:
+    """Returns how likely differences as seen would be if a waster lost just the margin; twice, as there are two wasters."""
+    there = [_not_none(rows[name].to_full) for name in WASTERS if name in rows]
+    return [min(1.0, len(there) * paired.chance_below(-MARGIN)) for paired in there]
+
+
+def _not_none(paired: Paired | None) -> Paired:
+    assert paired is not None
+    return paired
+
+
+def markdown(rows: Rows) -> str:
+    """Returns a table of one task in Markdown, one arm a line.
+
+    Args:
+        rows: Rows by arm.
+    """
+    lines = [
+        "| arm | rate | cost | metric | to full | to smaller | worst class | calibration error | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, row in rows.items():
+        parts = [name, f"x {row.factor:g}{' (edge)' if row.at_edge else ''}", f"{row.cost:.3f}", f"{row.metric:.2f}"]
+        parts += [_said(row.to_full), _said(row.to_smaller)]
+        parts += ["" if value is None else f"{value:.2f}" for value in (row.worst_class, row.calibration_error)]
+        lines.append("| " + " | ".join([*parts, str(row.n)]) + " |")
+    return "\n".join(lines)
+
+
+def _said(paired: Paired | None) -> str:
+    if paired is None or paired.low is None:
+        return ""
+    return f"{paired.mean:+.2f} ± {paired.mean - paired.low:.2f}"

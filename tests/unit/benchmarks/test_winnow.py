@@ -1,0 +1,172 @@
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.winnow import jobs
+from benchmarks.winnow.jobs import ARMS, FIRST_LOOK, SHORT, Design, Job, arms_of, chosen_factor, load, looks_of, ready, run_all
+from benchmarks.winnow.measures import calibration_error, measures_of
+from benchmarks.winnow.table import goal, markdown, results, rows_of, shown
+from benchmarks.winnow.tasks import PROBLEMS, Sets, problem_of
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thresher.experiments.tasks.networks.convolutional import perceptron
+
+TASKS = ("fashion-20k", "mnist-5k", "bike", "text", "relief", "fashion-resnet8")
+DESIGN = replace(SHORT, tasks=TASKS, shares=(0.5,))
+
+BEST = {"full": 1.0, "winnow": 0.6, "shorter": 1.6}
+"""Planted best factors of the grid; of the other arms it is 1."""
+
+
+def planted(design: Design, means: Mapping[str, float]) -> dict[Job, dict[str, Any]]:
+    """Returns results whose means are as given, with noise that depends on the seed and the arm."""
+    done: dict[Job, dict[str, Any]] = {}
+    while waiting := [job for job in ready(design, done) if job not in done]:
+        for job in waiting:
+            noise = 0.02 * ((7 * job.seed + 3 * len(job.arm)) % 5 - 2)
+            off = 0.0 if job.factor == BEST.get(job.arm, 1.0) else -1.0
+            value = means[job.arm] + noise + (off if job.looks else 0.0)
+            done[job] = {"metric": value, "worst_class": None, "calibration_error": None, "cost": {"ratio": job.share}}
+    return done
+
+
+def means(**different: float) -> dict[str, float]:
+    return {**{arm.name: 88.0 for arm in ARMS}, "full": 90.0, **different}
+
+
+def test_every_arm_looks_at_the_same_grid_with_seeds_that_are_not_counted() -> None:
+    for arm, share in arms_of(SHORT):
+        looks = looks_of(SHORT, "bike", arm.name, share)
+        assert [job.factor for job in looks] == [0.6, 0.6, 1.0, 1.0, 1.6, 1.6]
+        assert all(job.looks for job in looks)
+    assert all(max(SHORT.counted(problem, 0.5)) < FIRST_LOOK for problem in PROBLEMS)
+    assert [len(SHORT.counted(problem, 0.35)) for problem in PROBLEMS] == [5] * len(PROBLEMS)
+
+
+def test_counted_runs_wait_for_their_rate() -> None:
+    design = replace(DESIGN, tasks=("bike",))
+    first = list(ready(design, {}))
+    assert all(job.looks for job in first)
+    done = {job: {"metric": job.factor} for job in first}
+    counted = [job for job in ready(design, done) if not job.looks]
+    assert {job.arm for job in counted} == {arm.name for arm in ARMS}
+    assert {job.factor for job in counted} == {1.6}
+
+
+def test_of_equal_rates_the_smallest_is_chosen_and_the_rule_takes_the_one_of_full_training() -> None:
+    design = replace(DESIGN, tasks=("bike",))
+    done = {job: {"metric": 1.0 if job.arm == "full" else -job.factor} for job in ready(design, {})}
+    arms = {arm.name: arm for arm in ARMS}
+    assert chosen_factor(design, done, "bike", arms["full"], 1.0) == 0.6
+    done |= {job: {"metric": float(job.factor == 1.6)} for job in looks_of(design, "bike", "full", 1.0)}
+    assert chosen_factor(design, done, "bike", arms["winnow at its own rate"], 0.5) == 1.6
+    assert chosen_factor(design, done, "bike", arms["winnow"], 0.5) == 0.6
+
+
+def test_planted_differences_are_found() -> None:
+    done = planted(DESIGN, means(winnow=89.95, smaller=89.5))
+    rows = rows_of(DESIGN, done, "bike", 0.5)
+    assert (rows["winnow"].factor, rows["shorter"].factor, rows["full"].factor) == (0.6, 1.6, 1.0)
+    assert rows["winnow"].at_edge and not rows["full"].at_edge
+    assert rows["winnow"].to_full is not None and rows["winnow"].to_full.mean == pytest.approx(-0.05, abs=0.05)
+    found = shown({task: rows_of(DESIGN, done, task, 0.5) for task in TASKS})
+    assert found["bike"] == {"counts": True, "to_full": "no loss", "to_smaller": "better"}
+    assert goal(found) == {"tasks": 6, "counting": 6, "no_loss": 6, "better": 6, "worse": 0, "met": True}
+
+
+def test_a_task_without_a_waste_does_not_count() -> None:
+    done = planted(DESIGN, means(winnow=89.95, smaller=89.5, shorter=89.95, uniform=89.9))
+    found = results(DESIGN, done)["goal"]
+    assert (found["counting"], found["no_loss"], found["met"]) == (0, 0, False)
+
+
+def test_one_task_that_is_worse_misses_the_goal() -> None:
+    done = planted(DESIGN, means(winnow=89.95, smaller=89.5))
+    worse = planted(replace(DESIGN, tasks=("bike",)), means(winnow=89.0, smaller=89.5))
+    found = results(DESIGN, done | worse)["goal"]
+    assert (found["better"], found["worse"], found["met"]) == (5, 1, False)
+
+
+def test_arms_that_are_not_complete_have_no_row() -> None:
+    done = planted(DESIGN, means())
+    left = {job: result for job, result in done.items() if job != Job("bike", "winnow", 0.5, 0.6, 4)}
+    assert "winnow" not in rows_of(DESIGN, left, "bike", 0.5)
+    assert results(DESIGN, left)["goal"]["tasks"] == len(TASKS) - 1
+
+
+def test_the_table_names_edges_and_intervals() -> None:
+    text = markdown(rows_of(DESIGN, planted(DESIGN, means()), "bike", 0.5))
+    line = next(line for line in text.splitlines() if line.startswith("| winnow |"))
+    assert "x 0.6 (edge)" in line and "±" in line
+
+
+def test_calibration_error_by_hand() -> None:
+    # two samples of confidence 0.9, one of which is right; two of confidence 0.6, both right
+    scores = torch.log(torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.6, 0.4], [0.6, 0.4]]))
+    targets = torch.tensor([0, 1, 0, 0])
+    assert calibration_error([(scores[:1], targets[:1]), (scores[1:], targets[1:])]) == pytest.approx((0.8 + 0.8) / 4)
+
+
+def test_measures_leave_rare_classes_out() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data = torch.eye(2)
+    inputs = torch.tensor([[1.0, 0.0]]).repeat(103, 1)
+    targets = torch.tensor([0] * 100 + [1] * 3)
+    measured = measures_of(problem_of("mnist-5k"), model, (inputs, targets))
+    assert measured.metric == pytest.approx(100 * 100 / 103)
+    assert measured.worst_class == 100.0
+
+
+def test_runs_go_on_where_they_were_stopped(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train(job: Job) -> dict[str, Any]:
+        return {"metric": job.factor, "worst_class": None, "calibration_error": None, "cost": {"ratio": job.share}}
+
+    class InThisProcess:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> "InThisProcess":
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, act: Any, job: Job) -> Any:
+            from concurrent.futures import Future
+
+            future: Any = Future()
+            future.set_result(act(job))
+            return future
+
+    monkeypatch.setattr(jobs, "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(jobs, "run", train)
+    design = Design(tasks=("bike",), shares=(0.5,), seeds=2)
+    file = tmp_path / "runs.jsonl"
+    calls = iter(range(10))
+    run_all(design, file, 1, lambda: next(calls) >= 5)
+    assert len(load(file)) == 5
+    done = run_all(design, file, 2, lambda: False)
+    assert done == load(file)
+    assert not [job for job in ready(design, done) if job not in done]
+
+
+def test_a_training_of_a_small_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(1200) % 10
+    images = torch.randn(1200, 1, 4, 4, generator=generator) + labels[:, None, None, None]
+    part = images[200:], labels[200:]
+    sets = Sets(TensorDataset(images[:200], labels[:200]), part, part)
+    problem = problem_of("fashion-10k")
+    task = replace(problem.task, network=lambda: perceptron(16), batch_size=50)
+    monkeypatch.setattr(jobs, "problem_of", lambda _: replace(problem, task=task, sets=lambda: sets, epochs=2))
+    for name in ("winnow", "smaller", "shorter"):
+        result = jobs.run(Job("fashion-10k", name, 0.5, 1.0, 0))
+        assert 0 <= result["metric"] <= 100 and result["worst_class"] is not None
+        counts = result["cost"]
+        assert counts["backward"] / counts["full_backward"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_unknown_task() -> None:
+    with pytest.raises(ValueError, match="no task 'mars'"):
+        problem_of("mars")
