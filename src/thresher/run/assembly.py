@@ -67,8 +67,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
     model = None if module is None else TrackedModel(module, tracker, stopwatch, here, meter)
-    if model is not None:
-        attributor.own_model, meter.parameters = OwnModel(meter, model.parameters), model.parameters
+    _recognise(model, attributor)
     _count_subsets(module, meter)
     reader = _reader(records, given, checked)
     who = _who_passes(given, checked, methods[-1])
@@ -207,6 +206,13 @@ def _with_subset_backward(model: nn.Module | None) -> nn.Module | None:
     if model is None or any(isinstance(part, SubsetBackward) for part in model.modules()):
         return model
     return subset_backward(model)
+
+
+def _recognise(model: TrackedModel | None, attributor: Attributor) -> None:
+    """Has losses of the run's model told from those of another one, and from those of outputs that the loop has cached."""
+    if model is not None:
+        attributor.own_model = OwnModel(attributor.meter, model.parameters)
+        attributor.meter.parameters = model.parameters
 
 
 def _count_subsets(model: nn.Module | None, meter: Meter) -> None:

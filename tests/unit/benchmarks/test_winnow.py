@@ -120,6 +120,13 @@ def test_measures_leave_rare_classes_out() -> None:
     assert measured.worst_class == 100.0
 
 
+def test_a_network_that_has_diverged_has_no_calibration() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.data.fill_(float("nan"))
+    measured = measures_of(problem_of("mnist-5k"), model, (torch.ones(60, 2), torch.zeros(60, dtype=torch.int64)))
+    assert measured.calibration_error is None and measured.worst_class is not None
+
+
 def test_runs_go_on_where_they_were_stopped(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     def train(job: Job) -> dict[str, Any]:
         return {"metric": job.factor, "worst_class": None, "calibration_error": None, "cost": {"ratio": job.share}}
