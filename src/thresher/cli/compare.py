@@ -21,9 +21,14 @@ COMPARED_METHODS_HELP = (
     "Methods to compare, separated by commas; settings follow after colons, such as infobatch,kakurenbo:tau=0.5. "
     "`thresher methods` lists the methods and their settings."
 )
+BUDGET_HELP = (
+    "Shares of the cost of full training, separated by commas, such as 0.5,0.35,0.25: trains the method winnow with each of "
+    "them. The report draws the metric over the cost."
+)
 CONTROLS_HELP = (
     "Controls at the cost of each method, separated by commas: uniform (a random subset each epoch), shorter (fewer epochs), "
-    "smaller (as many steps, with smaller batches), placebo (the method with its losses or scores permuted among samples)."
+    "smaller (as many steps, with smaller batches), placebo (the method with its losses or scores permuted among samples). "
+    "Default: uniform,shorter; with --budget smaller,shorter,uniform."
 )
 MARGIN_HELP = (
     "A loss of the metric up to this size does not matter: in percentage points where the metric is a share, else in the unit "
@@ -35,14 +40,15 @@ def compare(
     *,
     script: ScriptArgument = None,
     task: OptionalTaskOption = None,
-    methods: Annotated[str, typer.Option(help=COMPARED_METHODS_HELP)],
+    methods: Annotated[str | None, typer.Option(help=COMPARED_METHODS_HELP)] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     epochs: EpochsOption,
     out: OutOption,
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
     jobs: JobsOption = 2,
     margin: Annotated[float, typer.Option(help=MARGIN_HELP)] = DEFAULT_MARGIN,
-    controls: Annotated[str, typer.Option(help=CONTROLS_HELP)] = "uniform,shorter",
+    controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
     track: Annotated[
         str | None,
         typer.Option(help="Tracker of accelerate that logs every epoch: tensorboard, wandb, mlflow, trackio, ..."),
@@ -52,7 +58,11 @@ def compare(
 
     Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html.
     """
-    from thresher.experiments.comparison.job import parse_controls
+    from thresher.experiments.comparison.job import BUDGET_CONTROLS, CONTROLS, budget_methods, parse_controls
 
-    training, kinds = training_of(script, task), parse_controls(controls)
-    run_and_print(training, methods, seeds, epochs, out, data=data, jobs=jobs, margin=margin, track=track, controls=kinds)
+    if methods is None and budget is None:
+        raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
+    training = training_of(script, task)
+    kinds = parse_controls(controls) if controls is not None else CONTROLS if budget is None else BUDGET_CONTROLS
+    asked = ",".join(filter(None, (methods, budget and budget_methods(budget))))
+    run_and_print(training, asked, seeds, epochs, out, data=data, jobs=jobs, margin=margin, track=track, controls=kinds)

@@ -68,6 +68,10 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
         ({"--data": "."}, "leave --data out"),
         ({"--task": "fashion-mnist", "--data": "."}, "torchvision"),
         ({"--epochs": "0"}, "--epochs"),
+        ({"--budget": "1.5"}, "--budget: shares of the cost of full training, within (0, 1)"),
+        ({"--budget": "half"}, "--budget: shares"),
+        ({"--budget": "0.5,50%"}, "--budget: a share is given twice"),
+        ({"--controls": "larger"}, "--controls: uniform, shorter, smaller, placebo"),
     ],
 )
 def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, capsys, change, message):
@@ -79,6 +83,35 @@ def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, ca
     captured = capsys.readouterr()
     assert message in captured.err and not captured.out
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "asked", "controls"),
+    [
+        ({"--budget": ".5,35%"}, "winnow:share=0.5,winnow:share=0.35", ("smaller", "shorter", "uniform")),
+        ({"--budget": "0.5", "--methods": "infobatch"}, "infobatch,winnow:share=0.5", ("smaller", "shorter", "uniform")),
+        ({"--budget": "0.5", "--controls": "placebo"}, "winnow:share=0.5", ("placebo",)),
+        ({"--methods": "infobatch"}, "infobatch", ("uniform", "shorter")),
+        ({"--methods": "infobatch", "--controls": ""}, "infobatch", ()),
+    ],
+)
+def test_a_budget_is_winnow_beside_the_other_ways_to_spend_it(tmp_path, monkeypatch, given, asked, controls):
+    calls = []
+    monkeypatch.setattr(
+        "thresher.cli.compare.run_and_print", lambda *args, **options: calls.append((args[1], options["controls"]))
+    )
+    given = {"--task": "digits", "--epochs": "1", "--out": str(tmp_path / "out")} | given
+    monkeypatch.setattr(sys, "argv", ["thresher", "compare", *(word for pair in given.items() for word in pair)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 0 and calls == [(asked, controls)]
+
+
+def test_neither_methods_nor_a_budget(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thresher", "compare", "--task", "digits", "--epochs", "1", "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "give --methods, such as infobatch, or --budget" in capsys.readouterr().err
 
 
 def test_what_the_commands_train_by_default_is_known():

@@ -24,6 +24,41 @@ ALL_CONTROLS: tuple[Control, ...] = (*CONTROLS, "smaller", "placebo")
 permuted."""
 
 
+BUDGET_CONTROLS: tuple[Control, ...] = ("smaller", "shorter", "uniform")
+"""Kinds of controls of a budget: the other ways to spend the same share of the cost."""
+
+
+def budget_methods(text: str) -> str:
+    """Returns the methods, as on the command line, that keep budgets separated by commas.
+
+    Args:
+        text: Shares of the cost of full training, such as "0.5,0.35" or "50%,35%", each within (0, 1).
+
+    Raises:
+        ValueError: A share is no number within (0, 1), or one is given twice.
+
+    Example:
+        >>> budget_methods(".5,35%")
+        'winnow:share=0.5,winnow:share=0.35'
+    """
+    shares = [_share_of(part.strip(), text) for part in text.split(",")]
+    if len(set(shares)) < len(shares):
+        raise ValueError(f"--budget: a share is given twice in {text!r}")
+    return ",".join(f"winnow:share={share:g}" for share in shares)
+
+
+def _share_of(part: str, text: str) -> float:
+    try:
+        share = float(part.removesuffix("%")) / (100 if part.endswith("%") else 1)
+    except ValueError:
+        share = math.nan
+    if not 0 < share < 1:
+        raise ValueError(
+            f"--budget: shares of the cost of full training, within (0, 1), separated by commas, as in 0.5,0.35; got {text!r}"
+        )
+    return share
+
+
 def parse_controls(text: str) -> tuple[Control, ...]:
     """Parses kinds of controls that are separated by commas.
 
