@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import thresher
@@ -39,7 +40,9 @@ PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0}
 START_LIMIT = 5.0
 RECORDS_LIMITS = {"Kakurenbo": 9.0, "InfoBatch": 8.0}
 MEMORY_LIMIT = 24.0
-CRITERION_LIMITS = {"Kakurenbo": 2.2, "InfoBatch": 1.6, "InfoBatch, weighted": 1.6}
+BY_HAND_LIMIT = 0.9
+"""Largest time of the criterion over that of a loop that does the same by hand. The ratio to the plain criterion alone only
+informs: the writing of records is bound by memory and the criterion by the processor, so that it differs between machines."""
 
 
 # Data and model
@@ -199,23 +202,6 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
     writing of what is still pending.
     """
 
-    def side(name: str, made: Attached) -> Side:
-        run, source = made.run, batches(made.run.loader)
-
-        def prepare() -> tuple[Tensor, Tensor]:
-            run._epochs.step_over()  # of the step before, for the count of steps
-            made.optimizer.zero_grad()
-            inputs, targets = next(source)
-            return run.model(inputs), targets
-
-        def act(prepared: tuple[Tensor, Tensor]) -> None:
-            loss = run.criterion(*prepared)
-            if backward:
-                loss.backward()
-            run._parts.accumulator.end_step()  # optimizer.step does this in an attached loop
-
-        return Side(name, act, prepare, lambda: run.records, None if backward else CRITERION_LIMITS.get(name))
-
     def plain() -> Side:
         model, criterion, source = Shift().to(device), nn.CrossEntropyLoss(), batches(loader_of(n))
 
@@ -231,8 +217,74 @@ def criterion_times(n: int, pairs: int, calls: int, device: torch.device, *, bac
 
         return Side("nn.CrossEntropyLoss", act, prepare)
 
-    sides = [side(name, made) for name, made in criterion_sides(n, device)]
+    sides = [criterion_side(name, made, backward=backward) for name, made in criterion_sides(n, device)]
     return compare(plain(), sides, pairs=pairs, calls=calls, warm_up=WARM_UP, device=device)
+
+
+def criterion_side(name: str, made: Attached, *, backward: bool, limit: float | None = None) -> Side:
+    """Returns a side that calls run.criterion, and at the end of a round writes what is still pending."""
+    run, source = made.run, batches(made.run.loader)
+
+    def prepare() -> tuple[Tensor, Tensor]:
+        run._epochs.step_over()  # of the step before, for the count of steps
+        made.optimizer.zero_grad()
+        inputs, targets = next(source)
+        return run.model(inputs), targets
+
+    def act(prepared: tuple[Tensor, Tensor]) -> None:
+        loss = run.criterion(*prepared)
+        if backward:
+            loss.backward()
+        run._parts.accumulator.end_step()  # optimizer.step does this in an attached loop
+
+    return Side(name, act, prepare, lambda: run.records, limit)
+
+
+def by_hand_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
+    """Times (g) run.criterion over a loop that computes the same loss and writes the same records by hand in each step."""
+    rows = []
+    for name, made in criterion_sides(n, device):
+        hand = by_hand(name, made.run.records, device)
+        side = criterion_side(f"{name}, run.criterion", made, backward=False, limit=BY_HAND_LIMIT)
+        rows += compare(hand, [side], pairs=pairs, calls=calls, warm_up=WARM_UP, device=device)
+    return rows
+
+
+def by_hand(name: str, records: Mapping[str, Tensor], device: torch.device) -> Side:
+    """Returns a side that does by hand what `criterion_side` does; the batch brings ids and weights along, which are not timed.
+
+    Args:
+        name: Name in the table; one that ends with "weighted" has weights.
+        records: Records that are written, of which copies are used: losses, and what KAKURENBO wants of the outputs.
+        device: Device of the outputs.
+    """
+    table = {key: column.clone() for key, column in records.items()}
+    n = len(next(iter(table.values())))
+    trained = torch.zeros(n, dtype=torch.int32, device=device)
+    weights = torch.rand(n, device=device) if name.endswith("weighted") else None
+    model, source = Shift().to(device), batches(loader_of(n))
+    generator = torch.Generator().manual_seed(1)
+
+    def prepare() -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        model.zero_grad()
+        inputs, targets = next(source)
+        ids = torch.randint(n, (len(targets),), generator=generator).to(device)
+        return model(inputs.to(device)), targets.to(device), ids, None if weights is None else weights[ids]
+
+    def act(prepared: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
+        outputs, targets, ids, own = prepared
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        (losses if own is None else losses * own).mean()
+        with torch.no_grad():
+            if "loss" in table:
+                table["loss"][ids] = losses
+            if "confidence" in table:
+                confidence, predicted = outputs.softmax(1).max(1)
+                table["confidence"][ids] = confidence
+                table["correct"][ids] = predicted == targets
+            trained[ids] += 1
+
+    return Side(f"{name}, by hand", act, prepare)
 
 
 def step_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
@@ -365,7 +417,7 @@ def memory_table(rows: Sequence[MemoryRow]) -> str:
 
 # All together
 
-TABLES = ("plan", "start", "records", "memory", "criterion", "step")
+TABLES = ("plan", "start", "records", "memory", "criterion", "by hand", "step")
 
 
 @dataclass(frozen=True)
@@ -406,10 +458,14 @@ def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: tor
     n, pairs, calls = sizes[0], 31 if quick else 101, 20
     tail = f"N = {n:,}, {pairs} pairs of {calls} calls"
     if "criterion" in only:
-        title = f"criterion with attribution and recording over nn.CrossEntropyLoss, outputs ({BATCH}, {CLASSES}), {tail}"
+        shape = f"outputs ({BATCH}, {CLASSES})"
+        title = f"criterion with attribution and recording over nn.CrossEntropyLoss (informs), {shape}, {tail}"
         yield Table("criterion", title, n, criterion_times(n, pairs, calls, device, backward=False))
         title = f"the same with backward (informs), {tail}"
         yield Table("criterion with backward", title, n, criterion_times(n, pairs, calls, device, backward=True))
+    if "by hand" in only:
+        title = f"the criterion over a loop that does the same by hand, {tail}"
+        yield Table("by hand", title, n, by_hand_times(n, pairs, calls, device))
     if "step" in only:
         title = f"a whole step with nearly nothing to compute over that of the unattached loop (informs), {tail}"
         yield Table("step", title, n, step_times(n, pairs, calls, device))

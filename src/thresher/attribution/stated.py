@@ -27,7 +27,7 @@ def moved_among_samples(
         batches: Batches that the samples may belong to.
         ids: Ids of the samples, shape (n,), int64.
         repeat: Number of consecutive rows per sample.
-        suspicion: What the batches before have shown.
+        suspicion: Evidence of earlier batches, which this call adds to.
 
     Returns:
         Flags, shape () and bool, that are true where the targets are at the rows of other samples; empty where there is
