@@ -11,6 +11,9 @@
 # make fashion, make time-to-target
 #              experiments of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped
+# make winnow, make winnow-short
+#              Winnow beside every other way to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
+#              takes four hours of two cores; both go on where they were stopped
 # make reproduce
 #              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to
 #              three hours, goes on where it was stopped
@@ -21,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test verify check bench cards subset-backward fashion fashion-cnn fashion-resnet8 time-to-target reproduce clean
+.PHONY: demo test verify check bench cards subset-backward fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -89,6 +92,12 @@ fashion-resnet8: .venv/installed
 time-to-target: .venv/for-tests
 	$(BIN)/thresher time-to-target --task fashion-mnist@10000 --epochs 10 --out runs/$@ \
 		--results $(RESULTS)/$@.json --figure docs/figures/$@.svg
+
+winnow: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --runs $(RESULTS)/$@-whole-runs.jsonl --results $(RESULTS)/$@-whole.json
+
+winnow-short: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md

@@ -117,10 +117,7 @@ def test_neither_methods_nor_a_budget(tmp_path, monkeypatch, capsys):
 def test_what_the_commands_train_by_default_is_known():
     specs = parse_methods(f"{demo.DEMO_METHODS},{time_to_target.TIMED_METHODS}")
     assert [spec.label for spec in specs] == [
-        "kakurenbo",
-        "infobatch",
-        "selective_backprop:keep=0.33 once",
-        "selective_backprop:keep=0.33 twice",
+        "winnow",
         "selective_backprop:beta=1 once",
         "selective_backprop:beta=2 once",
         "selective_backprop:beta=1 twice",
