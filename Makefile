@@ -97,7 +97,7 @@ winnow: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --runs $(RESULTS)/$@-whole-runs.jsonl --results $(RESULTS)/$@-whole.json
 
 winnow-short: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json --page docs/winnow.md
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.winnow.jobs import SHORT, WHOLE, Design, Done, load, run_all
-from benchmarks.winnow.table import markdown, results, rows_of
+from benchmarks.winnow.table import markdown, results, rows_of, with_tables
 
 
 def main() -> None:
@@ -23,6 +23,7 @@ def main() -> None:
         "--runs", type=Path, default=Path("benchmarks/results/winnow-runs.jsonl"), help="File of the trainings."
     )
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow.json"), help="File of the results.")
+    parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
     design = SHORT if given.short else WHOLE
@@ -31,6 +32,8 @@ def main() -> None:
     end = time.monotonic() + (0 if given.show else 60 * (given.minutes or float("inf")))
     done = load(given.runs) if given.show else run_all(design, given.runs, given.jobs, lambda: time.monotonic() > end)
     given.results.write_text(json.dumps(results(design, done), indent=1) + "\n")
+    if given.page is not None:
+        given.page.write_text(with_tables(given.page.read_text(), design, done))
     _print(design, done)
 
 

@@ -15,6 +15,9 @@ MARGIN = 0.2
 WASTERS = ("shorter", "uniform")
 """Arms of which one must lose more than the margin, so that a task counts."""
 
+BEGIN, END = "<!-- tables of benchmarks.winnow -->", "<!-- end of the tables -->"
+"""Lines of a page that the tables stand between."""
+
 NO_LOSS_ON, BETTER_ON = 5, 3
 """Goal: number of tasks without a loss, and with more than smaller batches."""
 
@@ -177,6 +180,30 @@ def markdown(rows: Rows) -> str:
         parts += ["" if value is None else f"{value:.2f}" for value in (row.worst_class, row.calibration_error)]
         lines.append("| " + " | ".join([*parts, str(row.n)]) + " |")
     return "\n".join(lines)
+
+
+def with_tables(page: str, design: Design, done: Done) -> str:
+    """Returns a page in Markdown with the tables of all complete tasks between its two marks.
+
+    Args:
+        page: Text with the lines `BEGIN` and `END`.
+        design: How much is run.
+        done: Results of the trainings.
+    """
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    rows = {share: {task: rows_of(design, done, task, share) for task in design.tasks} for share in design.shares}
+    parts = [
+        f"**{task}, at {share:g} of the cost** ({_finding(shown(of_share)[task])})\n\n{markdown(of_share[task])}"
+        for share, of_share in rows.items()
+        for task in shown(of_share)
+    ]
+    return before + BEGIN + "\n\n" + "\n\n".join(parts) + "\n\n" + END + after
+
+
+def _finding(found: Mapping[str, Any]) -> str:
+    counts = "" if found["counts"] else "; the task does not count, because no way to spend less is shown to lose"
+    return f"to full training: {found['to_full']}; to smaller batches: {found['to_smaller']}{counts}"
 
 
 def _said(paired: Paired | None) -> str:

@@ -1,5 +1,7 @@
+import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from benchmarks.winnow import jobs
 from benchmarks.winnow.jobs import ARMS, FIRST_LOOK, SHORT, Design, Job, arms_of, chosen_factor, load, looks_of, ready, run_all
 from benchmarks.winnow.measures import calibration_error, measures_of
-from benchmarks.winnow.table import goal, markdown, results, rows_of, shown
+from benchmarks.winnow.table import BEGIN, END, goal, markdown, results, rows_of, shown, with_tables
 from benchmarks.winnow.tasks import PROBLEMS, Sets, problem_of
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -16,6 +18,10 @@ from thresher.experiments.tasks.networks.convolutional import perceptron
 
 TASKS = ("fashion-20k", "mnist-5k", "bike", "text", "relief", "fashion-resnet8")
 DESIGN = replace(SHORT, tasks=TASKS, shares=(0.5,))
+
+ROOT = Path(__file__).parents[3]
+RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-runs.jsonl", "winnow.json"))
+PAGE = ROOT / "docs" / "winnow.md"
 
 BEST = {"full": 1.0, "winnow": 0.6, "shorter": 1.6}
 """Planted best factors of the grid; of the other arms it is 1."""
@@ -172,6 +178,21 @@ def test_a_training_of_a_small_task(monkeypatch: pytest.MonkeyPatch) -> None:
         assert 0 <= result["metric"] <= 100 and result["worst_class"] is not None
         counts = result["cost"]
         assert counts["backward"] / counts["full_backward"] == pytest.approx(0.5, abs=0.03)
+
+
+def test_the_page_and_the_results_are_those_of_the_trainings() -> None:
+    done = load(RUNS)
+    page = PAGE.read_text()
+    assert with_tables(page, SHORT, done) == page
+    assert json.loads(RESULTS.read_text()) == json.loads(json.dumps(results(SHORT, done)))
+
+
+def test_tables_stand_between_their_marks() -> None:
+    done = planted(replace(DESIGN, tasks=("bike",)), means(winnow=89.95, smaller=89.5))
+    page = with_tables(f"a\n{BEGIN}\nold\n{END}\nb\n", DESIGN, done)
+    assert page.startswith(f"a\n{BEGIN}\n") and page.endswith(f"{END}\nb\n") and "old" not in page
+    assert "**bike, at 0.5 of the cost** (to full training: no loss; to smaller batches: better)" in page
+    assert with_tables(page, DESIGN, done) == page
 
 
 def test_unknown_task() -> None:
