@@ -24,6 +24,11 @@ ADVISED_METHODS_HELP = (
     "and with two forward passes) and random_backprop, at common settings."
 )
 
+BUDGET_HELP = (
+    "Shares of the cost of full training, separated by commas, such as 0.5,0.35: trains short runs, of a quarter of --epochs with "
+    "two seeds, at full cost and with smaller batches, and says what smaller batches lose. Default: none."
+)
+
 
 def advise(
     training: Annotated[str, typer.Argument(metavar="TASK|FILE.py:FUNCTION", help=TRAINING_HELP)],
@@ -33,6 +38,7 @@ def advise(
         float, typer.Option(help="Time limit for the training of the probe, in seconds. The probe trains for at most 3 epochs.")
     ] = 60.0,
     json: Annotated[Path | None, typer.Option(help="File to write all measured numbers to, as JSON.")] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     threads: Annotated[
         int, typer.Option(min=1, help="Number of CPU threads torch may use (`compare` always uses one per run).")
     ] = 1,
@@ -41,14 +47,19 @@ def advise(
     """Probe a training for a short while, and estimate what share of its time each method could save."""
     from thresher.cli._console import open_console
     from thresher.experiments.advise.advise import advise
+    from thresher.experiments.advise.budget import budget_advice
+    from thresher.experiments.comparison.job import parse_budget
     from thresher.experiments.training.specs import parse_methods
     from thresher.experiments.training.store import write_json
 
+    shares = [] if budget is None else parse_budget(budget)
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads)
+    if shares:
+        advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data)
     console = open_console()
     console.print(advice_table(advice))
-    for sentence in advice["sentences"]:
+    for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):
         console.print(sentence, markup=False, highlight=False)
     if json is not None:
         write_json(json, advice)

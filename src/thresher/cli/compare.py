@@ -58,11 +58,12 @@ def compare(
 
     Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html.
     """
-    from thresher.experiments.comparison.job import BUDGET_CONTROLS, CONTROLS, budget_methods, parse_controls
+    from thresher.experiments.comparison.job import BUDGET_CONTROLS, CONTROLS, parse_budget, parse_controls
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
     training = training_of(script, task)
     kinds = parse_controls(controls) if controls is not None else CONTROLS if budget is None else BUDGET_CONTROLS
-    asked = ",".join(filter(None, (methods, budget and budget_methods(budget))))
+    kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
+    asked = ",".join(filter(None, (methods, *kept)))
     run_and_print(training, asked, seeds, epochs, out, data=data, jobs=jobs, margin=margin, track=track, controls=kinds)

@@ -28,23 +28,23 @@ BUDGET_CONTROLS: tuple[Control, ...] = ("smaller", "shorter", "uniform")
 """Kinds of controls of a budget: the other ways to spend the same share of the cost."""
 
 
-def budget_methods(text: str) -> str:
-    """Returns the methods, as on the command line, that keep budgets separated by commas.
+def parse_budget(text: str) -> list[float]:
+    """Parses shares of the cost of full training that are separated by commas.
 
     Args:
-        text: Shares of the cost of full training, such as "0.5,0.35" or "50%,35%", each within (0, 1).
+        text: Shares, such as "0.5,0.35" or "50%,35%", each within (0, 1).
 
     Raises:
         ValueError: A share is no number within (0, 1), or one is given twice.
 
     Example:
-        >>> budget_methods(".5,35%")
-        'winnow:share=0.5,winnow:share=0.35'
+        >>> parse_budget(".5,35%")
+        [0.5, 0.35]
     """
     shares = [_share_of(part.strip(), text) for part in text.split(",")]
     if len(set(shares)) < len(shares):
         raise ValueError(f"--budget: a share is given twice in {text!r}")
-    return ",".join(f"winnow:share={share:g}" for share in shares)
+    return shares
 
 
 def _share_of(part: str, text: str) -> float:
