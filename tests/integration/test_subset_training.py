@@ -317,6 +317,7 @@ def _in_process(rank: int, port: int, results) -> None:
                     loss.backward()
                 found.append({name: p.grad for name, p in model.named_parameters()})
             results[rank, find_unused] = distance(*found), wrapped.fallback
+        torch.distributed.barrier()  # a process that leaves first takes the store along
     finally:
         torch.distributed.destroy_process_group()
 

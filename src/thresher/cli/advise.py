@@ -25,8 +25,8 @@ ADVISED_METHODS_HELP = (
 )
 
 BUDGET_HELP = (
-    "Shares of the cost of full training, separated by commas, such as 0.5,0.35: trains short runs, of a quarter of --epochs with "
-    "two seeds, at full cost and with smaller batches, and says what smaller batches lose. Default: none."
+    "Shares of the cost of full training, separated by commas, such as 0.5,0.35: trains short runs, of a quarter of --epochs "
+    "with two seeds, at full cost and with smaller batches, and says what smaller batches lose. Default: none."
 )
 
 

@@ -1,8 +1,8 @@
 """Whether a smaller budget costs accuracy on a training, from short runs at full cost and with smaller batches.
 
-Where a training is finished early, smaller batches lose little. Where it is not, as with strong augmentation or few epochs, every
-way to spend less loses, and no choice of samples brings that back. No signal inside of one run shows which it is; two short
-runs do.
+Where a training is finished early, smaller batches lose little. Where it is not, as with strong augmentation or few epochs,
+every way to spend less loses, and no choice of samples brings that back. No signal inside of one run shows which it is; two
+short runs do.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from thresher.experiments.comparison.job import FULL_TRAINING, Job
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import train
-from thresher.experiments.training.specs import Spec
+from thresher.experiments.training.specs import MethodSpec, Spec
 
 FREE, NOT_FREE = 0.4, 1.2
 """Losses of smaller batches in short runs, in points, up to which half of the cost lost nothing, and from which it did."""
@@ -36,8 +35,8 @@ def budget_advice(task: str, shares: Sequence[float], *, epochs: int, data: Path
         data: Folder with the data, for tasks that take one.
 
     Returns:
-        Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry of a
-        share has `lost`, the metric at full cost minus that with smaller batches, mean over the seeds.
+        Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry
+        of a share has `lost`, the metric at full cost minus that with smaller batches, mean over the seeds.
 
     Raises:
         ValueError: A share is smaller than one sample for each batch.
@@ -63,10 +62,10 @@ def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any
         metric: Function that trains a short run.
         shares: Shares of the cost.
     """
-    full = [metric(FULL_TRAINING, seed) for seed in SEEDS]
+    full = [metric(MethodSpec("full"), seed) for seed in SEEDS]
     losses = []
     for share in shares:
-        spec = Job.control("smaller", 0, share).spec
+        spec = MethodSpec("uniform", {"keep": share}, {"spend": "batches"})
         lost = [at_full - metric(spec, seed) for at_full, seed in zip(full, SEEDS, strict=True)]
         losses.append({"share": share, "lost": fmean(lost), "by_seed": lost})
     return {"full": fmean(full), "losses": losses}
