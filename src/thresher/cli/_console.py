@@ -11,7 +11,8 @@ PLAIN_WIDTH = 120
 
 CAPTION = """\
 cost and CPU time are shares of full training
-controls, at the cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs
+controls, at the cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs,
+smaller@ with smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples
 """
 """Text below the table of a comparison."""
 
