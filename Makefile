@@ -12,7 +12,7 @@
 #              experiments of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped
 # make winnow, make winnow-short
-#              Winnow beside every other way to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
+#              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores; both go on where they were stopped
 # make reproduce
 #              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to

@@ -271,20 +271,33 @@ def by_hand(name: str, records: Mapping[str, Tensor], device: torch.device) -> S
         ids = torch.randint(n, (len(targets),), generator=generator).to(device)
         return model(inputs.to(device)), targets.to(device), ids, None if weights is None else weights[ids]
 
-    def act(prepared: tuple[Tensor, Tensor, Tensor, Tensor | None]) -> None:
-        outputs, targets, ids, own = prepared
-        losses = F.cross_entropy(outputs, targets, reduction="none")
-        (losses if own is None else losses * own).mean()
-        with torch.no_grad():
-            if "loss" in table:
-                table["loss"][ids] = losses
-            if "confidence" in table:
-                confidence, predicted = outputs.softmax(1).max(1)
-                table["confidence"][ids] = confidence
-                table["correct"][ids] = predicted == targets
-            trained[ids] += 1
+    return Side(f"{name}, by hand", lambda prepared: loss_by_hand(table, trained, *prepared), prepare)
 
-    return Side(f"{name}, by hand", act, prepare)
+
+def loss_by_hand(
+    table: Mapping[str, Tensor], trained: Tensor, outputs: Tensor, targets: Tensor, ids: Tensor, weights: Tensor | None
+) -> Tensor:
+    """Returns the mean loss, and writes the records and the counts of trainings of the samples.
+
+    Args:
+        table: Records by name, shape (N,).
+        trained: Number of times that each sample was trained on, shape (N,), int32.
+        outputs: Outputs of the model, shape (B, CLASSES).
+        targets: Classes, shape (B,), int64.
+        ids: Ids of the samples, shape (B,), int64.
+        weights: Weights of the samples, shape (B,); None where all are 1.
+    """
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    loss = (losses if weights is None else losses * weights).mean()
+    with torch.no_grad():
+        if "loss" in table:
+            table["loss"][ids] = losses
+        if "confidence" in table:
+            confidence, predicted = outputs.softmax(1).max(1)
+            table["confidence"][ids] = confidence
+            table["correct"][ids] = predicted == targets
+        trained[ids] += 1
+    return loss
 
 
 def step_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:

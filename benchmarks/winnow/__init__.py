@@ -1,4 +1,4 @@
-"""Winnow beside full training and beside every other way to spend the same cost, on eleven tasks.
+"""Winnow beside full training and beside seven other ways to spend the same cost, on eleven tasks.
 
 What was decided before the first counted run:
 

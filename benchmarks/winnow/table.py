@@ -1,4 +1,4 @@
-"""From trainings to findings: paired differences, what they show after Holm's correction, and the tables."""
+"""From trainings to findings: paired differences, findings after Holm's correction, and the tables."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -83,7 +83,7 @@ def results(design: Design, done: Done) -> dict[str, Any]:
 
 
 def shown(rows: Mapping[str, Rows]) -> dict[str, dict[str, Any]]:
-    """Returns what is shown of each task: whether it counts, and what Winnow does, corrected for the number of tasks.
+    """Returns the findings on each task: whether it counts, and how Winnow differs, corrected for the number of tasks.
 
     Args:
         rows: Rows by task, of one share; tasks that are not complete are left out.
@@ -100,7 +100,7 @@ def goal(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Returns how far the goal is met: numbers of tasks.
 
     Args:
-        found: What is shown of each task, see `shown`.
+        found: Findings on each task, the result of `shown`.
     """
     counting = [one for one in found.values() if one["counts"]]
     counts = {
@@ -194,9 +194,9 @@ def with_tables(page: str, design: Design, done: Done) -> str:
     _, _, after = rest.partition(END)
     rows = {share: {task: rows_of(design, done, task, share) for task in design.tasks} for share in design.shares}
     parts = [
-        f"**{task}, at {share:g} of the cost** ({_finding(shown(of_share)[task])})\n\n{markdown(of_share[task])}"
+        f"**{task}, at {share:g} of the cost** ({_finding(found)})\n\n{markdown(of_share[task])}"
         for share, of_share in rows.items()
-        for task in shown(of_share)
+        for task, found in shown(of_share).items()
     ]
     return before + BEGIN + "\n\n" + "\n\n".join(parts) + "\n\n" + END + after
 

@@ -132,8 +132,8 @@ def fashion(
 
 
 @cache
-def held_out_in_two(name: str, samples: int | None = None, of_training: int = 0) -> Sets:
-    """Returns the data of a task of the package: every third test sample is for the choice of rates, the others are counted.
+def held_out(name: str, samples: int | None = None, of_training: int = 0) -> Sets:
+    """Returns the data of a task of the package: a random third of the test samples is to choose rates, the rest is counted.
 
     Args:
         name: Name of the task.
@@ -183,12 +183,12 @@ PROBLEMS: Sequence[Problem] = (
     Problem(_plain("fashion-augmented-10"), partial(fashion, 10_000, augmented=True), 10),
     Problem(
         _renamed("mnist-5k", "mnist-5k", network=partial(small_cnn, 28, width=8)),
-        partial(held_out_in_two, "mnist-5k", of_training=1000),
+        partial(held_out, "mnist-5k", of_training=1000),
         10,
     ),
-    Problem(_renamed("bike", "bike", lr=0.05), partial(held_out_in_two, "bike"), 40, kind="values"),
-    Problem(_renamed("text", "text"), partial(held_out_in_two, "text", 500), 50, kind="positions"),
-    Problem(_renamed("relief", "relief"), partial(held_out_in_two, "relief", 2000), 15, kind="positions"),
+    Problem(_renamed("bike", "bike", lr=0.05), partial(held_out, "bike"), 40, kind="values"),
+    Problem(_renamed("text", "text"), partial(held_out, "text", 500), 50, kind="positions"),
+    Problem(_renamed("relief", "relief"), partial(held_out, "relief", 2000), 15, kind="positions"),
     Problem(_plain("fashion-augmented-40"), partial(fashion, 10_000, augmented=True), 40),
     Problem(
         replace(_plain("fashion-resnet8"), network=resnet8, lr=0.2, batch_size=64), partial(fashion, 3000, test=10_000), 15

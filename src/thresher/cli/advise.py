@@ -56,7 +56,7 @@ def advise(
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads)
     if shares:
-        advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data)
+        advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads)
     console = open_console()
     console.print(advice_table(advice))
     for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):

@@ -11,5 +11,5 @@ DEMO_CONTROLS = ("smaller", "shorter", "uniform", "placebo")
 
 
 def demo(out: OutOption = Path("runs/demo")) -> None:
-    """Compare Winnow at half of the cost with full training and every other way to spend it, on 5,000 digits of MNIST."""
+    """Compare Winnow at half of the cost with full training and four other ways to spend it, on 5,000 digits of MNIST."""
     run_and_print("mnist-5k", DEMO_METHODS, "0,1,2", DEMO_EPOCHS, out, data=None, jobs=2, controls=DEMO_CONTROLS)

@@ -18,7 +18,8 @@ class CustomCriterion(ReducedCriterion):
     """Adapter that calls the user's module once in each step, as the loop without it does.
 
     The losses by position come from a copy without a reduction, with the random numbers of that call. Parameters are not
-    copied; buffers and other attributes are. So does the scalar without weights, which shows what the criterion divides by.
+    copied; buffers and other attributes are. Where samples are weighted, the scalar without weights comes from a copy, too: it
+    shows by which number the criterion divides.
     """
 
     _divides = False

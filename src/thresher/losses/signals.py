@@ -13,10 +13,10 @@ largest probability.
 
 `el2n` (arXiv:2107.07075), `margin` and `entropy` need outputs that score classes. They are the means over the valid positions
 of |p - y|, of the probability of the label less the largest other probability, and of - sum(p log p). `uncertainty` is the mean
-of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that a label drawn by the model is not the one it draws
-next. `grad_norm` is the norm
-of the gradient of a sample's mean loss with respect to the model's outputs, which bounds the norm of the whole gradient up to
-a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors` computes it.
+of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that two labels differ which are drawn with the
+probabilities of the model. `grad_norm` is the norm of the gradient of a sample's mean loss with respect to the model's outputs,
+which bounds the norm of the whole gradient up to a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors`
+computes it.
 """
 
 from collections.abc import Set

@@ -1,5 +1,7 @@
 """The benchmark of the overhead: what is done by hand is what run.criterion does."""
 
+import json
+
 import pytest
 import torch
 from benchmarks import overhead
@@ -9,27 +11,33 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("name", ["Kakurenbo", "InfoBatch", "InfoBatch, weighted", "FullData"])
-def test_by_hand_the_same_records_are_written(name, monkeypatch):
+def test_by_hand_the_loss_and_the_records_are_the_same(name):
     made = dict(overhead.criterion_sides(N, CPU))[name]
     run = made.run
     x, y = next(overhead.batches(run.loader))
-    ids = run.ids
-    outputs = run.model(x)
-    run.criterion(outputs, y).backward()
+    before = {key: column.clone() for key, column in run.records.items()}
+    trained = run.trained.clone()
+    weights = run.plan.weights
+    if weights is not None:
+        weights = torch.ones(N).index_copy_(0, run.plan.ids, weights)[run.ids]
+    by_hand = overhead.loss_by_hand(before, trained, run.model(x), y, run.ids, weights)
+    loss = run.criterion(run.model(x), y)
+    loss.backward()
     made.optimizer.step()
-    table = {key: column.clone() for key, column in run.records.items()}
-    blank = {key: torch.zeros_like(column) for key, column in table.items()}
-    written = {key: column.clone() for key, column in blank.items()}
-    monkeypatch.setattr(torch.Tensor, "clone", lambda self: self)  # the tables themselves are written
-    hand = overhead.by_hand(name, written, CPU)
-    hand.act((outputs.detach().requires_grad_(), y, ids, None))
-    for key, column in table.items():
-        torch.testing.assert_close(written[key][ids], column[ids])
-        others = torch.ones(N, dtype=torch.bool).index_fill_(0, ids, False)
-        assert torch.equal(written[key][others], blank[key][others])
+    assert (weights is None) == (name != "InfoBatch, weighted")
+    torch.testing.assert_close(by_hand, loss)
+    for key, column in run.records.items():
+        torch.testing.assert_close(before[key], column)
+    assert torch.equal(trained, run.trained)
 
 
-def test_the_limit_is_on_what_is_done_by_hand(tmp_path, capsys):
+def test_the_limit_is_on_what_is_done_by_hand(tmp_path):
     out = tmp_path / "found.json"
     overhead.main(["--quick", "--only", "by hand", "--n", str(N), "--out", str(out)])
-    assert "run.criterion" in out.read_text() and "by hand" in capsys.readouterr().out
+    (table,) = json.loads(out.read_text())["tables"]
+    limits = {row["name"]: row["limit"] for row in table["rows"]}
+    assert limits == {
+        f"{name}, {what}": limit
+        for name in ("Kakurenbo", "InfoBatch", "InfoBatch, weighted", "FullData")
+        for what, limit in (("by hand again (A/A)", None), ("run.criterion", overhead.BY_HAND_LIMIT))
+    }

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec, Spec
@@ -25,7 +26,9 @@ TrainShort = Callable[[Spec, int], float]
 """Function from a method and a seed to the metric at the end of a short run."""
 
 
-def budget_advice(task: str, shares: Sequence[float], *, epochs: int, data: Path | None = None) -> dict[str, Any]:
+def budget_advice(
+    task: str, shares: Sequence[float], *, epochs: int, data: Path | None = None, threads: int = 1
+) -> dict[str, Any]:
     """Trains short runs at full cost and with smaller batches, and returns what smaller batches lose.
 
     Args:
@@ -33,6 +36,7 @@ def budget_advice(task: str, shares: Sequence[float], *, epochs: int, data: Path
         shares: Shares of the cost of full training, each within (0, 1).
         epochs: Number of epochs of the planned training; short runs have a quarter of them.
         data: Folder with the data, for tasks that take one.
+        threads: Number of CPU threads of torch. Default: 1, as in a comparison.
 
     Returns:
         Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry
@@ -50,7 +54,8 @@ def budget_advice(task: str, shares: Sequence[float], *, epochs: int, data: Path
         names.append(found["name"])
         return found["value"]
 
-    losses = smaller_losses(metric, shares)
+    with torch_threads(threads):
+        losses = smaller_losses(metric, shares)
     found = {"epochs": short, "seeds": list(SEEDS), "metric": names[0], **losses}
     return found | {"sentences": budget_sentences(found)}
 

@@ -64,7 +64,7 @@ def compare(
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
         jobs: Number of processes that train side by side, with one torch thread each. Default: 2.
-        controls: Kinds of controls to train. Default: both.
+        controls: Kinds of controls to train. Default: uniform and shorter.
         margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
