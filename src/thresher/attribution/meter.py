@@ -165,6 +165,7 @@ class Meter:
     def restart(self) -> None:
         """Goes on from the present counters, at another point of the training."""
         self._passes.clear()
+        self._in_order = True  # each pass ended after those before it, which numbers of several threads do not show
         self._unknown = self.cost.unknown
         self._begin_window()
 
@@ -217,6 +218,7 @@ class Meter:
             one.watch(outputs)
         else:
             one.first, one.last = first, next_node()
+            self._in_order = self._in_order and self._passes[-1:] == [one]
             one.n, one.named = n or one.rows, True
         one.batch = batch
         self.cost.forward += one.n
@@ -250,7 +252,12 @@ class Meter:
 
     def pass_with(self, number: int) -> ForwardPass | None:
         """Returns the forward pass that made the autograd node of this number; None where no known one did."""
-        return next((one for one in reversed(self._passes) if one.first <= number < one.last), None)
+        for one in reversed(self._passes):
+            if one.first <= number < one.last:
+                return one
+            if one.last <= number and self._in_order:
+                return None
+        return None
 
     # What losses tell
 
@@ -367,6 +374,7 @@ class Meter:
         return self.cost.forward - self.cost.refresh - self.cost.scoring
 
     def _remember(self, one: ForwardPass) -> None:
+        self._in_order = self._in_order and (not self._passes or self._passes[-1].last <= one.last)
         self._passes.append(one)
         if len(self._passes) > MOST_PASSES:
             oldest = self._passes.pop(0)
