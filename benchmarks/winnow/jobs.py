@@ -155,7 +155,7 @@ def chosen_factor(design: Design, done: Done, task: str, arm: Arm, share: float)
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Trains once, and returns the measures, the cost and the times."""
+    """Trains once, and returns the measures, the cost, the times, and the agreement of loss and uncertainty in each epoch."""
     problem = problem_of(job.task)
     arm = next(arm for arm in ARMS if arm.name == job.arm)
     sets, measured = problem.sets(), list[Measures]()
@@ -174,7 +174,8 @@ def run(job: Job) -> dict[str, Any]:
     )
     cost = trained["cost"]
     spent = {name: cost[name] for name in ("ratio", "forward", "backward", "full_forward", "full_backward", "steps")}
-    return {**asdict(measured[0]), "cost": spent, "wall_s": trained["wall_s"], "cpu_s": trained["cpu_s"]}
+    guard = {name: [entry[name] for entry in trained["history"] if name in entry] for name in ("agreement", "uniform")}
+    return {**asdict(measured[0]), "cost": spent, "wall_s": trained["wall_s"], "cpu_s": trained["cpu_s"], **guard}
 
 
 def load(path: Path) -> dict[Job, dict[str, Any]]:
