@@ -1,5 +1,6 @@
 """Smaller batches: the rows of an epoch, dealt over as many steps as full training has."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -55,7 +56,39 @@ class Deal:
         return ids.index_select(0, order[:rows].sort().values)
 
 
-def deal_of(plan: EpochPlan, n: int, ids: Callable[[], int], everything: int, batch_size: int, drop_last: bool) -> Deal | None:
+def too_few(least: int) -> str:
+    """Returns the reason why batches are refused, for messages.
+
+    Args:
+        least: Least number of rows of a batch: 1, or 2 where the model has BatchNorm.
+    """
+    return "less than one a batch" if least == 1 else "less than the two a batch that BatchNorm needs"
+
+
+def rounded_up(share: float) -> float:
+    """Returns a share with three significant digits that is not less.
+
+    Args:
+        share: The share, above 0.
+
+    Example:
+        >>> rounded_up(1 / 3), rounded_up(0.29), rounded_up(1 / 4096)
+        (0.334, 0.29, 0.000245)
+    """
+    scale = 10 ** (2 - math.floor(math.log10(share)))
+    return math.ceil(share * scale - 1e-9) / scale
+
+
+def deal_of(
+    plan: EpochPlan,
+    n: int,
+    ids: Callable[[], int],
+    everything: int,
+    batch_size: int,
+    drop_last: bool,
+    *,
+    least: int = 1,
+) -> Deal | None:
     """Returns how the smaller batches of a plan are made; None where they are the batches of full training.
 
     Args:
@@ -66,9 +99,10 @@ def deal_of(plan: EpochPlan, n: int, ids: Callable[[], int], everything: int, ba
         everything: Number of samples in an epoch of full training.
         batch_size: Number of rows of a batch of full training.
         drop_last: Whether full training drops a last batch that is not full.
+        least: Least number of rows of a step: 1, or 2 where the model has BatchNorm.
 
     Raises:
-        ValueError: There is less than one row for each step, or it is not known how many ids the order has.
+        ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
     """
     try:
         staying = ids()
@@ -80,10 +114,11 @@ def deal_of(plan: EpochPlan, n: int, ids: Callable[[], int], everything: int, ba
     rows = staying if plan.keys is None else round(plan.share * staying)
     if rows == most:
         return None
-    if rows < steps:
+    if rows < least * steps:
+        smallest = min(1, rounded_up(least * steps / (most if plan.keys is None else staying)))
         raise ValueError(
-            f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, less than one a batch: the "
-            f"smallest share is {steps / max(1, most):.3g}. Give the loader larger batches, or raise the share."
+            f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}: the "
+            f"smallest share is {smallest:g}. Give the loader larger batches, or raise the share."
         )
     if plan.keys is None:
         return Deal(steps, rows, rows)

@@ -8,6 +8,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -125,21 +126,21 @@ class SelectedLoader(OfUser):
             return full + bool(rest)
         return self._filled_batches(full, rest)
 
-    def deal(self, plan: EpochPlan) -> Deal | None:
+    def deal(self, plan: EpochPlan, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
+            least: Least number of rows of a step.
 
         Raises:
-            ValueError: There is less than one row for each step, or it is not known how many ids the order has.
+            ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
         if not plan.smaller_batches:
             return None
         everything = self._order.candidates(self._seen) if self._samples is None else self._samples
-        return deal_of(
-            plan, self.n, lambda: self._order.samples_of(plan), everything, self._ids.batch_size, self._ids.drop_last
-        )
+        ids, sizes = partial(self._order.samples_of, plan), self._ids
+        return deal_of(plan, self.n, ids, everything, sizes.batch_size, sizes.drop_last, least=least)
 
     def _filled_batches(self, full: int, rest: int) -> int:
         """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""

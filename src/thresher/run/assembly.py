@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import default_collate
 
 from thresher.attribution.accumulator import StepAccumulator
@@ -28,7 +27,7 @@ from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.attached import claim
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
-from thresher.run.checks import Arguments, Checked, optimizers_of, undefined_signals
+from thresher.run.checks import Arguments, Checked, least_rows, optimizers_of, undefined_signals
 from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
 from thresher.run.planning import RunSettings
@@ -88,12 +87,12 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         steps_are_seen=given.optimizer is not None,
     )
     loader.connect(epochs)
+    _check_smaller_batches(epochs, loader, given, checked)
     loader.prepared.follow(given.optimizer)
     if given.optimizer is not None:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
         name = type(given.optimizer).__name__
         epochs.step_checks = StepChecks(hooks, name, parameters_elsewhere(given.model, hooks))
-    _check_smaller_batches(epochs, loader, given, checked)
     claim(epochs, [given.loader, *optimizers_of(given)])
     state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
     return Run(
@@ -158,13 +157,7 @@ def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Argume
     requires = requirements_of(method)
     if given.spend != "batches" and not requires.smaller_batches:
         return
-    deal = loader.deal(epochs.plan)
-    normalised = any(isinstance(part, _BatchNorm) for part in given.model.modules()) if given.model is not None else False
-    if deal is not None and normalised and deal.rows < 2 * deal.steps:
-        raise ValueError(
-            f"{name} trains on {deal.rows} samples in {deal.steps} batches, less than two a batch, of which BatchNorm has no "
-            "variance. Give the loader larger batches, or raise the share that is kept."
-        )
+    deal = loader.deal(epochs.plan, least=least_rows(given.model))
     for signal in undefined_signals(method, checked.criterion, given.signals):
         warnings.warn(
             f"{name} has no `{signal}` of the outputs of {given.criterion!r} and {requires.optional[signal]}. Pass "

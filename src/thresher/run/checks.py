@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
@@ -147,6 +148,12 @@ def _check_types(given: Arguments) -> None:
 def optimizers_of(given: Arguments) -> list[Optimizer]:
     """Returns the optimizer of `attach` and those that it holds; none where none was given."""
     return [] if given.optimizer is None else parts_of(given.optimizer)
+
+
+def least_rows(model: nn.Module | None) -> int:
+    """Returns the least number of rows of a batch: 2 where the model has BatchNorm, which needs a variance, else 1."""
+    parts = () if model is None else model.modules()
+    return 2 if any(isinstance(part, _BatchNorm) for part in parts) else 1
 
 
 def _check_ids(batch_method: Any, samples: int | None, kept: Tensor | None) -> None:

@@ -76,6 +76,28 @@ def test_less_than_one_row_a_batch_is_refused_with_the_smallest_share():
         dealt(16, drawn(16, 0.1))
 
 
+@given(st.integers(1, 4000), st.integers(1, 64), st.integers(1, 2), st.booleans(), st.booleans())
+def test_the_smallest_share_that_is_named_is_enough(n, batch_size, least, drop_last, drawn_rows):
+    """Of the ids of a plan that draws; else of all samples. One row less than one (or two) a batch is refused."""
+    steps = n // batch_size if drop_last else -(-n // batch_size)
+    most = steps * batch_size if drop_last else n
+
+    def spent(share):
+        plan = drawn(n, share) if drawn_rows else EpochPlan(torch.arange(round(share * most)), smaller_batches=True)
+        return deal_of(plan, n, lambda: len(plan.ids), n, batch_size, drop_last, least=least)
+
+    too_little = (least * steps - 1) / max(1, most)
+    if not 0 < too_little < 1 or round(too_little * most) == 0:
+        return
+    few = "less than one a batch" if least == 1 else "less than the two a batch that BatchNorm needs"
+    with pytest.raises(ValueError, match=f"{few}: the smallest share is") as said:
+        spent(too_little)
+    named = float(str(said.value).split("the smallest share is ")[1].split(". Give")[0])
+    deal = spent(named)
+    assert deal is None or deal.rows >= least * steps
+    assert named <= min(1, 1.01 * least * steps / most)
+
+
 def test_an_order_of_unknown_length_is_refused():
     def unknown():
         raise TypeError("the length of this epoch is not known")

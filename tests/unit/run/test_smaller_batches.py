@@ -81,19 +81,6 @@ def test_a_number_or_a_percentage_is_a_budget():
             attached(wrong)
 
 
-def test_share_1_is_full_training_bit_for_bit():
-    run, optimizer = attached(1.0)
-    for _ in range(3):
-        epoch(run, optimizer)
-    model, own, loader = parts()
-    for _ in range(3):
-        for x, y in loader:
-            own.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            own.step()
-    assert_same(weights(run), [parameter.detach() for parameter in model.parameters()])
-
-
 def test_each_step_draws_from_the_next_candidates_of_the_order():
     """With the share 0.5 and the width 2, each window of the order of full training gives half of its rows."""
     run, optimizer = attached(thresher.Winnow(0.5, lr_scale=1), shuffle=False)
@@ -238,9 +225,22 @@ def test_samples_that_are_left_out_are_not_loaded():
 def test_too_few_rows_are_refused_at_attach():
     with pytest.raises(ValueError, match=r"less than one a batch: the smallest share is 0\.129"):
         attached(0.1)
-    with pytest.raises(ValueError, match="less than two a batch, of which BatchNorm has no variance"):
+    with pytest.raises(ValueError, match=r"less than the two a batch that BatchNorm needs: the smallest share is 0\.258"):
         attached(0.2, features=[nn.BatchNorm1d(8), nn.ReLU()])
-    attached(0.3, features=[nn.BatchNorm1d(8), nn.ReLU()])
+    run, optimizer = attached(0.258, features=[nn.BatchNorm1d(8), nn.ReLU()])
+    seen = []
+    epoch(run, optimizer, seen)
+    assert {len(ids) for ids in seen} == {2}
+
+
+def test_refusing_too_few_rows_changes_nothing():
+    model, optimizer, loader = parts()
+    settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2}
+    before = torch.get_rng_state()
+    with pytest.raises(ValueError, match="less than one a batch"):
+        thresher.attach(0.1, **settings)
+    assert not optimizer._optimizer_step_pre_hooks and torch.equal(before, torch.get_rng_state())
+    assert len(thresher.attach(0.5, **settings).loader) == 9
 
 
 def test_spend_is_checked():
