@@ -25,6 +25,7 @@ METHODS = {
         max_fraction=0.5, tau=0.1, confidence="batch", lr_fraction="scheduled", refresh="train", merge="sum"
     ),
     "infobatch": thresher.InfoBatch(),
+    "winnow": thresher.Winnow(share=0.3, least_agreement=-1),
 }
 
 SB = thresher.SelectiveBackprop
@@ -358,6 +359,13 @@ def test_streams(name, kind, stop):
 @quiet
 def test_streams_with_workers():
     compare(BATCH["twice, beta"][0], lambda _: DataLoader(Stream(), B, num_workers=2), (1, 2), forward_passes="twice")
+
+
+@pytest.mark.filterwarnings("ignore:Winnow draws uniformly inside each batch of a stream")
+@pytest.mark.parametrize("stop", [(2, 0), (0, 1), (2, 2), (1, 7)])
+@pytest.mark.parametrize(("kind", "workers"), [(Stream, 0), (Known, 0), *depth([], [(Stream, 2)])])
+def test_streams_at_a_share(kind, workers, stop):
+    compare(METHODS["winnow"], lambda _: DataLoader(kind(), B, num_workers=workers), stop)
 
 
 @quiet

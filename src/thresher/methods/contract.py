@@ -37,6 +37,9 @@ class Requirements:
             is stopped. False where the columns are only to be looked at. Default True.
         smaller_batches: Whether plans spend the budget in smaller batches (`EpochPlan(smaller_batches=True)`), so that `attach`
             checks that there is a row for each step. Default False.
+        stream_share: Share of each batch, (0, 1], that an epoch method trains on where the loader streams and there is no epoch
+            to plan; the rows are drawn uniformly. Default None: the method needs a map-style dataset.
+        stream_lr_scale: With `stream_share`, factor on the learning rate of each step, > 0. Default 1.
         optional: Signals in `columns()` that the method can do without, each with what it does then, such as {"uncertainty":
             "draws uniformly"}; `attach` says so where the criterion does not define them. Default {}.
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
@@ -61,6 +64,8 @@ class Requirements:
     cost: bool = False
     records: bool = True
     smaller_batches: bool = False
+    stream_share: float | None = None
+    stream_lr_scale: float = 1.0
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -231,6 +236,7 @@ def check_declaration(method: Any) -> None:
     Raises:
         TypeError: `requires` is not a `Requirements`, a declared function is missing, a defined function is not declared, or
             a public attribute is neither a setting nor part of the contract; the message then names the nearest right one.
+        ValueError: A number in `requires` is out of its range.
 
     Example:
         >>> from dataclasses import dataclass
@@ -245,6 +251,12 @@ def check_declaration(method: Any) -> None:
     kind, requires = type(method), requirements_of(method)
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
+    kept, factor = requires.stream_share, requires.stream_lr_scale
+    if not (kept is None or 0 < kept <= 1) or not 0 < factor < float("inf"):
+        raise ValueError(
+            f"{kind.__name__} declares Requirements(stream_share={kept}, stream_lr_scale={factor}): the share must be within "
+            "(0, 1], and the factor must be a positive number"
+        )
     for function in sorted(CONTRACT_FUNCTIONS[method.stage] & {one.name for one in fields(Requirements)}):
         declared, defined = bool(getattr(requires, function)), hasattr(kind, function)
         if declared and not defined:

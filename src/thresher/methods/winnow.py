@@ -121,6 +121,8 @@ class Winnow:
     on. Samples without a score come first; before any record the draw is uniform. Samples that are not drawn are not loaded.
     The loss is the plain mean over the drawn rows.
 
+    A stream (IterableDataset) has no epoch to plan: each batch keeps a uniform share of its rows, and `attach` says so.
+
     Where the model has BatchNorm, its running statistics are those of the drawn rows, and the network has learned with them:
     do not compute them anew on all samples after the training (`update_bn`), which costs accuracy.
 
@@ -180,6 +182,8 @@ class Winnow:
             optimizer=self._factor != 1,
             optional={"uncertainty": "draws the rows of its smaller batches uniformly"},
             smaller_batches=True,
+            stream_share=self.share,
+            stream_lr_scale=self._factor,
             records=False,
             switches={"optimizer": "lr_scale=1", "uncertainty": "score='loss'"},
         )

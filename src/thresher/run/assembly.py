@@ -155,7 +155,13 @@ def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Argume
     """Refuses batches that would have too few rows, and says what a method cannot do here."""
     method, name = checked.epoch_method, type(checked.epoch_method).__name__
     requires = requirements_of(method)
-    if given.spend != "batches" and not requires.smaller_batches:
+    if checked.on_stream is not None:
+        warnings.warn(
+            f"{name} draws uniformly inside each batch of a stream, which has no epoch to plan. The rows that it leaves out "
+            "are loaded all the same.",
+            stacklevel=4,
+        )
+    if loader.streams or (given.spend != "batches" and not requires.smaller_batches):
         return
     deal = loader.deal(epochs.plan, least=least_rows(given.model))
     for signal in undefined_signals(method, checked.criterion, given.signals):
@@ -183,14 +189,16 @@ def _who_passes(given: Arguments, checked: Checked, method: Any) -> str | None:
 
 
 def _selection(tools: Tools, given: Arguments, checked: Checked, module: nn.Module | None) -> BatchSelection:
-    if checked.batch_method is None:
+    method = checked.on_stream or checked.batch_method
+    if method is None:
         return NoSelection(tools)
-    stage = BatchStage(checked.batch_method, seed=given.seed)
+    stage = BatchStage(method, seed=given.seed)
     scoring = given.scoring or Scoring()
     if checked.passes == "once":
         automatic = given.forward_passes == "auto"
         return InForward(tools, stage, module, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
-    return BeforeForward(tools, stage, scoring, fills=checked.passes == "twice" or given.forward_passes == "twice")
+    fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
+    return BeforeForward(tools, stage, scoring, fills=fills)
 
 
 def _with_subset_backward(model: nn.Module | None) -> nn.Module | None:

@@ -41,7 +41,8 @@ def attach(
     Args:
         method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch). A
             number such as 0.5, or "50%", is the share of the cost of full training to spend: `Winnow(share)`.
-        loader: Training DataLoader; its settings and the order of its sampler are kept. Batch methods also take streams.
+        loader: Training DataLoader; its settings and the order of its sampler are kept. Batch methods, and a share alone, also
+            take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none".
         model: Model; names the rows of its outputs. Needed where the method makes forward passes of its own.

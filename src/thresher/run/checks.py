@@ -9,10 +9,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
+from thresher import selection
 from thresher.loading.checks import check_loader
+from thresher.loading.dealing import rounded_up, too_few
 from thresher.losses.adapt import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import ABOUT_CLASSES
+from thresher.methods._on_stream import OnStream
 from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
 from thresher.methods.full import FullData
 from thresher.methods.winnow import Winnow
@@ -89,6 +92,7 @@ class Checked(NamedTuple):
         samples: Number of samples of the dataset; None for a stream.
         passes: "none" where no forward pass is needed to choose rows; "once", in the loop's own; "twice", in one before it.
         kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
+        on_stream: What takes the place of the epoch method on a stream, which has no epoch to plan; None where nothing does.
     """
 
     before: Any
@@ -98,6 +102,7 @@ class Checked(NamedTuple):
     samples: int | None
     passes: str
     kept: Tensor | None
+    on_stream: OnStream | None = None
 
 
 def check(given: Arguments, process_group: Any) -> Checked:
@@ -113,21 +118,23 @@ def check(given: Arguments, process_group: Any) -> Checked:
     """
     before, epoch_method, batch_method = split_by_stage(given.method)
     several = isinstance(given.method, list | tuple) and len(given.method) > 1
-    check_loader(given.loader, plans_epochs=batch_method is None or several)
-    check_spend(given.spend, epoch_method)
+    plans_epochs = batch_method is None and requirements_of(epoch_method).stream_share is None
+    check_loader(given.loader, plans_epochs=plans_epochs or several)
+    streams = isinstance(given.loader.dataset, IterableDataset)
+    check_spend(given.spend, epoch_method, streams=streams)
     check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, process_group, given.seed)
     _check_types(given)
     check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
     check_free("loader", type(given.loader).__name__, [given.loader])
     criterion = None if given.criterion is None else adapt(given.criterion)
     check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
-    streams = isinstance(given.loader.dataset, IterableDataset)
     samples = None if streams else len(given.loader.dataset)
     passes = passes_of(batch_method, given.forward_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
     kept = None if before is None or samples is None else kept_of(before, samples)
     _check_ids(batch_method, samples, kept)
-    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept)
+    on_stream = _on_stream(epoch_method, given) if streams else None
+    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream)
 
 
 def _check_types(given: Arguments) -> None:
@@ -154,6 +161,19 @@ def least_rows(model: nn.Module | None) -> int:
     """Returns the least number of rows of a batch: 2 where the model has BatchNorm, which needs a variance, else 1."""
     parts = () if model is None else model.modules()
     return 2 if any(isinstance(part, _BatchNorm) for part in parts) else 1
+
+
+def _on_stream(method: EpochMethod, given: Arguments) -> OnStream | None:
+    """What takes the place of an epoch method on a stream; None where that is full training."""
+    kept, size, least = requirements_of(method).stream_share, given.loader.batch_size, least_rows(given.model)
+    if kept is None or kept == 1:
+        return None
+    if selection.share(kept, size) < least:
+        raise ValueError(
+            f"A batch has {size} samples, of which a share of {kept:g} is {too_few(least)}: the smallest share is "
+            f"{min(1, rounded_up(least / size)):g}. Give the loader larger batches, or raise the share."
+        )
+    return OnStream(method, kept, least)
 
 
 def _check_ids(batch_method: Any, samples: int | None, kept: Tensor | None) -> None:
@@ -221,7 +241,7 @@ def by_share(method: Any) -> Any:
     return Winnow(share=float(share))
 
 
-def check_spend(spend: Any, method: EpochMethod) -> None:
+def check_spend(spend: Any, method: EpochMethod, *, streams: bool) -> None:
     """Validates the argument `spend` of `attach`."""
     if spend not in (None, "steps", "batches"):
         raise ValueError(f"`spend` must be 'steps', 'batches' or None for what the method does by itself, got {spend!r}")
@@ -229,6 +249,11 @@ def check_spend(spend: Any, method: EpochMethod) -> None:
         raise ValueError(
             f"`spend`: {type(method).__name__} draws the rows of smaller batches and cannot take fewer steps instead; leave "
             "`spend` out, or use another method, such as UniformSubset"
+        )
+    if spend == "batches" and streams and requirements_of(method).stream_share is None:
+        raise ValueError(
+            "`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend; leave `spend` out, or use a "
+            "share, as in attach(0.5, ...), which makes smaller batches of a stream, too"
         )
 
 

@@ -130,7 +130,7 @@ class Epochs:
             ids_repeat=plan is None or plan.drawn or not self._loader.yields_once,
         )
         if self.hooks is not None:
-            self.hooks.scale = 1.0 if plan is None else plan.lr_scale
+            self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.lr_scale
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
         return EpochStart(plan, self._consumed, self._checksum)
@@ -218,7 +218,7 @@ class Epochs:
             ValueError: The loader streams: there is nothing to plan.
         """
         if self._loader.streams:
-            raise ValueError("run.plan: an IterableDataset has no epoch plan; the batch method chooses in every batch")
+            raise ValueError("run.plan: an IterableDataset has no epoch plan; rows are chosen in every batch")
         self.end.if_due()
         if self._plan is None:
             self._settle()
@@ -345,6 +345,8 @@ class Epochs:
                 "lr_scale": plan.lr_scale,
                 **plan.facts,
             }
+        else:
+            entry |= {"lr_scale": requirements_of(self._method).stream_lr_scale}
         if stage is not None:
             own = stage.facts()
             entry |= own if self.settings.alone else {f"batch_{name}": value for name, value in own.items()}

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thresher import rng
 from thresher.loading.loader import SelectedLoader
+from thresher.methods._on_stream import OnStream
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.passes.own import OwnPasses
@@ -132,4 +133,4 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
 
 def title_of(method: Any) -> str:
     """Returns the name of a method, for messages."""
-    return type(method.method if isinstance(method, OnSubset) else method).__name__
+    return type(method.method if isinstance(method, OnSubset | OnStream) else method).__name__

@@ -1,0 +1,227 @@
+"""A budget on a stream: a uniform share of each batch, with the steps of full training."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import thresher
+from depth import depth
+from helpers import assert_same
+
+N, B = 61, 8
+SAID = "Winnow draws uniformly inside each batch of a stream, which has no epoch to plan. The rows that it leaves out"
+
+
+class Stream(IterableDataset):
+    """Samples that are counted as they are read; each worker reads its part."""
+
+    def __init__(self, n=N):
+        self.x = torch.randn(n, 6, generator=torch.Generator().manual_seed(1))
+        self.read = 0
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        begin, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for i in range(begin, len(self.x), step):
+            self.read += 1
+            yield self.x[i], torch.tensor(i % 3)
+
+
+class Known(Stream):
+    def __len__(self):
+        return len(self.x)
+
+
+def parts(features=None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), *copy.deepcopy(features or [nn.ReLU()]), nn.Linear(8, 3))
+    return model, torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+
+
+def attached(method, stream=None, *, features=None, epochs=3, batch_size=B, drop_last=False, workers=0, **more):
+    model, optimizer = parts(features)
+    loader = DataLoader(Stream() if stream is None else stream, batch_size, drop_last=drop_last, num_workers=workers)
+    arguments = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": epochs} | more
+    return thresher.attach(method, loader=loader, **arguments), optimizer
+
+
+def quietly(*arguments, **settings):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Winnow draws uniformly inside each batch of a stream")
+        return attached(*arguments, **settings)
+
+
+def epoch(run, optimizer):
+    """Trains for an epoch; returns the ids of its batches."""
+    found = []
+    for x, y in run.loader:
+        optimizer.zero_grad()
+        run.criterion(run.model(x), y).backward()
+        optimizer.step()
+        found.append(run.ids.tolist())
+    return found
+
+
+@pytest.mark.parametrize("method", [0.5, "50%", thresher.Winnow(0.5, lr_scale=0.7)])
+def test_it_is_said_once_that_the_draw_is_uniform(method):
+    with pytest.warns(UserWarning, match=SAID) as said:
+        run, optimizer = attached(method, epochs=1)
+    assert len(said) == 1 and said[0].filename == __file__
+    batches = epoch(run, optimizer)
+    assert [len(ids) for ids in batches] == [4] * 7 + [2]
+    assert isinstance(run.method, thresher.Winnow) and run.history[0]["selected"] == 30
+    assert run.history[0]["lr_scale"] == (0.7 if isinstance(method, thresher.Winnow) else 0.5**0.25)
+
+
+@settings(max_examples=depth(12, 150))
+@given(st.integers(1, 5), st.integers(2, 16), st.data())
+def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(full, size, data):
+    """What is left over from a full batch does not divide; the last batch is dropped or smaller."""
+    n = full * size + data.draw(st.integers(0, size - 1))
+    share = data.draw(st.integers(max(10, -(-100 // size)), 99)) / 100
+    drop_last, known, epochs = data.draw(st.booleans()), data.draw(st.booleans()), data.draw(st.sampled_from([1, 2, 5]))
+    stream = (Known if known else Stream)(n)
+    run, optimizer = quietly(share, stream, epochs=epochs, batch_size=size, drop_last=drop_last)
+    steps, whole = (full, full * size) if drop_last else (-(-n // size), n)
+    for number in range(1, epochs + 1):
+        stream.read = 0
+        batches = epoch(run, optimizer)
+        assert len(batches) == steps and stream.read == n and (not known or len(run.loader) == steps)
+        assert all(0 < len(ids) - share * size + 1 < 2 for ids in batches[:full])
+        assert all(step * size <= i < (step + 1) * size for step, ids in enumerate(batches) for i in ids)
+        kept = sum(map(len, batches))
+        assert abs(kept / whole - share) <= 0.01 + 1 / n and run.history[-1]["selected"] == kept
+        assert run.cost.full_forward == run.cost.full_backward == whole * number and run.cost.steps == steps * number
+    assert run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / n
+
+
+def test_the_smaller_parts_of_workers():
+    run, optimizer = quietly(0.5, workers=2)
+    sizes = [len(ids) for ids in epoch(run, optimizer)]  # 31 and 30 samples: full batches in turn, then one of 7 and one of 6
+    assert len(sizes) == 8 and sum(sizes) == 30 and run.cost.full_forward == N
+
+
+def test_the_draw_is_the_runs_own():
+    """It follows the seed of `attach`, changes from epoch to epoch, and draws nothing from the global random state."""
+    found = []
+    for seed in (0, 0, 1):
+        run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=1), seed=seed)
+        torch.manual_seed(5)
+        found.append([epoch(run, optimizer) for _ in range(2)])
+        own = torch.get_rng_state()
+    assert found[0] == found[1] != found[2] and found[0][0] != found[0][1]
+    torch.manual_seed(5)
+    for _ in range(2):
+        for _ in DataLoader(Stream(), B):
+            pass
+    assert torch.equal(own, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("features", [None, [nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3)]])
+@pytest.mark.parametrize("kind", [Stream, Known])
+def test_share_1_is_the_unattached_loop_bit_for_bit(kind, features):
+    run, optimizer = attached(1.0, kind(), features=features)
+    torch.manual_seed(2)
+    for _ in range(3):
+        epoch(run, optimizer)
+    own = [run.model.state_dict(), optimizer.state_dict(), torch.get_rng_state()]
+    model, optimizer = parts(features)
+    torch.manual_seed(2)
+    for _ in range(3):
+        for x, y in DataLoader(kind(), B):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    assert_same(own, [model.state_dict(), optimizer.state_dict(), torch.get_rng_state()])
+    assert run.cost.ratio() == 1 and run.cost.steps == 24
+
+
+def test_the_learning_rate_is_scaled_in_each_step():
+    rates = []
+    run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=0.25))
+    step = optimizer.step
+    optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
+    for x, y in run.loader:
+        run.criterion(run.model(x), y).backward()
+        step()
+    assert rates == [0.025] * 8 and optimizer.param_groups[0]["lr"] == 0.1
+
+
+def test_a_last_batch_under_batch_norm_has_two_rows():
+    run, optimizer = quietly(0.25, Stream(19), features=[nn.BatchNorm1d(8)])
+    assert [[len(ids) for ids in epoch(run, optimizer)] for _ in range(3)] == [[2, 2, 2]] * 3
+
+
+def test_a_pass_for_evaluation_is_told_to_have_some_samples():
+    run, _ = quietly(0.5)
+    with torch.no_grad(), pytest.warns(UserWarning, match="only the samples that Winnow keeps"):
+        for x, _ in run.loader:
+            run.model(x)
+
+
+def test_a_regression_and_losses_of_the_loop_need_no_signals():
+    run, optimizer = quietly(0.5, criterion=nn.MSELoss())
+    for x, _ in run.loader:
+        run.criterion(run.model(x)[:, 0], x[:, 0]).backward()
+        optimizer.step()
+    assert run.cost.backward == 30 and not len(run.records)
+    run, optimizer = quietly(0.5, criterion=None)
+    for x, _ in run.loader:
+        run.reduce((run.model(x)[:, 0] - x[:, 0]).square()).backward()
+        optimizer.step()
+    assert run.cost.backward == 30
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("share", "features", "message"),
+    [
+        (
+            0.1,
+            None,
+            r"has 8 samples, of which a share of 0\.1 is less than one a batch: the smallest share is 0\.125\.",
+        ),
+        (0.2, [nn.BatchNorm1d(8)], r"less than the two a batch that BatchNorm needs: the smallest share is 0\.25\."),
+    ],
+)
+def test_too_few_rows_are_refused_with_the_smallest_share(share, features, message):
+    model, optimizer = parts(features)
+    settings = {"criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer, "epochs": 2}
+    loader = DataLoader(Stream(), B)
+    with pytest.raises(ValueError, match=message):
+        thresher.attach(share, loader=loader, **settings)
+    assert not optimizer._optimizer_step_pre_hooks
+    with pytest.warns(UserWarning, match=SAID):
+        thresher.attach(0.125 if features is None else 0.25, loader=loader, **settings)
+
+
+def test_other_methods_and_lists_are_refused_with_the_way_out():
+    message = r"Stream, an IterableDataset: its samples have no ids.* A share alone, as in attach\(0\.5, \.\.\.\)"
+    for method in (thresher.UniformSubset(0.5), [thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)]):
+        with pytest.raises(TypeError, match=message):
+            attached(method)
+
+
+def test_ways_to_spend():
+    with pytest.raises(ValueError, match="`spend`: Winnow draws the rows of smaller batches and cannot take fewer steps"):
+        attached(0.5, spend="steps")
+    with pytest.raises(
+        ValueError, match="`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend"
+    ):
+        attached(thresher.RandomBackprop(keep=0.5), spend="batches")
+    run, optimizer = quietly(0.5, spend="batches")
+    assert len(epoch(run, optimizer)) == 8 and run.cost.backward == 30
+
+
+def test_the_rate_needs_an_optimizer():
+    with pytest.raises(ValueError, match=r"Winnow scales the learning rate: .* or use Winnow\(lr_scale=1\)"):
+        attached(0.5, optimizer=None)
+    quietly(thresher.Winnow(0.5, lr_scale=1), optimizer=None)
