@@ -25,6 +25,7 @@ from thresher.run.attached import release
 from thresher.run.batch_selection import BatchSelection, InForward
 from thresher.run.epoch_end import EpochEnd
 from thresher.run.learning_rate import StepHooks
+from thresher.run.pace import BatchPlace, Position
 from thresher.run.planning import Planner, RunSettings, title_of
 from thresher.run.silence import SilentEpochs, plans_by_losses
 from thresher.run.step_checks import StepChecks
@@ -78,6 +79,8 @@ class Epochs:
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
         """Compares the steps with what the run takes them for; None without an optimizer."""
+        self.position = Position(loader, attributor, settings.epochs)
+        """How far the training is, for schedules that follow it."""
         self.epoch = 0
         self._seed = settings.seed
         self._active = self._resumed = self._warned = False
@@ -129,6 +132,7 @@ class Epochs:
             weights_by_row=self.selection.fills is not None,
             ids_repeat=plan is None or plan.drawn or not self._loader.yields_once,
         )
+        self.position.begin_epoch(None if plan is None else self._loader.deal(plan))
         if self.hooks is not None:
             self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.lr_scale
         if self.step_checks is not None:
@@ -160,6 +164,7 @@ class Epochs:
         """
         self.end.yielded(last=last, asks_on=asks_on)
         number = self._attributor.batches
+        self.position.yielded(BatchPlace(number, self.epoch, consumed, last))
         if self.comparison.pending:
             self.comparison.compare()
             self.comparison.yielded(number, batch)
@@ -306,6 +311,7 @@ class Epochs:
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
         self._consumed, self._checksum, self._ran_out = state["consumed"], state["checksum"], state.get("ran_out", True)
         self._resumed = self._active
+        self.position.resume(self.epoch, self._consumed)
         self.end.forget()
         self._rest()
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
@@ -18,6 +19,7 @@ from thresher.losses.base import Criterion
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.epochs import Epochs
+from thresher.run.pace import PacedLR, paced
 from thresher.run.state import SavedState
 from thresher.run.stopwatch import Stopwatch
 
@@ -201,6 +203,45 @@ class Run(Uncopied):
             (tensor([0, 1]), tensor([2, 3]))
         """
         return self._parts.attributor.ids_of(tensor)
+
+    def pace(self, scheduler: LRScheduler, total: int | None = None) -> PacedLR:
+        """Returns a scheduler whose `step()` advances yours by what was consumed, so that it ends where full training's ends.
+
+        A method makes epochs shorter, and a scheduler that counts steps would then not come to its end. Call `step()` of the
+        result wherever your loop calls the scheduler, save and load its state instead of the scheduler's, and give it to code
+        that takes a scheduler. With `thresher.FullData()` every learning rate is that of the plain loop, bit for bit.
+
+        Args:
+            scheduler: Scheduler that counts steps, such as OneCycleLR, CosineAnnealingLR, LambdaLR or SequentialLR, before
+                its first step.
+            total: Number of steps of the scheduler in full training: of all batches, of all optimizer steps where gradients
+                are accumulated, or of all epochs, 1 or more. Default: that of the scheduler where it has `total_steps`, else
+                one step per batch of full training.
+
+        Raises:
+            TypeError: `scheduler` does not count steps, such as ReduceLROnPlateau.
+            ValueError: `total` is out of range or contradicts the scheduler, the scheduler has stepped already, or the loader
+                streams samples without a length.
+
+        Example:
+            >>> import torch, thresher
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> model, loader = torch.nn.Linear(1, 2), DataLoader(TensorDataset(torch.randn(8, 1), torch.arange(8) % 2), 2)
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> method, criterion = thresher.UniformSubset(keep=0.5), torch.nn.CrossEntropyLoss()
+            >>> run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=3)
+            >>> schedule = run.pace(torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3 * len(loader)))
+            >>> for epoch in range(3):
+            ...     for x, y in run.loader:
+            ...         run.criterion(run.model(x), y).backward()
+            ...         optimizer.step()
+            ...         schedule.step()
+            >>> schedule.get_last_lr()
+            [0.0]
+        """
+        if self._epochs.step_checks is not None:
+            self._epochs.step_checks.paced = True
+        return paced(scheduler, self._epochs.position, total)
 
     # What it remembers and reports
 

@@ -25,6 +25,8 @@ class StepChecks:
         self._hooks, self._optimizer, self._elsewhere = hooks, optimizer, elsewhere
         self.by_progress = False
         """Whether the loop has read `run.progress` in this epoch, as `ProgressLR` does: its schedule may follow that."""
+        self.paced = False
+        """Whether a schedule follows the training by `run.pace`."""
         self._whole = False
         self._versions = self._batches = 0
         self._said: set[str] = set()
@@ -48,14 +50,15 @@ class StepChecks:
             full: Number of batches of an epoch over all samples.
         """
         batches -= self._batches
-        if not self._whole or self.by_progress or batches >= full or self._hooks.changes < CHANGES:
+        if not self._whole or self.by_progress or self.paced or batches >= full or self._hooks.changes < CHANGES:
             return
         self._warn(
             "schedule",
             f"The learning rate changes within the epoch, and epoch {epoch} had {batches} batches, where an epoch over all "
             f"samples has {full}. A schedule over a fixed number of steps, such as OneCycleLR with epochs * len(loader) steps, "
-            "does not come to its end then, and its learning rates are wrong. Use thresher.ProgressLR(optimizer, run, fn), "
-            "which follows the progress of the training. A schedule made for exactly this number of batches is right.",
+            "does not come to its end then, and its learning rates are wrong. Use scheduler = run.pace(scheduler), or "
+            "thresher.ProgressLR(optimizer, run, fn), which follow the progress of the training. A schedule made for exactly "
+            "this number of batches is right.",
         )
 
     def check_steps(self, epoch: int, steps: int, backward: int, scale: float) -> None:

@@ -1,0 +1,196 @@
+"""Schedules of the learning rate that follow the training, however many steps an epoch turns out to have."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from thresher.attribution.attributor import Attributor
+from thresher.loading.dealing import Deal
+from thresher.loading.loader import SelectedLoader
+
+PLACES = 1024
+"""Number of batches whose places are held until their losses are credited."""
+
+
+class BatchPlace(NamedTuple):
+    """BatchPlace of a batch in the training.
+
+    Attributes:
+        number: Number of the batch, counted from the start of the run.
+        epoch: Number of its epoch.
+        consumed: Number of ids of the epoch's order that are consumed after it.
+        last: Whether it is the last batch of the epoch.
+    """
+
+    number: int
+    epoch: int
+    consumed: int
+    last: bool
+
+
+class Position:
+    """How far the training is: up to the batch that was trained on last, not the one that a prefetcher has already asked for.
+
+    Args:
+        loader: Loader of the run.
+        attributor: Attributor of the run.
+        epochs: Number of epochs of the whole training.
+    """
+
+    def __init__(self, loader: SelectedLoader, attributor: Attributor, epochs: int) -> None:
+        self._loader, self._attributor, self._epochs = loader, attributor, epochs
+        self._places: deque[BatchPlace] = deque(maxlen=PLACES)
+        self._deal: Deal | None = None
+
+    def begin_epoch(self, deal: Deal | None) -> None:
+        """Notes how the smaller batches of the epoch are made; None where it has full batches."""
+        self._deal = deal
+
+    def yielded(self, place: BatchPlace) -> None:
+        """Notes a batch that is on its way to the loop."""
+        self._places.append(place)
+
+    def resume(self, epoch: int, consumed: int) -> None:
+        """Goes on at the position of a saved run."""
+        self._places.clear()
+        self._places.append(BatchPlace(-1, epoch, consumed, last=False))
+
+    @property
+    def full_steps(self) -> int:
+        """Number of batches of full training, in all epochs; 0 where that is not known."""
+        return self._epochs * -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
+
+    def steps(self, total: int) -> int:
+        """Returns the number of steps that full training would have made by now.
+
+        Args:
+            total: Number of steps of full training.
+        """
+        trained = self._attributor.newest_trained
+        places = [place for place in self._places if trained is None or place.number <= trained]
+        if not places:
+            return 0
+        in_epoch = self.full_steps // self._epochs
+        before = min(places[-1].epoch, self._epochs) * in_epoch
+        done = min(before + self._batches_by(places[-1], in_epoch), self.full_steps)
+        return done * total // max(1, self.full_steps)
+
+    def _batches_by(self, place: BatchPlace, in_epoch: int) -> int:
+        """Returns the number of batches of a full epoch that are over at a place."""
+        if place.last:
+            return in_epoch
+        if self._deal is not None:
+            return -(-place.consumed * self._deal.steps // self._deal.candidates)
+        return place.consumed // self._loader.batch_sampler.batch_size
+
+
+class PacedLR(LRScheduler):
+    """A scheduler whose `step()` advances the user's scheduler by what was consumed since the last call. See `Run.pace`.
+
+    Args:
+        scheduler: The user's scheduler, before its first step.
+        position: How far the training is.
+        total: Number of steps of the scheduler in full training.
+    """
+
+    def __init__(self, scheduler: LRScheduler, position: Position, total: int) -> None:
+        # The user's scheduler has set the learning rates already; a second initialisation would set them again.
+        self.scheduler, self.total, self.stepped = scheduler, total, 0
+        self._position = position
+
+    @property
+    def optimizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The optimizer of the user's scheduler."""
+        return self.scheduler.optimizer
+
+    def step(self, epoch: int | None = None) -> None:
+        """Advances the user's scheduler to where full training would be by now.
+
+        Args:
+            epoch: Not supported; it must be None.
+
+        Raises:
+            TypeError: An epoch is given.
+        """
+        if epoch is not None:
+            raise TypeError(
+                "run.pace: step(epoch) is not supported: the scheduler follows the run. Call step() without arguments."
+            )
+        for _ in range(self._position.steps(self.total) - self.stepped):
+            self.scheduler.step()
+            self.stepped += 1
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """Returns the learning rates that the user's scheduler set last."""
+        return self.scheduler.get_last_lr()
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Returns the learning rates of the user's scheduler."""
+        return self.scheduler.get_lr()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the user's scheduler, and how many of its steps were made."""
+        return {"scheduler": self.scheduler.state_dict(), "total": self.total, "stepped": self.stepped}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on where a saved schedule stopped.
+
+        Args:
+            state_dict: Result of `state_dict` of a schedule with the same `total`.
+
+        Raises:
+            ValueError: It is the state of the scheduler alone, or of another `total`; nothing was changed.
+        """
+        missing = {"scheduler", "total", "stepped"} - set(state_dict)
+        if missing:
+            raise ValueError(
+                f"run.pace: the state lacks {', '.join(sorted(missing))}: it is not of a paced scheduler. Load it into the "
+                "scheduler that was given to run.pace, or save the result of run.pace."
+            )
+        if state_dict["total"] != self.total:
+            saved = state_dict["total"]
+            raise ValueError(f"run.pace: the state is of a schedule with total={saved}, this one has total={self.total}")
+        self.scheduler.load_state_dict(dict(state_dict["scheduler"]))
+        self.stepped = state_dict["stepped"]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+
+def paced(scheduler: Any, position: Position, total: Any) -> PacedLR:
+    """Returns a scheduler that follows the training. See `Run.pace`, which describes the arguments.
+
+    Raises:
+        TypeError: `scheduler` is no scheduler that steps without arguments.
+        ValueError: `total` is no number of steps, is not known, or contradicts the scheduler; or the scheduler has stepped.
+    """
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau | PacedLR):
+        raise TypeError(
+            "run.pace: `scheduler` must be a torch.optim.lr_scheduler.LRScheduler that counts steps, such as OneCycleLR, got "
+            f"{type(scheduler).__name__}"
+        )
+    name, own = type(scheduler).__name__, getattr(scheduler, "total_steps", None)
+    if not position.full_steps:
+        raise ValueError(
+            "run.pace: the loader streams samples without a length, so that it is not known how far the training is. Give the "
+            "IterableDataset a __len__, or call the scheduler once per epoch without run.pace."
+        )
+    total = own or position.full_steps if total is None else total
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
+        raise ValueError(f"run.pace: `total` is the number of steps of full training, 1 or more, got {total!r}")
+    if own is not None and total != own:
+        raise ValueError(
+            f"run.pace: {name} was made for {own} steps, and total={total}. Give both the number of steps of full training, "
+            "such as epochs * len(loader) of your own loader."
+        )
+    if getattr(scheduler, "last_epoch", 0) > 0:
+        raise ValueError(
+            f"run.pace: {name} has made {scheduler.last_epoch} steps already. Call run.pace before its first step, and load a "
+            "saved state into the result of run.pace."
+        )
+    return PacedLR(scheduler, position, total)
