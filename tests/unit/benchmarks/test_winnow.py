@@ -198,3 +198,13 @@ def test_tables_stand_between_their_marks() -> None:
 def test_unknown_task() -> None:
     with pytest.raises(ValueError, match="no task 'mars'"):
         problem_of("mars")
+
+
+def test_a_network_that_has_diverged_counts_as_a_constant():
+    problem = problem_of("bike")
+    inputs, targets = problem.sets().choice
+    network = problem.task.network()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.fill_(float("nan"))
+    assert measures_of(problem, network, (inputs, targets)).metric == 0
