@@ -187,10 +187,29 @@ def load(path: Path) -> dict[Job, dict[str, Any]]:
 
 
 def run_all(design: Design, path: Path, workers: int, until: Callable[[], bool]) -> dict[Job, dict[str, Any]]:
-    """Runs what is missing, and returns all results.
+    """Runs what is missing of the comparison, and returns all results; see `run_missing`.
 
     Args:
         design: How much is run.
+        path: File of the trainings.
+        workers: Number of processes.
+        until: Function that returns whether no further training is to begin.
+    """
+    return run_missing(lambda done: ready(design, done), run, path, workers, until)
+
+
+def run_missing(
+    ready: Callable[[Done], Iterator[Job]],
+    run: Callable[[Job], dict[str, Any]],
+    path: Path,
+    workers: int,
+    until: Callable[[], bool],
+) -> dict[Job, dict[str, Any]]:
+    """Runs the trainings that are not in a file, adds them to it, and returns all results.
+
+    Args:
+        ready: Function of the results so far that yields the trainings that can run now.
+        run: Function that trains once.
         path: File that one line is added to at the end of each training.
         workers: Number of processes, each with one thread.
         until: Function that returns whether no further training is to begin.
@@ -201,7 +220,7 @@ def run_all(design: Design, path: Path, workers: int, until: Callable[[], bool])
     pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,))
     with pool, path.open("a") as file:
         while True:
-            waiting = (job for job in ready(design, done) if job not in done and job not in running.values())
+            waiting = (job for job in ready(done) if job not in done and job not in running.values())
             while len(running) < workers and not until() and (job := next(waiting, None)):
                 running[pool.submit(run, job)] = job
             if not running:

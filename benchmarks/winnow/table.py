@@ -176,7 +176,7 @@ def markdown(rows: Rows) -> str:
     ]
     for name, row in rows.items():
         parts = [name, f"x {row.factor:g}{' (edge)' if row.at_edge else ''}", f"{row.cost:.3f}", f"{row.metric:.2f}"]
-        parts += [_said(row.to_full), _said(row.to_smaller)]
+        parts += [said(row.to_full), said(row.to_smaller)]
         parts += ["" if value is None else f"{value:.2f}" for value in (row.worst_class, row.calibration_error)]
         lines.append("| " + " | ".join([*parts, str(row.n)]) + " |")
     return "\n".join(lines)
@@ -190,15 +190,27 @@ def with_tables(page: str, design: Design, done: Done) -> str:
         design: How much is run.
         done: Results of the trainings.
     """
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
     rows = {share: {task: rows_of(design, done, task, share) for task in design.tasks} for share in design.shares}
     parts = [
         f"**{task}, at {share:g} of the cost** ({_finding(found)})\n\n{markdown(of_share[task])}"
         for share, of_share in rows.items()
         for task, found in shown(of_share).items()
     ]
-    return before + BEGIN + "\n\n" + "\n\n".join(parts) + "\n\n" + END + after
+    return between_marks(page, BEGIN, END, "\n\n".join(parts))
+
+
+def between_marks(page: str, begin: str, end: str, text: str) -> str:
+    """Returns a page with another text between two lines.
+
+    Args:
+        page: Text with both lines.
+        begin: First line, which stays.
+        end: Last line, which stays.
+        text: New text.
+    """
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 def _finding(found: Mapping[str, Any]) -> str:
@@ -206,7 +218,8 @@ def _finding(found: Mapping[str, Any]) -> str:
     return f"to full training: {found['to_full']}; to smaller batches: {found['to_smaller']}{counts}"
 
 
-def _said(paired: Paired | None) -> str:
+def said(paired: Paired | None) -> str:
+    """Returns a mean with its interval as text; "" where there is none."""
     if paired is None or paired.low is None:
         return ""
     return f"{paired.mean:+.2f} ± {paired.mean - paired.low:.2f}"
