@@ -6,44 +6,67 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.methods.contract import Method
+from thresher.methods.contract import Method, requirements_of
+from thresher.records import Column
 
 NAME = "Placebo"
 """End of the name of such a method."""
 
 
+def why_no_placebo(method: Method) -> str:
+    """Returns why a method has no placebo, without a full stop; "" where it has one.
+
+    Args:
+        method: Method of any stage.
+
+    Example:
+        >>> from thresher import RandomBackprop
+        >>> why_no_placebo(RandomBackprop())
+        'RandomBackprop chooses without losses or scores: there is nothing to permute'
+    """
+    name, needs = type(method).__name__, requirements_of(method)
+    if method.stage == "batch":
+        chooses_by = needs.signals
+    elif method.stage == "epoch":
+        chooses_by = needs.full_pass or ((needs.records or needs.optional) and method.columns())
+    else:
+        return f"{name} decides before training; a placebo is for methods of the epoch and the batch stage"
+    return "" if chooses_by else f"{name} chooses without losses or scores: there is nothing to permute"
+
+
 def placebo_of(method: Method) -> Any:
     """Returns a method that decides as another one does, by the signals of other samples.
 
-    A batch method gets the signals of its batch in random order. An epoch method gets the records of the samples that were
-    trained on in random order; all columns of a sample stay together, and samples without a record keep their place.
+    A batch method gets the signals of its batch in random order, together with the ids. An epoch method gets the records of the
+    samples that were trained on, and the results of a full pass, in random order; all values of a sample stay together, samples
+    without a record keep their place, and so does what earlier plans have remembered.
 
     Args:
-        method: Method of the epoch or the batch stage.
+        method: Method of the epoch or the batch stage that chooses by signals.
 
     Raises:
-        ValueError: It decides before training, where there are no signals of a run to permute.
+        ValueError: It decides before training, where there are no signals of a run to permute, or without signals.
 
     Example:
         >>> from thresher import BigLoss
         >>> type(placebo_of(BigLoss())).__name__
         'BigLossPlacebo'
     """
+    if reason := why_no_placebo(method):
+        raise ValueError(reason)
     kind = type(method)
-    parts = {"epoch": {"plan_epoch": _plan_epoch}, "batch": {"plan_batch": _plan_batch}}
-    if method.stage not in parts:
-        raise ValueError(f"{kind.__name__} decides before training; a placebo is for methods of the epoch and the batch stage")
-    permuted = type(kind.__name__ + NAME, (kind,), {**parts[method.stage], "__doc__": kind.__doc__})
+    plan = {"plan_epoch": _plan_epoch} if method.stage == "epoch" else {"plan_batch": _plan_batch}
+    permuted = type(kind.__name__ + NAME, (kind,), {**plan, "__doc__": kind.__doc__})
     copied = object.__new__(permuted)
     vars(copied).update(vars(method))
     return copied
 
 
 def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Generator, **settings: int) -> Any:
-    columns = {name: records[name] for name in self.columns() if name in records}
-    recorded = [column for column in columns.values() if column.is_floating_point()]
-    seen = torch.stack([column.isfinite().cpu() for column in recorded]).all(0).nonzero().flatten() if recorded else None
-    if seen is not None and len(seen):
+    declared: dict[str, Column] = self.columns()
+    signals = [name for name, column in declared.items() if column.merge != "plan"]
+    columns = {name: records[name] for name in (*signals, *requirements_of(self).full_pass) if name in records}
+    if columns and len(seen := _with_values(columns, declared)):
         other = seen[torch.randperm(len(seen), generator=generator)]
         for name, column in columns.items():
             here, there = seen.to(column.device), other.to(column.device)
@@ -52,10 +75,19 @@ def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Ge
     return own.plan_epoch({**records, **columns}, generator=generator, **settings)
 
 
+def _with_values(columns: Mapping[str, Tensor], declared: Mapping[str, Column]) -> Tensor:
+    """Returns the ids of the samples that have a value in all columns: a finite one, or a count other than at the start."""
+    there = torch.ones(len(next(iter(columns.values()))), dtype=torch.bool)
+    for name, column in columns.items():
+        if column.is_floating_point():
+            there &= column.isfinite().flatten(1).all(1).cpu() if column.ndim > 1 else column.isfinite().cpu()
+        elif name in declared and column.dtype is not torch.bool:
+            there &= (column != declared[name].fill).cpu()
+    return there.nonzero().flatten()
+
+
 def _plan_batch(self: Any, signals: Mapping[str, Tensor], state: Any, *, step: int, generator: torch.Generator) -> Any:
     order = torch.randperm(len(signals["id"]), generator=generator)
-    permuted = {
-        name: values if name == "id" else values.index_select(0, order.to(values.device)) for name, values in signals.items()
-    }
+    permuted = {name: values.index_select(0, order.to(values.device)) for name, values in signals.items()}
     own: Any = super(type(self), self)
     return own.plan_batch(permuted, state, step=step, generator=generator)

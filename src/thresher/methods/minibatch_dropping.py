@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, chosen, ids_of
@@ -62,6 +63,7 @@ class MinibatchDropping:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    requires: ClassVar[Requirements] = Requirements(records=False)
     card: ClassVar[Card] = Card(
         summary="drop whole mini-batches at random",
         paper="arXiv:1910.13349",

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import thresher
-from thresher import rng
-from thresher.methods._placebo import placebo_of
+from thresher import methods, rng
+from thresher.methods._placebo import placebo_of, why_no_placebo
 from thresher.records import NEVER_SEEN
 from thresher.scores import Scores
 
@@ -58,6 +58,72 @@ def test_it_is_the_method_otherwise():
     permuted = placebo_of(method)
     assert isinstance(permuted, thresher.Winnow) and permuted.share == 0.25 and permuted.requires == method.requires
     assert permuted.columns() == method.columns() and "Placebo" in repr(permuted)
+
+
+def test_what_only_the_id_leads_to_is_permuted_with_the_losses():
+    """The irreducible losses: without them in the order, the placebo would still choose by them."""
+    known = Scores(torch.arange(8), torch.tensor([0.0, 9, 9, 9, 9, 9, 9, 9], dtype=torch.float64))
+    method = thresher.RhoLoss(known, keep=0.125)
+    counts, state = np.zeros(8), method.init_state()
+    for step in range(400):
+        signals = {"loss": torch.ones(8), "id": torch.arange(8)}
+        plan, state = placebo_of(method).plan_batch(signals, state, step=step, generator=rng.seeded(0, step))
+        counts[plan.rows.numpy()] += 1
+    assert counts.sum() == 400 and counts.max() < 100
+
+
+def test_counts_are_permuted_among_the_samples_that_were_seen():
+    method = thresher.Forgetting(fraction=0.25, start=1)
+    turns = torch.ones(40, dtype=torch.int16)
+    turns[:8] = -1  # never seen
+    turns[8:20] = 9  # forgotten often
+    hidden = torch.zeros(40)
+    for key in range(200):
+        own, permuted = (planned(of, {"forgetting": turns}, key) for of in (method, placebo_of(method)))
+        assert len(own.refresh) == len(permuted.refresh) == 10 and own.refresh.min() >= 20 and permuted.refresh.min() >= 8
+        hidden[permuted.refresh] += 1
+    assert float(hidden[8:20].mean()) == pytest.approx(float(hidden[20:].mean()), rel=0.15)
+
+
+def test_the_results_of_a_full_pass_are_permuted_and_what_was_remembered_stays():
+    method = thresher.GradMatch(keep=0.25, every=1, per="class", gradient="bias", first=0)
+    error = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    error[:4] *= 100
+    error[39] = torch.nan
+    records = {"error": error, "label": torch.arange(40) % 2, "weight": torch.zeros(40)}
+    kept = torch.zeros(40)
+    for key in range(200):
+        plan = planned(placebo_of(method), records, key)
+        assert 39 in plan.ids
+        kept[plan.ids] += 1
+    own = planned(method, records)
+    assert own.ids[:4].tolist() == [0, 1, 2, 3]
+    assert float(kept[:4].mean()) == pytest.approx(float(kept[4:39].mean()), rel=0.25)
+    between = planned(placebo_of(thresher.GradMatch(keep=0.25, every=50)), {"weight": torch.arange(40) % 2.0})
+    assert between.ids.tolist() == list(range(1, 40, 2))
+
+
+CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop"}
+
+
+@pytest.mark.parametrize("name", sorted(set(methods.BUILT_IN) - {"prune", "rho_loss"}))
+def test_who_chooses_by_signals_has_one(name):
+    method = methods.create(name)
+    if name not in CHOOSES_BY_NOTHING:
+        assert why_no_placebo(method) == "" and isinstance(placebo_of(method), type(method))
+        return
+    with pytest.raises(ValueError, match=f"{type(method).__name__} chooses without losses or scores: there is nothing to"):
+        placebo_of(method)
+
+
+def test_there_is_none_of_a_method_that_records_nothing():
+    class Halves:
+        stage = "epoch"
+
+        def columns(self):
+            return {}
+
+    assert why_no_placebo(Halves()) == "Halves chooses without losses or scores: there is nothing to permute"
 
 
 def test_there_is_none_before_training():
