@@ -45,14 +45,14 @@ def summary_table(results: dict[str, Any]) -> "Table":
     seeds = len({run["seed"] for run in results["runs"]})
     title = f"{results['task']}, {results['epochs']} epochs, {seeds} seed{'s' if seeds > 1 else ''}, {results['device']}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    words = [word for row in results["summary"] for word in row["method"].split()]
-    table.add_column("\nmethod", min_width=max(map(len, words)))
+    named = [(_name_cell(row), word) for row in results["summary"] for word in row["method"].split()]
+    table.add_column("\nmethod", width=max(len(word) + len(cell) - len(cell.lstrip()) for cell, word in named))
     for heading in (f"{metric},\n%", "difference to full\n[95 % interval]", "\ncost", "CPU\ntime"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("\nverdict", min_width=12)
     for row in results["summary"]:
         table.add_row(
-            f"  {row['method']}" if row["control_of"] else row["method"],
+            _name_cell(row),
             _mean_cell(row),
             _difference_cell(row),
             f"{row['cost_ratio']:.3f}",
@@ -87,6 +87,10 @@ def _target_cell(reached: dict[str, Any]) -> str:
     if reached["cost_to_full"] is None:
         return f"not reached, {seeds}"
     return f"{reached['cost_to_full']:.2f}, {reached['cpu_to_full']:.2f}, {seeds}"
+
+
+def _name_cell(row: dict[str, Any]) -> str:
+    return f"  {row['method']}" if row["control_of"] else row["method"]
 
 
 def _mean_cell(row: dict[str, Any]) -> str:

@@ -9,7 +9,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from thresher.cli._console import percent
 from thresher.experiments.comparison.compare import Watcher
-from thresher.experiments.comparison.job import Job
+from thresher.experiments.comparison.job import Control, Job
+from thresher.experiments.comparison.summary import left_out_sentence
 
 REDRAWS_PER_SECOND = 2
 """Redraws of the bars per second; few, because drawing takes time from the training."""
@@ -62,6 +63,14 @@ class RunLines(Watcher):
         self._runs -= 1
         self._print(f"{job.name}: a control of several methods, trained once")
 
+    def left_out(self, method: str, control: Control, why: str) -> None:
+        """Prints which control a method does not have, and why."""
+        self._print(left_out_sentence({"method": method, "control": control, "why": why}))
+
+    def dropped(self, job: Job) -> None:
+        """Counts one run fewer."""
+        self._runs -= 1
+
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -98,15 +107,24 @@ class RunBars(RunLines):
         if reused:
             self._shorten(self._epochs)
         else:
-            bar = self._bars.pop(job.key)
-            [left] = [task.remaining for task in self._progress.tasks if task.id == bar]
-            self._shorten(int(left or 0))
-            self._progress.remove_task(bar)
+            self._remove_bar(job)
 
     def shared(self, job: Job) -> None:
         """Shortens the bar of all runs by the run that is not repeated."""
         super().shared(job)
         self._shorten(self._epochs)
+
+    def dropped(self, job: Job) -> None:
+        """Removes the bar of the run, and shortens the bar of all runs by it."""
+        super().dropped(job)
+        self._remove_bar(job)
+
+    def _remove_bar(self, job: Job) -> None:
+        """Removes the bar of a run, and shortens the bar of all runs by the epochs that are not trained any more."""
+        bar = self._bars.pop(job.key)
+        [left] = [task.remaining for task in self._progress.tasks if task.id == bar]
+        self._shorten(int(left or 0))
+        self._progress.remove_task(bar)
 
     def _shorten(self, epochs: int) -> None:
         """Shortens the bar of all runs by this number of epochs."""

@@ -28,7 +28,7 @@ BUDGET_HELP = (
 CONTROLS_HELP = (
     "Controls at the cost of each method, separated by commas: uniform (a random subset each epoch), shorter (fewer epochs), "
     "smaller (as many steps, with smaller batches), placebo (the method with its losses or scores permuted among samples). "
-    "Default: uniform,shorter; with --budget smaller,shorter,uniform."
+    'Default: all four, without those that a method or the training cannot have, which the output names; "" trains none.'
 )
 MARGIN_HELP = (
     "A loss of the metric up to this size does not matter: in percentage points where the metric is a share, else in the unit "
@@ -58,12 +58,12 @@ def compare(
 
     Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html.
     """
-    from thresher.experiments.comparison.job import BUDGET_CONTROLS, CONTROLS, parse_budget, parse_controls
+    from thresher.experiments.comparison.job import parse_budget, parse_controls
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
     training = training_of(script, task)
-    kinds = parse_controls(controls) if controls is not None else CONTROLS if budget is None else BUDGET_CONTROLS
+    kinds = None if controls is None else parse_controls(controls)
     kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
     asked = ",".join(filter(None, (methods, *kept)))
     run_and_print(training, asked, seeds, epochs, out, data=data, jobs=jobs, margin=margin, track=track, controls=kinds)

@@ -10,6 +10,10 @@ from torch import Tensor
 from thresher.plans import EpochPlan
 
 
+class SmallerBatchesError(ValueError):
+    """A training cannot make the smaller batches of a plan."""
+
+
 @dataclass(frozen=True, eq=False)
 class Deal:
     """How many rows each step of an epoch has, and how they are drawn from its candidates.
@@ -102,12 +106,12 @@ def deal_of(
         least: Least number of rows of a step: 1, or 2 where the model has BatchNorm.
 
     Raises:
-        ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
+        SmallerBatchesError: There are too few rows for the steps, or it is not known how many ids the order has.
     """
     try:
         staying = ids()
     except TypeError as error:
-        raise ValueError(f"Smaller batches need the number of samples of an epoch, and {error}.") from None
+        raise SmallerBatchesError(f"Smaller batches need the number of samples of an epoch, and {error}.") from None
     steps = everything // batch_size if drop_last else -(-everything // batch_size)
     most = steps * batch_size if drop_last else everything
     staying = min(staying, most)
@@ -116,7 +120,7 @@ def deal_of(
         return None
     if rows < least * steps:
         smallest = min(1, rounded_up(least * steps / (most if plan.keys is None else staying)))
-        raise ValueError(
+        raise SmallerBatchesError(
             f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}: the "
             f"smallest share is {smallest:g}. Give the loader larger batches, or raise the share."
         )

@@ -228,9 +228,10 @@ def _measurements(name: str, folder: Path) -> str:
     return "\n\n".join(
         [
             "Each row gives the mean ± standard deviation over the seeds, the difference to full training (paired by seed, "
-            "with its 95 % interval), and the counted cost and the CPU time as shares of full training. The rows uniform@ (a "
-            "random subset each epoch) and shorter@ (full data for fewer epochs) are controls at the cost of the method above "
-            "them.",
+            "with its 95 % interval), and the counted cost and the CPU time as shares of full training. The rows with an @ are "
+            "controls at the cost of the method above them: uniform@ (a random subset each epoch), shorter@ (full data for "
+            "fewer epochs), smaller@ (as many steps, with smaller batches) and placebo@ (the method with its losses or scores "
+            "permuted).",
             *tables,
         ]
     )

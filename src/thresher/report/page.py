@@ -13,10 +13,10 @@ import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from thresher.experiments.comparison.summary import is_share
+from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
 from thresher.experiments.training.store import whole
 from thresher.report import charts, sample_charts
-from thresher.report.loading import ResultsDict, Samples, load_comparison, runs_by_method
+from thresher.report.loading import ResultsDict, Samples, controls, load_comparison, runs_by_method
 from thresher.report.sheets import ImageArray, sheets, training_images
 from thresher.report.style import INK
 
@@ -242,6 +242,8 @@ def render_page(results: ResultsDict, samples: Samples, images: ImageArray | Non
         columns=(*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:]),
         margin=margin_text(results, results.get("margin")),
         rows=[_verdict_row(row, results) for row in results["summary"]],
+        controls=_controls_in_words(results),
+        left_out=[left_out_sentence(one) for one in results.get("left_out", ())],
         sections={title: _section_charts(held, results, samples) for title, held in SECTIONS.items()},
         sheets=sheets(results, samples, images),
         settings=_method_settings(results),
@@ -274,6 +276,12 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
         "verdict": row["verdict"],
         "finding": row.get("finding"),
     }
+
+
+def _controls_in_words(results: ResultsDict) -> str:
+    """Returns the kinds of controls that were trained; "" without any."""
+    named = [f"{CONTROLS_IN_WORDS.get(kind, kind)} ({kind})" for kind in controls(results)]
+    return listed(named) if named else ""
 
 
 def margin_text(results: ResultsDict, margin: float | None) -> str:

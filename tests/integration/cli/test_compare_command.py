@@ -18,8 +18,9 @@ N = 512
 METHODS = "kakurenbo:tau=0.0,infobatch:prune_fraction=0.3"
 
 
-def arguments(out, task=f"digits@{N}", methods=METHODS, seeds="0,1", epochs=3, margin=0.5, jobs=1):
+def arguments(out, task=f"digits@{N}", methods=METHODS, seeds="0,1", epochs=3, margin=0.5, jobs=1, controls="uniform,shorter"):
     given = {"task": task, "methods": methods, "seeds": seeds, "epochs": epochs, "margin": margin, "out": out, "jobs": jobs}
+    given |= {} if controls is None else {"controls": controls}
     return ["compare", *(part for name, value in given.items() for part in (f"--{name}", str(value)))]
 
 
@@ -40,7 +41,7 @@ def finished(tmp_path_factory):
 
 def test_results_have_the_schema(finished):
     _, _, results = finished
-    assert list(results) == ["task", "epochs", "device", "versions", "margin", "loss_bins", "runs", "summary"]
+    assert list(results) == ["task", "epochs", "device", "versions", "margin", "loss_bins", "left_out", "runs", "summary"]
     assert (results["task"], results["epochs"], results["device"]) == (f"digits@{N}", 3, "cpu")
     assert {"thresher", "torch", "python"} <= set(results["versions"])
     for run in results["runs"]:
@@ -121,6 +122,26 @@ def test_a_folder_takes_more_methods_but_no_other_comparison(finished, called):
     assert more.returncode == 0, more.stderr
     new = set(written(out)) - set(before)
     assert len(new) == 1 and written(out).items() >= before.items()
+
+
+def test_what_a_method_cannot_have_is_left_out_of_the_default_controls_and_said(tmp_path, called):
+    out = tmp_path / "out"
+    done = called(*arguments(out, task="digits@128", methods="random_backprop:keep=0.02", seeds="0", epochs=1, controls=None))
+    assert done.returncode == 0, done.stderr
+    said = [
+        "Left out is the control placebo of random_backprop:keep=0.02. RandomBackprop chooses without losses or scores: there "
+        "is nothing to permute.",
+        "Left out is the control smaller of random_backprop:keep=0.02. UniformSubset trains on 2 samples in 2 batches, less "
+        "than two a batch, of which BatchNorm has no variance. Give the loader larger batches, or raise the share that is "
+        "kept.",
+    ]
+    lines, page = done.stdout.splitlines(), (out / "report.html").read_text()
+    assert all(sentence in lines and sentence in page for sentence in said)
+    assert "up to 5 runs of 1 epochs" in done.stdout
+    results = json.loads((out / "results.json").read_text())
+    assert [row["method"].partition("@")[0] for row in results["summary"]][2:] == ["uniform", "shorter"]
+    by_name = called(*arguments(tmp_path / "named", methods="random_backprop", controls="placebo", seeds="0"))
+    assert by_name.returncode == 2 and "RandomBackprop chooses without losses or scores" in by_name.stderr
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=lambda how: how.name)

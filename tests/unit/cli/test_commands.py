@@ -88,10 +88,10 @@ def test_mistakes_are_one_message_before_anything_runs(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize(
     ("given", "asked", "controls"),
     [
-        ({"--budget": ".5,35%"}, "winnow:share=0.5,winnow:share=0.35", ("smaller", "shorter", "uniform")),
-        ({"--budget": "0.5", "--methods": "infobatch"}, "infobatch,winnow:share=0.5", ("smaller", "shorter", "uniform")),
+        ({"--budget": ".5,35%"}, "winnow:share=0.5,winnow:share=0.35", None),
+        ({"--budget": "0.5", "--methods": "infobatch"}, "infobatch,winnow:share=0.5", None),
         ({"--budget": "0.5", "--controls": "placebo"}, "winnow:share=0.5", ("placebo",)),
-        ({"--methods": "infobatch"}, "infobatch", ("uniform", "shorter")),
+        ({"--methods": "infobatch"}, "infobatch", None),
         ({"--methods": "infobatch", "--controls": ""}, "infobatch", ()),
     ],
 )
@@ -183,6 +183,26 @@ def test_progress_with_controls_that_are_shorter_or_shared(terminal):
 
 
 @pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
+def test_progress_without_a_control(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+    smaller = Job.control("smaller", 0, 0.5)
+    with progress_on(console) as watcher:
+        watcher.left_out("random_backprop", "placebo", "RandomBackprop chooses without losses")
+        watcher.planned(3, 10)
+        watcher.started(smaller)
+        watcher.dropped(smaller)
+        watcher.left_out("m", "smaller", "Less than one row a batch.")
+        if terminal:
+            [whole] = watcher._progress.tasks
+            assert whole.total == 20
+        watcher.finished(Job.of(MethodSpec("full"), 0), RUN, reused=True)
+    text = console.file.getvalue()
+    assert "Left out is the control placebo of random_backprop. RandomBackprop chooses without losses.\n" in text
+    assert "Left out is the control smaller of m. Less than one row a batch.\n" in text
+    assert "[1/2] full, seed 0" in text
+
+
+@pytest.mark.parametrize("terminal", [True, False], ids=["terminal", "plain"])
 def test_progress_of_several_comparisons_is_that_of_each(terminal):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=100)
     first, second = Job.of(MethodSpec("full"), 0), Job.of(MethodSpec("full"), 1)
@@ -227,6 +247,20 @@ def test_a_long_name_leaves_the_table_100_columns_wide():
     assert max(map(len, lines)) <= 100 and any("-1.20 [-2.00, +0.40]" in line for line in lines)
     words = " ".join(" ".join(lines).split())
     assert all(word in words for word in ("selective_backprop:beta=1", "every=3", "bfloat16", "97.70 ± 0.10"))
+
+
+def test_a_verdict_on_four_controls_is_whole():
+    row = {"method": "full", "control_of": None, "mean": 0.977, "std": 0.146, "difference": None, "ci95": None}
+    row |= {"cost_ratio": 1.0, "wall_ratio": 1.0, "cpu_ratio": 1.0, "verdict": "the baseline"}
+    verdict = "loses; better than random and fewer epochs at the same cost; not told from smaller batches and permuted signals"
+    long = row | {"method": "random_backprop:keep=0.03", "difference": -0.35, "ci95": [-1.2875, 0.5], "verdict": verdict}
+    control = long | {"method": "uniform@0.016", "control_of": long["method"], "verdict": "loses"}
+    results = {"task": "digits", "epochs": 3, "device": "cpu", "runs": [RUN | {"seed": 0}], "summary": [row, long, control]}
+    console = Console(file=io.StringIO(), width=120)
+    console.print(summary_table(results))
+    words = " ".join(console.file.getvalue().split())
+    assert all(word in words for word in verdict.split())
+    assert "random_backprop:keep=0.03" in words
 
 
 def test_table_of_targets():

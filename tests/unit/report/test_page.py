@@ -82,6 +82,16 @@ def test_rows_have_the_figures_of_the_summary():
     assert f"[{100 * low:+.2f}, {100 * high:+.2f}]" in text
 
 
+def test_controls_are_named_and_so_is_what_was_left_out():
+    results, _ = comparison()
+    results["left_out"] = [{"method": HOSTILE, "control": "placebo", "why": "it has no signals"}]
+    text = " ".join("".join(Seen(render_page(results, {})).text).split())
+    assert "Indented rows are controls of the same cost: random (uniform) and fewer epochs (shorter)." in text
+    assert f"Left out is the control placebo of {HOSTILE}. it has no signals." in text
+    alone, _ = comparison(controls=False)
+    assert "Indented rows" not in render_page(alone, {})
+
+
 def test_hostile_names_are_text():
     results, samples = comparison({"full": 0.0, HOSTILE: 0.3, "infobatch": 0.2}, metric=HOSTILE, task=HOSTILE)
     results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}

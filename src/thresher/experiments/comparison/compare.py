@@ -6,9 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thresher.experiments.comparison.job import CONTROLS, FULL_TRAINING, Control, Job, as_placebo
+from thresher.experiments.comparison.job import (
+    CONTROLS,
+    FULL_TRAINING,
+    Control,
+    Job,
+    as_placebo,
+    has_controls,
+    why_no_placebo_of,
+)
 from thresher.experiments.comparison.summary import DEFAULT_MARGIN, summarise
-from thresher.experiments.comparison.workers import Advanced, Workers
+from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Workers
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import TEXTBOOK, with_costs
 from thresher.experiments.training.recording import LOSS_BINS
@@ -34,6 +42,12 @@ class Watcher:
     def shared(self, job: Job) -> None:
         """Is called when a control is the same as that of another method, which makes one run fewer."""
 
+    def left_out(self, method: str, control: Control, why: str) -> None:
+        """Is called when a control that was not asked for by name is not trained for a method, with the reason."""
+
+    def dropped(self, job: Job) -> None:
+        """Is called when the training of a run that was started is refused, which makes one run fewer."""
+
 
 def compare(
     task: str,
@@ -44,17 +58,19 @@ def compare(
     *,
     data: Path | None = None,
     jobs: int = 2,
-    controls: Sequence[Control] = CONTROLS,
+    controls: Sequence[Control] | None = None,
     margin: float = DEFAULT_MARGIN,
     track: str | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Trains every method and full training with every seed, and for each run of a method controls of the same cost.
 
-    The controls of a run are a fresh random subset in each epoch, `UniformSubset(keep=cost)`, and full data for the share
-    `cost` of the epochs, within which the learning rate decays. `cost` is the cost of the finished run in forward and backward
-    passes, as a share of full training. Methods whose costs agree in three digits after the point share their controls.
-    Finished runs are kept in `out` and not repeated, so that the same call goes on where it was stopped.
+    The controls of a run are a fresh random subset in each epoch, `UniformSubset(keep=cost)`; full data for the share `cost` of
+    the epochs, within which the learning rate decays; as many steps as full training, with smaller batches that are drawn
+    uniformly; and a placebo: the method with its signals permuted among the samples. `cost` is the cost of the finished run in
+    forward and backward passes, as a share of full training. Methods whose costs agree in three digits after the point share
+    their controls, except for the placebo. Finished runs are kept in `out` and not repeated, so that the same call goes on
+    where it was stopped.
 
     Args:
         task: Name of the task, see `recipes.resolve.task_of`.
@@ -64,13 +80,15 @@ def compare(
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
         jobs: Number of processes that train side by side, with one torch thread each. Default: 2.
-        controls: Kinds of controls to train. Default: uniform and shorter.
+        controls: Kinds of controls to train. Default: all of `CONTROLS`, without the placebo of a method that has no signals to
+            permute, and without smaller batches where they would have too few rows; `Watcher.left_out` and `left_out` in the
+            results name those.
         margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
 
     Returns:
-        The content of results.json: task, epochs, device, versions, margin, loss_bins, runs and summary.
+        The content of results.json: task, epochs, device, versions, margin, loss_bins, left_out, runs and summary.
 
     Raises:
         ValueError: An argument is not possible; most errors come before anything is trained.
@@ -78,8 +96,8 @@ def compare(
         RunError: A run failed; finished runs are kept.
     """
     _check_arguments(seeds, epochs, jobs, margin, track)
-    for spec in methods if "placebo" in controls else ():
-        as_placebo(spec).create()
+    for spec in filter(has_controls, methods if "placebo" in (controls or ()) else ()):
+        as_placebo(spec)
     folder = task_of(task).find(data)
     identity = {"task": task, "epochs": epochs, "recipe": task_of(task).recipe, "versions": versions()}
     store = Store(out, identity)
@@ -88,14 +106,16 @@ def compare(
     where = {"samples": store.runs, "track": track, "track_to": out / "trackers"}
     with Workers(jobs, task=task, epochs=epochs, folder=folder, **where) as workers:
         comparison.work(workers)
-    results = _results_of(comparison.runs(), task, epochs, margin)
+    results = _results_of(comparison, task, epochs, margin)
     store.save_results(results)
     return results
 
 
-def _results_of(runs: list[dict[str, Any]], task: str, epochs: int, margin: float) -> dict[str, Any]:
+def _results_of(comparison: "_Comparison", task: str, epochs: int, margin: float) -> dict[str, Any]:
     """Returns the content of results.json."""
+    runs = comparison.runs()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
+    left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
     return {
         "task": task,
         "epochs": epochs,
@@ -103,6 +123,7 @@ def _results_of(runs: list[dict[str, Any]], task: str, epochs: int, margin: floa
         "versions": versions(),
         "margin": margin,
         "loss_bins": LOSS_BINS.tolist(),
+        "left_out": left_out,
         "runs": runs,
         "summary": summarise(runs, margin),
     }
@@ -129,24 +150,36 @@ def check_tracker(name: str) -> None:
 
 
 class _Comparison:
-    """The runs of a comparison: those that wait, and those that are done."""
+    """The runs of a comparison: those that wait, and those that are done.
+
+    Attributes:
+        left_out: Reasons for which controls are left out, by the label of the method and the kind of the control.
+    """
 
     def __init__(
-        self, store: Store, methods: Sequence[Spec], seeds: Sequence[int], kinds: Sequence[Control], watcher: Watcher
+        self,
+        store: Store,
+        methods: Sequence[Spec],
+        seeds: Sequence[int],
+        kinds: Sequence[Control] | None,
+        watcher: Watcher,
     ) -> None:
         others = [spec for spec in methods if spec.name != FULL_TRAINING.name]
         self.watcher = watcher
+        self.left_out: dict[tuple[str, Control], str] = {}
         self._store = store
         self._asked = [Job.of(spec, seed) for spec in (FULL_TRAINING, *others) for seed in seeds]
         self._queue = deque(self._asked)
         self._done: dict[str, dict[str, Any]] = {}
-        self._kinds = kinds
-        self._controls: dict[str, list[Job]] = {}
+        self._refused: dict[str, str] = {}
+        self._by_name = kinds is not None
+        self._kinds = {spec.label: self._kinds_of(spec, kinds) for spec in (FULL_TRAINING, *others)}
+        self._controls: dict[str, dict[Control, Job]] = {}
 
     @property
     def expected(self) -> int:
         """Number of runs, with the controls, if no two methods share a control."""
-        return len(self._asked) + len(self._kinds) * sum(job.needs_control for job in self._asked)
+        return sum(1 + len(self._kinds[job.label]) for job in self._asked)
 
     def work(self, workers: Workers) -> None:
         """Trains until no run is waiting."""
@@ -156,7 +189,11 @@ class _Comparison:
                 self.watcher.started(job)
             if not workers.busy:
                 return
-            event = workers.next_event()
+            try:
+                event = workers.next_event()
+            except RunRefusedError as refused:
+                self._refuse(refused)
+                continue
             if isinstance(event, Advanced):
                 self.watcher.advanced(event.job, event.epochs, event.metric)
             else:
@@ -168,8 +205,44 @@ class _Comparison:
         runs = []
         for asked in self._asked:
             runs.append(self._run(asked))
-            runs += [self._run(job) | {"control_of": asked.label} for job in self._controls.get(asked.key, [])]
+            for kind, job in self._controls.get(asked.key, {}).items():
+                if (asked.label, kind) not in self.left_out:
+                    runs.append(self._run(job) | {"control_of": asked.label})
         return runs
+
+    def _kinds_of(self, spec: Spec, kinds: Sequence[Control] | None) -> Sequence[Control]:
+        """Returns the kinds of controls that a method has; of all of them, where none are asked for by name."""
+        if not has_controls(spec):
+            return ()
+        if kinds is not None:
+            return kinds
+        reason = why_no_placebo_of(spec)
+        if reason:
+            self._leave_out(spec.label, "placebo", reason)
+        return [kind for kind in CONTROLS if kind != "placebo" or not reason]
+
+    def _leave_out(self, method: str, kind: Control, why: str) -> None:
+        if (method, kind) not in self.left_out:
+            self.left_out[method, kind] = why
+            self.watcher.left_out(method, kind, why)
+
+    def _refuse(self, refused: RunRefusedError) -> None:
+        """Leaves out smaller batches that cannot be made: for all seeds of a method, because seeds are compared in pairs.
+
+        Raises:
+            RunRefusedError: They were asked for by name, or are what the method itself makes.
+        """
+        if self._by_name or any(job.key == refused.job.key for job in self._asked):
+            raise refused
+        self._refused[refused.job.key] = refused.why
+        self.watcher.dropped(refused.job)
+        for asked in self._asked:
+            self._check_refused(asked)
+
+    def _check_refused(self, asked: Job) -> None:
+        for kind, job in self._controls.get(asked.key, {}).items():
+            if job.key in self._refused:
+                self._leave_out(asked.label, kind, self._refused[job.key])
 
     def _next(self) -> Job | None:
         """Returns the next job whose run is not in the store; None where there is none."""
@@ -191,14 +264,16 @@ class _Comparison:
                 self._add_controls(asked)
 
     def _add_controls(self, asked: Job) -> None:
-        known = {job.key for jobs in self._controls.values() for job in jobs}
+        known = {job.key for jobs in self._controls.values() for job in jobs.values()}
         cost = self._run(asked)["cost"]["ratio"]
-        self._controls[asked.key] = [Job.control(kind, asked.seed, cost, asked.spec) for kind in self._kinds]
-        for job in self._controls[asked.key]:
+        kinds = self._kinds[asked.label]
+        self._controls[asked.key] = {kind: Job.control(kind, asked.seed, cost, asked.spec) for kind in kinds}
+        for job in self._controls[asked.key].values():
             if job.key in known:
                 self.watcher.shared(job)
             else:
                 self._queue.append(job)
+        self._check_refused(asked)
 
     def _run(self, job: Job) -> dict[str, Any]:
         """Returns a finished run, with its cost by one ratio of backward to forward time for all runs.

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Literal
 
 from thresher.experiments.training.specs import Composition, MethodSpec, Spec
+from thresher.methods._placebo import why_no_placebo
 
 Control = Literal["uniform", "shorter", "smaller", "placebo"]
 
@@ -16,16 +17,9 @@ FULL_TRAINING = MethodSpec("full")
 METHODS_WITHOUT_CONTROLS = ("full", "uniform")
 """Methods that are trained without controls: the baseline, and one that is a control itself."""
 
-CONTROLS: tuple[Control, ...] = ("uniform", "shorter")
-"""Kinds of controls by default: a fresh random subset in each epoch, and full data for fewer epochs, at the cost of the run."""
-
-ALL_CONTROLS: tuple[Control, ...] = (*CONTROLS, "smaller", "placebo")
-"""All kinds of controls; the further ones are the same number of steps with smaller batches, and the method with its signals
-permuted."""
-
-
-BUDGET_CONTROLS: tuple[Control, ...] = ("smaller", "shorter", "uniform")
-"""Kinds of controls of a budget: the other ways to spend the same share of the cost."""
+CONTROLS: tuple[Control, ...] = ("uniform", "shorter", "smaller", "placebo")
+"""Kinds of controls, at the cost of the run: a fresh random subset in each epoch, full data for fewer epochs, as many steps
+with smaller batches, and the method with its signals permuted."""
 
 
 def parse_budget(text: str) -> list[float]:
@@ -63,7 +57,7 @@ def parse_controls(text: str) -> tuple[Control, ...]:
     """Parses kinds of controls that are separated by commas.
 
     Args:
-        text: Kinds, out of `ALL_CONTROLS`; "" for none.
+        text: Kinds, out of `CONTROLS`; "" for none.
 
     Raises:
         ValueError: There is no such kind, or one is given twice.
@@ -73,22 +67,49 @@ def parse_controls(text: str) -> tuple[Control, ...]:
         ('uniform', 'smaller')
     """
     named = [part.strip() for part in text.split(",") if part.strip()]
-    kinds: dict[str, Control] = {kind: kind for kind in ALL_CONTROLS}
+    kinds: dict[str, Control] = {kind: kind for kind in CONTROLS}
     found: tuple[Control, ...] = tuple(kinds[one] for one in named if one in kinds)
     if len(found) < len(named) or len(set(found)) < len(found):
-        raise ValueError(f"--controls: {', '.join(ALL_CONTROLS)}, each at most once and separated by commas; got {text!r}")
+        raise ValueError(f"--controls: {', '.join(CONTROLS)}, each at most once and separated by commas; got {text!r}")
     return found
 
 
+def has_controls(spec: Spec) -> bool:
+    """Returns whether controls of the same cost are trained for a method."""
+    return spec.name not in METHODS_WITHOUT_CONTROLS
+
+
 def as_placebo(spec: Spec) -> Spec:
-    """Returns the same method with its signals permuted; of methods of several stages the last one.
+    """Returns the same method with its signals permuted; of methods of several stages all that choose by signals of the run.
+
+    Args:
+        spec: The method.
+
+    Raises:
+        ValueError: There are no signals to permute, or they are permuted already.
+    """
+    if reason := why_no_placebo_of(spec):
+        raise ValueError(f"{spec.label}: {reason}")
+    permuted = tuple(part if _why_none(part) else replace(part, batch={**part.batch, "placebo": True}) for part in _parts(spec))
+    return Composition(permuted) if isinstance(spec, Composition) else permuted[0]
+
+
+def why_no_placebo_of(spec: Spec) -> str:
+    """Returns why a method has no placebo, without a full stop; "" where it has one.
 
     Args:
         spec: The method.
     """
-    if isinstance(spec, Composition):
-        return Composition((*spec.parts[:-1], replace(spec.parts[-1], batch={**spec.parts[-1].batch, "placebo": True})))
-    return replace(spec, batch={**spec.batch, "placebo": True})
+    reasons = [_why_none(part) for part in _parts(spec)]
+    return reasons[-1] if all(reasons) else ""
+
+
+def _parts(spec: Spec) -> tuple[MethodSpec, ...]:
+    return spec.parts if isinstance(spec, Composition) else (spec,)
+
+
+def _why_none(part: MethodSpec) -> str:
+    return "its signals are permuted already" if part.batch.get("placebo") else why_no_placebo(part.create())
 
 
 @dataclass(frozen=True)
@@ -100,12 +121,14 @@ class Job:
         seed: Random seed of the run.
         label: Name of the method in the results.
         share: Share of the epochs that are trained, (0, 1]; the learning rate decays within them. Default: 1.
+        method: Label of the method that a placebo is of, for messages. Default "": the label says it all.
     """
 
     spec: Spec
     seed: int
     label: str
     share: float = 1.0
+    method: str = ""
 
     @classmethod
     def of(cls, spec: Spec, seed: int) -> "Job":
@@ -132,13 +155,13 @@ class Job:
         if kind == "smaller":
             return cls(MethodSpec("uniform", {"keep": share}, {"spend": "batches"}), seed, label)
         if kind == "placebo":
-            return cls(as_placebo(of), seed, label)
+            return cls(as_placebo(of), seed, label, method=of.label)
         return cls(FULL_TRAINING, seed, label, share)
 
     @property
     def name(self) -> str:
         """Label and seed, for messages."""
-        return f"{self.label}, seed {self.seed}"
+        return f"{self.label}{' of ' * bool(self.method)}{self.method}, seed {self.seed}"
 
     def epochs(self, epochs: int) -> int:
         """Returns how many of `epochs` are trained, a partial last one included; one too many where that has no whole step."""
@@ -155,4 +178,4 @@ class Job:
     @property
     def needs_control(self) -> bool:
         """Whether controls of the same cost are trained for the run."""
-        return self.spec.name not in METHODS_WITHOUT_CONTROLS
+        return has_controls(self.spec)

@@ -38,6 +38,19 @@ def kind_of(run: RunDict) -> str | None:
     return None if run["control_of"] is None else run["method"].partition("@")[0]
 
 
+def left_out_sentence(one: Mapping[str, str]) -> str:
+    """Returns an entry of `left_out` in results.json as a sentence.
+
+    Args:
+        one: Entry: the method, the control and why.
+
+    Example:
+        >>> left_out_sentence({"method": "prune", "control": "placebo", "why": "Prune decides before training"})
+        'Left out is the control placebo of prune. Prune decides before training.'
+    """
+    return f"Left out is the control {one['control']} of {one['method']}. {one['why'].rstrip('.')}."
+
+
 def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN) -> list[RowDict]:
     """Returns one row per method and control, in the order of their first runs; controls follow their method.
 
@@ -161,7 +174,20 @@ def _verdicts_against(against: Mapping[Any, RowDict]) -> list[str]:
     kinds: dict[str, list[str]] = {}
     for kind, found in against.items():
         kinds.setdefault(found["finding"], []).append(CONTROLS_IN_WORDS[kind])
-    return [words[finding].format(" and ".join(names)) + " at the same cost" for finding, names in kinds.items()]
+    return [words[finding].format(listed(names)) + " at the same cost" for finding, names in kinds.items()]
+
+
+def listed(names: Sequence[str]) -> str:
+    """Returns words as a list in a sentence.
+
+    Args:
+        names: Words, at least one.
+
+    Example:
+        >>> listed(["random", "fewer epochs", "smaller batches"])
+        'random, fewer epochs and smaller batches'
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _unclear(paired: Paired, needed: int | None) -> str:

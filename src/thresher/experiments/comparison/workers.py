@@ -25,6 +25,23 @@ class RunValueError(ValueError):
     """A run raised ValueError: the data or the model does not allow a setting."""
 
 
+class RunRefusedError(RunValueError):
+    """A run was refused because its training cannot make smaller batches; nothing was trained.
+
+    Args:
+        job: The job.
+        why: Message of the error that refused it.
+
+    Attributes:
+        job: The job.
+        why: Message of the error that refused it.
+    """
+
+    def __init__(self, job: Job, why: str) -> None:
+        super().__init__(f"{job.name}: {why}")
+        self.job, self.why = job, why
+
+
 @dataclass(frozen=True)
 class Advanced:
     """The message of a worker that an epoch of a job is over.
@@ -55,12 +72,19 @@ class Finished:
 
 @dataclass(frozen=True)
 class _Failed:
-    """The message of a worker that a job raised an error; `user` is whether the user's settings or files are the cause."""
+    """The message of a worker that a job raised an error, and what to raise for it."""
 
     job: Job
-    error: str
-    user: bool
+    why: str
+    kind: type[RunError | RunValueError]
     trace: str
+
+    @property
+    def error(self) -> RunError | RunValueError:
+        """The error that is raised where the comparison runs."""
+        if issubclass(self.kind, RunRefusedError):
+            return self.kind(self.job, self.why)
+        return self.kind(f"{self.job.name}: {self.why}")
 
 
 class Workers:
@@ -126,16 +150,17 @@ class Workers:
         """Waits for the next message of a worker and returns it.
 
         Raises:
-            RunValueError: A run raised ValueError.
+            RunRefusedError: The training of a run cannot make smaller batches. Other runs go on.
+            RunValueError: A run raised another ValueError.
             RunError: A run raised another error, or its process died.
         """
         connection: Any = wait(list(self._busy))[0]
         with self._alive(connection):
             event = connection.recv()
-        if isinstance(event, _Failed):
-            raise (RunValueError if event.user else RunError)(f"{event.job.name}: {event.error}") from _RemoteError(event.trace)
-        if isinstance(event, Finished):
+        if not isinstance(event, Advanced):
             del self._busy[connection]
+        if isinstance(event, _Failed):
+            raise event.error from _RemoteError(event.trace)
         return event
 
     @contextmanager
@@ -260,6 +285,7 @@ def trainer(
     from thresher.experiments.recipes.resolve import task_of
     from thresher.experiments.tasks.script import Script
     from thresher.experiments.training.loop import train
+    from thresher.loading.dealing import SmallerBatchesError
 
     task = task_of(task_name)
     load = cache(lambda: task.load(folder))
@@ -273,8 +299,10 @@ def trainer(
         try:
             return Finished(job, train(task, load(), job.spec, progress=progress, samples_to=file, **what))
         except Exception as error:
-            user = isinstance(error, ValueError | OSError)
+            if isinstance(error, SmallerBatchesError):
+                return _Failed(job, str(error), RunRefusedError, traceback.format_exc())
+            kind = RunValueError if isinstance(error, ValueError | OSError) else RunError
             place = task.place_of(error) if isinstance(task, Script) else ""
-            return _Failed(job, f"{place}{type(error).__name__}: {error}", user, traceback.format_exc())
+            return _Failed(job, f"{place}{type(error).__name__}: {error}", kind, traceback.format_exc())
 
     return outcome

@@ -201,6 +201,20 @@ class SummaryRow(JsonFile):
     verdict: str
 
 
+class LeftOutControl(JsonFile):
+    """A control that was not trained for a method.
+
+    Attributes:
+        method: Label of the method.
+        control: Kind of the control.
+        why: Reason, as a sentence.
+    """
+
+    method: str
+    control: str
+    why: str
+
+
 class Results(JsonFile):
     """The content of results.json.
 
@@ -211,6 +225,7 @@ class Results(JsonFile):
         versions: Versions of the software by name.
         margin: Loss of the metric that does not matter.
         loss_bins: Edges of the bins of the losses.
+        left_out: Controls that were not trained.
         runs: Runs, at least one.
         summary: Rows of the summary, at least one.
     """
@@ -221,6 +236,7 @@ class Results(JsonFile):
     versions: dict[str, str]
     margin: float | None = None
     loss_bins: list[float] | None = None
+    left_out: list[LeftOutControl] = []
     runs: list[ComparedRun] = Field(min_length=1)
     summary: list[SummaryRow] = Field(min_length=1)
 

@@ -1,16 +1,18 @@
 import json
+from typing import Any
 
 import pytest
 
 from depth import DEEP
 from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.comparison.compare import Watcher, compare
-from thresher.experiments.comparison.workers import Finished
+from thresher.experiments.comparison.workers import Finished, RunRefusedError, RunValueError
 from thresher.experiments.training.loop import with_costs
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 N, EPOCHS, RATIO = 1000, 4, 1.0
 STOPS = range(1, 10) if DEEP else (1, 2, 5, 9)
+TWO = ("uniform", "shorter")
 COSTS = {"kakurenbo": 0.75, "infobatch": 0.7502, "selective_backprop": 0.9}
 
 
@@ -30,10 +32,11 @@ class StoppedError(Exception):
 
 
 class InProcess:
-    """Two jobs at a time, the younger one finished first; stops where it is told to."""
+    """Two jobs at a time, the younger one finished first; stops where it is told to, and refuses what it is told to."""
 
     started: list = []
     stop_after = 100
+    refuses: Any = staticmethod(lambda job: False)
 
     def __init__(self, *_, **__):
         self._busy = []
@@ -60,12 +63,14 @@ class InProcess:
 
     def next_event(self):
         job = self._busy.pop()
+        if self.refuses(job):
+            raise RunRefusedError(job, "less than one row a batch.")
         return Finished(job, outcome(job))
 
 
 class Notes(Watcher):
     def __init__(self):
-        self.runs, self.over, self.common = 0, [], []
+        self.runs, self.over, self.common, self.without, self.gone = 0, [], [], [], []
 
     def planned(self, runs, epochs):
         self.runs = runs
@@ -75,6 +80,12 @@ class Notes(Watcher):
 
     def shared(self, job):
         self.common.append(job.name)
+
+    def left_out(self, method, control, why):
+        self.without.append((method, control, why))
+
+    def dropped(self, job):
+        self.gone.append(job.name)
 
 
 @pytest.fixture
@@ -92,8 +103,9 @@ def compared(out, methods, **settings):
     return compare("digits", parse_methods(methods), [0, 1], EPOCHS, out, **settings)
 
 
-def test_every_run_has_both_controls_of_its_cost(tmp_path, workers):
+def test_every_run_has_all_controls_of_its_cost(tmp_path, workers):
     results = compared(tmp_path, "kakurenbo,selective_backprop:forward_passes=twice,uniform:keep=0.3")
+    kinds = ("uniform", "shorter", "smaller", "placebo")
     assert [(run["method"], run["control_of"], run["seed"]) for run in results["runs"]] == [
         ("full", None, 0),
         ("full", None, 1),
@@ -101,43 +113,88 @@ def test_every_run_has_both_controls_of_its_cost(tmp_path, workers):
             (name, of, seed)
             for method, cost in (("kakurenbo", "0.750"), ("selective_backprop twice", "0.900"))
             for seed in (0, 1)
-            for name, of in ((method, None), (f"uniform@{cost}", method), (f"shorter@{cost}", method))
+            for name, of in ((method, None), *((f"{kind}@{cost}", method) for kind in kinds))
         ),
         ("uniform:keep=0.3", None, 0),
         ("uniform:keep=0.3", None, 1),
     ]
     assert [row["method"] for row in results["summary"]] == [
-        "full", "kakurenbo", "uniform@0.750", "shorter@0.750", "selective_backprop twice", "uniform@0.900", "shorter@0.900",
-        "uniform:keep=0.3",
+        "full", "kakurenbo", *(f"{kind}@0.750" for kind in kinds),
+        "selective_backprop twice", *(f"{kind}@0.900" for kind in kinds), "uniform:keep=0.3",
     ]  # fmt: skip
     for run in results["runs"]:
         assert run["history"][-1]["cost"] == run["cost"]["ratio"]
-    assert written(tmp_path) == json.loads(json.dumps(results))
+    assert results["left_out"] == [] and written(tmp_path) == json.loads(json.dumps(results))
 
 
-def test_methods_of_one_cost_share_their_controls(tmp_path, workers):
+def test_methods_of_one_cost_share_their_controls_but_for_the_placebo(tmp_path, workers):
     notes = Notes()
     results = compared(tmp_path, "kakurenbo,infobatch", watcher=notes)
-    assert notes.runs == 14 and len(workers.started) == 10 == len(set(workers.started))
-    assert sorted(notes.common) == [f"{kind}@0.750, seed {seed}" for kind in ("shorter", "uniform") for seed in (0, 1)]
+    assert notes.runs == 22 and len(workers.started) == 16
+    shared = ("shorter", "smaller", "uniform")
+    assert sorted(notes.common) == [f"{kind}@0.750, seed {seed}" for kind in shared for seed in (0, 1)]
     of = {run["control_of"] for run in results["runs"] if run["method"] == "shorter@0.750"}
-    assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 14
+    assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 22
+
+
+WITHOUT_SIGNALS = "RandomBackprop chooses without losses or scores: there is nothing to permute"
+
+
+def test_by_default_a_method_without_signals_has_no_placebo(tmp_path, workers):
+    notes = Notes()
+    results = compared(tmp_path, "random_backprop,kakurenbo,kakurenbo:placebo=true", watcher=notes)
+    assert notes.without == [
+        ("random_backprop", "placebo", WITHOUT_SIGNALS),
+        ("kakurenbo placebo", "placebo", "its signals are permuted already"),
+    ]
+    assert results["left_out"][0] == {"method": "random_backprop", "control": "placebo", "why": WITHOUT_SIGNALS}
+    placebos = [run for run in results["runs"] if run["method"].startswith("placebo")]
+    assert {run["control_of"] for run in placebos} == {"kakurenbo"} and notes.runs == len(results["runs"]) == 2 + 8 + 10 + 8
+
+
+def test_asked_for_by_name_it_is_refused(tmp_path, workers):
+    with pytest.raises(ValueError, match=f"random_backprop: {WITHOUT_SIGNALS}"):
+        compared(tmp_path / "out", "random_backprop", controls=("placebo",))
+    assert not (tmp_path / "out").exists() and not workers.started
+    assert len(compared(tmp_path, "full,uniform:keep=0.3", controls=("placebo",))["runs"]) == 4
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_smaller_batches_that_cannot_be_made_are_left_out_for_all_seeds(tmp_path, workers, monkeypatch, seed):
+    monkeypatch.setattr(workers, "refuses", lambda _, job: job.label == "smaller@0.750" and job.seed == seed)
+    notes = Notes()
+    results = compared(tmp_path, "kakurenbo,infobatch,selective_backprop", watcher=notes)
+    assert notes.gone == [f"smaller@0.750, seed {seed}"]
+    assert sorted(notes.without) == [(name, "smaller", "less than one row a batch.") for name in ("infobatch", "kakurenbo")]
+    assert {run["control_of"] for run in results["runs"] if run["method"].startswith("smaller")} == {"selective_backprop"}
+    rows = {row["method"]: row for row in results["summary"] if row["control_of"] is None}
+    assert [*rows["kakurenbo"]["against"]] == ["uniform", "shorter", "placebo"]
+    assert [one["control"] for one in results["left_out"]] == ["smaller", "smaller"]
+
+
+def test_a_run_that_was_asked_for_is_refused_with_its_reason(tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(workers, "refuses", lambda _, job: job.label.startswith("smaller"))
+    with pytest.raises(RunValueError, match="smaller@0.750, seed .: less than one row a batch"):
+        compared(tmp_path / "by name", "kakurenbo", controls=("smaller",))
+    monkeypatch.setattr(workers, "refuses", lambda _, job: job.label == "winnow:share=0.01")
+    with pytest.raises(RunValueError, match="winnow:share=0.01, seed .: less than one row a batch"):
+        compared(tmp_path / "the method", "winnow:share=0.01")
 
 
 @pytest.mark.parametrize("stop", STOPS)
 def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_path, workers, monkeypatch, stop):
-    compared(tmp_path / "whole", "kakurenbo,infobatch")
+    compared(tmp_path / "whole", "kakurenbo,infobatch", controls=TWO)
     everything = set(workers.started)
     monkeypatch.setattr(workers, "started", [])
     monkeypatch.setattr(workers, "stop_after", stop)
     with pytest.raises(StoppedError):
-        compared(tmp_path / "stopped", "kakurenbo,infobatch")
+        compared(tmp_path / "stopped", "kakurenbo,infobatch", controls=TWO)
     kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
     assert stop - 2 <= len(kept) <= stop and not (tmp_path / "stopped" / "results.json").exists()
     monkeypatch.setattr(workers, "started", [])
     monkeypatch.setattr(workers, "stop_after", 100)
     notes = Notes()
-    compared(tmp_path / "stopped", "kakurenbo,infobatch", watcher=notes)
+    compared(tmp_path / "stopped", "kakurenbo,infobatch", controls=TWO, watcher=notes)
     assert written(tmp_path / "stopped") == written(tmp_path / "whole")
     assert len(workers.started) == len(everything) - len(kept)
     assert sum(reused for _, reused in notes.over) == len(kept)
@@ -154,7 +211,7 @@ def test_fewer_kinds_of_controls(tmp_path, workers):
 
 def test_costs_are_held_to_the_median_of_what_full_runs_measured(tmp_path, workers, monkeypatch):
     monkeypatch.setattr(comparison, "statistics", type("Fixed", (), {"median": staticmethod(lambda _: 3.0)}))
-    results = compared(tmp_path, "kakurenbo")
+    results = compared(tmp_path, "kakurenbo", controls=TWO)
     assert {run["cost"]["backward_to_forward"] for run in results["runs"]} == {3.0}
 
 
@@ -179,7 +236,7 @@ def test_a_tracker_is_installed(tmp_path, track, why):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_placebo_of_a_method_without_signals_is_refused_before_anything_is_trained(tmp_path):
+def test_a_placebo_of_a_method_before_training_is_refused_before_anything_is_trained(tmp_path):
     pruned = [MethodSpec("prune", {"scores": "el2n.parquet"})]
     with pytest.raises(ValueError, match="Prune decides before training; a placebo is for methods of"):
         compare("digits", pruned, [0], 1, tmp_path / "out", controls=("placebo",))

@@ -99,6 +99,23 @@ def test_no_better_than_random():
     assert row["verdict"] == "no loss within the margin of 0.5 points; no better than random at the same cost"
 
 
+def test_the_verdict_names_all_controls():
+    full, method = runs("full", [0.950, 0.951, 0.949, 0.950]), runs("m", [0.950, 0.949, 0.951, 0.950], cost=0.5)
+    far, near = [0.900, 0.901, 0.899, 0.902], [0.9495, 0.950, 0.951, 0.9500]
+
+    def verdict(**values):
+        controls = [runs(f"{kind}@0.500", of, cost=0.5, control_of="m") for kind, of in values.items()]
+        return summarise([*full, *method, *(run for of in controls for run in of)])[1]["verdict"].partition("; ")[2]
+
+    assert verdict(uniform=far, shorter=far, smaller=far, placebo=far) == (
+        "better than random, fewer epochs, smaller batches and permuted signals at the same cost"
+    )
+    assert verdict(uniform=far, shorter=far, smaller=near, placebo=far) == (
+        "better than random, fewer epochs and permuted signals at the same cost; no better than smaller batches at the same "
+        "cost"
+    )
+
+
 def test_it_says_how_many_seeds_would_do():
     full, method = runs("full", [0.95, 0.95, 0.95]), runs("m", [0.95, 0.945, 0.955])
     row = summarise([*full, *method])[1]

@@ -15,12 +15,14 @@ from thresher.experiments.comparison.workers import (
     Advanced,
     Finished,
     RunError,
+    RunRefusedError,
     RunValueError,
     Workers,
     interrupts_deferred,
     trainer,
 )
 from thresher.experiments.training.specs import MethodSpec
+from thresher.loading.dealing import SmallerBatchesError
 
 
 @contextmanager
@@ -81,6 +83,7 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(inter
     [
         (None, RunValueError, "FileNotFoundError: .*train-images"),
         (ZeroDivisionError("by 0"), RunError, "ZeroDivisionError: by 0"),
+        (SmallerBatchesError("too few rows"), RunRefusedError, "too few rows"),
     ],
 )
 def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, error, message):
@@ -96,7 +99,7 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, e
     workers._busy[ours] = job
     with pytest.raises(error, match=f"uniform@0.500, seed 0: {message}") as caught:
         workers.next_event()
-    assert "Traceback" in str(caught.value.__cause__)
+    assert "Traceback" in str(caught.value.__cause__) and not workers.busy
 
 
 @pytest.mark.parametrize("other", [second_thread, nullcontext])

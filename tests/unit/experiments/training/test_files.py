@@ -63,6 +63,7 @@ WRONG = [
     (("summary", 0, "cost_ratio"), ...),
     (("summary", 0, "method"), "half"),
     (("loss_bins",), 3),
+    (("left_out",), [{"method": "m", "control": "placebo", "why": None}]),
 ]
 
 

@@ -8,7 +8,7 @@ from accelerate.tracking import GeneralTracker
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler, TensorDataset
 
 import thresher
-from thresher.experiments.comparison.job import Job, parse_controls
+from thresher.experiments.comparison.job import Job, as_placebo, parse_controls
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import one_cycle
@@ -271,6 +271,16 @@ def test_controls_of_smaller_batches_and_permuted_signals():
     names = [type(part).__name__ for part in Job.control("placebo", 0, 0.4, pruned).spec.create()]
     assert names == ["UniformSubset", "SelectiveBackpropPlacebo"]
     assert len({job.key for job in (smaller, placebo, Job.of(winnow, 0), Job.control("uniform", 0, 0.4))}) == 4
+
+
+def test_a_placebo_of_several_methods_permutes_all_that_choose_by_signals():
+    (two,) = parse_methods("kakurenbo+selective_backprop")
+    assert [type(part).__name__ for part in as_placebo(two).create()] == ["KakurenboPlacebo", "SelectiveBackpropPlacebo"]
+    (random,) = parse_methods("uniform:keep=0.5+random_backprop")
+    with pytest.raises(ValueError, match=r"uniform:keep=0.5\+random_backprop: RandomBackprop chooses without"):
+        as_placebo(random)
+    with pytest.raises(ValueError, match="its signals are permuted already"):
+        as_placebo(as_placebo(two))
 
 
 def test_kinds_of_controls_are_checked():
