@@ -10,7 +10,7 @@
 #              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
 # make fashion, make time-to-target
 #              experiments of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
-#              where they were stopped
+#              where they were stopped; fashion has all four controls, and writes what README.md and docs quote of it
 # make winnow, make winnow-short
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores; both go on where they were stopped
@@ -80,17 +80,21 @@ subset-backward: .venv/for-tests
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
 FASHION := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice,random_backprop:keep=0.33
 
+PAGES := $(BIN)/python -m benchmarks.pages && $(BIN)/python -m thresher.report.cards docs/methods
+
 fashion: fashion-cnn fashion-resnet8
 
 fashion-cnn: .venv/installed
 	$(BIN)/thresher compare --task fashion-mnist@10000 --methods $(FASHION) --epochs 10 --seeds 0,1,2,3,4 --out runs/$@
 	cp runs/$@/results.json $(RESULTS)/$@.json
 	cp runs/$@/report.html $(RESULTS)/$@.html
+	$(PAGES)
 
 fashion-resnet8: .venv/installed
 	$(BIN)/thresher compare --task fashion-mnist-resnet8@4000 --methods $(FASHION) --epochs 10 --seeds 0,1,2,3,4 --out runs/$@
 	cp runs/$@/results.json $(RESULTS)/$@.json
 	cp runs/$@/report.html $(RESULTS)/$@.html
+	$(PAGES)
 
 time-to-target: .venv/for-tests
 	$(BIN)/thresher time-to-target --task fashion-mnist@10000 --epochs 10 --out runs/$@ \
@@ -100,7 +104,8 @@ winnow: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --runs $(RESULTS)/$@-whole-runs.jsonl --results $(RESULTS)/$@-whole.json
 
 winnow-short: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json --page docs/winnow.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json \
+		--page docs/winnow.md --readme README.md
 
 winnow-further: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/winnow.md

@@ -5,9 +5,11 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import ARMS, Arm, Design, Done, Job, chosen_factor
 from benchmarks.winnow.tasks import problem_of
 from thresher.experiments.comparison.statistics import ALPHA, Paired, against_controls, findings, holm
+from thresher.experiments.training.tables import markdown_table
 
 MARGIN = 0.2
 """Loss in points that does not matter."""
@@ -17,6 +19,35 @@ WASTERS = ("shorter", "uniform")
 
 BEGIN, END = "<!-- tables of benchmarks.winnow -->", "<!-- end of the tables -->"
 """Lines of a page that the tables stand between."""
+
+OVERVIEW = "<!-- table of benchmarks.winnow -->", "<!-- end of the table -->"
+"""Lines of the README that the overview stands between."""
+
+TITLES = {
+    "fashion-10k": "Fashion-MNIST, 10,000 images",
+    "fashion-10k-noisy": "Fashion-MNIST, 10,000 images, 20 % wrong labels",
+    "fashion-imbalanced": "Fashion-MNIST, classes of 2,000 to 100 images",
+    "fashion-20k": "Fashion-MNIST, 20,000 images",
+    "fashion-augmented-10": "Fashion-MNIST, augmented, 10 epochs",
+    "fashion-augmented-40": "Fashion-MNIST, augmented, 40 epochs",
+    "fashion-resnet8": "Fashion-MNIST, ResNet-8",
+    "mnist-5k": "MNIST, 3,000 images",
+    "bike": "bike rentals (R2)",
+    "text": "text, next byte",
+    "relief": "relief (mean IoU)",
+}
+"""What tasks are called in the overview; others go by their names."""
+
+WORDS = {
+    "no loss": "no loss",
+    "loses": "loses",
+    "unclear": "a loss is not excluded",
+    ("better",): "better than smaller batches",
+    ("worse",): "worse than smaller batches",
+    ("no better",): "no better than smaller batches",
+    ("unclear",): "not told from smaller batches",
+}
+"""Words for findings against full training and, as tuples, against smaller batches."""
 
 NO_LOSS_ON, BETTER_ON = 5, 3
 """Goal: number of tasks without a loss, and with more than smaller batches."""
@@ -199,18 +230,74 @@ def with_tables(page: str, design: Design, done: Done) -> str:
     return between_marks(page, BEGIN, END, "\n\n".join(parts))
 
 
-def between_marks(page: str, begin: str, end: str, text: str) -> str:
-    """Returns a page with another text between two lines.
+def with_overview(page: str, found: Mapping[str, Any]) -> str:
+    """Returns a page in Markdown with the overview of all complete tasks between its two marks.
 
     Args:
-        page: Text with both lines.
-        begin: First line, which stays.
-        end: Last line, which stays.
-        text: New text.
+        page: Text with the lines of `OVERVIEW`.
+        found: Content of the file of results, the result of `results`.
     """
-    before, _, rest = page.partition(begin)
-    _, _, after = rest.partition(end)
-    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
+    return between_marks(page, *OVERVIEW, overview(found))
+
+
+def overview(found: Mapping[str, Any]) -> str:
+    """Returns what Winnow reached at half of the cost, in a few words and one row for each complete task, the worst first.
+
+    Args:
+        found: Content of the file of results, the result of `results`.
+    """
+    half = found["shares"]["0.5"]
+    shown = dict(
+        sorted(half["shown"].items(), key=lambda one: _rank(one[1], half["tasks"][one[0]]["winnow"]["to_full"]["mean"]))
+    )
+    header = ("task", "full", "Winnow - full", "Winnow - smaller batches", "fewer epochs - full", "cost", "finding")
+    rows = [
+        (
+            TITLES.get(task, task),
+            f"{arms['full']['metric']:.2f}",
+            _with_interval(arms["winnow"]["to_full"]),
+            _with_interval(arms["winnow"]["to_smaller"]),
+            _with_interval(arms["shorter"]["to_full"]),
+            f"{arms['winnow']['cost']:.3f}",
+            _in_words(one),
+        )
+        for task, one in shown.items()
+        for arms in (half["tasks"][task],)
+    ]
+    waiting = [TITLES.get(task, task) for task in found["design"]["tasks"] if task not in shown]
+    unfinished = f"\n\nNot finished yet: {'; '.join(waiting)}." if waiting else ""
+    return f"{_goal_in_words(found)}\n\n{markdown_table(header, rows)}{unfinished}"
+
+
+def _rank(one: Mapping[str, Any], difference: float) -> tuple[bool, int, bool, float]:
+    """Returns a key that sorts findings, the worst first."""
+    against_full = ("loses", "unclear", "no loss").index(one["to_full"])
+    return one["to_smaller"] != "worse", against_full, one["to_smaller"] == "better", difference
+
+
+def _in_words(one: Mapping[str, Any]) -> str:
+    counts = "" if one["counts"] else "; does not count: no way to spend less is shown to lose"
+    return f"{WORDS[one['to_full']]}; {WORDS[one['to_smaller'],]}{counts}"
+
+
+def _goal_in_words(found: Mapping[str, Any]) -> str:
+    met, n = found["goal"], len(found["design"]["tasks"])
+    return (
+        f"{_number(met['tasks'], n)} complete; what fell short comes first. On {met['counting']} of them something is lost by "
+        f"spending less. There, Winnow is shown to lose no more than {found['margin']:g} points on {met['no_loss']}, and to be "
+        f"better than smaller batches on {met['better']}. It is shown to be worse than smaller batches on {met['worse']}. The "
+        f"goal that was set before the first training, {NO_LOSS_ON}, {BETTER_ON} and 0 tasks, is "
+        f"{'met' if met['met'] else 'not met'}{'' if met['tasks'] == n else ' so far'}."
+    )
+
+
+def _number(tasks: int, of: int) -> str:
+    return f"{tasks} of {of} tasks {'is' if tasks == 1 else 'are'}"
+
+
+def _with_interval(paired: Mapping[str, Any]) -> str:
+    between = "" if paired["low"] is None else f" [{paired['low']:+.2f}, {paired['high']:+.2f}]"
+    return f"{paired['mean']:+.2f}{between}"
 
 
 def _finding(found: Mapping[str, Any]) -> str:

@@ -5,9 +5,10 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from benchmarks.marks import between_marks
 from benchmarks.winnow.further.trainings import BASE, FACTORS, TASKS, WAYS, Way, chosen_factor, counted_of
 from benchmarks.winnow.jobs import Done
-from benchmarks.winnow.table import between_marks, said
+from benchmarks.winnow.table import said
 from thresher.experiments.comparison.statistics import ALPHA, Paired, holm
 
 BEGIN, END = "<!-- tables of benchmarks.winnow.further -->", "<!-- end of the tables of benchmarks.winnow.further -->"

@@ -86,7 +86,7 @@ def index_page() -> str:
     parts = [
         "# The methods",
         "Each method has a page with its settings, its differences to the official code, what is missing, and what was "
-        "measured here beside random samples and fewer epochs of the same cost. `thresher methods NAME` prints the same page "
+        "measured here beside controls of the same cost. `thresher methods NAME` prints the same page "
         f"without the measurements. [{BY_HAND}]({BY_HAND}) lists what the papers describe and this package does not have.",
     ]
     kinds: dict[str, Any] = {name: methods.load(name) for name in sorted(methods.BUILT_IN)}
@@ -266,10 +266,16 @@ def _comparison_section(path: Path, results: dict[str, Any], rows: Sequence[Row]
     share = all(0 <= run["metric"]["value"] <= 1 for run in results["runs"] if run["method"] == "full")
     title = f"`{results['task']}`, {results['epochs']} epochs, {seeds} seed{'s' * (seeds > 1)}, {results['device']}"
     header = ("", f"{metric}, %" if share else metric, "difference to full", "cost", "CPU time", "verdict")
-    return f"### {title}\n\nFrom `{path.name}`.\n\n{markdown_table(header, [_result_cells(row, share=share) for row in rows])}"
+    return f"### {title}\n\nFrom `{path.name}`.\n\n{markdown_table(header, [result_cells(row, share=share) for row in rows])}"
 
 
-def _result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
+def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
+    """Returns the cells of a row of a summary: name, metric, difference to full training, cost, CPU time and verdict.
+
+    Args:
+        row: Row of the "summary" in a results.json.
+        share: Whether the metric is a share, which is shown in percent.
+    """
     scale, digits = (100, 2) if share else (1, 4)
     spread = "" if row["std"] is None else f" ± {scale * row['std']:.{digits}f}"
     difference = "" if row["difference"] is None else f"{scale * row['difference']:+.{digits}f}"

@@ -19,7 +19,7 @@ def template(tmp_path, monkeypatch):
 
 
 def test_the_template_runs_as_it_is(template, called):
-    given = ("--methods", "kakurenbo", "--epochs", "2", "--seeds", "0", "--out", "runs/mine")
+    given = ("--methods", "kakurenbo", "--epochs", "2", "--seeds", "0", "--out", "runs/mine", "--controls", "uniform,shorter")
     done = called("compare", "my_training.py:build", *given)
     assert done.returncode == 0, done.stderr
     results = json.loads((template.parent / "runs/mine/results.json").read_text())

@@ -9,7 +9,20 @@ import torch
 from benchmarks.winnow import jobs
 from benchmarks.winnow.jobs import ARMS, FIRST_LOOK, SHORT, Design, Job, arms_of, chosen_factor, load, looks_of, ready, run_all
 from benchmarks.winnow.measures import calibration_error, measures_of
-from benchmarks.winnow.table import BEGIN, END, goal, markdown, results, rows_of, shown, with_tables
+from benchmarks.winnow.table import (
+    BEGIN,
+    END,
+    OVERVIEW,
+    TITLES,
+    goal,
+    markdown,
+    overview,
+    results,
+    rows_of,
+    shown,
+    with_overview,
+    with_tables,
+)
 from benchmarks.winnow.tasks import PROBLEMS, Sets, problem_of
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -21,7 +34,7 @@ DESIGN = replace(SHORT, tasks=TASKS, shares=(0.5,))
 
 ROOT = Path(__file__).parents[3]
 RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-runs.jsonl", "winnow.json"))
-PAGE = ROOT / "docs" / "winnow.md"
+PAGE, README = ROOT / "docs" / "winnow.md", ROOT / "README.md"
 
 BEST = {"full": 1.0, "winnow": 0.6, "shorter": 1.6}
 """Planted best factors of the grid; of the other arms it is 1."""
@@ -185,6 +198,42 @@ def test_the_page_and_the_results_are_those_of_the_trainings() -> None:
     page = PAGE.read_text()
     assert with_tables(page, SHORT, done) == page
     assert json.loads(RESULTS.read_text()) == json.loads(json.dumps(results(SHORT, done)))
+
+
+def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
+    page = README.read_text()
+    assert with_overview(page, json.loads(RESULTS.read_text())) == page
+    lines = page.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
+    assert OVERVIEW[0] in lines[:first] and OVERVIEW[1] in lines[first:]
+
+
+def test_the_overview_has_the_worst_tasks_first() -> None:
+    design = replace(DESIGN, tasks=("bike", "text", "relief", "mnist-5k"))
+    done: dict[Job, dict[str, Any]] = {}
+    for task, own, smaller in (("bike", 89.95, 89.5), ("text", 89.0, 89.5), ("relief", 88.0, 87.0)):
+        done |= planted(replace(design, tasks=(task,)), means(winnow=own, smaller=smaller))
+    text = overview(json.loads(json.dumps(results(design, done))))
+    rows = [line for line in text.splitlines() if line.startswith("|")][2:]
+    assert [row.split(" | ")[0] for row in rows] == ["| text, next byte", "| relief (mean IoU)", "| bike rentals (R2)"]
+    assert rows[0].endswith("| loses; worse than smaller batches |")
+    assert rows[1].endswith("| loses; better than smaller batches |")
+    assert rows[2].endswith("| no loss; better than smaller batches |")
+    paired = results(design, done)["shares"]["0.5"]["tasks"]["bike"]["winnow"]["to_full"]
+    assert f"| {paired['mean']:+.2f} [{paired['low']:+.2f}, {paired['high']:+.2f}] |" in rows[2]
+    assert text.startswith("3 of 4 tasks are complete; what fell short comes first. On 3 of them")
+    assert "on 1, and to be better than smaller batches on 2. It is shown to be worse than smaller batches on 1." in text
+    assert "is not met so far." in text and text.endswith("Not finished yet: MNIST, 3,000 images.")
+
+
+def test_a_task_without_a_waste_is_said_to_count_for_nothing() -> None:
+    done = planted(DESIGN, means(winnow=89.95, smaller=89.5, shorter=89.95, uniform=89.9))
+    text = overview(results(DESIGN, done))
+    assert text.count("; does not count: no way to spend less is shown to lose |") == len(TASKS) and "is not met." in text
+
+
+def test_titles_are_of_tasks() -> None:
+    assert set(TITLES) <= {problem.task.name for problem in PROBLEMS}
 
 
 def test_tables_stand_between_their_marks() -> None:

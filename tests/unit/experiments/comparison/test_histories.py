@@ -52,6 +52,8 @@ def test_the_rule_of_a_batch_method(folder):
         ("selective_backprop:keep=0.3 once", {}, "not chosen in its batch, by the rank of its loss"),
         ("uniform@0.500", {"keep": 0.5}, "not in the random subset"),
         ("shorter@0.500", {"epochs": 5}, "not reached: training had ended"),
+        ("smaller@0.500", {"keep": 0.5}, "not in the random subset"),
+        ("placebo@0.500", {}, "left out by the rule of the method, with the losses or scores of another sample"),
         ("somebody's", {}, "left out by its plan"),
         ("kakurenbo", {}, "hidden: its loss was among the lowest, and it was right with confidence its setting or more"),
     ],

@@ -1,0 +1,181 @@
+"""Writes what README.md and docs/results.md quote from the committed comparisons, so that they never disagree.
+
+`python -m benchmarks.pages` writes both files anew, from the results of `make fashion` and of `thresher compare --task
+mnist-5k`. Those that fell short come first.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.marks import between_marks
+from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
+from thresher.experiments.training.tables import markdown_table
+from thresher.report.cards import result_cells
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+
+COMPARED = {
+    "demo-mnist-5k": "small CNN on MNIST",
+    "fashion-cnn": "small CNN on Fashion-MNIST",
+    "fashion-resnet8": "ResNet-8 on Fashion-MNIST",
+}
+"""Comparisons that are quoted, by the name of their file, each with what it is measured on."""
+
+NAMES = {
+    "kakurenbo": "KAKURENBO",
+    "infobatch": "InfoBatch",
+    "selective_backprop:keep=0.33 once": "Selective-Backprop, one forward pass",
+    "selective_backprop:keep=0.33 twice": "Selective-Backprop, two forward passes",
+}
+"""Published methods of the overview. Random rows of each batch, which are compared too, are no method of a paper."""
+
+OVERVIEW = "<!-- overview of benchmarks.pages -->", "<!-- end of the overview -->"
+"""Marks of the overview, in the README in words and in docs/results.md as a table."""
+
+FINDINGS = ("loses", "unclear", "no loss")
+"""Findings against full training, the worst first."""
+
+Results = Mapping[str, Any]
+"""Content of a results.json."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One published method in one comparison.
+
+    Args:
+        on: What it is measured on.
+        row: Row of the method in the summary.
+    """
+
+    on: str
+    row: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """Name of the method in words."""
+        return NAMES[self.row["method"]]
+
+    @property
+    def against(self) -> set[str]:
+        """Findings against the controls."""
+        return {found["finding"] for found in self.row["against"].values()}
+
+    @property
+    def numbers(self) -> str:
+        """What it is measured on, with the difference in points and the cost."""
+        return f"{self.on}: {100 * self.row['difference']:+.2f} at cost {self.row['cost_ratio']:.2f}"
+
+
+def entries(found: Mapping[str, Results]) -> list[Entry]:
+    """Returns the published methods of all comparisons, those that fell short first.
+
+    Args:
+        found: Contents of the results by the name of the file, as in `COMPARED`.
+    """
+    made = [Entry(on, row) for file, on in COMPARED.items() for row in found[file]["summary"] if row["method"] in NAMES]
+    return sorted(made, key=lambda one: (FINDINGS.index(one.row["finding"]), one.row["difference"]))
+
+
+def overview_table(found: Mapping[str, Results]) -> str:
+    """Returns the table of the published methods, those that fell short first."""
+    header = ("method", "measured on", "difference to full", "at the cost of", "verdict")
+    rows = []
+    for one in entries(found):
+        _, _, difference, cost, _, verdict = result_cells(dict(one.row), share=True)
+        rows.append((one.name, one.on, difference, cost, verdict))
+    return markdown_table(header, rows)
+
+
+def overview_in_words(found: Mapping[str, Results]) -> str:
+    """Returns the findings on the published methods as a list in Markdown, those that fell short first."""
+    made = entries(found)
+    margins = [f"{margin:g}" for margin in sorted({found[file]["margin"] for file in COMPARED})]
+    groups = {
+        "Worse than full training": [one for one in made if one.row["finding"] == "loses"],
+        "Worse than a control of the same cost": [one for one in made if "worse" in one.against],
+        "Too few seeds to tell from full training": [one for one in made if one.row["finding"] == "unclear"],
+        f"No loss of {listed(margins)} points": [one for one in made if one.row["finding"] == "no loss"],
+        "Better than all of its controls of the same cost": [one for one in made if one.against == {"better"}],
+    }
+    kinds = dict.fromkeys(CONTROLS_IN_WORDS[kind] for one in made for kind in one.row["against"])
+    lines = [f"- **{title}:** {_by_method(group) or 'none'}." for title, group in groups.items()]
+    return "\n".join([*lines, f"- The controls are {listed([*kinds])}."])
+
+
+def _by_method(group: Sequence[Entry]) -> str:
+    """Returns the entries in words, each method once."""
+    names = dict.fromkeys(one.name for one in group)
+    return "; ".join(f"{name} ({', '.join(one.numbers for one in group if one.name == name)})" for name in names)
+
+
+def comparison_part(results: Results) -> str:
+    """Returns the settings of a comparison in a sentence, its whole table, and what was left out.
+
+    Args:
+        results: Content of a results.json.
+    """
+    seeds = sorted({run["seed"] for run in results["runs"]})
+    ratio = results["runs"][0]["cost"]["backward_to_forward"]
+    metric, share = results["runs"][0]["metric"]["name"], is_share(results["runs"])
+    sentence = (
+        f"`{results['task']}`, {results['epochs']} epochs, seeds {listed([str(seed) for seed in seeds])}, {results['device']}; "
+        f"a backward pass takes {ratio:.2f} times as long as a forward pass."
+    )
+    header = (
+        "method",
+        f"{metric}, %" if share else metric,
+        "difference to full [95 % interval]",
+        "cost",
+        "CPU time",
+        "verdict",
+    )
+    cells = [result_cells(dict(row), share=share) for row in results["summary"]]
+    without = " ".join(left_out_sentence(one) for one in results.get("left_out", ()))
+    return "\n\n".join(filter(None, (sentence, markdown_table(header, cells), without)))
+
+
+def marks_of(file: str) -> tuple[str, str]:
+    """Returns the marks of the whole table of a comparison."""
+    return f"<!-- table of {file}.json -->", f"<!-- end of {file}.json -->"
+
+
+def with_results(readme: str, page: str, found: Mapping[str, Results]) -> tuple[str, str]:
+    """Returns README.md and docs/results.md with what they quote written anew.
+
+    Args:
+        readme: Content of README.md.
+        page: Content of docs/results.md.
+        found: Contents of the results by the name of the file, as in `COMPARED`.
+    """
+    readme = between_marks(readme, *OVERVIEW, overview_in_words(found))
+    page = between_marks(page, *OVERVIEW, overview_table(found))
+    for file in COMPARED:
+        page = between_marks(page, *marks_of(file), comparison_part(found[file]))
+    return readme, page
+
+
+def load(folder: Path = RESULTS) -> dict[str, Results]:
+    """Returns the contents of the results in a folder, by the name of the file."""
+    return {file: json.loads((folder / f"{file}.json").read_text()) for file in COMPARED}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
+    parser.add_argument("--readme", type=Path, default=README, help="first page that is written (default: %(default)s)")
+    parser.add_argument("--page", type=Path, default=PAGE, help="second page that is written (default: %(default)s)")
+    given = parser.parse_args(arguments)
+    readme, page = with_results(given.readme.read_text(), given.page.read_text(), load())
+    given.readme.write_text(readme)
+    given.page.write_text(page)
+
+
+if __name__ == "__main__":
+    main()
