@@ -253,7 +253,7 @@ def overview(found: Mapping[str, Any]) -> str:
     header = ("task", "full", "Winnow - full", "Winnow - smaller batches", "fewer epochs - full", "cost", "finding")
     rows = [
         (
-            TITLES.get(task, task),
+            _title(task),
             f"{arms['full']['metric']:.2f}",
             _with_interval(arms["winnow"]["to_full"]),
             _with_interval(arms["winnow"]["to_smaller"]),
@@ -264,7 +264,7 @@ def overview(found: Mapping[str, Any]) -> str:
         for task, one in shown.items()
         for arms in (half["tasks"][task],)
     ]
-    waiting = [TITLES.get(task, task) for task in found["design"]["tasks"] if task not in shown]
+    waiting = [_title(task) for task in found["design"]["tasks"] if task not in shown]
     unfinished = f"\n\nNot finished yet: {'; '.join(waiting)}." if waiting else ""
     return f"{_goal_in_words(found)}\n\n{markdown_table(header, rows)}{unfinished}"
 
@@ -273,6 +273,10 @@ def _rank(one: Mapping[str, Any], difference: float) -> tuple[bool, int, bool, f
     """Returns a key that sorts findings, the worst first."""
     against_full = ("loses", "unclear", "no loss").index(one["to_full"])
     return one["to_smaller"] != "worse", against_full, one["to_smaller"] == "better", difference
+
+
+def _title(task: str) -> str:
+    return TITLES.get(task, task)
 
 
 def _in_words(one: Mapping[str, Any]) -> str:
