@@ -8,9 +8,9 @@
 # make cards   the pages of the methods, into docs/methods/
 # make subset-backward
 #              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
-# make fashion, make time-to-target
-#              experiments of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
-#              where they were stopped; fashion has all four controls, and writes what README.md and docs quote of it
+# make mnist-5k, make fashion, make time-to-target
+#              experiments of ten minutes and of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
+#              where they were stopped; the first two have all four controls, and write what README.md and docs quote of them
 # make winnow, make winnow-short
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores; both go on where they were stopped
@@ -27,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test verify check bench cards subset-backward fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-further reproduce clean
+.PHONY: demo test verify check bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-further reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -79,9 +79,14 @@ subset-backward: .venv/for-tests
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown
 
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
-FASHION := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice,random_backprop:keep=0.33
-
+PUBLISHED := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice
+FASHION := $(PUBLISHED),random_backprop:keep=0.33
 PAGES := $(BIN)/python -m benchmarks.pages && $(BIN)/python -m thresher.report.cards docs/methods
+
+mnist-5k: .venv/installed
+	$(BIN)/thresher compare --task mnist-5k --methods $(PUBLISHED) --epochs 20 --seeds 0,1,2 --out runs/$@
+	cp runs/$@/results.json $(RESULTS)/demo-mnist-5k.json
+	$(PAGES)
 
 fashion: fashion-cnn fashion-resnet8
 

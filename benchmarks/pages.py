@@ -1,7 +1,7 @@
 """Writes what README.md and docs/results.md quote from the committed comparisons, so that they never disagree.
 
-`python -m benchmarks.pages` writes both files anew, from the results of `make fashion` and of `thresher compare --task
-mnist-5k`. Those that fell short come first.
+`python -m benchmarks.pages` writes both files anew, from the results of `make fashion` and `make mnist-5k`. Those that fell
+short come first.
 """
 
 import argparse
@@ -104,9 +104,19 @@ def overview_in_words(found: Mapping[str, Results]) -> str:
         f"No loss of {listed(margins)} points": [one for one in made if one.row["finding"] == "no loss"],
         "Better than all of its controls of the same cost": [one for one in made if one.against == {"better"}],
     }
-    kinds = dict.fromkeys(CONTROLS_IN_WORDS[kind] for one in made for kind in one.row["against"])
     lines = [f"- **{title}:** {_by_method(group) or 'none'}." for title, group in groups.items()]
-    return "\n".join([*lines, f"- The controls are {listed([*kinds])}."])
+    return "\n".join([*lines, f"- **Controls:** {_controls_in_words(made)}."])
+
+
+def _controls_in_words(made: Sequence[Entry]) -> str:
+    """Returns which controls the methods were compared with, and on what; several sets of controls are told apart."""
+    places: dict[str, dict[str, None]] = {}
+    for one in made:
+        kinds = listed([CONTROLS_IN_WORDS[kind] for kind in one.row["against"]])
+        places.setdefault(kinds, {})[one.on] = None
+    if len(places) == 1:
+        return next(iter(places))
+    return "; ".join(f"{kinds} ({', '.join(on)})" for kinds, on in places.items())
 
 
 def _by_method(group: Sequence[Entry]) -> str:
