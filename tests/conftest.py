@@ -61,3 +61,11 @@ def shared_traces(monkeypatch):
     from thresher.subset import SubsetBackward
 
     monkeypatch.setattr(SubsetBackward, "_trace", trace_once_per_architecture(SubsetBackward._trace))
+
+
+@pytest.fixture
+def group_of_one(tmp_path):
+    """A process group with this process alone, in which DistributedDataParallel and fully_shard can be made."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()

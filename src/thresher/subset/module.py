@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 
 from thresher.subset.function import Call, RowMeter, SubsetFunction
 from thresher.subset.graphs import Graphs, HasEffects, Outdated, TooManyKinds, Unclear, Unsupported, flatten_tensors
 from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, autocast, dense, describe, is_due
 from thresher.subset.memory import reuse_memory
-from thresher.subset.settings import GraphTensors, Settings, has_global_hooks, has_hooks
+from thresher.subset.parallel import check_wrapping
+from thresher.subset.settings import GraphTensors, Settings, check_traceable, has_global_hooks
 
 MAX_TRACES = 64
 """Number of kinds of calls whose traces each module keeps; the one used longest ago is dropped first."""
@@ -61,6 +61,7 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
 
     Raises:
         TypeError: `model` is not a module.
+        ValueError: A wrapper of several processes is not around the result, but in `model`; on a call, where it came later.
         RuntimeError: On a call under a `torch.func` transform, on double backward, and with `strict` on the first call of a
             model that cannot be traced.
 
@@ -74,6 +75,7 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
+    check_wrapping(model)
     return (SubsetContainer if hasattr(type(model), "__getitem__") else SubsetBackward)(model, strict=strict)
 
 
@@ -230,7 +232,7 @@ class SubsetBackward(nn.Module):
         """Traces the model; the likeliest assumption about which inputs carry the batch is tried first."""
         from thresher.subset.mixing import examine
 
-        self._check_traceable()
+        check_traceable(self.wrapped)
         state, first_reason = _tensors_by_source(self.wrapped), None
         for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
             try:
@@ -261,13 +263,6 @@ class SubsetBackward(nn.Module):
                 if graphs.holds_for(n):
                     return graphs
         raise reason
-
-    def _check_traceable(self) -> None:
-        if any(is_lazy(parameter) for parameter in self.parameters()):
-            raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
-        for name, part in self.wrapped.named_modules():
-            if has_hooks(part):
-                raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
 
     def _give_up(self, reason: Unsupported) -> None:
         name = type(self.wrapped).__name__

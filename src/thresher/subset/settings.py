@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attributes
 from thresher.subset.outside import Variables
+from thresher.subset.parallel import check_wrapping, in_several_processes
 
 TABLES = ("_modules", "_parameters", "_buffers")
 MAX_BYTES = 4096
@@ -41,6 +42,9 @@ class Settings:
     Args:
         module: Module that is traced.
 
+    Raises:
+        ValueError: A part of it was put into a wrapper of several processes that belongs around all of it.
+
     Attributes:
         key: Hashable description of everything that tracing takes for constant.
         trains: Whether any parameter gets a gradient.
@@ -48,6 +52,7 @@ class Settings:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        check_wrapping(module)
         self._modules = _modules_by_prefix(module)
         parts = self._modules.values()
         self._snapshots = [_snapshot(part) for part in parts]
@@ -80,6 +85,24 @@ class Settings:
         prefix, dot, last = name.rpartition(".")
         part = self._modules[prefix + dot]
         return (part._parameters if kind == "param" else part._buffers)[last]
+
+
+def check_traceable(module: nn.Module) -> None:
+    """Refuses a module whose graph would leave something out, before it is traced.
+
+    Args:
+        module: Module that is to be traced.
+
+    Raises:
+        Unsupported: It has hooks, parameters without a shape, or statistics that processes exchange.
+    """
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
+    for name, part in module.named_modules():
+        if has_hooks(part):
+            raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
+        if isinstance(part, nn.SyncBatchNorm) and part.training and in_several_processes():
+            raise Unsupported(f"module {name or 'model'!r} exchanges the statistics of its batches with other processes")
 
 
 def has_hooks(part: nn.Module) -> bool:

@@ -93,6 +93,7 @@ def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[
         graph = joint.graph_module
         _refuse_hidden_inputs(graph)
         _refuse_frequencies(graph)
+        _refuse_communication(graph)
         _drop_detached(graph)
         num_forward = joint._aot_state.fw_metadata.num_forward
         forward, backward = default_partition(graph, None, num_fwd_outputs=num_forward, static_lifetime_input_indices=[])
@@ -268,6 +269,13 @@ def _refuse_frequencies(graph: fx.GraphModule) -> None:
         names = [argument.name for argument in node.target._schema.arguments] if hasattr(node.target, "_schema") else ()
         if dict(zip(names, node.args, strict=False), **node.kwargs).get("scale_grad_by_freq"):
             raise Unsupported("an embedding has scale_grad_by_freq=True: its gradients depend on all rows of the batch")
+
+
+def _refuse_communication(graph: fx.GraphModule) -> None:
+    """Refuses what other processes take part in: one that keeps no row runs no backward graph, and the others would wait."""
+    for node in graph.graph.nodes:
+        if "c10d" in getattr(node.target, "namespace", ""):
+            raise Unsupported(f"it communicates with other processes ({node.target})")
 
 
 def _drop_detached(joint: fx.GraphModule) -> None:

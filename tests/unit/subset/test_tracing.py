@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed import _functional_collectives as functional_collectives
 
 from depth import depth
 from subset_cases import Calls, numbers, same_as_plain, wrap
@@ -120,6 +121,17 @@ def test_the_plain_model_is_used_with_one_warning(name) -> None:
             random.seed(0)
             np.random.seed(0)
             same_as_plain(sub, X.clone(), rows=ROWS, loss=loss)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_communication_with_other_processes() -> None:
+    def scaled(m, x):
+        return m.linear(x) * functional_collectives.all_reduce(m.held, "sum", torch.distributed.group.WORLD)
+
+    sub = wrap(made(scaled), strict=False)
+    with pytest.warns(UserWarning, match="communicates with other processes"):
+        same_as_plain(sub, X.clone(), rows=ROWS)
+    assert sub.fallback is not None
 
 
 def test_trained_tensors_hidden_from_the_module() -> None:

@@ -1,0 +1,103 @@
+"""Wrappers that train a model in several processes: `subset_backward` belongs inside of them, and own passes use the inside.
+
+`DistributedDataParallel` averages gradients by hooks of the parameters, and `fully_shard` gathers parameters by hooks of the
+modules that it shards. A traced graph calls no hook of a module, so the graph must be of what is inside of these modules.
+"""
+
+import sys
+from typing import Any
+
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+
+DDP_ORDER = (
+    "a DistributedDataParallel. Around it, the gradients of the processes would not be averaged, and each process would train "
+    "another model. Put subset_backward inside: DistributedDataParallel(thresher.subset_backward(module))"
+)
+SHARDED_ORDER = (
+    "sharded by fully_shard, which gathers the parameters by hooks that a traced graph does not call. Put subset_backward "
+    "inside of every module that is sharded by itself: put fully_shard(thresher.subset_backward(block)) in the place of each "
+    "block, before fully_shard(model). Without sharded blocks it is fully_shard(thresher.subset_backward(model))"
+)
+FLAT = (
+    "sharded by FullyShardedDataParallel, which is not supported: it makes one flat tensor of the parameters of a module. Use "
+    "torch.distributed.fsdp.fully_shard(thresher.subset_backward(module))"
+)
+
+
+def check_wrapping(model: nn.Module) -> None:
+    """Refuses a model that `subset_backward` must not be put around.
+
+    Args:
+        model: Model that is to be traced.
+
+    Raises:
+        ValueError: A part of it belongs around `subset_backward`, or is of a kind that is not supported.
+    """
+    for name, part in model.named_modules():
+        if isinstance(part, DistributedDataParallel):
+            problem = DDP_ORDER
+        elif isinstance(part, _kinds("FSDPModule")):
+            problem = SHARDED_ORDER
+        elif isinstance(part, _kinds("FullyShardedDataParallel")) or _is_flattened(part):
+            problem = FLAT
+        else:
+            continue
+        raise ValueError(f"subset_backward: {f'module {name!r} of the model' if name else '`model`'} is {problem}.")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Returns whether a call of a model gathers parameters, for which all processes must call it."""
+    return any(isinstance(part, _kinds("FSDPModule", "FullyShardedDataParallel")) for part in model.modules())
+
+
+def in_several_processes() -> bool:
+    """Returns whether this process is one of a group that trains together."""
+    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def data_parallel(model: nn.Module | None) -> DistributedDataParallel | None:
+    """Returns the `DistributedDataParallel` that a model is, compiled or not; None where it is none."""
+    model = getattr(model, "_orig_mod", model)
+    return model if isinstance(model, DistributedDataParallel) else None
+
+
+def inside(model: nn.Module) -> nn.Module:
+    """Returns the module inside of `DistributedDataParallel`, whose calls wait for no other process; any other model itself."""
+    found = data_parallel(model)
+    return model if found is None else found.module
+
+
+class CallInside:
+    """Calls a `DistributedDataParallel` with another module inside; before and after a call it is as the user made it.
+
+    Args:
+        model: The user's model. Its reducer has the parameters, so the other module must have the very same ones.
+        module: Module that is called in the place of the one inside.
+    """
+
+    def __init__(self, model: DistributedDataParallel, module: nn.Module) -> None:
+        self._model, self._module = model, module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model; arguments and result are those of the model."""
+        members = self._model._modules
+        own = members["module"]
+        members["module"] = self._module
+        try:
+            return self._model(*args, **kwargs)
+        finally:
+            members["module"] = own
+
+
+def _kinds(*names: str) -> tuple[type, ...]:
+    """Returns classes of `torch.distributed.fsdp` by name; none where nothing has imported it, which takes two seconds."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return () if fsdp is None else tuple(getattr(fsdp, name) for name in names)
+
+
+def _is_flattened(part: nn.Module) -> bool:
+    """Checks whether `FullyShardedDataParallel` around a module has made views of its parameters."""
+    managed = getattr(part, "_is_fsdp_managed_module", False)
+    own = [parameter for parameter in part._parameters.values() if parameter is not None] if managed else []
+    return any(hasattr(parameter, "_is_flat_param") or parameter.grad_fn is not None for parameter in own)
