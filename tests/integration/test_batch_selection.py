@@ -641,17 +641,68 @@ def test_auto_stays_where_it_can_be_traced():
     assert [entry["forward"] for entry in run.history] == [N] * 3
 
 
-def test_a_wrapped_model_is_not_wrapped_again(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
+@pytest.mark.usefixtures("group_of_one")
+def test_a_wrapped_model_is_not_wrapped_again():
+    net = Net()
+    ddp = nn.parallel.DistributedDataParallel(subset_backward(net))
+    run, _, optimizer = make(SB(keep=0.5), "once", net=net, model=ddp)
+    assert run.model.module is ddp
+    train(run, optimizer)
+    assert run.cost.backward == 25 and run.cost.unknown is None
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("passes", ["once", "auto", "twice"])
+def test_ddp_trains_like_the_model_inside_and_stays_as_the_user_made_it(passes):
+    weights = []
+    for parallel in (False, True):
+        torch.manual_seed(1)
         net = Net()
-        ddp = nn.parallel.DistributedDataParallel(subset_backward(net))
-        run, _, optimizer = make(SB(keep=0.5), "once", net=net, model=ddp)
-        assert run.model.module is ddp
-        train(run, optimizer)
-        assert run.cost.backward == 25
-    finally:
-        torch.distributed.destroy_process_group()
+        model = nn.parallel.DistributedDataParallel(net) if parallel else net
+        names, calls = list(model.state_dict()), []
+        run, _, optimizer = make(SB(keep=0.5), passes, net=net, model=model)
+        model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1)) if parallel else None
+        steps = len(train(run, optimizer, 2))
+        weights.append(list(net.parameters()))
+        assert run.cost.backward == 50 and run.cost.scoring == (2 * N if passes == "twice" else 0)
+        assert list(run.model.state_dict()) == list(model.state_dict()) == names
+        if parallel:
+            assert run.model.module is model and model.module is net
+            assert len(calls) == steps  # own passes run inside
+            assert not any(isinstance(part, thresher.subset.SubsetBackward) for part in copy.deepcopy(run.model).modules())
+        run.detach()
+    assert all(map(torch.equal, *weights))
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_of_a_compiled_ddp_the_module_inside_is_traced():
+    net = Net()
+    ddp = nn.parallel.DistributedDataParallel(net)
+    run, _, optimizer = make(SB(keep=0.5), "once", net=net, model=torch.compile(ddp, backend="eager"))
+    assert run.model.module is ddp
+    train(run, optimizer)
+    assert run.cost.backward == 25
+
+
+def test_where_no_row_is_kept_nothing_is_learned_from_an_output_without_rows():
+    class WithPenalty(Net):
+        def forward(self, x):
+            return super().forward(x), self.last.weight.square().sum()
+
+    class Nothing(SB):
+        def plan_batch(self, signals, state, *, step, generator):
+            return BatchPlan(torch.empty(0, dtype=torch.int64)), state
+
+    def losses(outputs, y):
+        return F.cross_entropy(outputs[0], y, reduction="none")
+
+    run, net, optimizer = make(Nothing(keep=0.5), "once", net=WithPenalty(), criterion=losses)
+    for x, y in run.loader:
+        loss = run.criterion(run.model(x), y)
+        loss.backward()
+        assert loss == 0 and all(not parameter.grad.any() for parameter in net.parameters())
+        optimizer.step()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

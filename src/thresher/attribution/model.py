@@ -33,20 +33,31 @@ class TrackedModel(nn.Module):
 
     Args:
         module: The user's model.
+        call: Function that runs a forward pass of the training; None for a call of `module`.
         tracker: Remembers which rows the outputs belong to.
         timer: Times the first training passes.
         device: Device of the model.
         meter: Counter of the samples of forward and backward passes.
     """
 
-    def __init__(self, module: nn.Module, tracker: RowTracker, timer: ForwardTimer, device: torch.device, meter: Meter) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        call: Callable[..., Any] | None,
+        tracker: RowTracker,
+        timer: ForwardTimer,
+        device: torch.device,
+        meter: Meter,
+    ) -> None:
         super().__init__()
         own: dict[str, Any] = self.__dict__
         del own["training"]  # everything that is not found here is read from the user's model
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[registry] = module.__dict__[registry]
         own["module"] = module
-        own["_tracked_by"], own["_timed_by"], own["_runs_on"], own["_counted_by"] = tracker, timer, device, meter
+        own["_called"] = module if call is None else call
+        own["_tracked_by"], own["_timed_by"] = tracker, timer
+        own["_runs_on"], own["_counted_by"] = device, meter
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None where there was no autocast."""
         self.on_forward: Callable[[torch.dtype | None], None] | None = None
@@ -69,11 +80,9 @@ class TrackedModel(nn.Module):
         if own["on_forward"] is not None:
             own["on_forward"](own["autocast"])
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
-        own["_counted_by"].subset = None  # of a call of the model itself, or of one that failed
-        if timer.running and module.training:
-            outputs = timer.forward(lambda: module(*args, **kwargs))
-        else:
-            outputs = module(*args, **kwargs)
+        call, own["_counted_by"].subset = own["_called"], None  # of a call of the model itself, or of one that failed
+        timed = timer.running and module.training
+        outputs = timer.forward(lambda: call(*args, **kwargs)) if timed else call(*args, **kwargs)
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
             own["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)

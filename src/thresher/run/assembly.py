@@ -4,7 +4,6 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils.data import default_collate
 
 from thresher.attribution.accumulator import StepAccumulator
@@ -35,7 +34,8 @@ from thresher.run.run import Parts, Run
 from thresher.run.state import SavedState
 from thresher.run.step_checks import StepChecks, parameters_elsewhere
 from thresher.run.stopwatch import Stopwatch
-from thresher.subset import SubsetBackward, subset_backward
+from thresher.run.trained import Trained
+from thresher.subset.parallel import is_sharded
 
 
 def build_run(given: Arguments, checked: Checked) -> Run:
@@ -64,15 +64,15 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     if given.loader.collate_fn is not default_collate:
         tracker.sample_dimension = SampleDimension()
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
-    module = _with_subset_backward(given.model) if checked.passes == "once" else given.model
-    model = None if module is None else TrackedModel(module, tracker, stopwatch, here, meter)
+    trained = Trained(given.model, subset=checked.passes == "once")
+    model = None if trained.module is None else TrackedModel(trained.module, trained.call, tracker, stopwatch, here, meter)
     _recognise(model, attributor)
-    _count_subsets(module, meter)
+    trained.report_to(meter)
     reader = _reader(records, given, checked)
     who = _who_passes(given, checked, methods[-1])
     passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, loader.unknown_rows, who)
     tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1])
-    selection = _selection(tools, given, checked, module)
+    selection = _selection(tools, given, checked, trained)
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
         RunSettings(given.epochs, given.seed, given.on_nonfinite, given.spend, alone=len(methods) == 1),
@@ -188,25 +188,17 @@ def _who_passes(given: Arguments, checked: Checked, method: Any) -> str | None:
     return type(method).__name__ if scores or requirements_of(checked.epoch_method).model else None
 
 
-def _selection(tools: Tools, given: Arguments, checked: Checked, module: nn.Module | None) -> BatchSelection:
+def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Trained) -> BatchSelection:
     method = checked.on_stream or checked.batch_method
     if method is None:
         return NoSelection(tools)
     stage = BatchStage(method, seed=given.seed)
     scoring = given.scoring or Scoring()
     if checked.passes == "once":
-        automatic = given.forward_passes == "auto"
-        return InForward(tools, stage, module, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
+        automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
+        return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
     fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
     return BeforeForward(tools, stage, scoring, fills=fills)
-
-
-def _with_subset_backward(model: nn.Module | None) -> nn.Module | None:
-    """The model with a backward pass that costs only the chosen rows; one that has it already is left as it is."""
-    model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
-    if model is None or any(isinstance(part, SubsetBackward) for part in model.modules()):
-        return model
-    return subset_backward(model)
 
 
 def _recognise(model: TrackedModel | None, attributor: Attributor) -> None:
@@ -214,17 +206,3 @@ def _recognise(model: TrackedModel | None, attributor: Attributor) -> None:
     if model is not None:
         attributor.own_model = OwnModel(attributor.meter, model.parameters)
         attributor.meter.parameters = model.parameters
-
-
-def _count_subsets(model: nn.Module | None, meter: Meter) -> None:
-    """Has the model report the samples that go backward, where its backward pass costs the chosen rows only."""
-    parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
-    for part in parts:
-        part.meter = meter
-    while model is not None and parts and not isinstance(model, SubsetBackward):
-        model = getattr(model, "_orig_mod", getattr(model, "module", None))
-    if parts and model is not parts[0]:
-        meter.make_unknown(
-            "only a part of the model has the backward pass of subset_backward, and the cost of the rest depends on its "
-            "operations; wrap the whole model in subset_backward"
-        )

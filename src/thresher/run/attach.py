@@ -50,8 +50,8 @@ def attach(
         epochs: Number of epochs of the whole training, 1 or more, to which schedules of methods refer.
         forward: Function `(model, batch) -> (outputs, targets)` of own passes. Default: `(model(batch[0]), batch[1])`.
         forward_passes: Where the losses come from by which a batch method chooses. "once": from the loop's own forward pass;
-            `run.model` is `subset_backward(model)`. "twice": from a pass before it, over every candidate batch. "auto": "once",
-            and "twice" from the second epoch on where the model cannot be traced.
+            `run.model` is `subset_backward(model)`, inside of DDP. "twice": from a pass before it, over every candidate batch.
+            "auto": "once", and "twice" from the second epoch on where the model cannot be traced.
         scoring: Settings of the scoring pass with "twice": lower precision, stale losses, a proxy model, smaller inputs.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
 from thresher.attribution.rows import Attribution, RowLayout
@@ -24,7 +24,8 @@ from thresher.records import NEVER_SEEN, Records
 from thresher.run.batch_stage import BatchStage
 from thresher.run.once_errors import kept_losses_only, not_by_rows
 from thresher.run.stopwatch import Stopwatch
-from thresher.subset import SubsetBackward, kept_rows
+from thresher.run.trained import Trained
+from thresher.subset import kept_rows
 
 
 class BatchSelection(Protocol):
@@ -192,14 +193,14 @@ class InForward(NoSelection):
     Args:
         tools: Parts of the run.
         stage: The batch method at work.
-        model: The model, whose backward pass costs the chosen rows only where it was traced; None where there is none.
+        trained: The model, whose backward pass costs the chosen rows only where it was traced.
         instead: Takes over where the model turned out not to be traceable; None: nothing does.
     """
 
-    def __init__(self, tools: Tools, stage: BatchStage, model: nn.Module | None, instead: "BeforeForward | None") -> None:
+    def __init__(self, tools: Tools, stage: BatchStage, trained: Trained, instead: "BeforeForward | None") -> None:
         super().__init__(tools)
         self.stage = self._stage = stage
-        self._model, self.instead = model, instead
+        self._trained, self.instead = trained, instead
         self.measure = self._measure_chosen
         self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
         self._before: dict[str, Any] = {}
@@ -214,7 +215,7 @@ class InForward(NoSelection):
 
     def watch(self, value: Tensor) -> None:
         """Times the backward pass, which runs on the chosen rows only where the model was traced."""
-        self._stopwatch.watch(value, 1.0 if uses_plain_model(self._model) else self._share)
+        self._stopwatch.watch(value, 1.0 if self._trained.is_plain else self._share)
 
     def _measure_chosen(
         self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Any
@@ -235,7 +236,7 @@ class InForward(NoSelection):
             if to_compare:
                 alone = criterion.signals_alone(outputs, targets, small)
             if not k:
-                value = torch.stack([leaf.sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
+                value = _nothing(outputs)
             elif weights is None:
                 value = criterion.value(outputs, targets)
             else:
@@ -296,12 +297,12 @@ class InForward(NoSelection):
 
     def at_epoch_start(self) -> BatchSelection:
         """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
-        return self.instead if self.instead is not None and uses_plain_model(self._model) else self
+        return self.instead if self.instead is not None and self._trained.is_plain_anywhere() else self
 
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where the loop does not call `run.model`, whose backward pass costs the chosen rows only."""
         elsewhere = self._attributor.meter.elsewhere
-        if self._warned or self._model is None or not elsewhere or self._attributor.meter.cost.unknown is not None:
+        if self._warned or self._trained.module is None or not elsewhere or self._attributor.meter.cost.unknown is not None:
             return
         self._warned = True
         warnings.warn(
@@ -394,10 +395,9 @@ class BeforeForward(NoSelection):
         )
 
 
-def uses_plain_model(model: nn.Module | None) -> bool:
-    """Whether a model turned out not to be traceable, so that its backward pass costs all rows."""
-    found = () if model is None else (part for part in model.modules() if isinstance(part, SubsetBackward))
-    return any(part.fallback is not None for part in found)
+def _nothing(outputs: Any) -> Tensor:
+    """Returns 0, with a gradient of 0 for everything that outputs depend on: other processes wait for that."""
+    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
 
 
 def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:

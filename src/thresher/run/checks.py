@@ -23,6 +23,8 @@ from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.attached import check_free
 from thresher.run.learning_rate import parts_of
+from thresher.subset import SubsetBackward
+from thresher.subset.parallel import check_wrapping, inside, is_sharded
 
 NOT_OF_VALUES = {"correct", "confidence", "uncertainty"} | ABOUT_CLASSES
 """Signals that are not defined for a regression."""
@@ -131,6 +133,8 @@ def check(given: Arguments, process_group: Any) -> Checked:
     samples = None if streams else len(given.loader.dataset)
     passes = passes_of(batch_method, given.forward_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
+    if given.model is not None:
+        check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
     kept = None if before is None or samples is None else kept_of(before, samples)
     _check_ids(batch_method, samples, kept)
     on_stream = _on_stream(epoch_method, given) if streams else None
@@ -150,6 +154,35 @@ def _check_types(given: Arguments) -> None:
     for name, function in (("forward", given.forward), ("signals", given.signals)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
+
+
+def _who_calls_it(epoch_method: EpochMethod, batch_method: BatchMethod | None, passes: str, scoring: Scoring | None) -> str:
+    """Name of a method for which the run calls the model beside the loop; empty where none needs that."""
+    if requirements_of(epoch_method).model:
+        return type(epoch_method).__name__
+    scores = passes == "twice" and (scoring is None or (scoring.losses is None and scoring.model is None))
+    return type(batch_method).__name__ if scores else ""
+
+
+def check_wrappers(model: nn.Module, passes: str, who: str) -> None:
+    """Validates that `subset_backward` can be put into a model, and that the run can call the model beside the loop.
+
+    Args:
+        model: Argument of `attach`.
+        passes: Result of `passes_of`.
+        who: Name of the method for which the run calls the model; empty where none needs that.
+
+    Raises:
+        ValueError: The model is in wrappers of several processes in an order that does not allow it.
+    """
+    if passes == "once" and not any(isinstance(part, SubsetBackward) for part in model.modules()):
+        check_wrapping(inside(model))
+    if who and is_sharded(model):
+        raise ValueError(
+            f"`model`: {who} needs forward passes beside those of the loop. All processes together must make each pass of a "
+            "sharded model, but each process has its own samples, and so its own number of passes. Use "
+            "DistributedDataParallel, or a method that chooses in the batch, with forward_passes='once'."
+        )
 
 
 def optimizers_of(given: Arguments) -> list[Optimizer]:

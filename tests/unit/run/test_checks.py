@@ -144,6 +144,47 @@ def test_several_processes(monkeypatch):
         attach()[0]()
 
 
+def sharded(model):
+    from torch.distributed.fsdp import fully_shard  # which takes two seconds to import
+
+    return fully_shard(model)
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize("passes", ["once", "auto"])
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (sharded, r"`model` is sharded.*fully_shard\(thresher.subset_backward\(model\)\)"),
+        (lambda model: nn.Sequential(nn.parallel.DistributedDataParallel(model)), "module '0' of the model is a Distributed"),
+    ],
+    ids=["fully_shard", "a part in DDP"],
+)
+def test_a_model_in_wrappers_that_leave_no_place_for_the_smaller_backward_pass(wrap, message, passes):
+    call, optimizer = attach(method=SB, model=wrap(nn.Linear(6, C)), forward_passes=passes)
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert not optimizer._optimizer_step_post_hooks
+    attach(method=SB, model=nn.parallel.DistributedDataParallel(nn.Linear(6, C)), forward_passes=passes)[0]()
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_a_sharded_model_makes_no_passes_beside_those_of_the_loop():
+    model = sharded(thresher.subset_backward(nn.Linear(6, C)))
+    settings = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    for name, method, more in (
+        ("Kakurenbo", Kakurenbo(), {}),
+        ("SelectiveBackprop", SB, {"forward_passes": "twice"}),
+        ("SelectiveBackprop", SB, {"scoring": Scoring(dtype=torch.bfloat16)}),
+    ):
+        with pytest.raises(ValueError, match=f"`model`: {name} needs forward passes beside.*Use DistributedDataParallel, or"):
+            attach(method=method, **settings, **more)[0]()
+    attach(method=SB, **settings, scoring=Scoring(model=nn.Linear(6, C)))[0]().detach()
+    attach(method=SB, **settings, scoring=Scoring(losses=torch.rand(N)))[0]().detach()
+    run = attach(method=SB, **settings)[0]()
+    assert run.model.module is model and not run._parts.epochs.may_switch  # to forward passes before those of the loop
+
+
 def test_the_device_is_the_models():
     assert device_of_model(nn.Linear(1, 1, device="meta")) == torch.device("meta")
     assert device_of_model(nn.BatchNorm1d(2, affine=False, device="meta")) == torch.device("meta")
