@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 BufferPlace = tuple[nn.Module, str]
@@ -58,6 +59,19 @@ def replaced(copies: Copies) -> Iterator[None]:
     finally:
         for part, name, buffer in held:
             part._buffers[name] = buffer
+
+
+def share_buffers(parallel: DistributedDataParallel | None) -> None:
+    """Gives all processes the buffers of the first one, as a forward pass of the training does; all processes must call it.
+
+    The statistics of a batch normalisation differ from process to process after each step. Where a pass over all samples is
+    divided among the processes, each sample then gets the loss that one process would compute.
+
+    Args:
+        parallel: The model around the buffers; None, or one that was told not to share its buffers, leaves them as they are.
+    """
+    if parallel is not None and parallel.broadcast_buffers:
+        parallel._sync_buffers()
 
 
 class WrittenBuffers:

@@ -18,11 +18,12 @@ from thresher.loading.trees import leaves
 from thresher.losses.reader import SignalReader
 from thresher.losses.signals import labels_of
 from thresher.passes.attributes import Attributes
-from thresher.passes.buffers import Copies, WrittenBuffers, copies_of, places_of, replaced
+from thresher.passes.buffers import Copies, WrittenBuffers, copies_of, places_of, replaced, share_buffers
 from thresher.passes.engine import Forward, answers, check_plain, own_pass, plain_forward
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
 from thresher.subset.module import SubsetBackward
+from thresher.subset.parallel import data_parallel, inside
 
 
 class Batches(Protocol):
@@ -115,6 +116,7 @@ class OwnPasses:
             AttributionError: The rows of a batch are not its samples in order.
         """
         wanted = self._reader.recorded
+        self._share_buffers()
         with self._pass(module := self.module, training=training):
             for batch, batch_ids in self._loader.passes(ids):
                 self._check_rows("refresh losses")
@@ -141,6 +143,7 @@ class OwnPasses:
         assert criterion is not None
         module = module.wrapped if isinstance(module, SubsetBackward) else module
         found: dict[str, list[Tensor]] = {name: [] for name in names}
+        self._share_buffers()
         with self._pass(module):
             for (answer,) in answers([module], self._counted(ids), self._forward or plain_forward, features="feature" in found):
                 n = answer.layout.n
@@ -170,7 +173,7 @@ class OwnPasses:
         """
         self._check_rows("choose samples by their losses")
         self.check(batch)
-        module = self.module if scoring.model is None else scoring.model
+        module = self.module if scoring.model is None else inside(scoring.model)
         smaller = batch
         if scoring.input_scale != 1:
             pair = isinstance(batch, tuple | list) and len(batch) == 2
@@ -188,9 +191,9 @@ class OwnPasses:
 
     @property
     def module(self) -> nn.Module:
-        """The user's model, with the wrapper for its backward pass where it has one."""
+        """The user's model, with the wrapper for its backward pass where it has one, and without one that waits for others."""
         assert self._model is not None
-        return self._model.module
+        return inside(self._model.module)
 
     @property
     def call(self) -> str:
@@ -255,6 +258,10 @@ class OwnPasses:
             if not torch.allclose(losses, again, equal_nan=True):
                 return None  # the criterion draws random numbers
         return losses, dtype in (None, torch.float32)
+
+    def _share_buffers(self) -> None:
+        assert self._model is not None
+        share_buffers(data_parallel(self._model.module))
 
     @contextmanager
     def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:

@@ -11,6 +11,7 @@ from thresher.loading.checks import check_iteration
 from thresher.loading.collate_check import UnknownRows, checked
 from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
+from thresher.subset.parallel import inside
 
 Models = nn.Module | Sequence[nn.Module]
 BATCH_SIZE = 64
@@ -92,7 +93,7 @@ def _check_targets(found: list[Answer], n: int) -> None:
 
 
 def as_list(models: Models) -> list[nn.Module]:
-    """Returns the models as a list.
+    """Returns the models as a list, each without a wrapper whose calls wait for other processes.
 
     Raises:
         TypeError: There is none, or one of them is not a module.
@@ -101,7 +102,7 @@ def as_list(models: Models) -> list[nn.Module]:
     if not found or not all(isinstance(model, nn.Module) for model in found):
         got = ", ".join(type(model).__name__ for model in found) or "none"
         raise TypeError(f"`models` must be one torch.nn.Module or more, got {got}")
-    return found
+    return [inside(model) for model in found]
 
 
 def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:

@@ -193,3 +193,12 @@ def test_what_it_cost_and_where_it_comes_from():
     for wrong in ((1,), (1, -1), (1.5, 2)):
         with pytest.raises(ValueError, match=r"el2n: `trained` must be two whole numbers of 0 or more \(forward, backward\)"):
             el2n(Echo(), loader(), trained=wrong)
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_passes_run_inside_of_ddp_whose_calls_wait_for_other_processes():
+    model, calls = Echo(), []
+    parallel = nn.parallel.DistributedDataParallel(model)
+    parallel.register_forward_pre_hook(lambda *_: calls.append(1))
+    assert torch.equal(el2n(parallel, loader()).values, el2n(model, loader()).values)
+    assert calls == [] and parallel.training and model.training
