@@ -1,13 +1,10 @@
-"""`subset_backward` inside training loops: random draws, mixed precision, accumulation, checkpoints, DDP, batch norm."""
+"""`subset_backward` inside training loops: random draws, mixed precision, accumulation, checkpoints, batch norm."""
 
 import copy
-import socket
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from depth import depth
@@ -16,7 +13,6 @@ from subset_cases import (
     Recurrent,
     SmallResNet,
     ViT,
-    conv_net,
     distance,
     masked,
     numbers,
@@ -25,7 +21,7 @@ from subset_cases import (
     traced,
     wrap,
 )
-from thresher.subset import SubsetBackward, kept_rows, mixes_samples, subset_backward
+from thresher.subset import mixes_samples
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 X = numbers(7, 6)
@@ -291,44 +287,3 @@ def test_batch_norm_beside_what_else_follows_the_batch_size() -> None:
     with pytest.warns(UserWarning, match="gradients of some rows differ"):
         sub(X)
     same_as_plain(sub, X, rows=ROWS)
-
-
-# DDP
-
-
-def _in_process(rank: int, port: int, results) -> None:
-    torch.set_num_threads(1)
-    store = torch.distributed.TCPStore("127.0.0.1", port, 2, rank == 0)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    try:
-        torch.manual_seed(0)
-        plain = conv_net(4).double()
-        wrapped: SubsetBackward = subset_backward(copy.deepcopy(plain), strict=True)
-        x = numbers(6, 3, 8, 8, seed=rank)
-        rows = torch.tensor([0, 3]) if rank else torch.tensor([1, 2, 5])
-        for find_unused in (False, True):
-            found = []
-            for model in (plain, wrapped):
-                parallel = DistributedDataParallel(model, find_unused_parameters=find_unused)
-                for _ in range(2):
-                    parallel.zero_grad()
-                    out = parallel(x)
-                    loss = (kept_rows(out, rows) if model is wrapped and not find_unused else out[rows]).square().sum()
-                    loss.backward()
-                found.append({name: p.grad for name, p in model.named_parameters()})
-            results[rank, find_unused] = distance(*found), wrapped.fallback
-        torch.distributed.barrier()  # a process that leaves first takes the store along
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_ddp_averages_the_same_gradients() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with mp.get_context("spawn").Manager() as manager:
-        results = manager.dict()
-        mp.spawn(_in_process, (port, results), nprocs=2)
-        assert len(results) == 4
-        for difference, fallback in results.values():
-            assert difference < 1e-11 and fallback is None
