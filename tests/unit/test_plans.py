@@ -9,6 +9,7 @@ import torch
 from thresher import BatchPlan, EpochPlan
 
 IDS = torch.tensor([0, 2, 5])
+KEYS = {"ids": IDS, "smaller_batches": True, "keys": torch.ones(3), "share": 0.5}
 
 
 def test_what_a_plan_says_by_default() -> None:
@@ -48,6 +49,9 @@ def test_frozen() -> None:
             r"`weights` must be aligned with `ids`, got shapes \(2,\) and \(3,\)",
             {"ids": IDS, "weights": torch.ones(2)},
         ),
+        (TypeError, r"`scores` must be float32, got torch.float64", {**KEYS, "scores": torch.ones(3).double()}),
+        (ValueError, r"`scores` must be aligned with `ids`, got shapes \(2,\) and \(3,\)", {**KEYS, "scores": torch.ones(2)}),
+        (ValueError, r"`scores` are what `keys` were drawn by; give `keys`, too", {"ids": IDS, "scores": torch.ones(3)}),
         (ValueError, r"`lr_scale` must be a positive number, got 0.0", {"ids": IDS, "lr_scale": 0}),
         (ValueError, r"`lr_scale` must be a positive number, got nan", {"ids": IDS, "lr_scale": math.nan}),
         (ValueError, r"`lr_scale` must be a positive number, got inf", {"ids": IDS, "lr_scale": math.inf}),

@@ -9,6 +9,37 @@ from torch import Tensor
 
 from thresher.plans import EpochPlan
 
+MOST_CANDIDATES = 20.0
+"""Largest number of candidates that one row stands for, so that no row makes the statistics of its batch alone."""
+
+
+def stands_for(keys: Tensor, scores: Tensor, drawn: Tensor, left_out: Tensor) -> Tensor:
+    """Returns how many candidates of a step each drawn row stands for: the inverse of its chance to be drawn.
+
+    A row with a score is drawn where its key -log(u) / score is below the smallest key that is left out: with the chance
+    1 - exp(-score * that key) (Cohen & Kaplan, 2007). Rows without a score come first: each counts for one candidate. Rows with
+    an infinite key, whose score is 0, are drawn only where nothing else is left: together they count for all of them.
+
+    Args:
+        keys: Keys of the candidates, shape (n,), float32.
+        scores: Scores of the candidates, shape (n,), float32; NaN or -inf for those without one, whose keys are negative.
+        drawn: Places of the drawn rows among the candidates, shape (k,), int64, k < n.
+        left_out: Smallest key of the candidates that were not drawn, shape ().
+
+    Returns:
+        Numbers of candidates, shape (k,), float32, within [1, `MOST_CANDIDATES`].
+
+    Example:
+        >>> keys, scores = torch.tensor([0.2, 0.6, 0.7]), torch.tensor([1.0, 0.5, 0.1])
+        >>> stands_for(keys, scores, torch.tensor([0, 1]), keys[2])
+        tensor([1.9864, 3.3863])
+    """
+    last, own = keys.isinf(), keys.index_select(0, drawn)
+    chances = -torch.expm1(-scores.index_select(0, drawn).double() * left_out)
+    of_last = last.sum() / own.isinf().sum().clamp(min=1)
+    found = torch.where(own.isinf(), of_last, torch.where(own < 0, 1.0, 1 / chances))
+    return found.clamp(1, MOST_CANDIDATES).float()
+
 
 class SmallerBatchesError(ValueError):
     """A training cannot make the smaller batches of a plan."""
@@ -24,6 +55,9 @@ class Deal:
         candidates: Number of ids of the epoch's order that the rows are drawn from, at least `rows`.
         keys: Numbers of all samples, shape (N,), float32: of the candidates of a step, those with the smallest keys are its
             rows. None where all candidates are.
+        scores: Scores of all samples, shape (N,), float32, that the keys were drawn by. None where all rows count alike.
+        stand_for: Numbers of candidates that samples stand for, shape (N,), float32; `draw` writes those of the rows that it
+            returns. None without scores.
 
     Example:
         >>> deal = Deal(steps=3, rows=4, candidates=8, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]))
@@ -37,6 +71,8 @@ class Deal:
     rows: int
     candidates: int
     keys: Tensor | None = None
+    scores: Tensor | None = None
+    stand_for: Tensor | None = None
 
     def sizes(self, total: int) -> Iterator[int]:
         """Yields the parts of a number in each step, which differ by one at most.
@@ -56,8 +92,14 @@ class Deal:
         """
         if self.keys is None or len(ids) <= rows:
             return ids
-        order = self.keys.index_select(0, ids).argsort(stable=True)
-        return ids.index_select(0, order[:rows].sort().values)
+        keys = self.keys.index_select(0, ids)
+        order = keys.argsort(stable=True)
+        places = order[:rows].sort().values
+        drawn = ids.index_select(0, places)
+        if self.scores is not None and self.stand_for is not None:
+            found = stands_for(keys, self.scores.index_select(0, ids), places, keys[order[rows]])
+            self.stand_for.index_copy_(0, drawn, found)
+        return drawn
 
 
 def too_few(least: int) -> str:
@@ -126,5 +168,9 @@ def deal_of(
         )
     if plan.keys is None:
         return Deal(steps, rows, rows)
-    keys = plan.keys if len(plan.ids) == n else torch.zeros(n).index_copy_(0, plan.ids, plan.keys)
-    return Deal(steps, rows, min(staying, round(plan.width * rows)), keys)
+    keys, scores = (
+        values if values is None or len(plan.ids) == n else torch.zeros(n).index_copy_(0, plan.ids, values)
+        for values in (plan.keys, plan.scores)
+    )
+    stand_for = None if scores is None else torch.ones(n)
+    return Deal(steps, rows, min(staying, round(plan.width * rows)), keys, scores, stand_for)

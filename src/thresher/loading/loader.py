@@ -48,6 +48,7 @@ class SelectedLoader(OfUser):
         self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
+        self._deal: Deal | None = None
         self._seen = 0
         self._order = UserOrder(loader)
         self.ids_of_sampler = self._order.ids_of_sampler
@@ -142,6 +143,15 @@ class SelectedLoader(OfUser):
         ids, sizes = partial(self._order.samples_of, plan), self._ids
         return deal_of(plan, self.n, ids, everything, sizes.batch_size, sizes.drop_last, least=least)
 
+    def stand_for(self, ids: Tensor) -> Tensor | None:
+        """Returns how many candidates drawn rows stand for, shape (n,), float32; None where all rows count alike.
+
+        Args:
+            ids: Ids of rows of the epoch in progress, shape (n,), int64, on the host.
+        """
+        known = None if self._deal is None else self._deal.stand_for
+        return None if known is None else known.index_select(0, ids)
+
     def _filled_batches(self, full: int, rest: int) -> int:
         """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""
         size = self._ids.batch_size
@@ -191,6 +201,7 @@ class SelectedLoader(OfUser):
             deal, length = self.deal(plan), self._order.length(plan)
             if deal is not None:
                 length = KnownEnd(deal.rows, length.drawn)
+            self._deal = deal
             self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed, length=length, deal=deal)
             candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
         self._loader.collate_fn = collate

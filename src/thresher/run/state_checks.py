@@ -143,9 +143,10 @@ PLAN = table(
         "keys": or_none(tensor(WEIGHTS, (None,))),
         "share": NUMBER,
         "width": NUMBER,
+        "scores": or_none(tensor(WEIGHTS, (None,))),
         "note": TEXT,
     },
-    may_lack=("smaller_batches", "keys", "share", "width", "note"),
+    may_lack=("smaller_batches", "keys", "share", "width", "scores", "note"),
 )
 HISTORY = sequence(
     table(
