@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.calls import CallIdentity, OwnModel, credited_before, identity_of, same_samples
 from thresher.attribution.meter import in_transform
 from thresher.attribution.resolve import attribute
@@ -85,6 +86,8 @@ class Attributor:
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
         self.own_model: OwnModel | None = None
         """Tells outputs of the run's model from those of another; None where attach was given no model."""
+        self.norms: WeightedNorms | None = None
+        """BatchNorm layers of the run's model that weigh rows; None where all rows count alike."""
         self.on_disowned: Callable[[], None] = _nothing
         """Called when losses are forgotten that were credited before the loop showed that they are another model's."""
         self._trains_model = False
@@ -135,12 +138,19 @@ class Attributor:
                     self._begin_training()
             elif self._trains_model or self.meter.has_passed(batch.number):
                 return None
+        if batch is not None and batch.stand_for is not None:
+            self._check_weighed(batch)
         call = identity_of(outputs, targets)
         if self._was_stepped(outputs, call, attribution):
             return None
         value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         return value
+
+    def _check_weighed(self, batch: YieldedBatch) -> None:
+        """Refuses a loss whose forward pass had BatchNorm layers that did not weigh its rows."""
+        if self.norms is not None and not self.meter.has_passed(batch.number) and self.norms.in_use():
+            self.norms.refuse_loss()
 
     def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
         """Whether a loss of these outputs was credited in a step that is over, so that another is but looked at."""
@@ -264,13 +274,14 @@ class Attributor:
         self._accumulator.ids_repeat = ids_repeat
         self._first_of_epoch = self._yielded
 
-    def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
+    def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None, stand_for: Tensor | None = None) -> None:
         """Remembers the tensors of a batch that is on its way to the loop.
 
         Args:
             batch: The batch, in any nesting, on the device.
             ids: Ids of its rows, shape (n,), int64.
             weights: Weights of its rows that a batch method gave, shape (n,); None where there are none.
+            stand_for: Numbers of candidates that its rows stand for, shape (n,); None where all rows count alike.
         """
         held = self._recent[1 - BATCHES_AHEAD :]
         self._accumulator.next_batch(set(held))
@@ -293,6 +304,8 @@ class Attributor:
         if weights is not None:
             weights = weights.to(self._device, non_blocking=True)
             record.weights = weights if record.weights is None else record.weights * weights
+        if stand_for is not None:
+            record.stand_for = stand_for.to(self._device, non_blocking=True)
         if record.weights is not None:
             record.weights_over_n = record.weights / len(ids)
         self._recent = [*held, record]

@@ -3,12 +3,14 @@
 import copy
 import operator
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import wraps
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
@@ -38,6 +40,7 @@ class TrackedModel(nn.Module):
         timer: Times the first training passes.
         device: Device of the model.
         meter: Counter of the samples of forward and backward passes.
+        norms: BatchNorm layers that weigh the rows of training passes; None where all rows count alike.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class TrackedModel(nn.Module):
         timer: ForwardTimer,
         device: torch.device,
         meter: Meter,
+        norms: WeightedNorms | None = None,
     ) -> None:
         super().__init__()
         own: dict[str, Any] = self.__dict__
@@ -55,7 +59,7 @@ class TrackedModel(nn.Module):
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[registry] = module.__dict__[registry]
         own["module"] = module
-        own["_called"] = module if call is None else call
+        own["_called"], own["_weighs"] = module if call is None else call, norms
         own["_tracked_by"], own["_timed_by"] = tracker, timer
         own["_runs_on"], own["_counted_by"] = device, meter
         self.autocast: torch.dtype | None = None
@@ -66,10 +70,12 @@ class TrackedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
         own = self.__dict__
-        module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
+        module, tracker, timer, norms = own["module"], own["_tracked_by"], own["_timed_by"], own["_weighs"]
         if torch.compiler.is_compiling():
             return module(*args, **kwargs)
         if in_transform():
+            if norms is not None and norms.in_use():
+                norms.refuse("it is inside of a torch.func transform")
             own["_counted_by"].make_unknown(TRANSFORMED)
             return self._users_own()(*args, **kwargs)
         if not torch.is_grad_enabled():
@@ -82,7 +88,8 @@ class TrackedModel(nn.Module):
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
         call, own["_counted_by"].subset = own["_called"], None  # of a call of the model itself, or of one that failed
         timed = timer.running and module.training
-        outputs = timer.forward(lambda: call(*args, **kwargs)) if timed else call(*args, **kwargs)
+        with nullcontext() if norms is None else norms.weighing(inputs):
+            outputs = timer.forward(lambda: call(*args, **kwargs)) if timed else call(*args, **kwargs)
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
             own["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)

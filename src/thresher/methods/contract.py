@@ -40,11 +40,14 @@ class Requirements:
         stream_share: Share of each batch, (0, 1], that an epoch method trains on where the loader streams and there is no epoch
             to plan; the rows are drawn uniformly. Default None: the method needs a map-style dataset.
         stream_lr_scale: With `stream_share`, factor on the learning rate of each step, > 0. Default 1.
+        weighted_statistics: Whether plans have the scores by which rows are drawn (`EpochPlan(scores=...)`), so that the
+            BatchNorm layers of the model weigh the rows, for which `attach` must be given the model. Default False.
         optional: Signals in `columns()` that the method can do without, each with what it does then, such as {"uncertainty":
             "draws uniformly"}; `attach` says so where the criterion does not define them. Default {}.
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
-            are added up) and the names of signals. Default {}.
+            are added up), "weighted_statistics", "drawn_statistics" (a BatchNorm that must not be computed anew after the
+            training, because the rows were drawn) and the names of signals. Default {}.
 
     Example:
         >>> Requirements(signals=("loss", "confidence")).model
@@ -66,6 +69,7 @@ class Requirements:
     smaller_batches: bool = False
     stream_share: float | None = None
     stream_lr_scale: float = 1.0
+    weighted_statistics: bool = False
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 

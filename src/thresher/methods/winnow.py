@@ -123,8 +123,10 @@ class Winnow:
 
     A stream (IterableDataset) has no epoch to plan: each batch keeps a uniform share of its rows, and `attach` says so.
 
-    Where the model has BatchNorm, its running statistics are those of the drawn rows, and the network has learned with them:
-    do not compute them anew on all samples after the training (`update_bn`), which costs accuracy.
+    Where the model has BatchNorm, the network learns with the statistics of the drawn rows, which are not those of all samples:
+    do not compute them anew on all samples after the training (`torch.optim.swa_utils.update_bn`), which costs accuracy. With
+    `batch_norm="weighted"`, the layers weigh the rows of each training pass of `run.model` by the inverse of their chance to be
+    drawn, as if all candidates were there: to normalise, and in what they remember. Computing them anew is then harmless.
 
     Args:
         share: Share of the cost of full training, (0, 1]: round(share * N) samples an epoch. 1 is full training. Default 0.5.
@@ -135,6 +137,8 @@ class Winnow:
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
             labels are likely to be wrong; judged by the records from 30 % of the training on, and not before the fourth epoch.
             -1 never does. Default 0.5.
+        batch_norm: Statistics that BatchNorm layers have in training: "drawn" (default) are those of the drawn rows; "weighted"
+            are those of all candidates, estimated from the drawn rows.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -161,6 +165,7 @@ class Winnow:
     width: float = 2.0
     lr_scale: float | Literal["auto"] = "auto"
     least_agreement: float = 0.5
+    batch_norm: Literal["drawn", "weighted"] = "drawn"
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -174,10 +179,14 @@ class Winnow:
             raise ValueError(f"Winnow: `lr_scale` must be 'auto' or a positive number, got {self.lr_scale!r}")
         if not -1 <= self.least_agreement <= 1:
             raise ValueError(f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}")
+        if self.batch_norm not in ("drawn", "weighted"):
+            raise ValueError(f"Winnow: `batch_norm` must be 'drawn' or 'weighted', got {self.batch_norm!r}")
 
     @property
     def requires(self) -> Requirements:
-        """The optimizer, whose learning rate is scaled; uncertainties where the criterion defines them."""
+        """The optimizer, whose learning rate is scaled; uncertainties where the criterion has them; the model, for weights."""
+        weighted = self.batch_norm == "weighted"
+        drawn = {} if self.width == 1 else {"drawn_statistics": "batch_norm='weighted'"}
         return Requirements(
             optimizer=self._factor != 1,
             optional={"uncertainty": "draws the rows of its smaller batches uniformly"},
@@ -185,7 +194,12 @@ class Winnow:
             stream_share=self.share,
             stream_lr_scale=self._factor,
             records=False,
-            switches={"optimizer": "lr_scale=1", "uncertainty": "score='loss'"},
+            weighted_statistics=weighted and self.share < 1,
+            switches={
+                "optimizer": "lr_scale=1",
+                "uncertainty": "score='loss'",
+                **({"weighted_statistics": "batch_norm='drawn'"} if weighted else drawn),
+            },
         )
 
     @property
@@ -212,6 +226,7 @@ class Winnow:
         if measured is not None:
             facts |= {"agreement": round(measured, 4), "uniform": float(doubted)}
         score = None if doubted else known.get(self.score)
+        weighs = self.batch_norm == "weighted" and score is not None and bool(np.any(score >= 0))
         base = int(torch.randint(2**62, (), generator=generator))
         return EpochPlan(
             torch.arange(n),
@@ -219,6 +234,7 @@ class Winnow:
             keys=torch.from_numpy(draw_keys(score, n, base)),
             share=self.share,
             width=self.width,
+            scores=torch.tensor(score) if weighs else None,
             lr_scale=self._factor,
             facts=facts,
             note=self._note(judged, doubted),

@@ -4,10 +4,12 @@ import warnings
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import default_collate
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
+from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.calls import OwnModel
 from thresher.attribution.meter import Meter
 from thresher.attribution.model import TrackedModel
@@ -65,7 +67,9 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         tracker.sample_dimension = SampleDimension()
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     trained = Trained(given.model, subset=checked.passes == "once")
-    model = None if trained.module is None else TrackedModel(trained.module, trained.call, tracker, stopwatch, here, meter)
+    attributor.norms = norms = _norms(trained.module, checked)
+    module, call = trained.module, trained.call
+    model = None if module is None else TrackedModel(module, call, tracker, stopwatch, here, meter, norms)
     _recognise(model, attributor)
     trained.report_to(meter)
     reader = _reader(records, given, checked)
@@ -91,8 +95,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     loader.prepared.follow(given.optimizer)
     if given.optimizer is not None:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
-        name = type(given.optimizer).__name__
-        epochs.step_checks = StepChecks(hooks, name, parameters_elsewhere(given.model, hooks))
+        epochs.step_checks = StepChecks(hooks, type(given.optimizer).__name__, parameters_elsewhere(given.model, hooks))
     claim(epochs, [given.loader, *optimizers_of(given)])
     state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
     return Run(
@@ -135,6 +138,11 @@ def _check_order(method: EpochMethod, loader: SelectedLoader) -> None:
             f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
             "shuffle=True"
         )
+    if requirements_of(method).weighted_statistics and not (loader.streams or loader.yields_once):
+        raise ValueError(
+            f"{type(method).__name__} weighs the rows of BatchNorm layers by how each was drawn, and the loader's sampler can "
+            f"yield a sample several times in an epoch: use shuffle=True{way_around(method, 'weighted_statistics')}"
+        )
 
 
 def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
@@ -169,6 +177,14 @@ def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Argume
             f"{name} has no `{signal}` of the outputs of {given.criterion!r} and {requires.optional[signal]}. Pass "
             f"attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
             f"{way_around(method, signal)}.",
+            stacklevel=4,
+        )
+    drawn = deal is not None and given.epochs > 1 and not undefined_signals(method, checked.criterion, given.signals)
+    if least_rows(given.model) > 1 and drawn and "drawn_statistics" in requires.switches:
+        warnings.warn(
+            f"{name} trains on drawn rows, and the BatchNorm layers of the model learn with their statistics: do not compute "
+            "these anew on all samples after the training, as torch.optim.swa_utils.update_bn does, which costs accuracy"
+            f"{way_around(method, 'drawn_statistics')}.",
             stacklevel=4,
         )
     if given.epochs == 1 and requires.smaller_batches and deal is not None:
@@ -206,3 +222,11 @@ def _recognise(model: TrackedModel | None, attributor: Attributor) -> None:
     if model is not None:
         attributor.own_model = OwnModel(attributor.meter, model.parameters)
         attributor.meter.parameters = model.parameters
+
+
+def _norms(model: nn.Module | None, checked: Checked) -> WeightedNorms | None:
+    """The BatchNorm layers of the model, where the method has them weigh rows; a stream has no rows to weigh."""
+    method = checked.epoch_method
+    if model is None or checked.samples is None or not requirements_of(method).weighted_statistics:
+        return None
+    return WeightedNorms(model, way_around(method, "weighted_statistics"))

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from thresher import selection
+from thresher.attribution.batch_norm import normalisations_of
 from thresher.loading.checks import check_loader
 from thresher.loading.dealing import rounded_up, too_few
 from thresher.losses.adapt import adapt
@@ -130,6 +131,8 @@ def check(given: Arguments, process_group: Any) -> Checked:
     check_free("loader", type(given.loader).__name__, [given.loader])
     criterion = None if given.criterion is None else adapt(given.criterion)
     check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
+    if not streams:
+        check_statistics(epoch_method, batch_method, given.model)
     samples = None if streams else len(given.loader.dataset)
     passes = passes_of(batch_method, given.forward_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
@@ -340,6 +343,21 @@ def check_needs(
     if lacking and signals is None and adapter is not None and adapter.kind == "values":
         why = unreadable(adapter.own, lacking, way_around(method, *sorted(lacking)))
         raise ValueError(f"{name} needs signals that this criterion does not give. {why}")
+
+
+def check_statistics(method: EpochMethod, batch: BatchMethod | None, model: nn.Module | None) -> None:
+    """Validates that the BatchNorm layers of the model can weigh rows, where the method asks for it."""
+    if not requirements_of(method).weighted_statistics:
+        return
+    name, instead = type(method).__name__, way_around(method, "weighted_statistics")
+    if model is None:
+        raise ValueError(f"{name} weighs the rows of BatchNorm layers: pass attach(model=...){instead}")
+    if batch is not None:
+        raise ValueError(
+            f"{name} weighs the rows of BatchNorm layers, and {type(batch).__name__} chooses among these rows: attach one of "
+            f"the two methods{instead}"
+        )
+    normalisations_of(model, instead)
 
 
 def passes_of(

@@ -127,6 +127,7 @@ class Epochs:
         self._records.epoch = self.epoch
         self._active, self._ran_out = True, False
         self.end.begin()
+        self._weigh(plan is not None and plan.scores is not None)
         self._attributor.begin_epoch(
             _weights_of(plan, self._loader.n),
             weights_by_row=self.selection.fills is not None,
@@ -171,7 +172,7 @@ class Epochs:
         self.selection.batch_yielded(number)
         if number == 0:
             self._passes.check(batch)
-        self._attributor.yielded(batch, ids, weights)
+        self._attributor.yielded(batch, ids, weights, self._loader.stand_for(ids))
         self._cost.full_forward += consumed - self._consumed
         self._cost.full_backward += consumed - self._consumed
         self._consumed, self._checksum = consumed, checksum
@@ -263,6 +264,7 @@ class Epochs:
     def detach(self) -> None:
         """Takes the hooks off the optimizer, and lets other runs have it and the loader."""
         self.close_books()
+        self._weigh(False)
         if self.hooks is not None:
             self.hooks.remove()
         release(self)
@@ -324,9 +326,15 @@ class Epochs:
             self._loader.select_before_loop(selection.fills)
 
     def _rest(self) -> None:
-        """Leaves the learning rate of steps between epochs as it is."""
+        """Leaves the learning rate and the BatchNorm layers of steps between epochs as they are."""
         if self.hooks is not None:
             self.hooks.scale = 1.0
+        self._weigh(False)
+
+    def _weigh(self, weigh: bool) -> None:
+        """Lets BatchNorm layers weigh rows, or lets them be, where the method asks for it at all."""
+        if self._attributor.norms is not None:
+            self._attributor.norms.active = weigh
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""

@@ -110,6 +110,10 @@ class Planner:
             )
         if plan.lr_scale != 1 and not self._steps_are_seen:
             raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
+        if plan.scores is not None and not requirements_of(self._method).weighted_statistics:
+            raise ValueError(
+                f"{name} has plans with `scores`, and does not declare it: requires = Requirements(weighted_statistics=True)"
+            )
         if plan.refresh is not None and not self._passes.possible:
             raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
         return plan
