@@ -62,9 +62,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     trained = torch.zeros(loader.n, dtype=torch.int32, device=here)
     meter = Meter(cost)
     accumulator = StepAccumulator(records, meter, trained, count_steps=given.optimizer is None)
-    tracker, stopwatch = RowTracker(), Stopwatch(here)
-    if given.loader.collate_fn is not default_collate:
-        tracker.sample_dimension = SampleDimension()
+    tracker, stopwatch = _tracker(given), Stopwatch(here)
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     trained = Trained(given.model, subset=checked.passes == "once")
     attributor.norms = norms = _norms(trained.module, checked)
@@ -215,6 +213,14 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
         return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
     fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
     return BeforeForward(tools, stage, scoring, fills=fills)
+
+
+def _tracker(given: Arguments) -> RowTracker:
+    """Knows rows by the first dimension of tensors, which is checked where a function of the user's makes the batches."""
+    tracker = RowTracker()
+    if given.loader.collate_fn is not default_collate:
+        tracker.sample_dimension = SampleDimension()
+    return tracker
 
 
 def _recognise(model: TrackedModel | None, attributor: Attributor) -> None:
