@@ -179,6 +179,7 @@ WITH_WORKERS = depth(
 )
 
 
+@pytest.mark.filterwarnings("ignore:Winnow trains on drawn rows")
 @pytest.mark.parametrize(("method", "workers", "stop"), [*WITHOUT_WORKERS, *WITH_WORKERS])
 def test_methods(method, workers, stop):
     compare(METHODS[method], LOADERS[workers], stop)

@@ -51,6 +51,6 @@ def test_short_runs_of_a_real_training(monkeypatch):
     assert len(found["sentences"]) == 1
 
 
-def test_a_share_below_one_sample_a_batch(monkeypatch):
-    with pytest.raises(ValueError, match="less than one a batch"):
+def test_a_share_with_too_few_rows_a_batch():
+    with pytest.raises(ValueError, match="less than the two a batch that BatchNorm needs"):
         budget_advice("digits@200", [0.01], epochs=4)
