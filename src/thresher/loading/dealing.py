@@ -156,15 +156,19 @@ def deal_of(
         raise SmallerBatchesError(f"Smaller batches need the number of samples of an epoch, and {error}.") from None
     steps = everything // batch_size if drop_last else -(-everything // batch_size)
     most = steps * batch_size if drop_last else everything
+    if plan.keys is not None:
+        staying = staying * most // max(1, everything)  # as large a part of them is dropped as of all samples
     staying = min(staying, most)
     rows = staying if plan.keys is None else round(plan.share * staying)
     if rows == most:
         return None
     if rows < least * steps:
         smallest = min(1, rounded_up(least * steps / (most if plan.keys is None else staying)))
+        # Of a plan that draws from some samples only, the method alone knows what a share of all samples comes to.
+        named = f": the smallest share is {smallest:g}" if plan.keys is None or len(plan.ids) == n or staying == most else ""
         raise SmallerBatchesError(
-            f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}: the "
-            f"smallest share is {smallest:g}. Give the loader larger batches, or raise the share."
+            f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}{named}. "
+            "Give the loader larger batches, or raise the share."
         )
     if plan.keys is None:
         return Deal(steps, rows, rows)

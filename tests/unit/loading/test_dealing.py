@@ -68,6 +68,21 @@ def test_the_samples_of_a_plan_are_all_dealt():
     assert deal is not None and (deal.steps, deal.rows, deal.candidates, deal.keys) == (5, 7, 7, None)
 
 
+def test_a_draw_from_some_ids_drops_as_large_a_part_of_them_as_full_training_does():
+    """Full training drops 10 of 26 samples; a half of 20 samples is then 6 of 12, not 8 of 16."""
+    plan = EpochPlan(torch.arange(20), smaller_batches=True, keys=torch.rand(20), share=0.5, width=2.0)
+    deal = dealt(26, plan, batch_size=16, drop_last=True)
+    assert deal is not None and (deal.steps, deal.rows, deal.candidates) == (1, 6, 12)
+
+
+def test_of_a_draw_from_some_ids_no_smallest_share_is_named():
+    plan = EpochPlan(torch.arange(20), smaller_batches=True, keys=torch.rand(20), share=0.1)
+    with pytest.raises(
+        ValueError, match=r"7 batches, and 2 of its 26 samples .* less than one a batch\. Give the loader larger"
+    ):
+        dealt(26, plan)
+
+
 def test_keys_of_some_ids_are_those_of_the_dataset():
     plan = EpochPlan(torch.tensor([1, 3, 5, 7]), smaller_batches=True, keys=torch.tensor([4.0, 3, 2, 1]), share=0.5)
     deal = deal_of(plan, 8, lambda: 4, 4, 2, False)
