@@ -1,5 +1,6 @@
 """The checks of `load_state_dict`, which refuse a state before anything is changed."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -53,7 +54,7 @@ def whole_number(low: int = 0, high: int = MOST) -> FieldCheck:
 
 TRUTH = plain((bool,), "True or False")
 TEXT = plain((str,), "a text")
-NUMBER = plain((int, float), "a number")
+NUMBER = plain((int, float), "a number", -sys.float_info.max, sys.float_info.max)
 
 
 def tensor(like: Tensor, shape: tuple[int | None, ...], low: int | None = None, high: int | None = None) -> FieldCheck:
