@@ -1,7 +1,12 @@
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from thresher.experiments.advise import budget
 from thresher.experiments.advise.budget import budget_advice, budget_sentences, smaller_losses
+from thresher.experiments.tasks.base import Task
+from thresher.experiments.tasks.data.base import Data
 
 
 def planted(lost):
@@ -54,3 +59,28 @@ def test_short_runs_of_a_real_training(monkeypatch):
 def test_a_share_with_too_few_rows_a_batch():
     with pytest.raises(ValueError, match="less than the two a batch that BatchNorm needs"):
         budget_advice("digits@200", [0.01], epochs=4)
+
+
+def of_planted(monkeypatch, inputs, labels, test, test_labels, lr):
+    """Returns the sentence about half of the cost of a training of a linear model on given data."""
+    data = Data(TensorDataset(inputs, labels), test, test_labels)
+    task = Task("planted", lambda _: None, lambda _: data, lambda: nn.Linear(inputs.shape[1], 2), lr=lr, batch_size=20)
+    monkeypatch.setattr(budget, "task_of", lambda _: task)
+    return budget_advice("planted", [0.5], epochs=8)["sentences"][0]
+
+
+def test_a_planted_training_that_is_finished_early_can_spare_half(monkeypatch):
+    """Two classes far apart: a few samples show all that there is to learn."""
+    torch.manual_seed(0)
+    labels = torch.arange(400) % 2
+    inputs = torch.randn(400, 5) + 6 * (labels[:, None] - 0.5)
+    said = of_planted(monkeypatch, inputs[:200], labels[:200], inputs[200:], labels[200:], lr=0.1)
+    assert "Where that was up to 0.4 points, Winnow lost little or nothing" in said
+
+
+def test_a_planted_training_that_is_not_finished_is_told(monkeypatch):
+    """Each sample has a feature of its own, so that only samples that were trained on are known."""
+    labels = (torch.arange(200) * 7 // 3) % 2
+    inputs = torch.eye(200)
+    said = of_planted(monkeypatch, inputs, labels, inputs, labels, lr=1.0)
+    assert "The training is not finished at this cost: expect a loss" in said
