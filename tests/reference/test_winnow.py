@@ -10,7 +10,7 @@ from scipy import stats
 from depth import depth
 from helpers import over_instances
 from thresher import EpochPlan, Winnow
-from thresher.methods.winnow import agreement, draw_keys, hashed
+from thresher.methods.winnow import agreement, draw_keys, hashed, spread_of
 from thresher.records import NEVER_SEEN, Records
 from thresher.rng import seeded
 
@@ -153,6 +153,28 @@ def test_agreement_is_the_rank_correlation():
     assert agreement(np.arange(40.0), np.append(np.arange(39.0), np.nan)) == pytest.approx(1)
     many = np.arange(300_000.0)
     assert agreement(many, many**3) == pytest.approx(1)
+
+
+def test_the_spread_is_the_standard_deviation_over_the_mean():
+    values = np.random.default_rng(0).random(500)
+    some = values[np.arange(500) % 7 > 0]
+    values[::7] = NEVER_SEEN
+    mean = math.fsum(some) / len(some)
+    by_hand = math.sqrt(math.fsum((value - mean) ** 2 for value in some) / len(some)) / mean
+    assert spread_of(values) == pytest.approx(by_hand)
+    assert spread_of(np.zeros(50)) == 0
+    many = np.tile([1.0, 3.0, 5.0], 100_000)
+    assert spread_of(many) == pytest.approx(math.sqrt(8 / 3) / 3, rel=0.01)
+
+
+@pytest.mark.parametrize(("spread", "doubted"), [(0.13, False), (0.15, True)])
+def test_nearly_equal_uncertainties_say_nothing_about_labels(spread, doubted):
+    draws = np.random.default_rng(0)
+    uncertainty = 0.5 * (1 + spread * draws.choice([-1.0, 1.0], 400))
+    for score in ("uncertainty", "loss"):
+        plan = planned(Winnow(score=score), uncertainty, draws.random(400), epoch=40)
+        assert plan.facts["agreement"] < 0.2 and plan.facts["spread"] == pytest.approx(spread, abs=0.006)
+        assert bool(plan.facts["uniform"]) == bool(plan.note) == doubted
 
 
 def test_equal_values_share_their_mean_rank():

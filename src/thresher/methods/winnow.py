@@ -6,7 +6,7 @@ steps as full training, each with the same share of a batch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -14,11 +14,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thresher.methods._drawing import full_plan
+from thresher.methods._probe import FEWEST_SAMPLES, FEWEST_TIMES, HeldBack
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Values, on_host
+from thresher.selection import Values, ids_of, on_host
 
 MEASURED_FROM = 0.3
 """Share of the training after which the agreement of loss and uncertainty is judged: before it both say little."""
@@ -28,6 +30,12 @@ SOONEST = 3
 
 MOST_MEASURED = 2**16
 """Largest number of samples that the agreement is measured on."""
+
+LEAST_SPREAD = 0.14
+"""Standard deviation of the uncertainties, as a share of their mean, below which the agreement is not judged.
+
+Where all samples are nearly as uncertain as each other, the draw is nearly uniform whatever the labels are, and ranks of such
+uncertainties say little: sequences of text without a wrong label had a correlation of 0.3."""
 
 WELL_AGREED = 0.85
 """Rank correlation of loss and uncertainty below which large losses are likely to be wrong labels."""
@@ -106,6 +114,17 @@ def agreement(loss: Values, uncertainty: Values) -> float | None:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
+def spread_of(uncertainty: Values) -> float:
+    """Returns the standard deviation of the finite values as a share of their mean; 0 where that is 0.
+
+    Args:
+        uncertainty: Last uncertainty of each sample, shape (N,); some are finite, as where `agreement` is not None.
+    """
+    some = uncertainty[:: max(1, len(uncertainty) // MOST_MEASURED)]
+    known = some[np.isfinite(some)].astype(np.float64)
+    return float(known.std() / known.mean()) if known.mean() else 0.0
+
+
 def _mean_ranks(values: Values) -> NDArray[np.float64]:
     """Returns the ranks of values; equal values have the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
@@ -135,10 +154,15 @@ class Winnow:
         width: Number of candidates per row that is drawn, 1 or more; 1 / share at most. 1 is a uniform draw. Default 2.
         lr_scale: Factor on the learning rate, > 0. Default "auto": share ** 0.25.
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
-            labels are likely to be wrong; judged by the records from 30 % of the training on, and not before the fourth epoch.
-            -1 never does. Default 0.5.
+            labels are likely to be wrong; judged by the records from 30 % of the training on, not before the fourth epoch, and
+            not where all uncertainties are nearly equal. -1 never does. Default 0.5.
         batch_norm: Statistics that BatchNorm layers have in training: "drawn" (default) are those of the drawn rows; "weighted"
             are those of all candidates, estimated from the drawn rows.
+        probe: Number of samples that are held back, 32 or more: they are not trained on, and from time to time their losses
+            are evaluated, as a part of the budget. Where two evaluations in a row are worse than the best one by more than
+            chance explains, the rest of the training has full batches of all samples, which exceeds the budget; a warning
+            says so. Default 0: none. With share=1 there is nothing to guard, and no sample is held back.
+        probe_times: Number of evaluations of the probe, 3 or more, evenly spread over the training. Default 8.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -157,7 +181,7 @@ class Winnow:
         summary="smaller batches, drawn by the uncertainty of the last prediction",
         rule="not drawn: of the candidates of its step, others had smaller keys -log(u) / {score}",
         biased="Yes, towards samples that the network was unsure of; weights that remove it cost accuracy.",
-        forwards="None.",
+        forwards="None, except `probe_times` passes over the samples that `probe` holds back, where it is set.",
         bytes_per_sample=4,
     )
     share: float = 0.5
@@ -166,6 +190,8 @@ class Winnow:
     lr_scale: float | Literal["auto"] = "auto"
     least_agreement: float = 0.5
     batch_norm: Literal["drawn", "weighted"] = "drawn"
+    probe: int = 0
+    probe_times: int = 8
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -181,14 +207,20 @@ class Winnow:
             raise ValueError(f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}")
         if self.batch_norm not in ("drawn", "weighted"):
             raise ValueError(f"Winnow: `batch_norm` must be 'drawn' or 'weighted', got {self.batch_norm!r}")
+        for name, value, fewest in (("probe", self.probe, FEWEST_SAMPLES), ("probe_times", self.probe_times, FEWEST_TIMES)):
+            whole = isinstance(value, int) and not isinstance(value, bool)
+            if not whole or not (value >= fewest or (name == "probe" and value == 0)):
+                none = " (0 switches it off)" if name == "probe" else ""
+                raise ValueError(f"Winnow: `{name}` is a whole number of {fewest} or more{none}, got {value!r}")
 
     @property
     def requires(self) -> Requirements:
-        """The optimizer, whose learning rate is scaled; uncertainties where the criterion has them; the model, for weights."""
+        """The optimizer, whose rate is scaled; uncertainties where the criterion has them; the model, where it is used."""
         weighted = self.batch_norm == "weighted"
         drawn = {} if self.width == 1 else {"drawn_statistics": "batch_norm='weighted'"}
         return Requirements(
             optimizer=self._factor != 1,
+            refresh=None if self._probe is None else "eval",
             optional={"uncertainty": "draws the rows of its smaller batches uniformly"},
             smaller_batches=True,
             stream_share=self.share,
@@ -198,6 +230,7 @@ class Winnow:
             switches={
                 "optimizer": "lr_scale=1",
                 "uncertainty": "score='loss'",
+                "refresh": "probe=0",
                 **({"weighted_statistics": "batch_norm='drawn'"} if weighted else drawn),
             },
         )
@@ -206,38 +239,71 @@ class Winnow:
     def _factor(self) -> float:
         return self.share**0.25 if self.lr_scale == "auto" else float(self.lr_scale)
 
+    @property
+    def _probe(self) -> HeldBack | None:
+        return HeldBack(self.probe, self.probe_times) if self.probe and self.share < 1 else None
+
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded: the last uncertainty and loss, 2 bytes each."""
-        return {
-            "uncertainty": Column(torch.bfloat16, fill=NEVER_SEEN),
-            "loss": Column(torch.bfloat16, fill=NEVER_SEEN),
-        }
+        """Returns the columns that are recorded: the last uncertainty and loss, 2 bytes each, and those of the probe."""
+        last = {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
+        return last if self._probe is None else last | self._probe.columns()
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with all samples and the keys by which each step draws its rows."""
+        """Returns a plan with all samples but the probe, and the keys by which each step draws its rows."""
         n = len(records["loss"])
-        facts = {"scheduled_fraction": 1 - self.share, "actual_fraction": 1 - self.share}
         if self.share == 1:
-            return EpochPlan(torch.arange(n), facts=facts, lr_scale=self._factor)
+            return replace(full_plan(n), lr_scale=self._factor)
+        base = int(torch.randint(2**62, (), generator=generator))
+        if self._probe is None:
+            return self._drawn(records, torch.arange(n), self.share, epoch, epochs, base)
+        rows = self._probe.rows(self.share, n, epochs)
+        reading = self._probe.look(records, epoch=epoch, epochs=epochs, generator=generator)
+        if reading.fell:
+            note = self._told(epoch, epochs) if reading.remember else ""
+            plan = replace(full_plan(n), note=note, lr_scale=self._factor)  # a higher rate would not help a network in trouble
+        else:
+            refresh = ids_of(reading.held) if self._probe.due(epoch, epochs) else None
+            plan = self._drawn(records, ids_of(~reading.held), rows / (n - self.probe), epoch, epochs, base)
+            plan = replace(plan, refresh=refresh)
+        return replace(plan, remember=reading.remember, facts={**plan.facts, **reading.facts})
+
+    def _drawn(self, records: Mapping[str, Tensor], ids: Tensor, share: float, epoch: int, epochs: int, base: int) -> EpochPlan:
+        """Returns a plan that trains on a share of the samples with these ids."""
+        n = len(records["loss"])
+        inside = slice(None) if len(ids) == n else ids.numpy()
+        left_out = 1 - share * len(ids) / n
+        facts = {"scheduled_fraction": left_out, "actual_fraction": left_out}
         known = {name: on_host(records[name].float()) for name in ("uncertainty", "loss") if name in records}
-        measured = agreement(known["loss"], known["uncertainty"]) if "uncertainty" in known else None
-        judged = measured if epoch >= max(SOONEST, MEASURED_FROM * epochs) else None
+        measured = agreement(known["loss"][inside], known["uncertainty"][inside]) if "uncertainty" in known else None
+        spread = 0.0 if measured is None else spread_of(known["uncertainty"][inside])
+        soon = epoch < max(SOONEST, MEASURED_FROM * epochs)
+        judged = None if soon or spread < LEAST_SPREAD else measured
         doubted = judged is not None and judged < self.least_agreement
         if measured is not None:
-            facts |= {"agreement": round(measured, 4), "uniform": float(doubted)}
+            facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
         score = None if doubted else known.get(self.score)
+        keys = draw_keys(score, n, base)
         weighs = self.batch_norm == "weighted" and score is not None and bool(np.any(score >= 0))
-        base = int(torch.randint(2**62, (), generator=generator))
         return EpochPlan(
-            torch.arange(n),
+            ids,
             smaller_batches=True,
-            keys=torch.from_numpy(draw_keys(score, n, base)),
-            share=self.share,
+            keys=torch.from_numpy(keys[inside]),
+            share=share,
             width=self.width,
-            scores=torch.tensor(score) if weighs else None,
+            scores=torch.tensor(score[inside]) if weighs and score is not None else None,
             lr_scale=self._factor,
             facts=facts,
             note=self._note(judged, doubted),
+        )
+
+    def _told(self, epoch: int, epochs: int) -> str:
+        """Returns what the user must know where the network has fallen behind."""
+        cost = self.share + (1 - self.share) * (epochs - epoch) / epochs
+        return (
+            f"The network gets worse on the {self.probe} samples that Winnow(probe={self.probe}) holds back: in two "
+            "evaluations in a row their losses were above those of the best one by more than chance explains (`probe_loss` in "
+            f"run.history). From epoch {epoch + 1} on each step has a full batch of all samples. This exceeds the budget: at "
+            f"the end the cost is about {cost:.2f} of full training instead of {self.share:g}."
         )
 
     def _note(self, judged: float | None, doubted: bool) -> str:
