@@ -14,6 +14,9 @@
 # make winnow, make winnow-short
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores; both go on where they were stopped
+# make winnow-guards
+#              how often the guards of Winnow speak, into benchmarks/results/ and docs/winnow.md; ten minutes of one core, goes
+#              on where it was stopped
 # make winnow-further
 #              attempts to go further than Winnow, on three tasks, into benchmarks/results/ and docs/winnow.md; about an hour,
 #              goes on where it was stopped
@@ -27,7 +30,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test verify check bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-further reproduce clean
+.PHONY: demo test verify check bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -112,6 +115,9 @@ winnow: .venv/installed
 winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json \
 		--page docs/winnow.md --readme README.md
+
+winnow-guards: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/winnow.md
 
 winnow-further: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/winnow.md

@@ -127,7 +127,7 @@ def fashion(
     rest = images[SPARE + choice :], labels[SPARE + choice :]
     counted = torch.cat([loaded.test_inputs, rest[0]])[:test], torch.cat([loaded.test_targets, rest[1]])[:test]
     ids = _imbalanced(labels[:SPARE], samples, imbalance) if imbalance > 1 else torch.arange(samples)
-    train = images[ids], _with_wrong(labels[ids], wrong)
+    train = images[ids], with_wrong(labels[ids], wrong)
     chosen = images[SPARE : SPARE + choice], labels[SPARE : SPARE + choice]
     return Sets(Augmented(*train) if augmented else TensorDataset(*train), chosen, counted)
 
@@ -156,7 +156,13 @@ def held_out(name: str, samples: int | None = None, of_training: int = 0) -> Set
     return Sets(TensorDataset(*(tensor[train] for tensor in data.train.tensors)), choice, test)
 
 
-def _with_wrong(labels: Tensor, share: float) -> Tensor:
+def with_wrong(labels: Tensor, share: float) -> Tensor:
+    """Returns labels of ten classes, a share of which are replaced by another class; always the same ones.
+
+    Args:
+        labels: Labels, shape (N,), int64.
+        share: Share of the labels.
+    """
     generator = torch.Generator().manual_seed(12345)
     chosen = torch.rand(len(labels), generator=generator) < share
     return torch.where(chosen, (labels + torch.randint(1, 10, labels.shape, generator=generator)) % 10, labels)
