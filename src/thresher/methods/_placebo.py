@@ -1,5 +1,6 @@
 """A method with its signals permuted: a control that shows whether they matter at all."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +39,9 @@ def placebo_of(method: Method) -> Any:
     """Returns a method that decides as another one does, by the signals of other samples.
 
     A batch method gets the signals of its batch in random order, together with the ids. An epoch method gets the records of the
-    samples that were trained on, and the results of a full pass, in random order; all values of a sample stay together, samples
-    without a record keep their place, and so does what earlier plans have remembered.
+    samples that were trained on, and the results of a full pass, in random order; all values of a sample stay together. Samples
+    without a record keep their place, as do those that a plan has marked by a number that is not finite, and so does what
+    earlier plans have remembered.
 
     Args:
         method: Method of the epoch or the batch stage that chooses by signals.
@@ -66,13 +68,19 @@ def _plan_epoch(self: Any, records: Mapping[str, Tensor], *, generator: torch.Ge
     declared: dict[str, Column] = self.columns()
     signals = [name for name, column in declared.items() if column.merge != "plan"]
     columns = {name: records[name] for name in (*signals, *requirements_of(self).full_pass) if name in records}
-    if columns and len(seen := _with_values(columns, declared)):
+    marks = {name: records[name] for name, column in declared.items() if _marks(column)}
+    if columns and len(seen := _with_values({**marks, **columns}, declared)):
         other = seen[torch.randperm(len(seen), generator=generator)]
         for name, column in columns.items():
             here, there = seen.to(column.device), other.to(column.device)
             columns[name] = column.clone().index_copy_(0, here, column.index_select(0, there))
     own: Any = super(type(self), self)
     return own.plan_epoch({**records, **columns}, generator=generator, **settings)
+
+
+def _marks(column: Column) -> bool:
+    """Whether plans write the column and can mark samples in it by a number that is not finite, as those that are held back."""
+    return column.merge == "plan" and column.dtype.is_floating_point and math.isfinite(column.fill)
 
 
 def _with_values(columns: Mapping[str, Tensor], declared: Mapping[str, Column]) -> Tensor:
