@@ -421,7 +421,12 @@ def _weights_of(plan: EpochPlan | None, n: int) -> Tensor | None:
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: EpochPlan | None) -> str | None:
-    """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none."""
+    """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none.
+
+    None, too, where the loop's passes differ from all others on purpose: BatchNorm weighs their rows by the scores of the plan.
+    """
+    if plan is not None and plan.scores is not None:
+        return None
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method
         return f"{title_of(who)} chooses samples by the losses of own passes."
