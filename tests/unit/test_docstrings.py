@@ -18,7 +18,7 @@ SOURCE = Path(thresher.__file__).parent
 ENTRIES = {"thresher.cli.__main__"}
 """Modules that run a command when they are imported."""
 
-VOCABULARY = ("plans", "records", "schedules", "selection", "cost", "rng")
+VOCABULARY = ("plans", "records", "schedules", "selection", "cost", "permutation", "rng")
 PUBLIC = (*VOCABULARY, "methods.contract", "methods.registry", "progress_lr", "losses.adapt", "losses.signals")
 PUBLIC_ROOMS = ("scores", "testing")
 

@@ -31,7 +31,7 @@ FLOORS = (
     ("attribution",),
     ("subset",),
     ("loading",),
-    ("plans", "records", "schedules", "selection", "cost", "rng", "_version"),
+    ("plans", "records", "schedules", "selection", "cost", "permutation", "rng", "_version"),
 )
 """From the top to the ground; the names of one floor are the rooms or modules that stand beside each other."""
 

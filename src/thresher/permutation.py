@@ -1,0 +1,132 @@
+"""A shuffle that is computed and not stored: any piece of it, at any time, and the place of any id.
+
+A place is mixed by multiplications with odd numbers and by shifts ("multiply-xorshift"), modulo a power of two: that maps the
+numbers below this power one to one. What falls outside of the ids is mixed again until it falls inside ("cycle walking"), which
+keeps the map one to one (Black & Rogaway, 2002, "Ciphers with Arbitrary Finite Domains").
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thresher.rng import seeds
+
+Words = NDArray[np.unsignedinteger[Any]]
+
+ROUNDS = 6
+"""Number of rounds. Three fail the tests of tests/unit/test_permutation.py."""
+
+ROUNDS_OF_FEW = 16
+"""Number of rounds for `FEW` ids or less: numbers of few bits mix slowly."""
+
+FEW = 2**12
+
+MOST = 2**62
+"""Largest number of ids."""
+
+PIECE = 2**16
+"""Number of ids that are computed at once: as many as stay in the cache."""
+
+OWN_KEYS = 0x5E1EC7
+"""Part of the keys that keeps them apart from other draws with the same seed and epoch."""
+
+
+class Permutation:
+    """The ids 0, 1, ..., n - 1 in random order, of which nothing is held in memory.
+
+    It depends on the arguments alone, and takes a few nanoseconds an id. It is a shuffle for training and no cryptography.
+
+    Args:
+        n: Number of ids, 0 to 2^62.
+        seed: Random seed, a whole number, of which the last 64 bits count.
+        epoch: Number of the epoch: each has another order.
+        rounds: Number of rounds. Default: 6, and 16 for 4,096 ids or less.
+
+    Raises:
+        ValueError: `n` is out of its range.
+
+    Example:
+        >>> order = Permutation(10, seed=0, epoch=3)
+        >>> order.piece(0, 10)
+        array([8, 6, 1, 5, 0, 9, 3, 4, 7, 2])
+        >>> order.piece(4, 6), order.places_of(np.array([0, 9]))
+        (array([0, 9]), array([4, 5]))
+    """
+
+    def __init__(self, n: int, seed: int, epoch: int, *, rounds: int | None = None) -> None:
+        if not 0 <= n <= MOST:
+            raise ValueError(f"Permutation: `n` must be a number of ids from 0 to 2^62, got {n}")
+        self.n = n
+        bits, rounds = max(1, (n - 1).bit_length()), rounds or (ROUNDS_OF_FEW if n <= FEW else ROUNDS)
+        kind = self._kind = np.uint32 if bits <= 32 else np.uint64
+        self._last, self._mask, self._shift = kind(max(0, n - 1)), kind(2**bits - 1), kind((bits + 1) // 2)
+        keys = [key % 2**bits for key in seeds(2 * rounds, seed, epoch, n, OWN_KEYS)]
+        keys, factors = keys[:rounds], [key | 1 for key in keys[rounds:]]
+        self._rounds = [(kind(key), kind(factor)) for key, factor in zip(keys, factors, strict=True)]
+        inverse = [(kind(key), kind(pow(factor, -1, 2**bits))) for key, factor in zip(keys, factors, strict=True)]
+        self._rounds_back = inverse[::-1]
+
+    def piece(self, begin: int, end: int, step: int = 1) -> NDArray[np.int64]:
+        """Returns the ids at places begin, begin + step, ... before `end`, shape (k,), int64.
+
+        Args:
+            begin: First place, 0 or more.
+            end: Place before which the piece ends, n at most.
+            step: Number of places from one id to the next, 1 or more.
+
+        Raises:
+            ValueError: The piece is not within the places 0 to n.
+        """
+        if not 0 <= begin <= end <= self.n or step < 1:
+            raise ValueError(f"Permutation.piece: need 0 <= begin <= end <= {self.n}, step >= 1; got {begin}, {end}, {step}")
+        places = range(begin, end, step)
+        ids = np.empty(len(places), dtype=np.int64)
+        for first in range(0, len(ids), PIECE):
+            part = places[first : first + PIECE]
+            ids[first : first + PIECE] = self._inside(np.arange(part.start, part.stop, step, dtype=np.int64), self._mix)
+        return ids
+
+    def places_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the places of ids, shape (k,), int64.
+
+        Args:
+            ids: Ids, shape (k,), int64, each within [0, n).
+
+        Raises:
+            ValueError: One of the ids is outside.
+        """
+        if len(ids) and not (ids.min() >= 0 and ids.max() < self.n):
+            raise ValueError(f"Permutation.places_of: ids must be within [0, {self.n}), got {ids.min()} to {ids.max()}")
+        places = np.empty(len(ids), dtype=np.int64)
+        for first in range(0, len(ids), PIECE):
+            places[first : first + PIECE] = self._inside(ids[first : first + PIECE], self._mix_back)
+        return places
+
+    def _inside(self, numbers: NDArray[np.int64], mix: Callable[[Words], None]) -> Words:
+        """Returns numbers mixed until all of them are below n."""
+        words = numbers.astype(self._kind)
+        mix(words)
+        outside = np.flatnonzero(words > self._last)
+        walking = words.take(outside)
+        while len(outside):
+            mix(walking)
+            words[outside] = walking
+            still = np.flatnonzero(walking > self._last)
+            outside, walking = outside.take(still), walking.take(still)
+        return words
+
+    def _mix(self, words: Words) -> None:
+        for key, factor in self._rounds:
+            words ^= key
+            words *= factor
+            words &= self._mask
+            words ^= words >> self._shift
+
+    def _mix_back(self, words: Words) -> None:
+        for key, factor in self._rounds_back:
+            words ^= words >> self._shift  # its own inverse: it moves at least half of the bits out
+            words *= factor
+            words &= self._mask
+            words ^= key
