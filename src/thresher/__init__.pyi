@@ -14,6 +14,7 @@ from thresher import signals as signals
 from thresher import testing as testing
 from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
+from thresher.loading.shuffle import Shuffle as Shuffle
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch

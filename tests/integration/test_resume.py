@@ -61,6 +61,7 @@ class Shuffled(Sampler):
 
 LOADERS = {
     "shuffle": lambda data: DataLoader(data, B, shuffle=True),
+    "computed": lambda data: DataLoader(data, B, sampler=thresher.Shuffle(data)),
     "in order": lambda data: DataLoader(data, B),
     "own generator": lambda data: DataLoader(data, B, shuffle=True, generator=generator()),
     "drop last": lambda data: DataLoader(data, B, shuffle=True, drop_last=True),
@@ -304,7 +305,8 @@ def test_batch_methods_with_workers(name):
 
 
 @quiet
-@pytest.mark.parametrize("loader", depth(["drop last"], ["shuffle", "drop last", "weighted"]))
+@pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch")
+@pytest.mark.parametrize("loader", depth(["drop last", "computed"], ["shuffle", "computed", "drop last", "weighted"]))
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_every_place_of_a_gathered_epoch(batch, loader):
     """24 of 60 rows make three batches of eight: rows wait after the first two, none after the last."""

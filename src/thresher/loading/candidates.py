@@ -22,8 +22,8 @@ class MapStyleBatches:
     def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
         self._batches, self._ids, self._ahead = batches, ids, ahead
 
-    def take(self) -> tuple[Any, Tensor, int, int | None]:
-        """Returns the next batch, its ids, how many ids are drawn by then, and how many come after it; None: not known.
+    def take(self) -> tuple[Any, Tensor, int, int, int | None]:
+        """Returns the next batch, its ids, how many ids were drawn and had stayed by then, and how many come; None: not known.
 
         Raises:
             StopIteration: There is no further batch.
@@ -53,8 +53,8 @@ class StreamBatches:
     def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
         self._batches, self._place, self._length = batches, 0, length
 
-    def take(self) -> tuple[Any, Tensor, int, int | None]:
-        """Returns the next batch, the places of its rows, the place after it, and how many samples come; None: not known.
+    def take(self) -> tuple[Any, Tensor, int, int, int | None]:
+        """Returns the next batch, its places, the place after it twice, and how many samples come; None: not known.
 
         Raises:
             StopIteration: The stream is over.
@@ -62,7 +62,7 @@ class StreamBatches:
         batch = next(self._batches)
         begin, self._place = self._place, self._place + rows_of(batch)
         left = None if self._length is None else max(0, self._length - self._place)
-        return batch, torch.arange(begin, self._place), self._place, left
+        return batch, torch.arange(begin, self._place), self._place, self._place, left
 
     def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
         """Reads again what an interrupted epoch consumed.

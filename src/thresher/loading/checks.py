@@ -5,6 +5,8 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
+from thresher.loading.shuffle import Shuffle
+
 
 def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
     """Refuses a loader whose rows could not be credited to samples.
@@ -42,10 +44,10 @@ def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
         )
     check_iteration(loader)
     sampler = loader.batch_sampler.sampler
-    if isinstance(sampler, DistributedSampler) and sampler.num_replicas != 1:
+    if isinstance(sampler, DistributedSampler | Shuffle) and sampler.num_replicas not in (1, None):
         raise ValueError(
-            f"`loader` has a DistributedSampler for {sampler.num_replicas} processes: training in several processes is not "
-            "supported in this version. Use num_replicas=1, or shuffle=True."
+            f"`loader` has a {type(sampler).__name__} for {sampler.num_replicas} processes: training in several processes is "
+            "not supported in this version. Use num_replicas=1, or shuffle=True."
         )
 
 

@@ -7,18 +7,30 @@ from torch import Tensor
 from thresher.plans import BatchPlan, EpochPlan
 
 
+class OrderPlace(NamedTuple):
+    """A place in the order of an epoch, between two batches.
+
+    Attributes:
+        consumed: Number of ids of the order that come before it; 0 at the beginning.
+        stayed: Number of these that the plan let stay.
+        checksum: Checksum of those that stayed.
+    """
+
+    consumed: int = 0
+    stayed: int = 0
+    checksum: int = 0
+
+
 class EpochStart(NamedTuple):
     """Where an epoch begins.
 
     Attributes:
         plan: The plan of the epoch; None for a stream.
-        consumed: Number of ids of its order that an interrupted epoch has consumed; 0 for a new one.
-        checksum: Checksum of the ids that were drawn by then.
+        place: OrderPlace in its order, which an interrupted epoch has reached.
     """
 
     plan: EpochPlan | None
-    consumed: int
-    checksum: int
+    place: OrderPlace
 
 
 class EpochControl(Protocol):
@@ -41,10 +53,8 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n stay; None where that is not known."""
         ...
 
-    def yielded(
-        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool, asks_on: bool
-    ) -> None:
-        """Notes a batch on the device, the ids of its rows, the position after it, weights, and whether it is the last one.
+    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool, asks_on: bool) -> None:
+        """Notes a batch on the device, the ids of its rows, the place after it, weights, and whether it is the last one.
 
         `asks_on` tells whether the loop is known to ask for a further batch; it may, where that is not known.
         """

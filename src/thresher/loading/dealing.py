@@ -61,8 +61,8 @@ class Deal:
 
     Example:
         >>> deal = Deal(steps=3, rows=4, candidates=8, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]))
-        >>> list(deal.sizes(8)), list(deal.sizes(4))
-        ([2, 3, 3], [1, 1, 2])
+        >>> list(deal.sizes(8)), list(deal.sizes(4)), list(deal.sizes(4, first=deal.step_after(2)))
+        ([2, 3, 3], [1, 1, 2], [2])
         >>> deal.draw(torch.tensor([7, 0, 6]), 2)
         tensor([7, 0])
     """
@@ -74,14 +74,19 @@ class Deal:
     scores: Tensor | None = None
     stand_for: Tensor | None = None
 
-    def sizes(self, total: int) -> Iterator[int]:
+    def sizes(self, total: int, first: int = 0) -> Iterator[int]:
         """Yields the parts of a number in each step, which differ by one at most.
 
         Args:
             total: The number: `rows` or `candidates`.
+            first: Number of the first step. Default: 0.
         """
-        for step in range(self.steps):
+        for step in range(first, self.steps):
             yield (step + 1) * total // self.steps - step * total // self.steps
+
+    def step_after(self, rows: int) -> int:
+        """Returns the number of the step that follows the first so many rows, which are those of whole steps."""
+        return -(-rows * self.steps // self.rows)
 
     def draw(self, ids: Tensor, rows: int) -> Tensor:
         """Returns the rows of one step, in the order of the candidates.

@@ -1,7 +1,7 @@
 """The loader of a run: the user's DataLoader rebuilt, its order filtered by the plan.
 
-The user's sampler decides the order, and the plan decides which samples stay. RandomSampler and SequentialSampler have a fast
-path on tensors that draws the same random numbers; the ids of any other sampler are filtered as they come.
+The user's sampler decides the order, and the plan decides which samples stay. RandomSampler, SequentialSampler and
+Shuffle have a fast path on tensors that draws the same random numbers; the ids of any other sampler are filtered as they come.
 """
 
 import sys
@@ -19,10 +19,11 @@ from thresher import rng
 from thresher.loading.asking import asks_on
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.collate_check import CheckedCollate, UnknownRows
-from thresher.loading.control import EpochControl
+from thresher.loading.control import EpochControl, OrderPlace
 from thresher.loading.dealing import Deal, deal_of
+from thresher.loading.kept import KeptIds
 from thresher.loading.live_settings import KEPT_SETTINGS, LiveSettings, OfUser
-from thresher.loading.order import IdBatchSampler, KnownEnd, SequentialOrder, TensorOrder
+from thresher.loading.order import IdBatchSampler, KnownEnd, Order, SequentialOrder, TensorOrder
 from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.trees import to_device
@@ -51,7 +52,7 @@ class SelectedLoader(OfUser):
         self._deal: Deal | None = None
         self._seen = 0
         self._order = UserOrder(loader)
-        self.ids_of_sampler = self._order.ids_of_sampler
+        self.ids_of_sampler, self.shuffle_state = self._order.ids_of_sampler, self._order.shuffle_state
         self.streams, self.n = self._order.streams, self._order.n
         self._device = device
         self.device = device or torch.device("cpu")
@@ -176,13 +177,14 @@ class SelectedLoader(OfUser):
         collate = self._loader.collate_fn
         if isinstance(collate, CheckedCollate) and self.num_workers:
             collate.calls = self._ids.served // self.num_workers  # new workers go on where the last ones were
-        plan, consumed, checksum = self.control.begin()
+        plan, place = self.control.begin()
         self.prepared.begin()
-        if consumed == 0:
+        order, stayed = (SequentialOrder(0), None) if plan is None else self._order.of_epoch(plan, place)
+        if place.consumed == 0:
             self._begin_with(NONE_WAIT)
         if self.row_buffer is not None and self.row_buffer.size is not None:
             self.row_buffer.size = self._ids.batch_size
-        resumed = self._epoch_start if consumed else None
+        resumed = self._epoch_start if place.consumed else None
         now = rng.capture(self.device, self.generators())
         if resumed is None:
             self._epoch_start = {**now, "workers_ran": self._workers_ran}
@@ -196,23 +198,17 @@ class SelectedLoader(OfUser):
         if plan is None:
             candidates: Any = StreamBatches(iter(self._loader), self._order.length(None).staying)
         else:
-            everything = plan.drawn or len(plan.ids) == self.n
-            kept = None if everything else torch.zeros(self.n, dtype=torch.bool).index_fill_(0, plan.ids, True)
-            deal, length = self.deal(plan), self._order.length(plan)
-            if deal is not None:
-                length = KnownEnd(deal.rows, length.drawn)
-            self._deal = deal
-            self._ids.serve(self._order.of_epoch(plan), kept, consumed=consumed, length=length, deal=deal)
+            self._serve(plan, order, place.consumed, stayed)
             candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
         self._loader.collate_fn = collate
         self._workers_ran = self.persistent_workers
         if resumed is not None:
             waiting = self._waiting
             self._begin_with(NONE_WAIT)
-            replayed = candidates.skip(consumed, self._keep_waiting(waiting)) if plan is None else self._ids.replay()
+            replayed = candidates.skip(place.consumed, self._keep_waiting(waiting)) if plan is None else self._ids.replay()
             # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
             rng.restore({**now, "generators": []}, self.device)
-            if zlib.crc32(replayed.numpy().tobytes()) != checksum:
+            if stayed is None and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
                 raise RuntimeError(
                     f"{type(self._order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
                     "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
@@ -220,10 +216,20 @@ class SelectedLoader(OfUser):
                 )
             if plan is not None and len(waiting[0]):
                 self._fetch(*waiting)
-        iterator = EpochIterator(self, self.control, candidates, consumed, checksum, self._ids)
+        iterator = EpochIterator(self, self.control, candidates, place, self._ids)
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
+
+    def _serve(self, plan: EpochPlan, order: Order, consumed: int, stayed: int | None) -> None:
+        """Has the ids of an epoch come from its order; see `IdBatchSampler.serve`."""
+        everything = plan.drawn or len(plan.ids) == self.n
+        kept = None if everything else KeptIds(plan.ids, self.n)
+        deal, length = self.deal(plan), self._order.length(plan)
+        if deal is not None:
+            length = KnownEnd(deal.rows, length.drawn)
+        self._deal = deal
+        self._ids.serve(order, kept, consumed=consumed, stayed=stayed, length=length, deal=deal)
 
     def exhausted(self, seen: int) -> None:
         """Ends the epoch, in which so many samples were seen."""
@@ -242,16 +248,23 @@ class SelectedLoader(OfUser):
         self.row_buffer = None if fills is None else RowBuffer(self._ids.batch_size if fills else None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the rows that were selected and not yielded yet, and the start of the epoch, as tensors and plain values."""
+        """Returns the rows that were selected and not yielded yet, and how the epoch began, as tensors and plain values."""
         own = self.row_buffer is None or len(self._waiting[0])
         ids, weights = self._waiting if own or self.row_buffer is None else self.row_buffer.waiting
-        return {"waiting": {"ids": ids, "weights": weights}, "seen": self._seen, "epoch_start": self._epoch_start}
+        return {
+            "waiting": {"ids": ids, "weights": weights},
+            "seen": self._seen,
+            "epoch_start": self._epoch_start,
+            "shuffle": self.shuffle_state(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on, at the next `iter`, with the epoch that was saved."""
         self.stop()
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
         self._seen, self._epoch_start = state["seen"], state["epoch_start"]
+        if self._order.passes is not None and state.get("shuffle") is not None:
+            self._order.passes.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
         """Begins the next pass with these rows, which waited when the epoch was interrupted."""
@@ -326,8 +339,7 @@ class EpochIterator:
         loader: The loader.
         control: The run that the loader belongs to.
         candidates: Batches before the selection inside the batch, with their ids.
-        drawn: Number of ids of the epoch's order that are drawn already.
-        checksum: Checksum of these ids.
+        place: OrderPlace in the epoch's order at which the pass begins.
         sizes: Where the batch size is set, and whether a last batch that is not full is dropped.
     """
 
@@ -336,12 +348,11 @@ class EpochIterator:
         loader: SelectedLoader,
         control: EpochControl,
         candidates: MapStyleBatches | StreamBatches,
-        drawn: int,
-        checksum: int,
+        place: OrderPlace,
         sizes: IdBatchSampler,
     ) -> None:
         self._loader, self._control, self._candidates = loader, control, candidates
-        self._drawn, self._checksum, self._sizes = drawn, checksum, sizes
+        self._place, self._sizes = place, sizes
         self._left: int | None = None
         self._exhausted = self._done = False
 
@@ -379,7 +390,7 @@ class EpochIterator:
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         self._loader.prepared.yielded(len(ids), last=last)
         asks = not last or asks_on(sys._getframe(2))
-        self._control.yielded(batch, ids, self._drawn, self._checksum, weights, last=last, asks_on=asks)
+        self._control.yielded(batch, ids, self._place, weights, last=last, asks_on=asks)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
         """Whether no candidate comes and the rows that wait make no further batch."""
@@ -387,11 +398,11 @@ class EpochIterator:
         return self._left == 0 and (not rows or (self._sizes.drop_last and not row_buffer.full))
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
-        batch, ids, self._drawn, left = self._candidates.take()
+        batch, ids, drawn, stayed, left = self._candidates.take()
         if left is not None and self._sizes.drops_last:
             left -= left % self._sizes.size
         self._left = left
-        self._checksum = zlib.crc32(ids.numpy().tobytes(), self._checksum)
+        self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
         return self._loader.moved(batch), ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:
@@ -407,7 +418,7 @@ class EpochIterator:
     def _end(self) -> None:
         self._done = True
         self._candidates = StreamBatches(iter(()))
-        self._loader.exhausted(self._drawn)
+        self._loader.exhausted(self._place.consumed)
 
 
 def _gone(control: EpochControl | None) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, Sampler
 
 from thresher.loading.dealing import Deal
+from thresher.loading.kept import KeptIds
 from thresher.loading.live_settings import checked_batch_size
 
 
@@ -25,6 +26,10 @@ class Order(Protocol):
 
     def take(self, k: int) -> Tensor:
         """Returns the next `k` ids, int64; fewer when they run out. Random numbers are drawn when the user's loader would."""
+        ...
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` ids, with the same random numbers drawn."""
         ...
 
 
@@ -36,8 +41,13 @@ class SequentialOrder:
 
     def take(self, k: int) -> Tensor:
         """Returns the next `k` ids, int64; fewer when they run out."""
-        begin, self._position = self._position, min(self._position + k, self._n)
+        begin = self._position
+        self.skip(k)
         return torch.arange(begin, self._position)
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` ids."""
+        self._position = min(self._position + k, self._n)
 
 
 class TensorOrder:
@@ -63,6 +73,10 @@ class TensorOrder:
             self._finish()
             self._finish = lambda: None
         return piece.long()
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` ids, with the same random numbers drawn."""
+        self.take(k)
 
 
 def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
@@ -96,6 +110,10 @@ class SamplerOrder:
         if self._ids is None:
             self._ids = iter(self._sampler)
         return as_ids(islice(self._ids, k), self._sampler, self._n)
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` ids, with the same random numbers drawn."""
+        self.take(k)
 
 
 def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
@@ -165,12 +183,13 @@ class IdBatchSampler(Sampler[list[int]]):
         self._sizes = sizes
         self.size = sizes.batch_size
         """Batch size when the iteration began."""
-        self.on_the_way: deque[tuple[Tensor, int, int | None]] = deque()
+        self.on_the_way: deque[tuple[Tensor, int, int, int | None]] = deque()
+        """Ids of batches, how many ids of the order were drawn and had stayed by then, and how many come; None: not known."""
         self.served = 0
         self._batches: Iterator[list[int]] = iter(())
         self._order: Order = SequentialOrder(0)
-        self._kept: Tensor | None = None
-        self._consumed = 0
+        self._kept: KeptIds | None = None
+        self._consumed, self._stayed = 0, 0
         self.drops_last = sizes.drop_last
         """Whether a last batch that is not full is dropped in this iteration."""
         self._found: Iterator[tuple[Tensor, int]] = iter(())
@@ -191,9 +210,10 @@ class IdBatchSampler(Sampler[list[int]]):
     def serve(
         self,
         order: Order,
-        kept: Tensor | None,
+        kept: KeptIds | None,
         *,
         consumed: int = 0,
+        stayed: int | None = None,
         drop_last: bool | None = None,
         length: KnownEnd = UNKNOWN_END,
         deal: Deal | None = None,
@@ -202,18 +222,20 @@ class IdBatchSampler(Sampler[list[int]]):
 
         Args:
             order: Ids before the plan is applied.
-            kept: Mask of the samples that stay, shape (N,), bool; None for all.
+            kept: The samples that stay; None for all.
             consumed: Number of ids of the order that an interrupted epoch has consumed already.
+            stayed: Number of these that stayed, where the order begins after them. Default: they are drawn again.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
             length: Known end of the order.
             deal: How smaller batches are made; None for full batches.
         """
         self.on_the_way.clear()
-        self._order, self._kept, self._consumed = order, kept, consumed
+        drawn = 0 if stayed is None else consumed
+        self._order, self._kept, self._consumed, self._stayed = order, kept, consumed - drawn, stayed or 0
         self.replayed = torch.empty(0, dtype=torch.int64)
         self._length, self.size = length, self.batch_size
         self.drops_last = deal is None and (self.drop_last if drop_last is None else drop_last)
-        self._found = self._full(consumed) if deal is None else self._dealt(deal)
+        self._found = self._full(consumed) if deal is None else self._dealt(deal, drawn)
         self._deal = deal
         self._batches = self._iterate()
 
@@ -222,7 +244,7 @@ class IdBatchSampler(Sampler[list[int]]):
         consumed, self._consumed = self._consumed, 0
         if consumed and self._deal is None:
             ids = self._order.take(consumed)
-            self.replayed = ids if self._kept is None else ids[self._kept[ids]]
+            self.replayed = ids if self._kept is None else ids[self._kept.has(ids)]
         elif consumed:
             batches, position = [], 0
             while position < consumed:
@@ -232,12 +254,12 @@ class IdBatchSampler(Sampler[list[int]]):
         return self.replayed
 
     def _iterate(self) -> Iterator[list[int]]:
-        stayed = len(self.replay())
+        stayed = self._stayed + len(self.replay())
         for ids, position in self._found:
             if self.drops_last and len(ids) < self.size:
                 return
             stayed += len(ids)
-            self.on_the_way.append((ids, position, self._length.left(stayed, position)))
+            self.on_the_way.append((ids, position, stayed, self._length.left(stayed, position)))
             self.served += 1
             yield ids.tolist()
 
@@ -249,14 +271,14 @@ class IdBatchSampler(Sampler[list[int]]):
         while True:
             yield self.batch_size
 
-    def _dealt(self, deal: Deal) -> Iterator[tuple[Tensor, int]]:
+    def _dealt(self, deal: Deal, position: int) -> Iterator[tuple[Tensor, int]]:
         """Yields the rows of each step, and how many ids were drawn by then."""
-        position = 0
-        candidates = self._pieces(0, deal.sizes(deal.candidates))
-        for rows, (ids, position) in zip(deal.sizes(deal.rows), candidates, strict=False):
+        first = deal.step_after(self._stayed)
+        candidates = self._pieces(position, deal.sizes(deal.candidates, first))
+        for rows, (ids, position) in zip(deal.sizes(deal.rows, first), candidates, strict=False):
             yield deal.draw(ids, rows), position
         # Later epochs have the order that they have in full training, which draws the rest and one more.
-        self._order.take(max(0, (self._length.drawn or 0) - position) + 1)
+        self._order.skip(max(0, (self._length.drawn or 0) - position) + 1)
 
     def _pieces(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         """Yields the next ids that the plan keeps, in pieces, and how many ids were drawn by then."""
@@ -271,7 +293,7 @@ class IdBatchSampler(Sampler[list[int]]):
             if len(ids) < size:
                 return
 
-    def _staying(self, drawn: int, kept: Tensor, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
+    def _staying(self, drawn: int, kept: KeptIds, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         found = places = torch.empty(0, dtype=torch.int64)
         exhausted = False
         for size in sizes:
@@ -281,7 +303,7 @@ class IdBatchSampler(Sampler[list[int]]):
                 wanted = size - len(found) if unknown else LOOKED_UP * self.size
                 piece = self._order.take(wanted)
                 exhausted = len(piece) < wanted
-                stays = kept[piece].nonzero().flatten()
+                stays = kept.has(piece).nonzero().flatten()
                 found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
                 drawn += len(piece)
             if len(found) < size:

@@ -15,8 +15,13 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from thresher.loading.control import OrderPlace
 from thresher.loading.order import KnownEnd, Order, SamplerOrder, SequentialOrder, TensorOrder, as_ids, shuffled
+from thresher.loading.shuffle import Shuffle, ShufflePasses
 from thresher.plans import EpochPlan
+
+KNOWN = (RandomSampler, SequentialSampler, Shuffle)
+"""Samplers whose order can be reproduced with tensors."""
 
 
 class UserOrder:
@@ -33,14 +38,16 @@ class UserOrder:
         self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
         self.some_ids = None if self.streams else self._find_some_ids()
         """Ids that the sampler can yield, shape (K,), int64, ascending; None where it yields all, or where it is not known."""
+        self.passes = ShufflePasses(self.sampler) if type(self.sampler) is Shuffle else None
+        """Which epoch each pass over a `Shuffle` has; None for other samplers."""
 
     @property
     def is_known(self) -> bool:
         """Whether the sampler yields every id once, in an order that tensors can reproduce with the same random numbers."""
         kind = type(self.sampler)
-        if kind not in (RandomSampler, SequentialSampler) or len(self.sampler.data_source) != self.n:
+        if kind not in KNOWN or len(self.sampler.data_source) != self.n:
             return False
-        return kind is SequentialSampler or (not self.sampler.replacement and self.sampler.num_samples == self.n)
+        return kind is not RandomSampler or (not self.sampler.replacement and self.sampler.num_samples == self.n)
 
     def _find_some_ids(self) -> Tensor | None:
         sampler, kind = self.sampler, type(self.sampler)
@@ -48,7 +55,7 @@ class UserOrder:
             ids = as_ids(sampler.indices, sampler, self.n)
         elif kind is WeightedRandomSampler:
             ids = sampler.weights.nonzero().flatten().cpu()
-        elif kind in (RandomSampler, SequentialSampler):
+        elif kind in KNOWN:
             size = len(sampler.data_source)
             return None if size >= self.n else torch.arange(size)
         elif isinstance(sampler, list | tuple | range | Tensor):
@@ -83,6 +90,10 @@ class UserOrder:
             or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
         )
 
+    def shuffle_state(self) -> dict[str, int | None] | None:
+        """Returns what the orders of a `Shuffle` depend on, as plain values; None for another sampler."""
+        return None if self.passes is None else self.passes.state_dict()
+
     def check_unchanged(self, *, ids: bool) -> None:
         """Refuses a dataset or, where the plans depend on it, a sampler that has other samples than when the run was attached.
 
@@ -110,7 +121,7 @@ class UserOrder:
     @property
     def is_free(self) -> bool:
         """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
-        return self.is_known and isinstance(self.sampler, RandomSampler)
+        return self.is_known and isinstance(self.sampler, RandomSampler | Shuffle)
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""
@@ -118,9 +129,29 @@ class UserOrder:
         own = [generator for generator in found if isinstance(generator, torch.Generator)]
         return own[:1] if len(own) == 2 and own[0] is own[1] else own
 
-    def of_epoch(self, plan: EpochPlan) -> Order:
-        """Returns the ids of an epoch before its plan leaves samples out."""
+    def of_epoch(self, plan: EpochPlan, place: OrderPlace) -> tuple[Order, int | None]:
+        """Returns the ids of an epoch before its plan leaves samples out.
+
+        Args:
+            plan: The plan of the epoch.
+            place: OrderPlace that an interrupted epoch has reached.
+
+        Returns:
+            The order, and how many of the ids before the place stayed where it begins at the place; None where it begins with
+            the first id.
+        """
         self.check_unchanged(ids=len(plan.ids) != self.n)
+        if self.passes is None:
+            return self._from_start(plan), None
+        if len(self.sampler.data_source) > self.n:
+            raise IndexError(
+                f"`loader` has a Shuffle over {len(self.sampler.data_source)} samples, and its dataset has {self.n}: use "
+                "Shuffle(dataset) with the dataset of the loader"
+            )
+        ids = self.passes.order(0 if plan.drawn else place.consumed)
+        return (self._from_start(plan), None) if plan.drawn else (ids, place.stayed)
+
+    def _from_start(self, plan: EpochPlan) -> Order:
         if plan.drawn:
             return TensorOrder(lambda: plan.ids)
         if not self.is_known:

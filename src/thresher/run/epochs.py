@@ -13,7 +13,7 @@ from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.rows import AttributionError
 from thresher.cost import Cost
-from thresher.loading.control import EpochStart
+from thresher.loading.control import EpochStart, OrderPlace
 from thresher.loading.loader import SelectedLoader
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
@@ -85,12 +85,12 @@ class Epochs:
         self._seed = settings.seed
         self._active = self._resumed = self._warned = False
         self._ran_out = True
-        self._consumed = self._checksum = 0
+        self._place = OrderPlace()
         self._plan: EpochPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
         self._warned_of_length = self._warned_of_evaluation = False
-        self._at_begin = False, 0, 0
+        self._at_begin = False, OrderPlace()
         self.end = EpochEnd(attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen)
 
     # What the loader asks and reports
@@ -99,14 +99,14 @@ class Epochs:
         """Begins an epoch, or goes on with an interrupted one."""
         self.comparison.compare()
         if self._active and not self._resumed:
-            self.end.before_next(self._consumed)
+            self.end.before_next(self._place.consumed)
             if self._active:
                 self._silence.begin_again(steps_are_seen=self.hooks is not None)
                 if self.selection.stage is not None:
                     self.selection.stage.facts()
         resumed = self._resumed
         self._accumulator.meter.begin_pass()
-        self._at_begin = resumed, self._consumed if resumed else 0, self._checksum if resumed else 0
+        self._at_begin = resumed, self._place if resumed else OrderPlace()
         if not resumed:
             self._silence.begin()
         plan = self.plan_if_any()
@@ -114,7 +114,7 @@ class Epochs:
         if not resumed:
             self.close_books()
             self._records.start_epoch()
-            self._consumed, self._checksum = 0, 0
+            self._place = OrderPlace()
             self._switch(self.selection.at_epoch_start())
         self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan))
         if self.epoch >= self.settings.epochs and not self._warned_of_length and torch.is_grad_enabled():
@@ -138,7 +138,7 @@ class Epochs:
             self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.lr_scale
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
-        return EpochStart(plan, self._consumed, self._checksum)
+        return EpochStart(plan, self._place)
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees."""
@@ -149,23 +149,20 @@ class Epochs:
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
-    def yielded(
-        self, batch: Any, ids: Tensor, consumed: int, checksum: int, weights: Tensor | None, *, last: bool, asks_on: bool
-    ) -> None:
+    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool, asks_on: bool) -> None:
         """Notes a batch that is on its way to the loop.
 
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the host.
-            consumed: Number of ids of the epoch's order that are consumed by then.
-            checksum: Checksum of the ids that were drawn by then.
+            place: OrderPlace in the epoch's order after it.
             weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
             last: Whether it is the last batch of the epoch.
             asks_on: Whether the loop is known to ask for a further batch.
         """
         self.end.yielded(last=last, asks_on=asks_on)
         number = self._attributor.batches
-        self.position.yielded(BatchPlace(number, self.epoch, consumed, last))
+        self.position.yielded(BatchPlace(number, self.epoch, place.consumed, last))
         if self.comparison.pending:
             self.comparison.compare()
             self.comparison.yielded(number, batch)
@@ -173,9 +170,9 @@ class Epochs:
         if number == 0:
             self._passes.check(batch)
         self._attributor.yielded(batch, ids, weights, self._loader.stand_for(ids))
-        self._cost.full_forward += consumed - self._consumed
-        self._cost.full_backward += consumed - self._consumed
-        self._consumed, self._checksum = consumed, checksum
+        self._cost.full_forward += place.consumed - self._place.consumed
+        self._cost.full_backward += place.consumed - self._place.consumed
+        self._place = place
 
     def left(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
@@ -192,7 +189,7 @@ class Epochs:
         self._silence.end(complete=False)
         self.end.forget()
         self._rest()
-        self._resumed, self._consumed, self._checksum = self._at_begin
+        self._resumed, self._place = self._at_begin
         self._active = self._resumed
         selects = self.selection.fills is not None or (plan is not None and _leaves_out(plan, self._loader.n))
         if exhausted and selects and not self._warned_of_evaluation:
@@ -212,7 +209,7 @@ class Epochs:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
         # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
         candidates, epochs = self._loader.candidates, self.settings.epochs
-        consumed, whole = min(self._consumed, candidates) if self._active else 0, max(1, candidates)
+        consumed, whole = min(self._place.consumed, candidates) if self._active else 0, max(1, candidates)
         epoch, consumed = (self.epoch + 1, 0) if self.end.due else (self.epoch, consumed)
         return min(1.0, (epoch * whole + consumed) / (epochs * whole))
 
@@ -292,8 +289,7 @@ class Epochs:
             "epoch": self.epoch,
             "active": self._active,
             "ran_out": self._active or self._ran_out or not self._history[-1:] or not self._history[-1]["complete"],
-            "consumed": self._consumed,
-            "checksum": self._checksum,
+            **self._place._asdict(),
             "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts), "remember": {}},
             "batch_stage": None if stage is None else stage.state_dict(),
             "passes": self.selection.forward_passes,
@@ -311,9 +307,10 @@ class Epochs:
         if self.selection.stage is not None:
             self.selection.stage.load_state_dict(state["batch_stage"])
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
-        self._consumed, self._checksum, self._ran_out = state["consumed"], state["checksum"], state.get("ran_out", True)
+        self._place = OrderPlace(state["consumed"], state.get("stayed", 0), state["checksum"])
+        self._ran_out = state.get("ran_out", True)
         self._resumed = self._active
-        self.position.resume(self.epoch, self._consumed)
+        self.position.resume(self.epoch, self._place.consumed)
         self.end.forget()
         self._rest()
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
@@ -344,7 +341,7 @@ class Epochs:
         if plan is not None and plan.refresh is not None and plan.refresh.numel():
             self._passes.refresh(plan.refresh, training=requirements_of(self._method).refresh == "train")
         if complete:
-            rest = max(0, self._loader.candidates - self._consumed)
+            rest = max(0, self._loader.candidates - self._place.consumed)
             self._cost.full_forward += rest
             self._cost.full_backward += rest
         self._rest()
@@ -370,7 +367,7 @@ class Epochs:
             full = -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
             self.step_checks.end_epoch(self.epoch, self._attributor.batches, full)
         self.epoch += 1
-        self._plan, self._active, self._consumed = None, False, 0
+        self._plan, self._active, self._place = None, False, OrderPlace()
         self._settle()
 
     def _settle(self) -> None:

@@ -16,7 +16,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.methods import name_of
 from thresher.records import Records
 from thresher.run.epochs import Epochs
-from thresher.run.state_checks import check_generators, check_position, fields_of, refuse
+from thresher.run.state_checks import check_generators, check_position, check_shuffle, fields_of, refuse
 from thresher.run.stopwatch import Stopwatch
 
 VERSION = 3
@@ -115,6 +115,7 @@ class SavedState:
         if state["passes"] != passes and not (self.epochs.may_switch and state["passes"] in ("once", "twice")):
             raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
         check_position(state, self.loader, stage, state["passes"])
+        check_shuffle(state, self.loader)
         check_generators(state, self.loader, self.device, restored=restore_rng)
         for what, saved, own in (
             ("", state["settings"], self._settings()),

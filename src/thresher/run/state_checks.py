@@ -1,6 +1,7 @@
 """The checks of `load_state_dict`, which refuse a state before anything is changed."""
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, NoReturn
@@ -149,6 +150,14 @@ PLAN = table(
     },
     may_lack=("smaller_batches", "keys", "share", "width", "scores", "note"),
 )
+SHUFFLE = table(
+    {
+        "seed": plain((int,), "a whole number", -float("inf"), float("inf")),
+        "samples": whole_number(),
+        "epoch": whole_number(),
+        "begun": or_none(whole_number()),
+    }
+)
 HISTORY = sequence(
     table(
         {"epoch": whole_number(), "complete": TRUTH, **{name: whole_number() for name in COUNTED}},
@@ -177,6 +186,7 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
             "active": TRUTH,
             "ran_out": TRUTH,
             "consumed": whole_number(),
+            "stayed": whole_number(),
             "checksum": whole_number(0, 2**32 - 1),
             "plan": or_none(PLAN),
             "batch_stage": or_none(_stage(stage)),
@@ -185,6 +195,7 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
             "waiting": waiting,
             "seen": whole_number(),
             "epoch_start": or_none(table({**RANDOM_STATES, "workers_ran": TRUTH}, may_lack=("cuda",))),
+            "shuffle": or_none(SHUFFLE),
             "trained": tensor(trained, tuple(trained.shape), 0),
             "records": table({name: tensor(column, (n,)) for name, column in records.items()}),
             "cost": table(
@@ -193,7 +204,7 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
             ),
             "rng": table(RANDOM_STATES, may_lack=("cuda",)),
         },
-        may_lack=("ran_out",),
+        may_lack=("ran_out", "stayed", "shuffle"),
     )
 
 
@@ -248,6 +259,39 @@ def check_position(state: Mapping[str, Any], loader: SelectedLoader, stage: Batc
     whole_number(0, most if state["active"] else 0)("consumed", state["consumed"])
     if state["consumed"] and state["epoch_start"] is None:
         refuse("epoch_start", "the random states at the beginning of the epoch in progress", None)
+
+
+def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
+    """Checks that the loader has the order of a state, which is not drawn again where it is that of a `Shuffle`.
+
+    Warns where later epochs have another order than the run that was saved.
+
+    Args:
+        state: State whose fields are checked already.
+        loader: Loader of the run.
+
+    Raises:
+        ValueError: An interrupted epoch would go on in another order.
+    """
+    saved, own = state.get("shuffle"), loader.shuffle_state()
+    was, now = _order_of(saved), _order_of(own)
+    if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
+        if was != now:
+            raise ValueError(
+                f"load_state_dict: the state was saved in the middle of an epoch by a loader with {was}, this one has {now}: "
+                "the rest of the epoch would be in another order. Nothing was loaded. Use the same sampler, or save between "
+                "epochs."
+            )
+        if saved is not None:
+            whole_number()("shuffle.begun", saved["begun"])
+            whole_number(0, state["consumed"])("stayed", state.get("stayed"))
+    elif was != now and saved is not None and own is not None:
+        warnings.warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}", stacklevel=5)
+
+
+def _order_of(shuffle: Mapping[str, Any] | None) -> str:
+    """Returns what the orders of a loader depend on, in words; None: a sampler that is no `Shuffle`."""
+    return "another sampler" if shuffle is None else f"Shuffle(seed={shuffle['seed']}) over {shuffle['samples']} samples"
 
 
 def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: torch.device, *, restored: bool) -> None:

@@ -204,3 +204,11 @@ def test_scores_of_some_ids_are_those_of_the_dataset():
     deal = deal_of(EpochPlan(ids, smaller_batches=True, keys=values, scores=values / 5, share=0.5), 8, lambda: 4, 4, 2, False)
     assert deal is not None and deal.scores is not None and deal.stand_for is not None
     assert torch.equal(deal.scores[ids], values / 5) and len(deal.stand_for) == 8
+
+
+def test_a_deal_goes_on_after_any_step():
+    for steps, rows in ((1, 1), (3, 4), (7, 7), (10, 33), (9, 100)):
+        sizes = list(Deal(steps, rows, rows).sizes(rows))
+        for step in range(steps + 1):
+            assert Deal(steps, rows, rows).step_after(sum(sizes[:step])) == step
+            assert list(Deal(steps, rows, rows).sizes(rows, first=step)) == sizes[step:]

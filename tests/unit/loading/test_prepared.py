@@ -94,3 +94,23 @@ def test_a_prepared_optimizer_is_enough():
     ours, _ = train(True, prepared=False)
     assert ours["steps"] == 4
     assert_same(ours["net"], train(False)[0]["net"])
+
+
+def test_a_shuffle_has_the_epochs_that_accelerate_counts():
+    def ids(loader, run):
+        for x, y in loader:
+            if run is not None:
+                run.criterion(run.model(x), y)
+            yield from x.flatten().int().tolist()
+
+    orders = []
+    for attached in (False, True):
+        data = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.arange(N) % 4)
+        shuffle = thresher.Shuffle(data, seed=2)
+        loader, run = accelerate.Accelerator(cpu=True).prepare(DataLoader(data, B, sampler=shuffle)), None
+        if attached:
+            settings = {"criterion": nn.CrossEntropyLoss(), "model": nn.Linear(1, 4), "epochs": 3}
+            run = thresher.attach(thresher.FullData(), loader=loader, **settings)
+        orders.append([[*ids(loader if run is None else run.loader, run)] for _ in range(3)])
+    assert orders[0] == orders[1] == [[*thresher.Shuffle(range(N), seed=2)], *orders[1][1:]]
+    assert len({tuple(order) for order in orders[0]}) == 3
