@@ -74,6 +74,7 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.selection_cost
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grad_match
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow_cost --page docs/winnow.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.shuffle
 
 cards: .venv/installed
 	$(BIN)/python -m thresher.report.cards docs/methods
