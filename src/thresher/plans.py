@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.selection import Lots
+from thresher.shards import Shard
+
 
 def _plain(value: Any) -> float:
     """Returns a Python number from a NumPy or torch scalar, so that histories save as plain values."""
@@ -36,8 +39,12 @@ def _check_weights(plan: str, weights: Tensor, name: str, numbers: Tensor) -> No
 class EpochPlan:
     """The samples that one epoch trains on.
 
+    Where the records are in shards, each rank has the plan of its shard: tensors are for the samples of the shard, and facts
+    are for all samples.
+
     Args:
-        ids: Sample ids, shape (K,), int64, K >= 1; ascending, or in training order where `drawn` is True.
+        ids: Sample ids, shape (K,), int64; ascending, or in training order where `drawn` is True. An epoch needs one or more;
+            a shard may have none.
         weights: Factors on the losses of the samples, shape (K,), float32, aligned with `ids`; None means 1 for all.
         refresh: Ids of the samples that get one forward-only pass when the epoch is over, shape (R,), int64, ascending; None
             means no sample.
@@ -57,10 +64,13 @@ class EpochPlan:
             they are given, the BatchNorm layers of the model weigh each row of a training pass by the inverse of its chance to
             be drawn. Default None: all rows count alike.
         note: Sentence that the user must know, for a warning; the run gives each sentence once. Default "": none.
+        lots: Random choice that the plan consists of, where that is so: every sample is kept but those that lost, and the
+            winners have one weight, all other samples another. Other ranks then know the plan from one bit per sample, or
+            from none. Default None.
 
     Raises:
         TypeError: A tensor has the wrong dtype.
-        ValueError: A tensor has the wrong shape, the plan is empty, or a number is out of its range.
+        ValueError: A tensor has the wrong shape, or a number is out of its range.
 
     Example:
         Three of six samples are kept, and each of them counts twice.
@@ -92,6 +102,7 @@ class EpochPlan:
     width: float = 1.0
     scores: Tensor | None = None
     note: str = ""
+    lots: Lots | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr_scale", float(self.lr_scale))
@@ -99,8 +110,6 @@ class EpochPlan:
         for name, tensor in (("ids", self.ids), ("refresh", self.refresh)):
             if tensor is not None:
                 _check_numbers(f"EpochPlan: `{name}`", tensor, "ids are never floats")
-        if self.ids.numel() == 0:
-            raise ValueError("EpochPlan: `ids` is empty: an epoch needs at least one sample")
         if self.weights is not None:
             _check_weights("EpochPlan", self.weights, "ids", self.ids)
         if not (0 < self.lr_scale < float("inf")):
@@ -128,24 +137,38 @@ class EpochPlan:
         if not self.smaller_batches or self.drawn:
             raise ValueError("EpochPlan: `keys` draw the rows of smaller batches: give smaller_batches=True, and no drawn=True")
 
-    def check(self, n: int) -> None:
-        """Checks the plan against a dataset.
+    def check(self, samples: int | Shard) -> None:
+        """Checks the plan against a dataset, or against the shard that it is the plan of.
 
         Args:
-            n: Number of samples of the dataset.
+            samples: Number of samples of the dataset, or the shard, whose ranks all check their plans.
 
         Raises:
-            ValueError: An id is outside [0, n), or ids that must ascend do not.
+            ValueError: The plan is empty, an id is outside the dataset or the shard, or ids that must ascend do not. With a
+                shard, all ranks raise an error where one of them does.
         """
+        shard = Shard.whole(samples) if isinstance(samples, int) else samples
+        world, wrong = shard.world, self._wrong_ids(shard)
+        kept, refused = world.sum(np.array([len(self.ids), bool(wrong)], dtype=np.int64)).tolist()
+        if refused:
+            where = f" on rank {world.rank}\n" if wrong and world.size > 1 else ""
+            every = world.join(np.frombuffer((wrong + where).encode(), dtype=np.uint8)).tobytes().decode()
+            raise ValueError(f"EpochPlan: {', and '.join(every.splitlines())}")
+        if not kept:
+            raise ValueError("EpochPlan: `ids` is empty: an epoch needs at least one sample")
+
+    def _wrong_ids(self, shard: Shard) -> str:
+        """Returns what is wrong with the ids of the plan, "" where nothing is."""
         for name, tensor, ordered in (("ids", self.ids, not self.drawn), ("refresh", self.refresh, True)):
             if tensor is None or not tensor.numel():
                 continue
             ids = tensor.numpy()
             low, high = (ids[0], ids[-1]) if ordered else (ids.min(), ids.max())
             if ordered and not bool(np.all(ids[1:] > ids[:-1])):
-                raise ValueError(f"EpochPlan: `{name}` must be ascending without repeats")
-            if low < 0 or high >= n:
-                raise ValueError(f"EpochPlan: `{name}` must be within [0, {n}), got {low} to {high}")
+                return f"`{name}` must be ascending without repeats"
+            if low < shard.first or high >= shard.last:
+                return f"`{name}` must be within [{shard.first}, {shard.last}), got {low} to {high}"
+        return ""
 
 
 @dataclass(frozen=True, eq=False)

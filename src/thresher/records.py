@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from thresher.shards import Shard
+
 NEVER_SEEN = float("-inf")
 """Value of the `loss` column before a sample is first seen: not finite, so that the sample is never hidden or scored."""
 
@@ -59,6 +61,7 @@ class Records(Mapping[str, Tensor]):
 
     Attributes:
         columns: Declarations of the columns by name.
+        shard: Samples that the columns are for: all of them.
         epoch: Number of the epoch in progress, which the signal "epoch" writes.
         written: Names of the columns that a signal is written to, each with the name of the signal.
 
@@ -73,6 +76,7 @@ class Records(Mapping[str, Tensor]):
 
     def __init__(self, columns: Mapping[str, Column], n: int, device: torch.device) -> None:
         self.columns = dict(columns)
+        self.shard = Shard.whole(n)
         self.epoch = 0
         self._data = {
             name: torch.full((n,), column.fill, dtype=column.dtype, device=device) for name, column in self.columns.items()

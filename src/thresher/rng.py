@@ -1,4 +1,4 @@
-"""Random states of a training loop: saved, restored and left undisturbed; and generators that depend on a key alone."""
+"""Random states of a training loop: saved, restored and left undisturbed; and random numbers that depend on a key alone."""
 
 import random
 from collections.abc import Iterable, Iterator
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 RandomStates = dict[str, Any]
 """Random states by the name of their source, as tensors and plain values."""
@@ -174,3 +175,37 @@ def seeded(*key: int) -> torch.Generator:
         True
     """
     return torch.Generator().manual_seed(seeds(1, *key)[0])
+
+
+CHUNK = 2**16
+"""Number of lots that are computed at once, so that the numbers stay in the cache."""
+
+
+def lots(base: int, ids: range | NDArray[np.int64]) -> NDArray[np.uint32]:
+    """Returns one random number per id, which depends on nothing but `base` and the id.
+
+    Args:
+        base: Number that differs from draw to draw, within [0, 2**63).
+        ids: Ids, 0 or more: an array of shape (n,), or a range with step 1.
+
+    Returns:
+        Random numbers, shape (n,), uniform over all 2**32 values.
+
+    Example:
+        >>> lots(7, range(3)).tolist(), lots(7, np.array([2])).tolist()
+        ([1674306020, 72105175, 3868737664], [3868737664])
+    """
+    found = np.empty(len(ids), dtype=np.uint32)
+    for first in range(0, len(ids), CHUNK):
+        part = ids[first : first + CHUNK]
+        bits = np.arange(part.start, part.stop, dtype=np.uint64) if isinstance(part, range) else part.astype(np.uint64)
+        bits += np.uint64(1)
+        bits *= np.uint64(0x9E3779B97F4A7C15)
+        bits += np.uint64(base)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            bits ^= bits >> np.uint64(shift)
+            bits *= np.uint64(factor)
+        bits ^= bits >> np.uint64(31)
+        bits >>= np.uint64(32)
+        found[first : first + CHUNK] = bits
+    return found

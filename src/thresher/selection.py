@@ -2,16 +2,22 @@
 
 These are pure functions; ties are broken by index, and values that are not finite are never selected. They work on the host,
 once per epoch: the answer is then the same for every device, and NumPy's vectorised partition is several times as fast as a
-sort.
+sort. Where several ranks hold the values, each one gives those of its shard and gets the marks of its shard; the answer does
+not depend on the number of ranks.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from thresher import rng
+from thresher.exact import kth_smallest
+from thresher.shards import ALONE, Shard, World
 
 Mask = NDArray[np.bool_]
 """Marks of samples: shape (N,), bool."""
@@ -47,13 +53,14 @@ def on_host(column: Tensor) -> Values:
     return column.detach().cpu().numpy()
 
 
-def smallest(values: Values, k: int, *, usable: Mask | None = None) -> Mask:
+def smallest(values: Values, k: int, *, usable: Mask | None = None, world: World = ALONE) -> Mask:
     """Marks the `k` smallest finite values.
 
     Args:
         values: Values of the samples, shape (N,), floating point; NaN and infinities are never marked.
         k: Number of values to mark; where fewer are finite, all finite values are marked.
         usable: Result of `np.isfinite(values)`, where the caller has it already.
+        world: Ranks that hold the values. Default: there is one process.
 
     Returns:
         Marks, shape (N,), bool; of equal values the one with the lower index is marked first.
@@ -63,27 +70,16 @@ def smallest(values: Values, k: int, *, usable: Mask | None = None) -> Mask:
         array([0, 2])
     """
     usable = np.isfinite(values) if usable is None else usable
-    finite = int(np.count_nonzero(usable))
-    k = min(k, finite)
-    if k <= 0:
-        return np.zeros(len(values), dtype=np.bool_)
-    if finite < len(values):
-        values = np.where(usable, values, np.inf)
-    cut = np.partition(values, k - 1)[k - 1]
-    mask = values <= cut
-    surplus = np.count_nonzero(mask) - k
-    if surplus:
-        ties = np.flatnonzero(values == cut)
-        mask[ties[len(ties) - surplus :]] = False
-    return mask
+    return _least(values if usable.all() else np.where(usable, values, np.inf), k, usable, world)[0]
 
 
-def largest(values: Values, k: int) -> Mask:
+def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
     """Marks the `k` largest finite values.
 
     Args:
         values: Values of the samples, shape (N,), floating point; NaN and infinities are never marked.
         k: Number of values to mark; where fewer are finite, all finite values are marked.
+        world: Ranks that hold the values. Default: there is one process.
 
     Returns:
         Marks, shape (N,), bool; of equal values the one with the higher index is marked first, so that `smallest` and
@@ -93,22 +89,119 @@ def largest(values: Values, k: int) -> Mask:
         >>> np.flatnonzero(largest(np.array([0.5, np.nan, 0.1, 0.5, 2.0]), 2))
         array([3, 4])
     """
-    return smallest(-values[::-1], k)[::-1]
+    usable = np.isfinite(values)
+    return _least(np.where(usable, -values, np.inf), k, usable, world, highest_first=True)[0]
 
 
-def quantile_cut(finite: Values, q: float) -> float:
+def _least(
+    values: Values, k: int, usable: Mask | None, world: World, *, highest_first: bool = False
+) -> tuple[Mask, int | float]:
+    """Marks the `k` smallest usable values; of equal ones those with the lowest, or with the highest, indices first.
+
+    Args:
+        values: Values of the samples, shape (N,); the largest of their dtype where they are not usable.
+        k: Number of values to mark.
+        usable: Marks of the values that may be marked, shape (N,); None for all.
+        world: Ranks that hold the values.
+        highest_first: Whether the highest indices come first.
+
+    Returns:
+        Marks, shape (N,), bool, and the largest value that was marked; -1 where there is none.
+    """
+    k = min(k, world.total(len(values) if usable is None else int(np.count_nonzero(usable))))
+    if k <= 0:
+        return np.zeros(len(values), dtype=np.bool_), -1
+    cut = kth_smallest(values, k - 1, world)
+    mask = values <= cut
+    if usable is not None:
+        mask &= usable
+    surplus = world.total(int(np.count_nonzero(mask))) - k
+    if surplus:
+        ties = np.flatnonzero(mask & (values == cut))
+        counts = world.gather(np.array([len(ties)]))[:, 0]
+        elsewhere = counts[: world.rank] if highest_first else counts[world.rank + 1 :]
+        most = min(len(ties), max(0, surplus - int(elsewhere.sum())))
+        mask[ties[:most] if highest_first else ties[len(ties) - most :]] = False
+    return mask, cut.item()
+
+
+def quantile_cut(finite: Values, q: float, world: World = ALONE) -> float:
     """Returns the value that has floor(q * n) of the n values before it in ascending order.
 
     Args:
-        finite: Finite values, shape (n,), n >= 1.
+        finite: Finite values, shape (n,); those of all ranks together are one or more.
         q: Share of the values, in [0, 1].
+        world: Ranks that hold the values. Default: there is one process.
 
     Example:
         >>> quantile_cut(np.array([5.0, 1.0, 4.0, 2.0, 3.0]), 0.6)
         4.0
     """
-    k = min(share(q, len(finite)), len(finite) - 1)
-    return float(np.partition(finite, k)[k])
+    n = world.total(len(finite))
+    return float(kth_smallest(finite, min(share(q, n), n - 1), world))
+
+
+@dataclass(frozen=True, eq=False)
+class Lots:
+    """A uniform random choice without replacement: every sample draws a number, and the smallest numbers win.
+
+    What a sample draws depends on its id alone, so that any rank can tell whether a sample has won.
+
+    Args:
+        base: Number that differs from draw to draw, as in `rng.lots`.
+        cut: Number that the last winner drew; -1 where nobody won.
+        last: Id of the last winner, among equal numbers.
+        among: Samples of this shard that took part, packed in bits, lowest id first, shape (ceil(n / 8),), uint8; None where
+            every sample took part.
+
+    Example:
+        >>> mask, lots = draw_lots(3, torch.Generator().manual_seed(0), Shard.whole(100))
+        >>> winners = np.flatnonzero(mask)
+        >>> bool(lots.wins(winners).all()), bool(lots.wins(winners + 1).all())
+        (True, False)
+    """
+
+    base: int
+    cut: int
+    last: int
+    among: NDArray[np.uint8] | None = None
+
+    def wins(self, ids: NDArray[np.int64]) -> Mask:
+        """Returns which of some samples have won.
+
+        Args:
+            ids: Ids of samples that took part, shape (n,), of any shard.
+        """
+        drawn = rng.lots(self.base, ids).astype(np.int64)
+        return (drawn < self.cut) | ((drawn == self.cut) & (ids <= self.last))
+
+
+def draw_lots(k: int, generator: torch.Generator, shard: Shard, among: Mask | None = None) -> tuple[Mask, Lots]:
+    """Chooses `k` samples uniformly at random, without replacement.
+
+    Args:
+        k: Number of samples of all ranks to choose, at most as many as there are.
+        generator: Source of the random numbers, on the CPU, in the same state on all ranks.
+        shard: Samples of this rank.
+        among: Marks of the samples to choose from, shape (len(shard),). Default: all.
+
+    Returns:
+        Marks of the chosen samples, shape (len(shard),), and the lots that they drew.
+
+    Example:
+        >>> mask, lots = draw_lots(2, torch.Generator().manual_seed(0), Shard.whole(5))
+        >>> int(mask.sum()), bool((lots.wins(np.arange(5)) == mask).all())
+        (2, True)
+    """
+    base = int(torch.randint(2**62, (), generator=generator))
+    drawn = rng.lots(base, range(shard.first, shard.last))
+    if among is not None:
+        drawn |= (among.view(np.int8) - np.int8(1)).astype(np.int32).view(np.uint32)  # all bits, where a sample is not among
+    mask, cut = _least(drawn, k, among, shard.world)
+    equal = np.flatnonzero(mask & (drawn == cut))
+    last = int(shard.world.gather(np.array([shard.first + equal[-1] if len(equal) else -1])).max())
+    packed = None if among is None else np.packbits(among, bitorder="little")
+    return mask, Lots(base, int(cut), last, packed)
 
 
 def chosen(n: int, k: int, generator: torch.Generator) -> Mask:
@@ -133,14 +226,18 @@ def chosen(n: int, k: int, generator: torch.Generator) -> Mask:
     return mask
 
 
-def ids_of(mask: Mask) -> Tensor:
+def ids_of(mask: Mask, first: int = 0) -> Tensor:
     """Returns the ids of the marked samples, shape (K,), int64, ascending.
 
     Args:
         mask: Marks, shape (N,), bool.
+        first: Id of the first of these samples. Default: 0.
 
     Example:
         >>> ids_of(np.array([True, False, True]))
         tensor([0, 2])
     """
-    return torch.from_numpy(np.flatnonzero(mask))
+    ids = np.flatnonzero(mask)
+    if first:
+        ids += first
+    return torch.from_numpy(ids)

@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from thresher import BatchPlan, EpochPlan
+from thresher.distributed.threads import on_ranks
+from thresher.shards import Shard, World
 
 IDS = torch.tensor([0, 2, 5])
 KEYS = {"ids": IDS, "smaller_batches": True, "keys": torch.ones(3), "share": 0.5}
@@ -42,7 +44,6 @@ def test_frozen() -> None:
         (TypeError, r"`refresh` must be int64, got torch.bool", {"ids": IDS, "refresh": torch.ones(3, dtype=torch.bool)}),
         (ValueError, r"`ids` must have one dimension, got shape \(1, 3\)", {"ids": IDS[None]}),
         (ValueError, r"`refresh` must have one dimension, got shape \(\)", {"ids": IDS, "refresh": torch.tensor(1)}),
-        (ValueError, r"`ids` is empty: an epoch needs at least one sample", {"ids": IDS[:0]}),
         (TypeError, r"`weights` must be float32, got torch.float64", {"ids": IDS, "weights": torch.ones(3).double()}),
         (
             ValueError,
@@ -74,6 +75,7 @@ def test_refused_when_made(error: type[Exception], message: str, arguments: dict
         (r"`ids` must be within \[0, 6\), got -1 to 3", {"ids": torch.tensor([-1, 3])}),
         (r"`ids` must be within \[0, 6\), got 2 to 9", {"ids": torch.tensor([9, 2, 2]), "drawn": True}),
         (r"`refresh` must be within \[0, 6\), got 3 to 7", {"ids": IDS, "refresh": torch.tensor([3, 7])}),
+        (r"`ids` is empty: an epoch needs at least one sample", {"ids": IDS[:0]}),
     ],
 )
 def test_refused_for_a_dataset(message: str, arguments: dict[str, Any]) -> None:
@@ -85,6 +87,25 @@ def test_accepted_for_a_dataset() -> None:
     EpochPlan(torch.tensor([5, 1, 1]), drawn=True).check(6)
     EpochPlan(IDS, refresh=torch.tensor([], dtype=torch.int64)).check(6)
     EpochPlan(IDS, refresh=torch.tensor([1, 3, 4])).check(6)
+
+
+def test_of_the_plans_of_all_shards_one_needs_a_sample() -> None:
+    def check(world: World, ids: list[list[int]]) -> str:
+        try:
+            plan = EpochPlan(torch.tensor(ids[world.rank], dtype=torch.int64))
+            plan.check(Shard(4 * world.rank, 4 * world.rank + 4, 8, world))
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    def answers(*ids: list[int]) -> list[str]:
+        return on_ranks(2, lambda world: check(world, [*ids]))
+
+    assert answers([], [5]) == answers([0, 3], [4, 7]) == ["", ""]
+    assert answers([], []) == ["EpochPlan: `ids` is empty: an epoch needs at least one sample"] * 2
+    assert answers([1], [2]) == ["EpochPlan: `ids` must be within [4, 8), got 2 to 2 on rank 1"] * 2
+    both = "EpochPlan: `ids` must be ascending without repeats on rank 0, and `ids` must be within [4, 8), got 9 to 9 on rank 1"
+    assert answers([3, 1], [9]) == [both] * 2
 
 
 ROWS = torch.tensor([0, 2, 5])

@@ -75,3 +75,31 @@ def test_seeds_depend_on_the_key_alone_and_the_first_is_that_of_seeded():
     assert many == rng.seeds(5, 3, -1) and len(set(many)) == 5 and all(0 <= seed < 2**63 for seed in many)
     assert rng.seeds(1, 3, -1) == many[:1] and rng.seeded(3, -1).initial_seed() == many[0]
     assert rng.seeds(5, 3, 0) != many
+
+
+def transcribed_lot(base: int, i: int) -> int:
+    """SplitMix64 of the counter `base`, at its (i + 1)-th step; the upper half of its bits."""
+    bits = ((i + 1) * 0x9E3779B97F4A7C15 + base) % 2**64
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB % 2**64
+    return (bits ^ (bits >> 31)) >> 32
+
+
+def test_lots_are_those_of_the_transcription_whatever_is_asked_with_them():
+    for base in (0, 7, 2**63 - 1):
+        ids = np.array([0, 1, 2**31, 2**40, 5])
+        expected = [transcribed_lot(base, i) for i in ids.tolist()]
+        assert rng.lots(base, ids).tolist() == expected and rng.lots(base, range(5, 6)).tolist() == expected[-1:]
+        many = rng.lots(base, range(rng.CHUNK - 2, 2 * rng.CHUNK + 2))
+        assert many.dtype == np.uint32 and len(many) == rng.CHUNK + 4
+        for place in (0, 1, 2, rng.CHUNK + 3):
+            assert many[place] == transcribed_lot(base, rng.CHUNK - 2 + place)
+        assert len(rng.lots(base, range(0))) == 0
+
+
+def test_lots_are_uniform_and_independent_of_their_neighbours_and_of_the_base():
+    one, other = (rng.lots(base, range(200_000)) / 2**32 for base in (3, 4))
+    counts = np.histogram(one, 64, (0, 1))[0]
+    assert ((counts - 3125) ** 2 / 3125).sum() < 130  # of 63 degrees of freedom: 130 is exceeded once in a million
+    for a, b in ((one[1:], one[:-1]), (one, other)):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 5 / 200_000**0.5

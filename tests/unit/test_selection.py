@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.selection import chosen, ids_of, largest, on_host, quantile_cut, share, smallest
+from thresher import rng
+from thresher.selection import chosen, draw_lots, ids_of, largest, on_host, quantile_cut, share, smallest
+from thresher.shards import Shard
 
 
 def test_share_repairs_every_percentage() -> None:
@@ -94,9 +96,38 @@ def test_chosen_all_and_none() -> None:
     assert chosen(0, 0, torch.Generator()).shape == (0,)
 
 
+def test_lots_draw_without_replacement_and_evenly() -> None:
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(6000):
+        mask, lots = draw_lots(2, torch.Generator().manual_seed(seed), Shard.whole(4))
+        assert mask.dtype == np.bool_ and mask.sum() == 2 and (lots.wins(np.arange(4)) == mask).all()
+        counts[tuple(np.flatnonzero(mask).tolist())] += 1
+    assert len(counts) == 6
+    assert all(abs(count - 1000) < 5 * math.sqrt(1000) for count in counts.values())
+
+
+def test_lots_among_some_samples() -> None:
+    among = np.array([True, False, True, True, False])
+    for k in range(5):
+        mask, lots = draw_lots(k, torch.Generator().manual_seed(k), Shard.whole(5), among)
+        assert mask.sum() == min(k, 3) and not (mask & ~among).any()
+        assert (lots.wins(np.flatnonzero(among)) == mask[among]).all()
+        assert lots.among is not None and lots.among.tolist() == [0b01101]
+    mask, lots = draw_lots(0, torch.Generator(), Shard.whole(5))
+    assert not mask.any() and not lots.wins(np.arange(5)).any() and lots.among is None
+
+
+def test_of_equal_lots_the_lower_ids_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rng, "lots", lambda base, ids: np.full(len(ids), 2**32 - 1, np.uint32))
+    mask, lots = draw_lots(3, torch.Generator(), Shard.whole(6), np.array([False, True, True, False, True, True]))
+    assert np.flatnonzero(mask).tolist() == [1, 2, 4]
+    assert lots.wins(np.array([5, 4, 1])).tolist() == [False, True, True]
+
+
 def test_ids_of() -> None:
     ids = ids_of(np.array([True, False, True]))
     assert ids.dtype == torch.int64 and ids.tolist() == [0, 2]
+    assert ids_of(np.array([True, False, True]), 7).tolist() == [7, 9]
     assert ids_of(np.zeros(3, np.bool_)).shape == (0,)
 
 

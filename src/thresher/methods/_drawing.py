@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thresher.plans import EpochPlan
 from thresher.selection import Values, share
+from thresher.shards import Shard
 
 
 def draw_probabilities(importance: Values) -> Values:
@@ -65,9 +66,15 @@ def unbiased_weights(chances: Values, n: int) -> Values:
     return (len(chances) / (n * per_draw)).astype(np.float32)
 
 
-def full_plan(n: int, refresh: Tensor | None = None) -> EpochPlan:
-    """Returns the plan of an epoch in which no importance is known yet: all `n` samples, in the order of the loader."""
-    return EpochPlan(torch.arange(n), refresh=refresh, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
+def full_plan(samples: int | Shard, refresh: Tensor | None = None) -> EpochPlan:
+    """Returns the plan of an epoch that keeps everything, in the order of the loader.
+
+    Args:
+        samples: Number of samples, or the shard that the plan is of.
+        refresh: Ids that are refreshed after the epoch, as in `EpochPlan`. Default None: no ids.
+    """
+    shard = Shard.whole(samples) if isinstance(samples, int) else samples
+    return EpochPlan(shard.ids, refresh=refresh, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
 
 
 def drawn_plan(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -58,7 +59,8 @@ def placebo_of(method: Method) -> Any:
         raise ValueError(reason)
     kind = type(method)
     plan = {"plan_epoch": _plan_epoch} if method.stage == "epoch" else {"plan_batch": _plan_batch}
-    permuted = type(kind.__name__ + NAME, (kind,), {**plan, "__doc__": kind.__doc__})
+    requires = replace(requirements_of(method), sharded=False)  # the records of all samples are permuted
+    permuted = type(kind.__name__ + NAME, (kind,), {**plan, "requires": requires, "__doc__": kind.__doc__})
     copied = object.__new__(permuted)
     vars(copied).update(vars(method))
     return copied

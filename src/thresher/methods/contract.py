@@ -42,12 +42,16 @@ class Requirements:
         stream_lr_scale: With `stream_share`, factor on the learning rate of each step, > 0. Default 1.
         weighted_statistics: Whether plans have the scores by which rows are drawn (`EpochPlan(scores=...)`), so that the
             BatchNorm layers of the model weigh the rows, for which `attach` must be given the model. Default False.
+        sharded: Whether `plan_epoch` plans for the shard that its records belong to (`thresher.shards.shard_of`), with numbers
+            and draws that are those of all ranks. Where it does not, several processes gather the columns of all samples on
+            each of them once per epoch, which is possible up to a size. Default False.
         optional: Signals in `columns()` that the method can do without, each with what it does then, such as {"uncertainty":
             "draws uniformly"}; `attach` says so where the criterion does not define them. Default {}.
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
             are added up), "weighted_statistics", "drawn_statistics" (a BatchNorm that must not be computed anew after the
-            training, because the rows were drawn) and the names of signals. Default {}.
+            training, because the rows were drawn), "sharded" (records that are not in shards) and the names of signals.
+            Default {}.
 
     Example:
         >>> Requirements(signals=("loss", "confidence")).model
@@ -70,6 +74,7 @@ class Requirements:
     stream_share: float | None = None
     stream_lr_scale: float = 1.0
     weighted_statistics: bool = False
+    sharded: bool = False
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 
@@ -125,8 +130,12 @@ class EpochMethod(Protocol):
     def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: Any) -> Any:
         """Returns the `thresher.EpochPlan` of one epoch, which must be the same on every rank and after every resume.
 
+        With `requires = Requirements(sharded=True)` the records may be those of one shard of the dataset; the method then
+        returns the part of the plan that is of that shard, and together the parts must be the plan of one process.
+
         Args:
-            records: Mapping from the name of a column to its values, shape (N,).
+            records: Mapping from the name of a column to its values, shape (N,); N is the number of samples of the shard
+                `thresher.shards.shard_of(records)`, which is the whole dataset in a training in one process.
             epoch: Number of the epoch, from 0.
             epochs: Number of epochs of the training.
             generator: Random generator on the CPU, seeded from the seed of the run and the epoch: the only source of chance.

@@ -23,30 +23,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher import rng
+from thresher.exact import chunks
 from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Values, ids_of, on_host
+from thresher.selection import Mask, Values, ids_of, on_host
+from thresher.shards import ALONE, Shard, World, shard_of
 
 
-def share_up_to_bin(loss: Values, bins: int) -> Values:
+def share_up_to_bin(loss: Values, bins: int, world: World = ALONE) -> Values:
     """Returns the share of losses in the histogram bin of each loss and in the bins below it.
 
     Args:
-        loss: Loss of each sample, shape (n,), finite, n >= 1.
+        loss: Loss of each sample, shape (n,), finite; those of all ranks together are one or more.
         bins: Number of equal bins between the smallest and the largest loss, 1 or more.
+        world: Ranks that hold the losses. Default: there is one process.
 
     Returns:
         Shares, shape (n,), float64, within (0, 1]; all 1 where all losses are equal.
     """
-    low, high = np.float64(loss.min()), np.float64(loss.max())
+    ends = world.gather(np.array([loss.min(initial=np.inf), loss.max(initial=-np.inf)], dtype=np.float64))
+    low, high = ends[:, 0].min(), ends[:, 1].max()
     if low == high:
         return np.ones(len(loss))
-    scaled = (loss.astype(np.float64) - low) / (high - low)
-    index = np.minimum((scaled * bins).astype(np.int64), bins - 1)
-    return np.cumsum(np.bincount(index, minlength=bins))[index] / len(loss)
+    index = np.empty(len(loss), dtype=np.int64)
+    for part in chunks(len(loss)):
+        scaled = (loss[part].astype(np.float64) - low) / (high - low)
+        index[part] = np.minimum((scaled * bins).astype(np.int64), bins - 1)
+    counts = np.cumsum(world.sum(np.bincount(index, minlength=bins)))
+    return (counts / counts[-1])[index]
 
 
 def share_up_to(loss: Values) -> Values:
@@ -59,6 +67,26 @@ def share_up_to(loss: Values) -> Values:
         Shares, shape (n,), float64, within (0, 1].
     """
     return np.searchsorted(np.sort(loss), loss, side="right") / len(loss)
+
+
+def kept_by_chance(chance: Values, generator: torch.Generator, shard: Shard) -> tuple[Mask, float]:
+    """Draws each sample with its own probability, which is rounded up to a multiple of 2 ** -32.
+
+    Args:
+        chance: Probabilities, shape (len(shard),), float64, [0, 1].
+        generator: Random generator on the CPU, in the same state on all ranks.
+        shard: Samples of this rank.
+
+    Returns:
+        Mask of the drawn samples, shape (len(shard),), and the mean of the probabilities over all ranks.
+    """
+    lots = rng.lots(int(torch.randint(2**62, (), generator=generator)), range(shard.first, shard.last))
+    mask, total = np.empty(len(chance), dtype=np.bool_), 0
+    for part in chunks(len(chance)):
+        limits = np.ceil(chance[part] * 2.0**32).astype(np.int64)
+        mask[part] = lots[part] < limits
+        total += int(limits.sum())
+    return mask, shard.world.total(total) / (shard.n << 32)
 
 
 @dataclass(frozen=True)
@@ -87,7 +115,6 @@ class EpochSelectiveBackprop:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(refresh="eval")
     card: ClassVar[Card] = Card(
         summary="Selective-Backprop once an epoch, by last losses",
         paper="arXiv:2310.10102",
@@ -97,8 +124,8 @@ class EpochSelectiveBackprop:
         claim="None: the paper only compares with it. On Fractal-3K with beta = 1 its epochs took 306 s; hiding by forgetting "
         "took 398 s.",
         differences=(
-            "Draws come from the generator of the run; in the code they come from a global generator that differs between "
-            "ranks.",
+            "The draw of a sample depends on the seed, the epoch and its id; in the code draws come from a global generator, "
+            "which differs between ranks.",
             "Hidden samples are forwarded in eval mode; in the code they are forwarded in train mode.",
             "Samples without a finite loss are kept and not counted; the code fails on them.",
         ),
@@ -123,33 +150,38 @@ class EpochSelectiveBackprop:
         if self.percentile not in ("histogram", "rank"):
             raise ValueError(f"EpochSelectiveBackprop: `percentile` must be 'histogram' or 'rank', got {self.percentile!r}")
 
+    @property
+    def requires(self) -> Requirements:
+        """Returns the needs: the model, to refresh hidden samples; ranks of losses are not known in shards."""
+        switches = {"sharded": 'percentile="histogram"'}
+        return Requirements(refresh="eval", sharded=self.percentile == "histogram", switches=switches)
+
     def columns(self) -> dict[str, Column]:
         """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
 
-    def chances(self, loss: Values) -> Values:
+    def chances(self, loss: Values, world: World = ALONE) -> Values:
         """Returns the probability with which each sample is kept.
 
         Args:
             loss: Last loss of each sample, shape (N,).
+            world: Ranks that hold the losses. Default: there is one process.
 
         Returns:
             Probabilities, shape (N,), float64; 1 where the loss is not finite.
         """
         chance, usable = np.ones(len(loss)), np.isfinite(loss)
-        if usable.any():
+        if world.total(int(np.count_nonzero(usable))):
             finite = loss[usable]
-            q = share_up_to_bin(finite, self.bins) if self.percentile == "histogram" else share_up_to(finite)
+            q = share_up_to_bin(finite, self.bins, world) if self.percentile == "histogram" else share_up_to(finite)
             chance[usable] = np.maximum(q**self.beta, self.min_probability)
         return chance
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan for which each sample was drawn once, in the order of the ids."""
-        loss = on_host(records["loss"])
+        """Returns a plan for which each sample was drawn once, by its id."""
+        shard = shard_of(records)
         if epoch == 0:
-            return full_plan(len(loss))
-        chance = self.chances(loss)
-        kept = torch.rand(len(loss), generator=generator, dtype=torch.float64).numpy() < chance
-        refresh = ids_of(~kept)
-        facts = {"scheduled_fraction": 1 - chance.mean(), "actual_fraction": len(refresh) / len(loss)}
-        return EpochPlan(ids_of(kept), refresh=refresh, facts=facts)
+            return full_plan(shard)
+        kept, expected = kept_by_chance(self.chances(on_host(records["loss"]), shard.world), generator, shard)
+        facts = {"scheduled_fraction": 1 - expected, "actual_fraction": shard.count(~kept) / shard.n}
+        return EpochPlan(ids_of(kept, shard.first), refresh=ids_of(~kept, shard.first), facts=facts)

@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.exact import kth_smallest
 from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
-from thresher.scores.forgetting import events_in_turns
-from thresher.selection import Mask, Values, chosen, ids_of, on_host, share
+from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, share
+from thresher.shards import Shard, shard_of
 
 UNSEEN_TURNS = -1
 """Number of turns that stands for a sample that was never seen."""
@@ -55,26 +56,26 @@ def turns(old: Tensor, new: Tensor) -> Tensor:
     return torch.where(known > most, most - 1, known).to(old.dtype)
 
 
-def fewest(counts: Values, k: int, generator: torch.Generator) -> Mask:
+def fewest(counts: Values, k: int, generator: torch.Generator, shard: Shard | None = None) -> Mask:
     """Marks the `k` smallest counts; ties are drawn at random.
 
     Args:
         counts: Counts, shape (N,), integers; negative counts are never marked.
         k: Number of counts to mark; all counts of 0 or more are marked where there are fewer.
         generator: Random generator on the CPU.
+        shard: Shard that the counts are of. Default: there is one process.
 
     Returns:
         Bool mask (N,).
     """
+    shard = Shard.whole(len(counts)) if shard is None else shard
     usable = counts >= 0
-    k = min(k, int(np.count_nonzero(usable)))
+    k = min(k, shard.count(usable))
     if k <= 0:
         return np.zeros(len(counts), dtype=np.bool_)
-    cut = np.partition(counts[usable], k - 1)[k - 1]
+    cut = kth_smallest(counts[usable], k - 1, shard.world)
     mask = usable & (counts < cut)
-    ties = np.flatnonzero(counts == cut)
-    mask[ties[chosen(len(ties), k - int(np.count_nonzero(mask)), generator)]] = True
-    return mask
+    return mask | draw_lots(k - shard.count(mask), generator, shard, counts == cut)[0]
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ class Forgetting:
     @property
     def requires(self) -> Requirements:
         """Returns the needs: the model, where hidden samples are refreshed."""
-        return Requirements(refresh="eval" if self.hide == "each_epoch" else None)
+        return Requirements(refresh="eval" if self.hide == "each_epoch" else None, sharded=True)
 
     def columns(self) -> dict[str, Column]:
         """Returns the recorded columns, 2 bytes per sample: the turns, and with `hide="once"` also the hidden samples."""
@@ -163,22 +164,21 @@ class Forgetting:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without the samples that were forgotten least often."""
-        column = records["forgetting"]
-        n = len(column)
+        column, shard = records["forgetting"], shard_of(records)
         if not self.hides(epoch, epochs) or epoch == 0:
-            return full_plan(n)
-        hidden = on_host(records["hidden"]).copy() if self.hide == "once" else np.zeros(n, dtype=np.bool_)
-        if not hidden.any():
-            hidden = fewest(self._counts(column), min(share(self.fraction, n), n - 1), generator)
-        left_out = ids_of(hidden)
+            return full_plan(shard)
+        hidden = on_host(records["hidden"]).copy() if self.hide == "once" else np.zeros(len(shard), dtype=np.bool_)
+        if not shard.count(hidden):
+            most = min(share(self.fraction, shard.n), shard.n - 1)
+            hidden = fewest(self._counts(column), most, generator, shard)
         return EpochPlan(
-            ids_of(~hidden),
-            refresh=left_out if self.requires.refresh else None,
-            facts={"scheduled_fraction": self.fraction, "actual_fraction": len(left_out) / n},
+            ids_of(~hidden, shard.first),
+            refresh=ids_of(hidden, shard.first) if self.requires.refresh else None,
+            facts={"scheduled_fraction": self.fraction, "actual_fraction": shard.count(hidden) / shard.n},
             remember={} if self.requires.refresh else {"hidden": torch.from_numpy(hidden)},
         )
 
     def _counts(self, column: Tensor) -> Values:
         """Returns the numbers of forgetting events, -1 for samples that must not be hidden."""
-        known = 1 if self.never_learned == "keep" else 0
-        return np.where(on_host(column) < known, -1, on_host(events_in_turns(column)))
+        column = on_host(column)
+        return np.where(column < (1 if self.never_learned == "keep" else 0), column.dtype.type(-1), column >> 1)

@@ -7,10 +7,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
+from thresher.shards import shard_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class FullData:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(records=False)
+    requires: ClassVar[Requirements] = Requirements(records=False, sharded=True)
     card: ClassVar[Card] = Card(
         summary="every sample, every epoch",
         rule="nothing is left out",
@@ -43,4 +45,4 @@ class FullData:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with all N samples."""
-        return EpochPlan(torch.arange(len(records["loss"])), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
+        return full_plan(shard_of(records))

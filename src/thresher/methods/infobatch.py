@@ -17,31 +17,32 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.exact import exact_mean
+from thresher.methods._drawing import full_plan
 from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, chosen, ids_of, on_host, quantile_cut, share
+from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, quantile_cut, share
+from thresher.shards import ALONE, World, shard_of
 
 
-def well_learned(loss: Values, threshold: float | Literal["mean"]) -> Mask:
+def well_learned(loss: Values, threshold: float | Literal["mean"], world: World = ALONE) -> Mask:
     """Marks the samples whose loss is strictly below the threshold; a sample without a finite loss never is.
 
     Args:
         loss: Last loss of each sample, shape (N,).
         threshold: Threshold: "mean" for the mean of the finite losses, or a quantile of them, (0, 1).
+        world: Ranks that hold the losses. Default: there is one process.
 
     Returns:
         Bool mask (N,).
     """
     usable = np.isfinite(loss)
-    if not usable.any():
+    if not world.total(int(np.count_nonzero(usable))):
         return usable
     finite = loss if usable.all() else loss[usable]
-    if threshold == "mean":
-        # Rounding must not lift the mean of equal losses above these losses.
-        cut = min(np.mean(finite, dtype=np.float64), np.float64(finite.max()))
-    else:
-        cut = np.float64(quantile_cut(finite, threshold))
+    cut = exact_mean(finite, world) if threshold == "mean" else np.float64(quantile_cut(finite, threshold, world))
     return (loss < cut) & usable
 
 
@@ -74,6 +75,7 @@ class InfoBatch:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
+    requires: ClassVar[Requirements] = Requirements(sharded=True)
     card: ClassVar[Card] = Card(
         summary="prune below the mean loss at random, rescale",
         paper="arXiv:2303.04947",
@@ -111,18 +113,17 @@ class InfoBatch:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with all samples above the threshold and a random part of the others, with their weights."""
-        loss = on_host(records["loss"])
-        n = len(loss)
-        pruning = epoch > 0 and epoch + 1 <= self.delta * epochs + 1e-9
-        below = well_learned(loss, self.threshold) if pruning else np.zeros(n, dtype=np.bool_)
-        learned = int(np.count_nonzero(below))
+        loss, shard = on_host(records["loss"]), shard_of(records)
+        if not self.prune_fraction or epoch == 0 or epoch + 1 > self.delta * epochs + 1e-9:
+            return full_plan(shard)
+        below = well_learned(loss, self.threshold, shard.world)
+        learned = shard.count(below)
         kept = max(1, share(1 - self.prune_fraction, learned))
-        if not self.prune_fraction or kept >= learned:
-            return EpochPlan(torch.arange(n), facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
-        mask = np.ones(n, dtype=np.bool_)
-        mask[below] = chosen(learned, kept, generator)
-        ids = ids_of(mask)
+        if kept >= learned:
+            return full_plan(shard)
+        mask, lots = draw_lots(kept, generator, shard, below)
+        mask |= ~below
         factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
-        weights = np.where(below[mask], np.float32(factor), np.float32(1))
-        facts = {"scheduled_fraction": self.prune_fraction, "actual_fraction": 1 - len(ids) / n}
-        return EpochPlan(ids, weights=torch.from_numpy(weights), facts=facts)
+        weights = np.float32([1, factor])[below[np.flatnonzero(mask)].view(np.uint8)]
+        facts = {"scheduled_fraction": self.prune_fraction, "actual_fraction": 1 - (shard.n - learned + kept) / shard.n}
+        return EpochPlan(ids_of(mask, shard.first), weights=torch.from_numpy(weights), facts=facts, lots=lots)

@@ -20,17 +20,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.exact import kth_smallest
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.schedules import Milestones, check_milestones, step_value
 from thresher.selection import Mask, Values, ids_of, largest, on_host, share, smallest
+from thresher.shards import Shard, shard_of
 
 SCHEDULE: Milestones = ((0, 1.0), (0.3, 0.8), (0.6, 0.6), (0.8, 0.4))
 
 
-def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = False) -> Mask:
+def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = False, shard: Shard | None = None) -> Mask:
     """Marks the candidates for hiding: the samples with the smallest losses.
 
     Args:
@@ -38,18 +40,21 @@ def hiding_candidates(loss: Values, fraction: float, *, by_threshold: bool = Fal
         fraction: Share of the N samples, [0, 1).
         by_threshold: Whether all samples up to the loss at the cut are candidates, ties included, as in one of the official
             scripts. Default False: floor(fraction * N) samples, ordered by (loss, id).
+        shard: Shard that the losses are of; the fraction is then of the samples of all ranks. Default: there is one process.
 
     Returns:
         Bool mask (N,).
     """
+    shard = Shard.whole(len(loss)) if shard is None else shard
     usable = np.isfinite(loss)
-    k = share(fraction, len(loss))
+    k = share(fraction, shard.n)
     if not by_threshold:
-        return smallest(loss, k, usable=usable)
-    finite = np.sort(loss[usable])
-    if not len(finite):
+        return smallest(loss, k, usable=usable, world=shard.world)
+    finite = shard.count(usable)
+    if not finite:
         return usable
-    return usable & (loss <= finite[min(k, len(finite)) - 1])
+    place = (min(k, finite) or finite) - 1
+    return usable & (loss <= kth_smallest(loss[usable], place, shard.world))
 
 
 def trusted(correct: Values, confidence: Values, tau: float) -> Mask:
@@ -208,7 +213,7 @@ class Kakurenbo:
     @property
     def requires(self) -> Requirements:
         """Returns the needs: the model, to refresh hidden samples, and the optimizer where the learning rate is adjusted."""
-        return Requirements(optimizer=self.adjust_lr, refresh=self.refresh, switches=SWITCHES)
+        return Requirements(optimizer=self.adjust_lr, refresh=self.refresh, sharded=True, switches=SWITCHES)
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns that are recorded for each sample: 9 bytes, or 4 bytes where samples are not moved back."""
@@ -229,25 +234,27 @@ class Kakurenbo:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without the trusted candidates and the dropped top; all samples left out are refreshed."""
-        loss = on_host(records["loss"])
-        n, fraction = len(loss), self.fraction(epoch, epochs)
+        loss, shard = on_host(records["loss"]), shard_of(records)
+        n, fraction = shard.n, self.fraction(epoch, epochs)
         if epoch == 0 and not self.first_epoch_hides:
-            return EpochPlan(torch.arange(n), facts=self._facts(0.0, 0.0, 0))
-        left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold")
+            return EpochPlan(shard.ids, facts=self._facts(0.0, 0.0, 0))
+        left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold", shard=shard)
         moved_back = 0
         if self.move_back:
-            candidates = int(np.count_nonzero(left_out))
+            candidates = shard.count(left_out)
             left_out &= trusted(on_host(records["correct"]), on_host(records["confidence"]), self.tau)
-            moved_back = candidates - int(np.count_nonzero(left_out))
+            moved_back = candidates - shard.count(left_out)
         if self.drop_top:
-            left_out |= largest(loss, share(self.drop_top, n))
-        refresh = ids_of(left_out)
-        kept = n - len(refresh)
-        if not kept:
+            left_out |= largest(loss, share(self.drop_top, n), world=shard.world)
+        hidden = shard.count(left_out)
+        if hidden == n:
             raise ValueError(f"Kakurenbo: nothing is left to train on of {n} samples; lower `max_fraction` or `drop_top`")
-        lr_scale = self._lr_scale(epoch, n / kept, fraction)
-        facts = self._facts(fraction, len(refresh) / n, moved_back)
-        return EpochPlan(ids_of(~left_out), refresh=refresh, lr_scale=lr_scale, facts=facts)
+        return EpochPlan(
+            ids_of(~left_out, shard.first),
+            refresh=ids_of(left_out, shard.first),
+            lr_scale=self._lr_scale(epoch, n / (n - hidden), fraction),
+            facts=self._facts(fraction, hidden / n, moved_back),
+        )
 
     def _lr_scale(self, epoch: int, actual: float, fraction: float) -> float:
         if not self.adjust_lr or epoch < self.warmup_epochs:

@@ -11,21 +11,8 @@ from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import chosen, ids_of, share
-
-
-def uniform_subset(n: int, keep: float, generator: torch.Generator) -> Tensor:
-    """Draws floor(keep * n) of n samples, at least one, uniformly and without replacement.
-
-    Args:
-        n: Number of samples of the dataset.
-        keep: Share kept, (0, 1].
-        generator: Random generator on the CPU.
-
-    Returns:
-        Ids, ascending, shape (max(1, floor(keep * n)),), int64.
-    """
-    return ids_of(chosen(n, max(1, share(keep, n)), generator))
+from thresher.selection import draw_lots, ids_of, share
+from thresher.shards import shard_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +37,7 @@ class UniformSubset:
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
-    requires: ClassVar[Requirements] = Requirements(records=False)
+    requires: ClassVar[Requirements] = Requirements(records=False, sharded=True)
     card: ClassVar[Card] = Card(
         summary="a fresh random subset each epoch",
         rule="not in the random subset",
@@ -71,6 +58,8 @@ class UniformSubset:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with a new random subset."""
-        n = len(records["loss"])
-        ids = uniform_subset(n, self.keep, generator)
-        return EpochPlan(ids, facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - len(ids) / n})
+        shard = shard_of(records)
+        kept = max(1, share(self.keep, shard.n))
+        mask, lots = draw_lots(kept, generator, shard)
+        facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - kept / shard.n}
+        return EpochPlan(ids_of(mask, shard.first), facts=facts, lots=lots)

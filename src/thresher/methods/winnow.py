@@ -14,6 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thresher import rng
+from thresher.exact import chunks
 from thresher.methods._drawing import full_plan
 from thresher.methods._probe import FEWEST_SAMPLES, FEWEST_TIMES, HeldBack
 from thresher.methods.card import Card
@@ -21,6 +23,7 @@ from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Values, ids_of, on_host
+from thresher.shards import Shard, shard_of
 
 MEASURED_FROM = 0.3
 """Share of the training after which the agreement of loss and uncertainty is judged: before it both say little."""
@@ -40,32 +43,21 @@ uncertainties say little: sequences of text without a wrong label had a correlat
 WELL_AGREED = 0.85
 """Rank correlation of loss and uncertainty below which large losses are likely to be wrong labels."""
 
-CHUNK = 2**16
-"""Number of samples whose keys are computed at once, so that the numbers stay in the cache."""
 
-
-def hashed(base: int, first: int, last: int) -> NDArray[np.float32]:
+def uniform(base: int, ids: range) -> NDArray[np.float32]:
     """Returns one random number in (0, 1) for each id, which depends on nothing but `base` and the id.
 
     Args:
         base: Number that differs from epoch to epoch, within [0, 2**63).
-        first: First id.
-        last: Id after the last one.
+        ids: Ids.
 
     Returns:
-        Random numbers, shape (last - first,), float32.
+        Random numbers, shape (len(ids),), float32.
     """
-    bits = np.arange(first + 1, last + 1, dtype=np.uint64)
-    bits *= np.uint64(0x9E3779B97F4A7C15)
-    bits += np.uint64(base)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        bits ^= bits >> np.uint64(shift)
-        bits *= np.uint64(factor)
-    bits ^= bits >> np.uint64(31)
-    return ((bits >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
+    return ((rng.lots(base, ids) >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
 
 
-def draw_keys(score: Values | None, n: int, base: int) -> NDArray[np.float32]:
+def draw_keys(score: Values | None, ids: range, base: int) -> NDArray[np.float32]:
     """Returns the keys by which rows are drawn in proportion to their scores: the smallest keys win.
 
     The rows with the smallest -log(u) / score, where u is uniform in (0, 1), are a draw without replacement in proportion to
@@ -73,38 +65,39 @@ def draw_keys(score: Values | None, n: int, base: int) -> NDArray[np.float32]:
 
     Args:
         score: Scores, shape (n,), 0 or more; samples with NaN or -inf have none. None: no sample has a score.
-        n: Number of samples.
+        ids: Ids of the samples.
         base: Number that differs from epoch to epoch, within [0, 2**63).
 
     Returns:
         Keys, shape (n,), float32: 0 or more, +inf for a score of 0, and within (-1, 0) for samples without a score.
     """
-    keys = np.empty(n, dtype=np.float32)
-    for first in range(0, n, CHUNK):
-        last = min(first + CHUNK, n)
-        u = hashed(base, first, last)
+    keys = np.empty(len(ids), dtype=np.float32)
+    for part in chunks(len(ids)):
+        u = uniform(base, ids[part])
         if score is None:
-            keys[first:last] = -u
+            keys[part] = -u
             continue
-        part = score[first:last].astype(np.float32, copy=False)
+        scores = score[part].astype(np.float32, copy=False)
         with np.errstate(divide="ignore", over="ignore"):
-            keys[first:last] = np.where(part >= 0, -np.log(u) / part, -u)
+            keys[part] = np.where(scores >= 0, -np.log(u) / scores, -u)
     return keys
 
 
-def agreement(loss: Values, uncertainty: Values) -> float | None:
+def agreement(loss: Values, uncertainty: Values, shard: Shard | None = None) -> float | None:
     """Returns the rank correlation of loss and uncertainty over the samples that have both.
 
     Args:
         loss: Last loss of each sample, shape (N,).
         uncertainty: Last uncertainty of each sample, shape (N,).
+        shard: Shard that the values are of. Default: there is one process.
 
     Returns:
         The correlation, where equal values share their mean rank; None where fewer than 32 samples have both, or all of them
         have the same loss or the same uncertainty.
     """
-    step = max(1, len(loss) // MOST_MEASURED)
-    loss, uncertainty = loss[::step], uncertainty[::step]
+    shard = Shard.whole(len(loss)) if shard is None else shard
+    some = _measured(shard)
+    loss, uncertainty = shard.world.join(np.stack([loss[some], uncertainty[some]]))
     both = np.isfinite(loss) & np.isfinite(uncertainty)
     if np.count_nonzero(both) < 32:
         return None
@@ -114,15 +107,23 @@ def agreement(loss: Values, uncertainty: Values) -> float | None:
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def spread_of(uncertainty: Values) -> float:
+def spread_of(uncertainty: Values, shard: Shard | None = None) -> float:
     """Returns the standard deviation of the finite values as a share of their mean; 0 where that is 0.
 
     Args:
         uncertainty: Last uncertainty of each sample, shape (N,); some are finite, as where `agreement` is not None.
+        shard: Shard that the values are of. Default: there is one process.
     """
-    some = uncertainty[:: max(1, len(uncertainty) // MOST_MEASURED)]
+    shard = Shard.whole(len(uncertainty)) if shard is None else shard
+    some = shard.world.join(uncertainty[_measured(shard)])
     known = some[np.isfinite(some)].astype(np.float64)
     return float(known.std() / known.mean()) if known.mean() else 0.0
+
+
+def _measured(shard: Shard) -> slice:
+    """Returns the places of the samples of a shard that are measured: every so many of all samples."""
+    step = max(1, shard.n // MOST_MEASURED)
+    return slice(-shard.first % step, None, step)
 
 
 def _mean_ranks(values: Values) -> NDArray[np.float64]:
@@ -225,6 +226,7 @@ class Winnow:
             smaller_batches=True,
             stream_share=self.share,
             stream_lr_scale=self._factor,
+            sharded=self._probe is None,
             records=False,
             weighted_statistics=weighted and self.share < 1,
             switches={
@@ -250,40 +252,41 @@ class Winnow:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with all samples but the probe, and the keys by which each step draws its rows."""
-        n = len(records["loss"])
+        shard = shard_of(records)
         if self.share == 1:
-            return replace(full_plan(n), lr_scale=self._factor)
+            return replace(full_plan(shard), lr_scale=self._factor)
         base = int(torch.randint(2**62, (), generator=generator))
         if self._probe is None:
-            return self._drawn(records, torch.arange(n), self.share, epoch, epochs, base)
-        rows = self._probe.rows(self.share, n, epochs)
+            return self._drawn(records, shard.ids, self.share, epoch, epochs, base)
+        rows = self._probe.rows(self.share, shard.n, epochs)
         reading = self._probe.look(records, epoch=epoch, epochs=epochs, generator=generator)
         if reading.fell:
             note = self._told(epoch, epochs) if reading.remember else ""
-            plan = replace(full_plan(n), note=note, lr_scale=self._factor)  # a higher rate would not help a network in trouble
+            plan = replace(full_plan(shard), note=note, lr_scale=self._factor)  # a higher rate would not help a network in trouble
         else:
             refresh = ids_of(reading.held) if self._probe.due(epoch, epochs) else None
-            plan = self._drawn(records, ids_of(~reading.held), rows / (n - self.probe), epoch, epochs, base)
+            plan = self._drawn(records, ids_of(~reading.held), rows / (shard.n - self.probe), epoch, epochs, base)
             plan = replace(plan, refresh=refresh)
         return replace(plan, remember=reading.remember, facts={**plan.facts, **reading.facts})
 
     def _drawn(self, records: Mapping[str, Tensor], ids: Tensor, share: float, epoch: int, epochs: int, base: int) -> EpochPlan:
         """Returns a plan that trains on a share of the samples with these ids."""
-        n = len(records["loss"])
-        inside = slice(None) if len(ids) == n else ids.numpy()
-        left_out = 1 - share * len(ids) / n
+        shard = shard_of(records)
+        whole = len(ids) == len(shard)
+        inside, among = (slice(None), shard) if whole else (ids.numpy(), Shard.whole(len(ids)))
+        left_out = 1 - share * among.n / shard.n
         facts = {"scheduled_fraction": left_out, "actual_fraction": left_out}
         known = {name: on_host(records[name].float()) for name in ("uncertainty", "loss") if name in records}
-        measured = agreement(known["loss"][inside], known["uncertainty"][inside]) if "uncertainty" in known else None
-        spread = 0.0 if measured is None else spread_of(known["uncertainty"][inside])
+        measured = agreement(known["loss"][inside], known["uncertainty"][inside], among) if "uncertainty" in known else None
+        spread = 0.0 if measured is None else spread_of(known["uncertainty"][inside], among)
         soon = epoch < max(SOONEST, MEASURED_FROM * epochs)
         judged = None if soon or spread < LEAST_SPREAD else measured
         doubted = judged is not None and judged < self.least_agreement
         if measured is not None:
             facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
         score = None if doubted else known.get(self.score)
-        keys = draw_keys(score, n, base)
-        weighs = self.batch_norm == "weighted" and score is not None and bool(np.any(score >= 0))
+        keys = draw_keys(score, range(shard.first, shard.last), base)
+        weighs = self.batch_norm == "weighted" and score is not None and shard.count(score >= 0) > 0
         return EpochPlan(
             ids,
             smaller_batches=True,

@@ -290,7 +290,7 @@ class Epochs:
             "active": self._active,
             "ran_out": self._active or self._ran_out or not self._history[-1:] or not self._history[-1]["complete"],
             **self._place._asdict(),
-            "plan": None if plan is None else {**vars(plan), "facts": dict(plan.facts), "remember": {}},
+            "plan": None if plan is None else _saved(plan),
             "batch_stage": None if stage is None else stage.state_dict(),
             "passes": self.selection.forward_passes,
             "history": [dict(entry) for entry in self._history],
@@ -403,6 +403,11 @@ class Epochs:
         if not self._warned:
             self._warned = True
             warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
+
+
+def _saved(plan: EpochPlan) -> dict[str, Any]:
+    """Returns what is saved of a plan, as tensors and plain values."""
+    return {name: value for name, value in vars(plan).items() if name != "lots"} | {"facts": dict(plan.facts), "remember": {}}
 
 
 def _leaves_out(plan: EpochPlan, n: int) -> bool:

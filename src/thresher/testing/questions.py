@@ -156,7 +156,7 @@ def comparable(value: Any) -> Any:
 
 
 def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
-    """Returns a copy of the contents of a plan that `==` compares.
+    """Returns a copy of the contents of a plan that `==` compares; lots, which follow from the ids, are left out.
 
     Args:
         plan: Plan of an epoch or a batch.
@@ -165,4 +165,5 @@ def comparable_plan(plan: EpochPlan | BatchPlan) -> Any:
         >>> comparable_plan(BatchPlan(torch.tensor([0, 2]))) == comparable_plan(BatchPlan(torch.tensor([0, 1])))
         False
     """
-    return comparable({name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(plan).items()})
+    contents = {name: dict(value) if isinstance(value, Mapping) else value for name, value in vars(plan).items()}
+    return comparable({name: value for name, value in contents.items() if name != "lots"})

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from thresher import EpochPlan, UniformSubset
-from thresher.methods.uniform import uniform_subset
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -44,7 +43,7 @@ def test_every_pair_of_samples_is_kept_equally_often() -> None:
     draws, n, k = 6000, 8, 3
     kept = np.zeros((draws, n))
     for draw in range(draws):
-        kept[draw, uniform_subset(n, 3 / 8, torch.Generator().manual_seed(draw)).numpy()] = 1
+        kept[draw, planned(UniformSubset(3 / 8), n, 0, draw).ids.numpy()] = 1
     assert (kept.sum(1) == k).all()
     together = kept.T @ kept / draws
     single, pair = k / n, k * (k - 1) / (n * (n - 1))

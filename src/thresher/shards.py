@@ -1,0 +1,166 @@
+"""Shards: which ids of the dataset a process holds records of, and what the processes of a training tell each other.
+
+In a training in one process the shard is the whole dataset and the world is `ALONE`, so that methods need no second code.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class World(ABC):
+    """The processes of a training, its ranks, which all call the same functions in the same order."""
+
+    rank: int = 0
+    """Number of this process, [0, size)."""
+    size: int = 1
+    """Number of processes, 1 or more."""
+
+    @abstractmethod
+    def sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the sum over all ranks of arrays of one shape."""
+
+    @abstractmethod
+    def gather(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
+
+    @abstractmethod
+    def exchange(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Sends one array to each rank, and returns those that were sent to this one; shape (any,), all of one dtype."""
+
+    def total(self, number: int) -> int:
+        """Returns the sum of one number over all ranks.
+
+        Args:
+            number: Number of this rank.
+        """
+        return int(self.sum(np.array([number], dtype=np.int64))[0])
+
+    def join(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the arrays of all ranks, one after the other along their last dimension.
+
+        Args:
+            values: Array of this rank, shape (..., n); n may differ from rank to rank.
+        """
+        if self.size == 1:
+            return values
+        sizes = self.gather(np.array([values.shape[-1]]))[:, 0].tolist()
+        padded = np.zeros((*values.shape[:-1], max(sizes)), dtype=values.dtype)
+        padded[..., : values.shape[-1]] = values
+        return np.concatenate([part[..., :size] for part, size in zip(self.gather(padded), sizes, strict=True)], axis=-1)
+
+
+class Alone(World):
+    """The world of a training in one process.
+
+    Example:
+        >>> ALONE.total(3), ALONE.gather(np.array([1, 2]))
+        (3, array([[1, 2]]))
+    """
+
+    def sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the numbers."""
+        return numbers
+
+    def gather(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the values as those of one rank, shape (1, *shape)."""
+        return values[None]
+
+    def exchange(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Returns the only part."""
+        return list(parts)
+
+
+ALONE = Alone()
+"""World of a training in one process."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The block of contiguous ids whose records one rank holds; the blocks ascend with the rank.
+
+    Args:
+        first: First id of the block.
+        last: Id after the last one of the block; equal to `first` where the rank holds no records.
+        n: Number of samples of all ranks together.
+        world: The ranks that hold the other blocks. Default: there is one process, and the block is the whole.
+
+    Example:
+        >>> shard = Shard.whole(5)
+        >>> len(shard), shard.ids, shard.count(np.array([True, False, True, True, False]))
+        (5, tensor([0, 1, 2, 3, 4]), 3)
+    """
+
+    first: int
+    last: int
+    n: int
+    world: World = ALONE
+
+    @staticmethod
+    def whole(n: int) -> "Shard":
+        """Returns the shard of a training in one process.
+
+        Args:
+            n: Number of samples.
+        """
+        return Shard(0, n, n)
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+    @property
+    def ids(self) -> Tensor:
+        """Ids of the block, shape (len,), int64."""
+        return torch.arange(self.first, self.last)
+
+    def count(self, marks: NDArray[np.bool_]) -> int:
+        """Returns how many samples of all ranks are marked.
+
+        Args:
+            marks: Marks of the samples of this block, shape (len,).
+        """
+        return self.world.total(int(np.count_nonzero(marks)))
+
+    def subset(self, count: int) -> "Shard":
+        """Returns the shard of a subset of the samples, which are numbered anew: 0 is the first one on any rank.
+
+        Args:
+            count: Number of samples of the subset in this block.
+        """
+        counts = self.world.gather(np.array([count]))[:, 0]
+        first = int(counts[: self.world.rank].sum())
+        return Shard(first, first + count, int(counts.sum()), self.world)
+
+
+class ShardColumns(dict[str, Tensor]):
+    """Columns of the samples of one shard by name, each of shape (len(shard), ...).
+
+    Args:
+        columns: The columns.
+        shard: The shard.
+    """
+
+    def __init__(self, columns: Mapping[str, Tensor], shard: Shard) -> None:
+        super().__init__(columns)
+        self.shard = shard
+
+
+def shard_of(records: Mapping[str, Tensor]) -> Shard:
+    """Returns the shard that records belong to: the whole dataset, where they name none.
+
+    Args:
+        records: Columns by name, such as those that `plan_epoch` is given.
+
+    Example:
+        >>> shard = shard_of({"loss": torch.zeros(3)})
+        >>> shard.first, shard.last, shard.n, shard.world is ALONE
+        (0, 3, 3, True)
+    """
+    shard = getattr(records, "shard", None)
+    return shard if isinstance(shard, Shard) else Shard.whole(len(next(iter(records.values()))))
