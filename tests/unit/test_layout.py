@@ -31,7 +31,8 @@ FLOORS = (
     ("attribution",),
     ("subset",),
     ("loading",),
-    ("plans", "records", "schedules", "selection", "cost", "permutation", "rng", "_version"),
+    ("distributed",),
+    ("plans", "records", "schedules", "selection", "exact", "shards", "permutation", "cost", "rng", "_version"),
 )
 """From the top to the ground; the names of one floor are the rooms or modules that stand beside each other."""
 

@@ -21,6 +21,7 @@ from thresher.testing.answer_checks import (
 from thresher.testing.declaration_checks import check_bytes, check_interface, check_value
 from thresher.testing.promise import Check
 from thresher.testing.questions import SignalGenerator
+from thresher.testing.shard_checks import check_shards
 from thresher.testing.state_checks import check_inputs, check_state
 from thresher.testing.subjects import CHECK_EPOCHS, CHECK_SAMPLES, subject_of
 from thresher.testing.training_checks import check_device, check_training, check_waiting
@@ -36,6 +37,7 @@ CHECKS: tuple[Check, ...] = (
     check_not_finite,
     check_inputs,
     check_order,
+    check_shards,
     check_state,
     check_waiting,
     check_device,

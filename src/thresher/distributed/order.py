@@ -1,0 +1,192 @@
+"""The order of an epoch after a plan, read at any place by any rank, and the rows of each rank."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thresher.distributed.layout import UNIT, equal_part
+from thresher.selection import Mask
+from thresher.shards import World
+
+Piece = Callable[[int, int], NDArray[np.int64]]
+"""Function of two places, from one to another, that returns the ids of an order between them; the same on all ranks."""
+
+Keeps = Callable[[NDArray[np.int64]], Mask]
+"""Function of ids that returns which of them are kept."""
+
+AT_ONCE = 2**8
+"""Number of units that are looked at at once."""
+
+
+class KeptOrder:
+    """The samples of an order that a plan keeps; all ranks make it together, and each one can then read any part of it.
+
+    The ranks count the kept samples of each unit of the order, and 2 bytes per unit travel.
+
+    Args:
+        piece: The order before the plan.
+        n: Number of ids of that order.
+        keeps: The plan, such as `SharedPlan.keeps`.
+        world: The ranks.
+        unit: Number of places that are counted together, at most 65,535.
+
+    Example:
+        >>> from thresher.shards import ALONE
+        >>> order = KeptOrder(np.arange, 10, lambda ids: ids % 3 == 0, ALONE)
+        >>> len(order), order.take(1, 3)
+        (4, array([3, 6]))
+    """
+
+    def __init__(self, piece: Piece, n: int, keeps: Keeps, world: World, unit: int = UNIT) -> None:
+        self._piece, self._n, self._keeps, self._unit = piece, n, keeps, unit
+        units = -(-n // unit)
+        per = -(-units // world.size)
+        first, last = min(units, world.rank * per), min(units, (world.rank + 1) * per)
+        counts = np.zeros(per, dtype=np.uint16)
+        for begin in range(first, last, AT_ONCE):
+            end = min(last, begin + AT_ONCE)
+            kept = keeps(piece(begin * unit, min(n, end * unit)))
+            counts[begin - first : end - first] = np.add.reduceat(kept, np.arange(0, len(kept), unit), dtype=np.uint16)
+        self._ends = np.cumsum(world.gather(counts).reshape(-1)[:units], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of the kept samples from one place to another, int64; fewer where the order ends.
+
+        Args:
+            begin: First place among the kept samples, 0 or more.
+            end: Place after the last one.
+        """
+        end = min(end, len(self))
+        if begin >= end:
+            return np.empty(0, dtype=np.int64)
+        first = int(np.searchsorted(self._ends, begin, side="right"))
+        last = int(np.searchsorted(self._ends, end, side="left")) + 1
+        ids = self._piece(first * self._unit, min(self._n, last * self._unit))
+        before = int(self._ends[first - 1]) if first else 0
+        return ids[self._keeps(ids)][begin - before : end - before]
+
+
+class RankOrder:
+    """The rows of one rank: every W-th sample of an order from the rank on, as DistributedSampler deals them.
+
+    All ranks have as many rows: the order is continued with its beginning, or its end is left out.
+
+    Args:
+        piece: The order of the epoch, such as `KeptOrder.take`.
+        total: Number of ids of the order, 1 or more.
+        world: The ranks.
+        drop_last: Whether the end that is not enough for all ranks is left out.
+
+    Example:
+        >>> from thresher.distributed.threads import on_ranks
+        >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
+        >>> on_ranks(2, lambda world: RankOrder(order, 5, world).take(0, 9).tolist())
+        [[10, 12, 14], [11, 13, 10]]
+    """
+
+    def __init__(self, piece: Piece, total: int, world: World, *, drop_last: bool = False) -> None:
+        self._piece, self._total, self._rank, self._size = piece, total, world.rank, world.size
+        self._rows = total // world.size if drop_last else -(-total // world.size)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of rows of this rank, int64; fewer where they end.
+
+        Args:
+            begin: Number of the first row, 0 or more.
+            end: Number after the last row.
+        """
+        begin, end = min(begin, self._rows) * self._size, min(end, self._rows) * self._size
+        parts = [self._piece(begin, min(end, self._total))] if begin < self._total else []
+        place = max(begin, self._total)
+        while place < end:
+            wrapped = place % self._total
+            parts.append(self._piece(wrapped, min(self._total, wrapped + end - place)))
+            place += len(parts[-1])
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])[self._rank :: self._size]
+
+
+class DrawnOrder:
+    """The rows that are drawn in each step, those with the smallest keys among the candidates of the step.
+
+    Each rank draws for its part of the steps, and one bit per candidate travels, beside the keys that `keys` fetches.
+
+    Args:
+        piece: The order of the candidates, such as `KeptOrder.take`.
+        candidates: Number of candidates of each step, shape (steps,), int64.
+        rows: Number of rows of each step, shape (steps,), int64, at most its candidates.
+        keys: Function of ids that returns their keys and that all ranks call together, such as `SharedPlan.keys`.
+        world: The ranks.
+
+    Example:
+        >>> from thresher.shards import ALONE
+        >>> keys = np.array([0.5, 0.1, 0.9, 0.2, 0.7])
+        >>> order = DrawnOrder(np.arange, np.array([3, 2]), np.array([2, 1]), keys.take, ALONE)
+        >>> order.take(0), order.take(1)
+        (array([0, 1]), array([3]))
+    """
+
+    def __init__(
+        self,
+        piece: Piece,
+        candidates: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        keys: Callable[[NDArray[np.int64]], Any],
+        world: World,
+    ) -> None:
+        self._piece = piece
+        self._ends = np.concatenate([[0], np.cumsum(candidates)])
+        parts = [equal_part(len(candidates), rank, world.size) for rank in range(world.size)]
+        bounds = [0, *self._ends[[last for _, last in parts]].tolist()]
+        begin, end, own = bounds[world.rank], bounds[world.rank + 1], slice(*parts[world.rank])
+        won = drawn_rows(np.asarray(keys(piece(begin, end))), candidates[own], rows[own])
+        every = world.join(np.packbits(np.append(np.zeros(begin % 8, dtype=np.bool_), won), bitorder="little"))
+        self._bits, place = np.zeros(-(-bounds[-1] // 8), dtype=np.uint8), 0
+        for low, high in pairwise(bounds):
+            size = -(-(low % 8 + high - low) // 8)
+            self._bits[low // 8 :][:size] |= every[place : place + size]
+            place += size
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def take(self, step: int) -> NDArray[np.int64]:
+        """Returns the ids of the rows of a step, of all ranks together, in the order of the candidates, int64.
+
+        Args:
+            step: Number of the step, [0, len).
+        """
+        begin, end = int(self._ends[step]), int(self._ends[step + 1])
+        bits = np.unpackbits(self._bits[begin // 8 : -(-end // 8)], bitorder="little")[begin % 8 :][: end - begin]
+        return self._piece(begin, end)[bits != 0]
+
+
+def drawn_rows(keys: NDArray[Any], candidates: NDArray[np.int64], rows: NDArray[np.int64]) -> Mask:
+    """Marks the candidates with the smallest keys of each step; of equal keys, those that come first.
+
+    Args:
+        keys: Keys of the candidates of all steps, one step after the other, shape (n,), without NaN.
+        candidates: Number of candidates of each step, shape (steps,), with the sum n.
+        rows: Number of candidates to mark in each step, shape (steps,).
+
+    Returns:
+        Marks, shape (n,), bool.
+
+    Example:
+        >>> drawn_rows(np.array([3.0, 1.0, 1.0, 2.0]), np.array([3, 1]), np.array([1, 1]))
+        array([False,  True, False,  True])
+    """
+    step = np.repeat(np.arange(len(candidates)), candidates)
+    order = np.lexsort((keys, step))
+    place = np.arange(len(keys)) - np.repeat(np.cumsum(candidates) - candidates, candidates)
+    marks = np.zeros(len(keys), dtype=np.bool_)
+    marks[order[place < rows[step]]] = True
+    return marks

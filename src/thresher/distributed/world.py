@@ -1,0 +1,122 @@
+"""The ranks of a training as processes of torch.distributed, and the count of what they send."""
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from thresher.shards import World
+
+
+class CountedWorld(World):
+    """A world that counts its calls and their bytes.
+
+    Args:
+        rank: Number of this rank, [0, size).
+        size: Number of ranks, 1 or more.
+
+    Attributes:
+        calls: Number of calls by name: "sum", "gather" and "exchange".
+        traffic: Bytes that this rank has received by the name of the call, its own part included; for "sum" the bytes of the
+            array.
+    """
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self.calls: Counter[str] = Counter()
+        self.traffic: Counter[str] = Counter()
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that this rank has received in all calls together."""
+        return self.traffic.total()
+
+    def reset(self) -> None:
+        """Forgets what was counted."""
+        self.calls.clear()
+        self.traffic.clear()
+
+    def sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns the sum over all ranks of arrays of one shape."""
+        self._count("sum", numbers.nbytes)
+        return self._sum(np.ascontiguousarray(numbers))
+
+    def gather(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Returns the arrays of all ranks, which have one shape and dtype: shape (size, *shape)."""
+        self._count("gather", values.nbytes * self.size)
+        return self._gather(np.ascontiguousarray(values))
+
+    def exchange(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
+        """Sends one array to each rank, and returns those that were sent to this one; shape (any,), all of one dtype."""
+        if len(parts) != self.size:
+            raise ValueError(f"exchange: `parts` must have one array for each of {self.size} ranks, got {len(parts)}")
+        got = self._exchange([np.ascontiguousarray(part) for part in parts])
+        self._count("exchange", sum(part.nbytes for part in got))
+        return got
+
+    def _count(self, name: str, size: int) -> None:
+        self.calls[name] += 1
+        self.traffic[name] += size
+
+    @abstractmethod
+    def _sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]: ...
+
+    @abstractmethod
+    def _gather(self, values: NDArray[Any]) -> NDArray[Any]: ...
+
+    @abstractmethod
+    def _exchange(self, parts: list[NDArray[Any]]) -> list[NDArray[Any]]: ...
+
+
+class ProcessWorld(CountedWorld):
+    """The processes of a process group of torch.distributed.
+
+    Args:
+        group: Process group; None for the default one. With the backend "nccl" the tensors travel by the current CUDA device,
+            otherwise by the CPU.
+
+    Raises:
+        RuntimeError: torch.distributed was not initialized, or this process is not in the group.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
+        rank = dist.get_rank(group)
+        if rank < 0:
+            raise RuntimeError("`process_group` is a group that this process is not in")
+        super().__init__(rank, dist.get_world_size(group))
+        self._group = group
+        nccl = dist.get_backend(group) == "nccl"
+        self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    def _sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        tensor = torch.from_numpy(numbers.copy()).to(self._device)
+        dist.all_reduce(tensor, group=self._group)
+        return tensor.cpu().numpy()
+
+    def _gather(self, values: NDArray[Any]) -> NDArray[Any]:
+        own = self._bytes_of(values)
+        every = torch.empty((self.size, len(own)), dtype=torch.uint8, device=self._device)
+        dist.all_gather(list(every.unbind()), own, group=self._group)
+        return every.cpu().numpy().reshape(-1).view(values.dtype).reshape(self.size, *values.shape)
+
+    def _exchange(self, parts: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        dtype = parts[0].dtype
+        sent = torch.tensor([part.nbytes for part in parts], device=self._device)
+        arriving = torch.empty_like(sent)
+        dist.all_to_all_single(arriving, sent, group=self._group)
+        sizes = arriving.tolist()
+        outgoing = self._bytes_of(np.concatenate(parts))
+        received = torch.empty(sum(sizes), dtype=torch.uint8, device=self._device)
+        dist.all_to_all_single(received, outgoing, sizes, sent.tolist(), group=self._group)
+        return [piece.view(dtype) for piece in np.split(received.cpu().numpy(), np.cumsum(sizes)[:-1])]
+
+    def _bytes_of(self, values: NDArray[Any]) -> torch.Tensor:
+        """Returns an array as bytes on the device of the group: gloo does not know every dtype."""
+        return torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)

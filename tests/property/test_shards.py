@@ -1,0 +1,186 @@
+"""Properties of selection over ranks: whatever the blocks are, the answer is that of one process."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from depth import depth
+from thresher.distributed.homecoming import Arrivals
+from thresher.distributed.kept import Marks
+from thresher.distributed.layout import ShardLayout, fetch
+from thresher.distributed.order import DrawnOrder, KeptOrder, RankOrder
+from thresher.distributed.threads import on_ranks
+from thresher.exact import exact_mean, kth_smallest
+from thresher.loading.dealing import Deal
+from thresher.methods.forgetting import fewest
+from thresher.methods.infobatch import well_learned
+from thresher.methods.kakurenbo import hiding_candidates
+from thresher.rng import seeded
+from thresher.selection import draw_lots, largest, quantile_cut, smallest
+from thresher.shards import ALONE, Shard
+
+hard = settings(max_examples=depth(40, 300))
+
+tied = st.sampled_from([0.0, -0.0, 0.1, 0.25, 1.0, 3.0, -2.0, 1e30, 1e-42, math.nan, math.inf, -math.inf])
+values = st.lists(st.one_of(tied, st.floats(width=32)), min_size=1, max_size=60).map(lambda v: np.array(v, np.float32))
+finite = st.lists(st.one_of(tied, st.floats(width=32)).filter(math.isfinite), min_size=1, max_size=60)
+sizes = st.integers(2, 5)
+
+
+@st.composite
+def cuts(draw, n: int, size: int) -> list[int]:
+    """Ends of the blocks of the ranks, some of them empty."""
+    return [0, *sorted(draw(st.lists(st.integers(0, n), min_size=size - 1, max_size=size - 1))), n]
+
+
+def over_ranks(ends: list[int], n: int, function: Any) -> list[Any]:
+    """What a function of the shard of each rank returns."""
+    return on_ranks(len(ends) - 1, lambda world: function(Shard(ends[world.rank], ends[world.rank + 1], n, world)))
+
+
+@hard
+@given(st.data(), values, sizes)
+def test_marks_over_ranks_are_those_of_one_process(data, array, size):
+    n, ends = len(array), data.draw(cuts(len(array), size))
+    k = data.draw(st.one_of(st.sampled_from([0, 1, n, n + 1, -1]), st.integers(0, n)))
+    fraction, seed = k / n if 0 <= k <= n else 0.3, data.draw(st.integers(0, 100))
+    among = np.isfinite(array)
+
+    def marked(shard: Shard) -> list[Any]:
+        own, world = array[shard.first : shard.last], shard.world
+        here = among[shard.first : shard.last]
+        return [
+            smallest(own, k, world=world),
+            largest(own, k, world=world),
+            hiding_candidates(own, fraction, shard=shard),
+            hiding_candidates(own, fraction, by_threshold=True, shard=shard),
+            well_learned(own, "mean", world),
+            well_learned(own, 0.3, world),
+            draw_lots(k, seeded(seed), shard)[0],
+            draw_lots(min(k, int(among.sum())), seeded(seed), shard, here)[0],
+            fewest(np.where(here, own > 0, -1), k, seeded(seed), shard),
+        ]
+
+    expected = marked(Shard.whole(n))
+    found = over_ranks(ends, n, marked)
+    for place, mask in enumerate(expected):
+        assert np.array_equal(np.concatenate([one[place] for one in found]), mask), place
+
+
+@hard
+@given(st.data(), finite, sizes, st.sampled_from([np.float32, np.float64]))
+def test_numbers_over_ranks_are_those_of_one_process(data, numbers, size, dtype):
+    array = np.array(numbers, dtype)
+    n, ends, k = len(array), data.draw(cuts(len(array), size)), data.draw(st.integers(0, len(array) - 1))
+
+    def look(shard: Shard) -> list[float]:
+        own, world = array[shard.first : shard.last], shard.world
+        return [float(kth_smallest(own, k, world)), float(exact_mean(own, world)), quantile_cut(own, 0.7, world)]
+
+    assert over_ranks(ends, n, look) == [look(Shard.whole(n))] * size
+    assert look(Shard.whole(n))[0] == sorted(array.tolist())[k]
+
+
+@hard
+@given(st.data(), st.integers(1, 60), sizes)
+def test_lots_tell_who_has_won(data, n, size):
+    ends, k = data.draw(cuts(n, size)), data.draw(st.integers(0, n))
+    ids = np.arange(n)
+    found = over_ranks(ends, n, lambda shard: draw_lots(k, seeded(k), shard))
+    mask = np.concatenate([own for own, _ in found])
+    assert mask.sum() == k
+    assert all(np.array_equal(lots.wins(ids), mask) for _, lots in found)
+
+
+@hard
+@given(st.data(), st.integers(1, 80), sizes)
+def test_values_are_fetched_from_their_owners(data, n, size):
+    layout, held = ShardLayout(n, size, 8), np.random.default_rng(n).random(n)
+    wanted = [np.array(data.draw(st.lists(st.integers(0, n - 1), max_size=20)), np.int64) for _ in range(size)]
+    blocks = [layout.block(rank) for rank in range(size)]
+    assert np.concatenate([np.arange(n)[block.start : block.stop] for block in blocks]).tolist() == list(range(n))
+    found = on_ranks(size, lambda w: fetch(wanted[w.rank], held[blocks[w.rank].start : blocks[w.rank].stop], layout, w))
+    for ids, own in zip(wanted, found, strict=True):
+        assert np.array_equal(held[ids], own)
+
+
+@hard
+@given(st.data(), st.integers(1, 200))
+def test_marks_are_those_that_were_given(data, n):
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    marks = Marks(np.packbits(mask, bitorder="little"), n)
+    begin, end = data.draw(st.integers(0, n)), data.draw(st.integers(0, n + 5))
+    assert np.array_equal(marks.of(np.arange(n)), mask) and marks.count == mask.sum()
+    assert np.array_equal(marks.ids(begin, end), np.flatnonzero(mask)[begin : max(begin, end)])
+    assert np.array_equal(marks.inverse().of(np.arange(n)), ~mask) and marks.inverse().count == n - marks.count
+
+
+@hard
+@given(st.data(), st.integers(1, 200), sizes, st.sampled_from([8, 16, 64]))
+def test_the_kept_part_of_an_order_is_read_at_any_place(data, n, size, unit):
+    mask = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
+    order = np.random.default_rng(n).permutation(n)
+    expected = order[mask[order]]
+    begin, end = data.draw(st.integers(0, n)), data.draw(st.integers(0, n + 3))
+
+    def look(world):
+        kept = KeptOrder(lambda a, b: order[a:b], n, lambda ids: mask[ids], world, unit)
+        return len(kept), kept.take(begin, end).tolist()
+
+    for rank in on_ranks(size, look):
+        assert rank == (len(expected), expected[begin : max(begin, end)].tolist())
+
+
+@hard
+@given(st.data(), st.integers(1, 40), st.integers(1, 7), st.booleans())
+def test_rows_of_ranks_are_those_of_a_distributed_sampler(data, n, size, drop_last):
+    order = np.random.default_rng(n).permutation(100)[:n]
+    begin, length = data.draw(st.integers(0, 20)), data.draw(st.integers(0, 20))
+    found = on_ranks(size, lambda world: RankOrder(lambda a, b: order[a:b], n, world, drop_last=drop_last))
+    for rank, own in enumerate(found):
+        sampler = torch.utils.data.DistributedSampler(order, size, rank, shuffle=False, drop_last=drop_last)
+        expected = order[list(sampler)].tolist() if not drop_last or n >= size else []
+        assert len(own) == len(expected) and own.take(0, len(own)).tolist() == expected
+        assert own.take(begin, begin + length).tolist() == expected[begin : begin + length]
+
+
+@hard
+@given(st.data(), st.integers(1, 12), sizes)
+def test_rows_that_are_drawn_are_those_of_one_process(data, steps, size):
+    candidates = np.array(data.draw(st.lists(st.integers(1, 9), min_size=steps, max_size=steps)))
+    rows = np.array([data.draw(st.integers(0, most)) for most in candidates.tolist()])
+    n = int(candidates.sum())
+    keys = np.random.default_rng(n).choice(np.float32([-0.5, 0.0, 0.5, 1.0, np.inf]), n)
+    order = np.random.default_rng(n).permutation(n)
+    deal, ends = Deal(1, 1, 1, torch.from_numpy(keys)), np.cumsum(candidates)
+    for worlds in (1, size):
+        look = lambda world: DrawnOrder(lambda a, b: order[a:b], candidates, rows, keys.take, world)  # noqa: E731
+        for drawn in [look(ALONE)] if worlds == 1 else on_ranks(worlds, look):
+            assert len(drawn) == steps
+            for step in range(steps):
+                ids = torch.from_numpy(order[ends[step] - candidates[step] : ends[step]])
+                expected = deal.draw(ids, int(rows[step])) if rows[step] else ids[:0]
+                assert drawn.take(step).tolist() == expected.tolist()
+
+
+@hard
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4)), max_size=30))
+def test_rows_that_arrive_are_told_apart(rows):
+    table = np.array(sorted(rows, key=lambda row: row[0]), np.int64).reshape(-1, 2)
+    ranks, places = table[:, 0], table[:, 1]
+    arrivals = Arrivals(places, ranks, {})
+    lowest = {place: min(ranks[places == place]) for place in places.tolist()}
+    winners = {place: max(np.flatnonzero((places == place) & (ranks == rank))) for place, rank in lowest.items()}
+    assert sorted(arrivals.last.tolist()) == sorted(winners.values())
+    order = []
+    for turn in arrivals.turns:
+        assert len(set(places[turn].tolist())) == len(turn) > 0
+        order += [(int(places[row]), row) for row in turn.tolist()]
+    assert sorted(row for _, row in order) == list(range(len(rows)))
+    for place in lowest:
+        of_place = [row for one, row in order if one == place]
+        assert of_place == sorted(of_place)

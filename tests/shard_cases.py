@@ -1,0 +1,80 @@
+"""Records with hard values, and plans that are made over shards of them, for tests of several folders."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thresher import EpochPlan
+from thresher.distributed.layout import UNIT, ShardLayout
+from thresher.distributed.threads import ThreadWorld, on_ranks
+from thresher.records import Records
+from thresher.rng import seeded
+from thresher.shards import Shard, ShardColumns
+
+HARD = np.float32([0.0, -0.0, 0.5, 0.5, 1.0, 1e-42, -1e-42, -2.0, 3e38, np.nan, np.inf, -np.inf])
+
+
+def hard_columns(n: int, seed: int) -> dict[str, Tensor]:
+    """Values of the columns of all epoch methods: ties, signed zeros, denormals, NaN and infinities among other numbers."""
+    r = np.random.default_rng(seed)
+    loss = np.where(r.random(n) < 0.6, r.gamma(0.7, 1.0, n).astype(np.float32), r.choice(HARD, n))
+    uncertainty = np.where(r.random(n) < 0.8, r.random(n), r.choice([0.0, 0.5, np.nan, -np.inf], n)).astype(np.float32)
+    return {
+        "loss": torch.from_numpy(loss),
+        "uncertainty": torch.from_numpy(uncertainty),
+        "correct": torch.from_numpy(r.random(n) < 0.8),
+        "confidence": torch.from_numpy(r.choice(np.float32([0.2, 0.7, 0.70001, 1.0]), n)),
+        "forgetting": torch.from_numpy(r.integers(-1, 8, n)),
+    }
+
+
+def records_of(method: Any, values: Mapping[str, Tensor]) -> Records:
+    """Records of a method with these values; columns for which there is none stay as they are."""
+    records = Records(method.columns(), len(next(iter(values.values()))), torch.device("cpu"))
+    for name in set(records) & set(values):
+        records[name].copy_(values[name])
+    return records
+
+
+def part_of_records(records: Mapping[str, Tensor], shard: Shard) -> ShardColumns:
+    """The block of a shard."""
+    return ShardColumns({name: values[shard.first : shard.last] for name, values in records.items()}, shard)
+
+
+def planned(method: Any, records: Mapping[str, Tensor], *, epoch: int = 40, epochs: int = 100, seed: int = 0) -> EpochPlan:
+    return method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=seeded(seed, epoch))
+
+
+def planned_in_shards(
+    method: Any, records: Records, size: int, *, unit: int = UNIT, **when: int
+) -> tuple[list[EpochPlan], list[ThreadWorld]]:
+    """The plans of all ranks, and their worlds; the method is one, or a function of the shard that returns one."""
+    layout = ShardLayout(records.shard.n, size, unit)
+
+    def plan(world: ThreadWorld) -> tuple[EpochPlan, ThreadWorld]:
+        shard = layout.shard(world)
+        own = method if hasattr(method, "plan_epoch") else method(shard)
+        made = planned(own, part_of_records(records, shard), **when)
+        made.check(shard)
+        return made, world
+
+    plans, worlds = zip(*on_ranks(size, plan), strict=True)
+    return list(plans), list(worlds)
+
+
+def assert_one_plan(parts: list[EpochPlan], whole: EpochPlan) -> None:
+    """Checks that the plans of the shards are that of one process, bit for bit."""
+    for name in ("ids", "weights", "refresh", "keys"):
+        found, expected = [getattr(part, name) for part in parts], getattr(whole, name)
+        assert (expected is None) == all(one is None for one in found) == any(one is None for one in found), name
+        assert expected is None or torch.equal(torch.cat(found).view(torch.uint8), expected.view(torch.uint8)), name
+    for part in parts:
+        assert dict(part.facts) == dict(whole.facts)
+        for name in ("lr_scale", "drawn", "smaller_batches", "share", "width", "note"):
+            assert getattr(part, name) == getattr(whole, name), name
+        assert list(part.remember) == list(whole.remember)
+    for name, values in whole.remember.items():
+        assert torch.equal(torch.cat([part.remember[name] for part in parts]), values)

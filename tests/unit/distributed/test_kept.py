@@ -1,0 +1,172 @@
+"""What ranks know of a plan: who is kept, with which weight, and who is refreshed, without the records of the others."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from depth import depth
+from shard_cases import hard_columns, part_of_records, planned, records_of
+from thresher import EpochPlan, EpochSelectiveBackprop, FullData, InfoBatch, Kakurenbo, UniformSubset, Winnow
+from thresher.distributed.kept import Marks, SharedPlan, part_of_plan
+from thresher.distributed.layout import ShardLayout
+from thresher.distributed.order import KeptOrder, RankOrder
+from thresher.distributed.threads import on_ranks
+
+N = 300
+ORDER = np.random.default_rng(1).permutation(N)
+
+
+def shared(method, size, look, *, n=N, columns=None):
+    """What a function of the shared plan of each rank returns, and the plan of one process."""
+    records = records_of(method, hard_columns(n, 3) if columns is None else columns)
+    layout = ShardLayout(n, size, 8)
+
+    def plan(world):
+        return look(SharedPlan(planned(method, part_of_records(records, layout.shard(world))), layout, world), world)
+
+    return on_ranks(size, plan), planned(method, records)
+
+
+METHODS = [
+    FullData(), Kakurenbo(), InfoBatch(), InfoBatch(0.3, rescale="ratio"), UniformSubset(0.3), EpochSelectiveBackprop(beta=2)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize("size", [1, 2, 3, 60])
+def test_every_rank_knows_the_plan_of_one_process(method, size):
+    def look(plan, world):
+        kept = np.flatnonzero(plan.keeps(np.arange(N)))
+        some = np.random.default_rng(world.rank).choice(kept, 20)
+        weights = plan.weights(some)
+        return plan.rows, plan.refreshed, kept, some, weights, plan.refresh_ids(), plan.everything
+
+    found, whole = shared(method, size, look)
+    weight_of = dict(
+        zip(whole.ids.tolist(), [1.0] * len(whole.ids) if whole.weights is None else whole.weights.tolist(), strict=True)
+    )
+    for rows, refreshed, kept, some, weights, _, everything in found:
+        assert kept.tolist() == whole.ids.tolist() and rows == len(kept) and everything == (rows == N)
+        assert refreshed == (0 if whole.refresh is None else len(whole.refresh))
+        assert (weights is None) == (whole.weights is None)
+        assert weights is None or (weights.dtype == torch.float32 and weights.tolist() == [weight_of[i] for i in some.tolist()])
+    refresh = [one[5] for one in found]
+    assert torch.equal(torch.cat(refresh), torch.empty(0, dtype=torch.int64) if whole.refresh is None else whole.refresh)
+    assert max(map(len, refresh)) - min(map(len, refresh)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "gathers"),
+    [(FullData(), 0), (UniformSubset(0.3), 0), (InfoBatch(), 1), (Kakurenbo(), 1)],
+    ids=lambda v: str(v)[:9],
+)
+def test_one_bit_per_sample_travels_or_none(method, gathers):
+    """Lots of all samples tell everything; lots among some samples, and other plans, need one bit of each sample."""
+    layout, records = ShardLayout(N, 3, 8), records_of(method, hard_columns(N, 3))
+
+    def look(world):
+        part = planned(method, part_of_records(records, layout.shard(world)))
+        world.reset()
+        plan = SharedPlan(part, layout, world)
+        plan.weights(plan.plan.ids.numpy())
+        plan.refresh_ids()
+        return world.traffic["gather"], world.calls["exchange"]
+
+    bits, lots = 3 * layout.per // 8, 3 * 5 * 8  # of lots: the weights of both kinds, and whether they are right
+    own = lots if isinstance(method, UniformSubset | InfoBatch) else 0
+    assert on_ranks(3, look) == [(bits * gathers + own, 0)] * 3
+
+
+def test_weights_of_any_kind_are_fetched():
+    layout = ShardLayout(40, 3, 8)
+
+    def look(world):
+        ids = layout.shard(world).ids[::2]
+        plan = SharedPlan(EpochPlan(ids, weights=ids / 2), layout, world)
+        return plan.weights(np.array([38, 2, 20])[: world.rank + 1])
+
+    assert [found.tolist() for found in on_ranks(3, look)] == [[19.0], [19.0, 1.0], [19.0, 1.0, 10.0]]
+
+
+def test_keys_are_fetched():
+    columns = hard_columns(N, 3)
+    found, whole = shared(Winnow(), 3, lambda plan, world: plan.keys(ORDER[: 10 * world.rank]), columns=columns)
+    assert whole.keys is not None
+    for rank, keys in enumerate(found):
+        assert torch.equal(keys, whole.keys[torch.from_numpy(ORDER[: 10 * rank])])
+
+
+def test_samples_to_refresh_that_are_not_the_others():
+    layout = ShardLayout(20, 2, 8)
+
+    def look(world):
+        own = layout.shard(world).ids
+        plan = SharedPlan(EpochPlan(own[::2], refresh=own[::4]), layout, world)
+        return plan.refresh_ids().tolist(), plan.refreshed
+
+    assert on_ranks(2, look) == [([0, 4], 5), ([8, 12, 16], 5)]
+
+
+@pytest.mark.parametrize("wrong", ["ids", "weights"])
+def test_lots_that_are_not_the_plan_are_refused_on_all_ranks(wrong):
+    method, layout = InfoBatch(), ShardLayout(N, 2, 8)
+    records = records_of(method, hard_columns(N, 3))
+
+    def look(world):
+        part = planned(method, part_of_records(records, layout.shard(world)))
+        if world.rank == 1:
+            ids, weights = part.ids[1:], part.weights[1:]
+            part = replace(part, ids=ids, weights=weights) if wrong == "ids" else replace(part, weights=part.weights * part.ids)
+        try:
+            SharedPlan(part, layout, world)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    found = on_ranks(2, look)
+    assert found[0] == found[1] and "`lots` must be the random choice that the plan consists of" in found[0]
+
+
+def test_the_plan_of_all_samples_is_cut_into_parts():
+    plan = EpochPlan(
+        torch.tensor([0, 3, 4, 9]),
+        weights=torch.arange(4.0),
+        keys=torch.arange(4.0) + 1,
+        smaller_batches=True,
+        refresh=torch.tensor([1, 8]),
+        remember={"weight": torch.arange(10.0)},
+        facts={"kept": 4},
+    )
+    layout = ShardLayout(10, 2, 8)
+    for part, ids, refresh in zip(
+        on_ranks(2, lambda w: part_of_plan(plan, layout.shard(w))), ([0, 3, 4], [9]), ([1], [8]), strict=True
+    ):
+        assert part.ids.tolist() == ids and part.refresh.tolist() == refresh
+        assert part.weights.tolist() == [{0: 0, 3: 1, 4: 2, 9: 3}[i] for i in ids] and (part.keys == part.weights + 1).all()
+        assert len(part.remember["weight"]) == (8 if ids[0] == 0 else 2) and part.facts == {"kept": 4}
+    bare = part_of_plan(EpochPlan(torch.tensor([0, 9])), layout.shard(on_ranks(2, lambda world: world)[1]))
+    assert bare.ids.tolist() == [9] and bare.weights is None and bare.keys is None and bare.refresh is None
+
+
+@pytest.mark.parametrize("size", depth([1, 2, 4], [1, 2, 3, 4, 8, 16]))
+def test_the_batches_of_the_ranks_are_those_of_one_process(size):
+    """An epoch as a training has it: 24 rows in each step of all ranks together, the same samples for each number of ranks."""
+    batch = 24 // size if 24 % size == 0 else 24
+
+    def look(plan, world):
+        order = KeptOrder(lambda begin, end: ORDER[begin:end], N, plan.keeps, world, 64)
+        rows = RankOrder(order.take, len(order), world)
+        return [rows.take(begin, begin + batch) for begin in range(0, len(rows), batch)]
+
+    found, whole = shared(Kakurenbo(), size, look)
+    kept = ORDER[np.isin(ORDER, whole.ids.numpy())]
+    kept = np.concatenate([kept, kept[: -len(kept) % size]])
+    for step, parts in enumerate(zip(*found, strict=True)):
+        assert np.stack(parts, axis=1).reshape(-1).tolist() == kept[step * batch * size : (step + 1) * batch * size].tolist()
+
+
+def test_marks_of_nothing():
+    marks = Marks(np.zeros(2, np.uint8), 12)
+    assert marks.count == 0 and marks.ids(0, 5).tolist() == [] and marks.inverse().count == 12

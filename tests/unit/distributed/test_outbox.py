@@ -1,0 +1,25 @@
+"""Rows that wait on the device: they come out in the order in which they were noted."""
+
+import torch
+
+from thresher.distributed.outbox import BLOCK, Outbox
+
+
+def test_rows_come_out_as_they_were_noted():
+    outbox, n = Outbox(), 0
+    for size in (0, 3, 1, BLOCK - 4, BLOCK, 5, 2 * BLOCK + 1):
+        outbox.add({"id": torch.arange(n, n + size), "loss": torch.arange(n, n + size).bfloat16()})
+        n += size
+        assert len(outbox) == n
+    rows = outbox.rows()
+    assert torch.equal(rows["id"], torch.arange(n)) and rows["loss"].dtype == torch.bfloat16
+    assert torch.equal(rows["loss"], torch.arange(n).bfloat16())
+    outbox.clear()
+    assert len(outbox) == 0 and outbox.rows() == {}
+
+
+def test_what_is_noted_is_a_copy():
+    outbox, ids = Outbox(), torch.arange(3)
+    outbox.add({"id": ids})
+    ids.zero_()
+    assert outbox.rows()["id"].tolist() == [0, 1, 2]

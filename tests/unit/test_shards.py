@@ -1,0 +1,49 @@
+"""Shards and the world of one process; worlds of several ranks are in tests/unit/distributed."""
+
+import numpy as np
+import pytest
+import torch
+
+from thresher.distributed.threads import on_ranks
+from thresher.records import Column, Records
+from thresher.shards import ALONE, Shard, ShardColumns, World, shard_of
+
+
+def test_one_process_is_a_world():
+    numbers = np.array([1, 2])
+    assert ALONE.sum(numbers) is numbers and ALONE.join(numbers) is numbers and ALONE.total(3) == 3
+    assert ALONE.gather(numbers).tolist() == [[1, 2]] and ALONE.exchange([numbers])[0] is numbers
+    assert (ALONE.rank, ALONE.size) == (0, 1)
+
+
+def test_a_world_has_its_own_calls():
+    with pytest.raises(TypeError, match="abstract"):
+        World()  # pyright: ignore[reportAbstractUsage]
+
+
+def test_the_shard_of_records():
+    records = Records({"loss": Column(torch.float32)}, 4, torch.device("cpu"))
+    assert shard_of(records) is records.shard == Shard.whole(4)
+    part = Shard(2, 5, 9, ALONE)
+    assert shard_of(ShardColumns({"loss": torch.zeros(3)}, part)) is part
+    assert shard_of({"loss": torch.zeros(3)}) == Shard(0, 3, 3)
+
+
+def test_a_block_of_ids():
+    shard = Shard(2, 5, 9)
+    assert len(shard) == 3 and shard.ids.tolist() == [2, 3, 4] and shard.ids.dtype == torch.int64
+    assert len(Shard(5, 5, 9)) == 0 and Shard(5, 5, 9).ids.shape == (0,)
+
+
+def test_counts_and_subsets_are_of_all_ranks():
+    def look(world):
+        shard = Shard(2 * world.rank, 2 * world.rank + 2, 6, world)
+        subset = shard.subset(world.rank)
+        return shard.count(np.array([True, world.rank == 1])), (subset.first, subset.last, subset.n), subset.world is world
+
+    assert on_ranks(3, look) == [(4, (0, 0, 3), True), (4, (0, 1, 3), True), (4, (1, 3, 3), True)]
+
+
+def test_arrays_of_different_lengths_are_joined_along_their_last_dimension():
+    found = on_ranks(3, lambda world: world.join(np.full((2, world.rank), world.rank)).tolist())
+    assert found == [[[1, 2, 2], [1, 2, 2]]] * 3
