@@ -47,7 +47,7 @@ def test_keys_order_samples_as_the_rule_does(number):
     n = int(draws.integers(1, 60))
     scores = draws.choice([0.0, 1e-30, 0.1, 0.5, 1.0, 1e30, np.nan, NEVER_SEEN, draws.random()], n).astype(np.float32)
     base = int(draws.integers(0, 2**62))
-    keys = draw_keys(scores, range(n), base)
+    keys = draw_keys(scores, n, base)
     finite = [i for i in range(n) if not math.isinf(float(keys[i]))]
     found = [int(i) for i in np.argsort(keys, kind="stable") if int(i) in set(finite)]
     expected = [i for i in transcribed_order(scores.tolist(), base) if i in set(finite)]
@@ -67,7 +67,7 @@ def test_random_numbers_are_those_of_the_transcription_and_uniform():
 def test_a_sample_is_drawn_in_proportion_to_its_score():
     """Of two candidates with scores 1 and 3, the second is drawn three times in four."""
     scores = np.tile(np.array([1.0, 3.0], dtype=np.float32), 20_000)
-    keys = draw_keys(scores, range(len(scores)), 5).reshape(-1, 2)
+    keys = draw_keys(scores, len(scores), 5).reshape(-1, 2)
     assert abs((keys[:, 1] < keys[:, 0]).mean() - 0.75) < 0.01
 
 
@@ -105,7 +105,7 @@ def test_the_draw_differs_from_epoch_to_epoch_and_repeats_with_the_seed():
 def test_the_loss_as_a_score():
     loss = torch.rand(200)
     keys = planned(Winnow(score="loss"), torch.ones(200), loss).keys
-    by_hand = draw_keys(loss.bfloat16().float().numpy(), range(200), int(torch.randint(2**62, (), generator=seeded(0, 1))))
+    by_hand = draw_keys(loss.bfloat16().float().numpy(), 200, int(torch.randint(2**62, (), generator=seeded(0, 1))))
     assert keys is not None and torch.equal(keys, torch.from_numpy(by_hand))
 
 

@@ -14,6 +14,7 @@ from thresher.methods.contract import State
 from thresher.methods.winnow import draw_keys
 from thresher.records import NEVER_SEEN
 from thresher.selection import on_host
+from thresher.shards import shard_of
 
 LARGEST = 1e12
 """Score of a row whose own is not finite, so that it is kept."""
@@ -54,8 +55,8 @@ class AveragedUncertainty(Winnow):
         if plan.keys is None or plan.facts.get("uniform"):
             return plan
         base = int(torch.randint(2**62, (), generator=generator))
-        averaged = on_host(records["averaged"])
-        return replace(plan, keys=torch.from_numpy(draw_keys(averaged, len(averaged), base)))
+        averaged, first = on_host(records["averaged"]), shard_of(records).first
+        return replace(plan, keys=torch.from_numpy(draw_keys(averaged, len(averaged), base, first)))
 
 
 @dataclass(frozen=True)

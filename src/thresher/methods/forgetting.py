@@ -180,5 +180,5 @@ class Forgetting:
 
     def _counts(self, column: Tensor) -> Values:
         """Returns the numbers of forgetting events, -1 for samples that must not be hidden."""
-        column = on_host(column)
-        return np.where(column < (1 if self.never_learned == "keep" else 0), column.dtype.type(-1), column >> 1)
+        recorded = on_host(column)
+        return np.where(recorded < (1 if self.never_learned == "keep" else 0), recorded.dtype.type(-1), recorded >> 1)

@@ -124,6 +124,6 @@ class InfoBatch:
         mask, lots = draw_lots(kept, generator, shard, below)
         mask |= ~below
         factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
-        weights = np.float32([1, factor])[below[np.flatnonzero(mask)].view(np.uint8)]
+        weights = np.array([1, factor], dtype=np.float32)[below[np.flatnonzero(mask)].view(np.uint8)]
         facts = {"scheduled_fraction": self.prune_fraction, "actual_fraction": 1 - (shard.n - learned + kept) / shard.n}
         return EpochPlan(ids_of(mask, shard.first), weights=torch.from_numpy(weights), facts=facts, lots=lots)

@@ -57,7 +57,7 @@ def uniform(base: int, ids: range) -> NDArray[np.float32]:
     return ((rng.lots(base, ids) >> np.uint32(9)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
 
 
-def draw_keys(score: Values | None, ids: range, base: int) -> NDArray[np.float32]:
+def draw_keys(score: Values | None, n: int, base: int, first: int = 0) -> NDArray[np.float32]:
     """Returns the keys by which rows are drawn in proportion to their scores: the smallest keys win.
 
     The rows with the smallest -log(u) / score, where u is uniform in (0, 1), are a draw without replacement in proportion to
@@ -65,15 +65,16 @@ def draw_keys(score: Values | None, ids: range, base: int) -> NDArray[np.float32
 
     Args:
         score: Scores, shape (n,), 0 or more; samples with NaN or -inf have none. None: no sample has a score.
-        ids: Ids of the samples.
+        n: Number of samples.
         base: Number that differs from epoch to epoch, within [0, 2**63).
+        first: Id of the first sample. Default: 0.
 
     Returns:
         Keys, shape (n,), float32: 0 or more, +inf for a score of 0, and within (-1, 0) for samples without a score.
     """
-    keys = np.empty(len(ids), dtype=np.float32)
-    for part in chunks(len(ids)):
-        u = uniform(base, ids[part])
+    keys = np.empty(n, dtype=np.float32)
+    for part in chunks(n):
+        u = uniform(base, range(first + part.start, first + part.stop))
         if score is None:
             keys[part] = -u
             continue
@@ -285,7 +286,7 @@ class Winnow:
         if measured is not None:
             facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
         score = None if doubted else known.get(self.score)
-        keys = draw_keys(score, range(shard.first, shard.last), base)
+        keys = draw_keys(score, len(shard), base, shard.first)
         weighs = self.batch_norm == "weighted" and score is not None and shard.count(score >= 0) > 0
         return EpochPlan(
             ids,
