@@ -70,7 +70,7 @@ def smallest(values: Values, k: int, *, usable: Mask | None = None, world: World
         array([0, 2])
     """
     usable = np.isfinite(values) if usable is None else usable
-    return _least(values if usable.all() else np.where(usable, values, np.inf), k, usable, world)[0]
+    return _least(_with_others_last(values, usable), k, usable, world)[0]
 
 
 def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
@@ -90,7 +90,12 @@ def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
         array([3, 4])
     """
     usable = np.isfinite(values)
-    return _least(np.where(usable, -values, np.inf), k, usable, world, highest_first=True)[0]
+    return _least(_with_others_last(-values, usable), k, usable, world, highest_first=True)[0]
+
+
+def _with_others_last(values: Values, usable: Mask) -> Values:
+    """Returns the values, and infinity where they are not usable."""
+    return values if usable.all() else np.where(usable, values, np.inf)
 
 
 def _least(

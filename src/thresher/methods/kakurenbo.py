@@ -239,14 +239,14 @@ class Kakurenbo:
         if epoch == 0 and not self.first_epoch_hides:
             return EpochPlan(shard.ids, facts=self._facts(0.0, 0.0, 0))
         left_out = hiding_candidates(loss, fraction, by_threshold=self.candidates == "threshold", shard=shard)
-        moved_back = 0
+        hidden = candidates = shard.count(left_out)
         if self.move_back:
-            candidates = shard.count(left_out)
             left_out &= trusted(on_host(records["correct"]), on_host(records["confidence"]), self.tau)
-            moved_back = candidates - shard.count(left_out)
+            hidden = shard.count(left_out)
+        moved_back = candidates - hidden
         if self.drop_top:
             left_out |= largest(loss, share(self.drop_top, n), world=shard.world)
-        hidden = shard.count(left_out)
+            hidden = shard.count(left_out)
         if hidden == n:
             raise ValueError(f"Kakurenbo: nothing is left to train on of {n} samples; lower `max_fraction` or `drop_top`")
         return EpochPlan(
