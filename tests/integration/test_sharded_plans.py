@@ -40,6 +40,7 @@ METHODS = [
     InfoBatch(0.3, threshold=0.8, rescale="ratio"),
     Winnow(),
     Winnow(share=0.3, score="loss", least_agreement=-1),
+    Winnow(batch_norm="weighted", least_agreement=-1),
     UniformSubset(0.7),
     UniformSubset(1e-9),
     EpochSelectiveBackprop(),

@@ -102,6 +102,7 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
         ids=plan.ids[inside],
         weights=None if plan.weights is None else plan.weights[inside],
         keys=None if plan.keys is None else plan.keys[inside],
+        scores=None if plan.scores is None else plan.scores[inside],
         refresh=None if refresh is None else refresh[(refresh >= shard.first) & (refresh < shard.last)],
         remember={name: values[shard.first : shard.last] for name, values in plan.remember.items()},
     )
@@ -231,6 +232,17 @@ class SharedPlan:
         """
         assert self.plan.keys is not None
         return self._fetched(ids, self.plan.keys)
+
+    def scores(self, ids: NDArray[np.int64]) -> Tensor | None:
+        """Returns the scores that the keys were drawn by; None where the plan has none. All ranks call it.
+
+        Args:
+            ids: Ids, shape (k,), int64, of samples that are kept.
+
+        Returns:
+            Scores, shape (k,), float32.
+        """
+        return None if self.plan.scores is None else self._fetched(ids, self.plan.scores)
 
     def _fetched(self, ids: NDArray[np.int64], values: Tensor) -> Tensor:
         dense = np.full(self._size, np.nan, dtype=np.float32)

@@ -84,21 +84,28 @@ def draw_keys(score: Values | None, n: int, base: int, first: int = 0) -> NDArra
     return keys
 
 
-def agreement(loss: Values, uncertainty: Values, shard: Shard | None = None) -> float | None:
+def sampled(values: Values, shard: Shard) -> Values:
+    """Returns the values of every so many samples of all ranks, shape (..., k), where k is less than twice `MOST_MEASURED`.
+
+    Args:
+        values: Values of the samples of a shard, shape (..., len(shard)).
+        shard: The shard.
+    """
+    step = max(1, shard.n // MOST_MEASURED)
+    return shard.world.join(values[..., -shard.first % step :: step])
+
+
+def agreement(loss: Values, uncertainty: Values) -> float | None:
     """Returns the rank correlation of loss and uncertainty over the samples that have both.
 
     Args:
         loss: Last loss of each sample, shape (N,).
         uncertainty: Last uncertainty of each sample, shape (N,).
-        shard: Shard that the values are of. Default: there is one process.
 
     Returns:
         The correlation, where equal values share their mean rank; None where fewer than 32 samples have both, or all of them
         have the same loss or the same uncertainty.
     """
-    shard = Shard.whole(len(loss)) if shard is None else shard
-    some = _measured(shard)
-    loss, uncertainty = shard.world.join(np.stack([loss[some], uncertainty[some]]))
     both = np.isfinite(loss) & np.isfinite(uncertainty)
     if np.count_nonzero(both) < 32:
         return None
@@ -108,23 +115,14 @@ def agreement(loss: Values, uncertainty: Values, shard: Shard | None = None) -> 
     return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
-def spread_of(uncertainty: Values, shard: Shard | None = None) -> float:
+def spread_of(uncertainty: Values) -> float:
     """Returns the standard deviation of the finite values as a share of their mean; 0 where that is 0.
 
     Args:
         uncertainty: Last uncertainty of each sample, shape (N,); some are finite, as where `agreement` is not None.
-        shard: Shard that the values are of. Default: there is one process.
     """
-    shard = Shard.whole(len(uncertainty)) if shard is None else shard
-    some = shard.world.join(uncertainty[_measured(shard)])
-    known = some[np.isfinite(some)].astype(np.float64)
+    known = uncertainty[np.isfinite(uncertainty)].astype(np.float64)
     return float(known.std() / known.mean()) if known.mean() else 0.0
-
-
-def _measured(shard: Shard) -> slice:
-    """Returns the places of the samples of a shard that are measured: every so many of all samples."""
-    step = max(1, shard.n // MOST_MEASURED)
-    return slice(-shard.first % step, None, step)
 
 
 def _mean_ranks(values: Values) -> NDArray[np.float64]:
@@ -263,7 +261,9 @@ class Winnow:
         reading = self._probe.look(records, epoch=epoch, epochs=epochs, generator=generator)
         if reading.fell:
             note = self._told(epoch, epochs) if reading.remember else ""
-            plan = replace(full_plan(shard), note=note, lr_scale=self._factor)  # a higher rate would not help a network in trouble
+            plan = replace(
+                full_plan(shard), note=note, lr_scale=self._factor
+            )  # a higher rate would not help a network in trouble
         else:
             refresh = ids_of(reading.held) if self._probe.due(epoch, epochs) else None
             plan = self._drawn(records, ids_of(~reading.held), rows / (shard.n - self.probe), epoch, epochs, base)
@@ -278,8 +278,7 @@ class Winnow:
         left_out = 1 - share * among.n / shard.n
         facts = {"scheduled_fraction": left_out, "actual_fraction": left_out}
         known = {name: on_host(records[name].float()) for name in ("uncertainty", "loss") if name in records}
-        measured = agreement(known["loss"][inside], known["uncertainty"][inside], among) if "uncertainty" in known else None
-        spread = 0.0 if measured is None else spread_of(known["uncertainty"][inside], among)
+        measured, spread = self._measured({name: values[inside] for name, values in known.items()}, among)
         soon = epoch < max(SOONEST, MEASURED_FROM * epochs)
         judged = None if soon or spread < LEAST_SPREAD else measured
         doubted = judged is not None and judged < self.least_agreement
@@ -299,6 +298,14 @@ class Winnow:
             facts=facts,
             note=self._note(judged, doubted),
         )
+
+    def _measured(self, known: Mapping[str, Values], shard: Shard) -> tuple[float | None, float]:
+        """Returns the agreement of loss and uncertainty, None where it is not known, and the spread of the uncertainties."""
+        if "uncertainty" not in known:
+            return None, 0.0
+        loss, uncertainty = sampled(np.stack([known["loss"], known["uncertainty"]]), shard)
+        measured = agreement(loss, uncertainty)
+        return measured, 0.0 if measured is None else spread_of(uncertainty)
 
     def _told(self, epoch: int, epochs: int) -> str:
         """Returns what the user must know where the network has fallen behind."""
