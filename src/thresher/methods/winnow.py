@@ -5,7 +5,7 @@ proportion to the loss, and the uncertainty of the last prediction as a score. N
 steps as full training, each with the same share of a batch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -84,15 +84,15 @@ def draw_keys(score: Values | None, n: int, base: int, first: int = 0) -> NDArra
     return keys
 
 
-def sampled(values: Values, shard: Shard) -> Values:
-    """Returns the values of every so many samples of all ranks, shape (..., k), where k is less than twice `MOST_MEASURED`.
+def sampled(columns: Sequence[Values], shard: Shard) -> Values:
+    """Returns the values of every so many samples of all ranks, shape (columns, k), where k is below twice `MOST_MEASURED`.
 
     Args:
-        values: Values of the samples of a shard, shape (..., len(shard)).
+        columns: Values of the samples of a shard, each of shape (len(shard),).
         shard: The shard.
     """
     step = max(1, shard.n // MOST_MEASURED)
-    return shard.world.join(values[..., -shard.first % step :: step])
+    return shard.world.join(np.stack([values[-shard.first % step :: step] for values in columns]))
 
 
 def agreement(loss: Values, uncertainty: Values) -> float | None:
@@ -303,7 +303,7 @@ class Winnow:
         """Returns the agreement of loss and uncertainty, None where it is not known, and the spread of the uncertainties."""
         if "uncertainty" not in known:
             return None, 0.0
-        loss, uncertainty = sampled(np.stack([known["loss"], known["uncertainty"]]), shard)
+        loss, uncertainty = sampled([known["loss"], known["uncertainty"]], shard)
         measured = agreement(loss, uncertainty)
         return measured, 0.0 if measured is None else spread_of(uncertainty)
 
