@@ -26,7 +26,8 @@ def attached(method: Any, *, n: int = N, epochs: int = 12, batch_size: int = 30,
     y = (x[:, 0] + 0.5 * torch.randn(n) > 0).long()
     model = model or nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.02, momentum=0.9)
-    loader = DataLoader(TensorDataset(x, y), batch_size, **({"shuffle": True} | settings))
+    loading: dict[str, Any] = {"shuffle": True} | settings
+    loader = DataLoader(TensorDataset(x, y), batch_size, **loading)
     run = thresher.attach(
         method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=epochs
     )
@@ -158,7 +159,7 @@ def test_samplers_of_some_samples_and_a_sampler_that_repeats():
     assert all(i % 2 == 0 for ids in seen for i in ids) and len({i for ids in seen for i in ids}) == 110
     assert abs(run.cost.ratio() - 0.5) <= 0.01 + 1 / len(half)
     with pytest.raises(ValueError, match="Smaller batches need the number of samples of an epoch"):
-        attached(Winnow(probe=40), sampler=WeightedRandomSampler(torch.ones(N), N), shuffle=None)
+        attached(Winnow(probe=40), sampler=WeightedRandomSampler([1.0] * N, N), shuffle=None)
 
 
 # What is trained on

@@ -30,7 +30,7 @@ def planted(spoke_in: str = "") -> dict[Job, dict[str, Any]]:
             epochs = SUBJECTS[job.subject].problem.epochs
             agreement = 0.9 - 1.2 * job.wrong
             seen = {"agreement": agreement, "spread": 0.3, "uniform": float(agreement < 0.5)}
-            found = {"metric": 80.0 + job.seed, "cost": 0.5, "cpu_s": 1.0}
+            found: dict[str, Any] = {"metric": 80.0 + job.seed, "cost": 0.5, "cpu_s": 1.0}
             found |= {name: [None, *[value] * (epochs - 1)] for name, value in seen.items()}
             if job.arm == "watched":
                 found["spoke"] = QUIET | ({CHOSEN: 4} if job.subject == spoke_in else {})
