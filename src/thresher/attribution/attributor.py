@@ -99,7 +99,7 @@ class Attributor:
         """Batches before the recent ones whose loss was not credited, with their labels alone."""
         self._older: deque[YieldedBatch] = deque(maxlen=IDS_AHEAD)
         self._yielded = self._first_of_epoch = 0
-        self._newest: int | None = None
+        self._newest = -1
         self._passed = 0
 
     def credit(
@@ -288,7 +288,7 @@ class Attributor:
         for old in (*self._waiting, *self._recent):
             if old.credited:
                 old.forget()
-                self._newest = old.number
+                self._newest = max(self._newest, old.number)
         self._waiting = [old for old in (*self._waiting, *self._recent) if not old.credited and old not in held]
         for old in self._waiting[:-LABELS_AHEAD]:
             old.forget()
@@ -342,7 +342,7 @@ class Attributor:
         """Number of the newest batch whose loss was credited; None where none was, or where losses name no batch."""
         held = (*self._waiting, *self._recent)
         newest = next((one.number for one in reversed(held) if self._accumulator.has_credited(one)), self._newest)
-        return None if newest is None or self._yielded - newest > LABELS_AHEAD + BATCHES_AHEAD else newest
+        return None if newest < 0 or self._yielded - newest > LABELS_AHEAD + BATCHES_AHEAD else newest
 
     @property
     def last_credited(self) -> bool:

@@ -133,7 +133,7 @@ class Epochs:
             weights_by_row=self.selection.fills is not None,
             ids_repeat=plan is None or plan.drawn or not self._loader.yields_once,
         )
-        self.position.begin_epoch(None if plan is None else self._loader.deal(plan))
+        self.position.begin_pass(None if plan is None else self._loader.deal(plan))
         if self.hooks is not None:
             self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.lr_scale
         if self.step_checks is not None:
@@ -188,6 +188,7 @@ class Epochs:
         plan, stage = self._plan, self.selection.stage
         self._silence.end(complete=False)
         self.end.forget()
+        self.position.take_back_pass()
         self._rest()
         self._resumed, self._place = self._at_begin
         self._active = self._resumed

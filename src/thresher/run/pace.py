@@ -43,11 +43,18 @@ class Position:
     def __init__(self, loader: SelectedLoader, attributor: Attributor, epochs: int) -> None:
         self._loader, self._attributor, self._epochs = loader, attributor, epochs
         self._places: deque[BatchPlace] = deque(maxlen=PLACES)
+        self._before: BatchPlace | None = None
+        self._first = 0
         self._deal: Deal | None = None
 
-    def begin_epoch(self, deal: Deal | None) -> None:
+    def begin_pass(self, deal: Deal | None) -> None:
         """Notes how the smaller batches of the epoch are made; None where it has full batches."""
-        self._deal = deal
+        self._before, self._first, self._deal = self._reached(), self._attributor.batches, deal
+
+    def take_back_pass(self) -> None:
+        """Forgets the batches of the pass, in which nothing was trained."""
+        while self._places and self._places[-1].number >= self._first:
+            self._places.pop()
 
     def yielded(self, place: BatchPlace) -> None:
         """Notes a batch that is on its way to the loop."""
@@ -56,7 +63,7 @@ class Position:
     def resume(self, epoch: int, consumed: int) -> None:
         """Goes on at the position of a saved run."""
         self._places.clear()
-        self._places.append(BatchPlace(-1, epoch, consumed, last=False))
+        self._before = BatchPlace(-1, epoch, consumed, last=False)
 
     @property
     def full_steps(self) -> int:
@@ -69,14 +76,18 @@ class Position:
         Args:
             total: Number of steps of full training.
         """
-        trained = self._attributor.newest_trained
-        places = [place for place in self._places if trained is None or place.number <= trained]
-        if not places:
+        place, full = self._reached(), self.full_steps
+        if place is None:
             return 0
-        in_epoch = self.full_steps // self._epochs
-        before = min(places[-1].epoch, self._epochs) * in_epoch
-        done = min(before + self._batches_by(places[-1], in_epoch), self.full_steps)
-        return done * total // max(1, self.full_steps)
+        in_epoch = full // self._epochs
+        done = min(place.epoch * in_epoch + self._batches_by(place, in_epoch), full)
+        return done * total // full
+
+    def _reached(self) -> BatchPlace | None:
+        """Returns the place of the batch that was trained on last; None where none was."""
+        trained = self._attributor.newest_trained
+        known = (place for place in reversed(self._places) if trained is None or place.number <= trained)
+        return next(known, self._before)
 
     def _batches_by(self, place: BatchPlace, in_epoch: int) -> int:
         """Returns the number of batches of a full epoch that are over at a place."""
@@ -99,7 +110,7 @@ class PacedLR(LRScheduler):
     def __init__(self, scheduler: LRScheduler, position: Position, total: int) -> None:
         # The user's scheduler has set the learning rates already; a second initialisation would set them again.
         self.scheduler, self.total, self.stepped = scheduler, total, 0
-        self._position = position
+        self._position, self._was_loaded = position, False
 
     @property
     def optimizer(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -114,12 +125,20 @@ class PacedLR(LRScheduler):
 
         Raises:
             TypeError: An epoch is given.
+            RuntimeError: The schedule was loaded from a state, and its run was not.
         """
         if epoch is not None:
             raise TypeError(
                 "run.pace: step(epoch) is not supported: the scheduler follows the run. Call step() without arguments."
             )
-        for _ in range(self._position.steps(self.total) - self.stepped):
+        now = self._position.steps(self.total)
+        if self._was_loaded and now < self.stepped:
+            raise RuntimeError(
+                f"run.pace: the schedule was loaded from a state that had made {self.stepped} steps, and the run is only at "
+                f"step {now} of {self.total}. Load the state of the run that was saved with it: run.load_state_dict(state)."
+            )
+        self._was_loaded = False
+        for _ in range(now - self.stepped):
             self.scheduler.step()
             self.stepped += 1
 
@@ -154,7 +173,7 @@ class PacedLR(LRScheduler):
             saved = state_dict["total"]
             raise ValueError(f"run.pace: the state is of a schedule with total={saved}, this one has total={self.total}")
         self.scheduler.load_state_dict(dict(state_dict["scheduler"]))
-        self.stepped = state_dict["stepped"]
+        self.stepped, self._was_loaded = state_dict["stepped"], True
 
     def __getattr__(self, name: str) -> Any:
         if name == "scheduler":

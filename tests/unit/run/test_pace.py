@@ -259,3 +259,27 @@ def test_refuses_a_stream_without_a_length():
 def test_a_paced_schedule_needs_no_warning_of_steps():
     loop = Loop(lambda_lr, thresher.UniformSubset(keep=0.5))
     loop.train()  # warnings are errors
+
+
+def test_a_pass_without_training_does_not_move_the_schedule():
+    loop = Loop(cosine, thresher.FullData(), n=100)  # 25 batches, more than a prefetcher holds
+    schedule = loop.run.pace(schedules.MultiStepLR(loop.optimizer, [2, 4], 0.5), EPOCHS)
+    seen = []
+    for _ in range(EPOCHS):
+        for x, y in loop.run.loader:
+            loop.run.criterion(loop.run.model(x), y).backward()
+            loop.optimizer.step()
+        with torch.no_grad():
+            for x, _ in loop.run.loader:
+                loop.run.model(x)
+        schedule.step()
+        seen.append(schedule.get_last_lr()[0])
+    assert seen == [0.1, 0.05, 0.05, 0.025, 0.025]
+
+
+def test_a_schedule_whose_run_was_not_resumed_is_refused():
+    first, second = Loop(cosine, thresher.FullData()), Loop(cosine, thresher.FullData())
+    first.epoch()
+    second.schedule.load_state_dict(first.schedule.state_dict())
+    with pytest.raises(RuntimeError, match="made 6 steps, and the run is only at step 1 of 30"):
+        second.epoch()
