@@ -50,7 +50,7 @@ class Entry:
     """One published method in one comparison.
 
     Args:
-        on: What it is measured on.
+        on: Network and dataset that the method was measured on.
         row: Row of the method in the summary.
     """
 
@@ -69,7 +69,7 @@ class Entry:
 
     @property
     def numbers(self) -> str:
-        """What it is measured on, with the difference in points and the cost."""
+        """Network and dataset, with the difference to full training in points and the cost."""
         return f"{self.on}: {100 * self.row['difference']:+.2f} at cost {self.row['cost_ratio']:.2f}"
 
 

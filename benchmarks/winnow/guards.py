@@ -73,7 +73,7 @@ class Subject:
         problem: Task, data and number of epochs.
         probe: Number of samples that are held back.
         settings: Settings of Winnow that differ from its defaults.
-        planted: What goes wrong; "" where nothing does.
+        planted: Description of the fault that is built into the training; "" where there is none.
         noisy: Whether it is also trained with wrong labels.
         labels: Whether the agreement is measured: there are classes.
         seeds: Number of seeds without wrong labels.

@@ -94,17 +94,21 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return image.flip(2) if mirrored < 5 else image, self.labels[index]
 
 
-def plain_cnn() -> nn.Sequential:
-    """Returns two convolutions with stride 2 and two linear layers, without BatchNorm."""
+def plain_cnn(channels: int = 16) -> nn.Sequential:
+    """Returns two convolutions with stride 2 and two linear layers, without BatchNorm.
+
+    Args:
+        channels: Number of channels of the first convolution; all other sizes are in proportion to it.
+    """
     return nn.Sequential(
-        nn.Conv2d(1, 16, 3, stride=2, padding=1),
+        nn.Conv2d(1, channels, 3, stride=2, padding=1),
         nn.ReLU(),
-        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1),
         nn.ReLU(),
         nn.Flatten(),
-        nn.Linear(49 * 32, 64),
+        nn.Linear(49 * 2 * channels, 4 * channels),
         nn.ReLU(),
-        nn.Linear(64, 10),
+        nn.Linear(4 * channels, 10),
     )
 
 

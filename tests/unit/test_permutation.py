@@ -129,7 +129,7 @@ def classes_in_batches(ids):
 
 
 def pairs_in_a_batch(ids):
-    """Samples 2i and 2i + 1, such as two parts of one picture, come into the same batch."""
+    """The samples 2i and 2i + 1, such as two parts of one image, are in one batch as often as chance has it."""
     n, batches = len(ids), places_of(ids) // BATCH
     together, expected = np.count_nonzero(batches[:-1:2] == batches[1::2]), (n // 2) * (BATCH - 1) / (n - 1)
     return min(1.0, 2 * min(stats.poisson.sf(together - 1, expected), stats.poisson.cdf(together, expected)))

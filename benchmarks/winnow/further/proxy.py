@@ -6,6 +6,7 @@ step from the whole batch.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.winnow.tasks import plain_cnn
 from thresher.experiments.tasks.base import Task
 from thresher.experiments.tasks.data.base import Data
 from thresher.methods.winnow import draw_keys
@@ -20,19 +22,8 @@ from thresher.selection import Values, on_host
 
 Score = Literal["loss", "uncertainty"]
 
-
-def quarter_cnn() -> nn.Sequential:
-    """Returns the network of the tasks with a quarter of the channels and features."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(4, 8, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(49 * 8, 16),
-        nn.ReLU(),
-        nn.Linear(16, 10),
-    )
+quarter_cnn = partial(plain_cnn, 4)
+"""Makes the network of the tasks with a quarter of its channels and features."""
 
 
 def operations(network: nn.Module, inputs: Tensor) -> int:

@@ -95,7 +95,8 @@ class Checked(NamedTuple):
         samples: Number of samples of the dataset; None for a stream.
         passes: "none" where no forward pass is needed to choose rows; "once", in the loop's own; "twice", in one before it.
         kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
-        on_stream: What takes the place of the epoch method on a stream, which has no epoch to plan; None where nothing does.
+        on_stream: Method that chooses rows in the place of the epoch method on a stream, which has no epoch to plan; None where
+            the loader does not stream, or all rows are kept.
     """
 
     before: Any
@@ -200,7 +201,7 @@ def least_rows(model: nn.Module | None) -> int:
 
 
 def _on_stream(method: EpochMethod, given: Arguments) -> OnStream | None:
-    """What takes the place of an epoch method on a stream; None where that is full training."""
+    """Returns the method that chooses rows of a stream in the place of an epoch method; None where all rows are kept."""
     kept, size, least = requirements_of(method).stream_share, given.loader.batch_size, least_rows(given.model)
     if kept is None or kept == 1:
         return None
