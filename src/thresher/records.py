@@ -114,6 +114,7 @@ class Records(Mapping[str, Tensor]):
         before: Mapping[str, Tensor] | None = None,
         *,
         first: bool | Tensor = True,
+        certain: Tensor | None = None,
     ) -> None:
         """Writes the signals of one batch, with one scatter per column.
 
@@ -124,7 +125,10 @@ class Records(Mapping[str, Tensor]):
                 columns with merge="sum" count only the difference; None for a first write.
             first: Whether columns whose `merge` is a function are written: for all rows, for no row, or for the rows where a
                 mask of shape (B,) is True.
+            certain: Mask of the rows that are written at all, shape (B,) or (), bool, on the device. Default: all rows.
         """
+        if certain is not None:
+            first = first if first is False else certain.expand(len(ids)) & first
         for tensor, signal, merge in self._targets:
             if callable(merge):
                 self._merge(tensor, ids, self._new(signal, values, ids), merge, first)
@@ -133,10 +137,10 @@ class Records(Mapping[str, Tensor]):
             if new.dtype is not tensor.dtype:
                 new = new.to(tensor.dtype)
             if merge == "last":
-                tensor.scatter_(0, ids, new)
+                tensor.scatter_(0, ids, new if certain is None else torch.where(certain, new, tensor.index_select(0, ids)))
             else:
                 old = 0 if before is None else before[signal].to(tensor.dtype)
-                tensor.scatter_add_(0, ids, new - old)
+                tensor.scatter_add_(0, ids, new - old if certain is None else torch.where(certain, new - old, 0))
 
     def _new(self, signal: str, values: Mapping[str, Tensor], ids: Tensor) -> Tensor:
         if signal == EPOCH and signal not in values:
@@ -172,6 +176,9 @@ class Records(Mapping[str, Tensor]):
                 )
         for name, values in columns.items():
             self._data[name].copy_(values)
+
+    def come_home(self) -> None:
+        """Stores what was written of samples whose records another process holds; with all records here, there is none."""
 
     def start_epoch(self) -> None:
         """Sets the columns that add up within an epoch to zero."""

@@ -13,7 +13,7 @@ from thresher.attribution.calls import CallIdentity, CreditedCall, same_samples
 from thresher.attribution.meter import ForwardPass, Meter, next_node
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
-from thresher.records import EPOCH, Records
+from thresher.records import Column, Records
 
 
 class Deferred(Protocol):
@@ -43,6 +43,10 @@ Found = dict[str, Tensor] | Deferred
 
 MOST_WAITING = 2**15
 """Number of values that are held of steps that are over and not yet written."""
+
+TRAINED = "trained"
+"""Column of the number of times that each sample was trained on."""
+COUNT_OF_TRAINED = {TRAINED: Column(torch.int32, merge="sum")}
 
 MOST_UNCOUNTED = 2**16
 """Number of samples that wait to be counted as trained."""
@@ -114,11 +118,12 @@ class StepAccumulator:
         records: Records that the signals are written to.
         meter: Counter of the samples whose forward pass the model did not count; a sample counts once per forward pass,
             however many calls there were.
-        trained: Number of times each sample was trained on, shape (N,), an integer dtype; empty where samples have no ids.
+        trained: Number of times each sample was trained on, records with the columns `COUNT_OF_TRAINED`; without columns where
+            samples have no ids.
         count_steps: Whether each credited batch counts as a step, where there is no optimizer to count them.
     """
 
-    def __init__(self, records: Records, meter: Meter, trained: Tensor, *, count_steps: bool) -> None:
+    def __init__(self, records: Records, meter: Meter, trained: Records, *, count_steps: bool) -> None:
         self._records, self.meter, self._count_steps = records, meter, count_steps
         self.ids_repeat = True
         """Whether samples can come twice in an epoch, so that the order of writing matters."""
@@ -127,7 +132,7 @@ class StepAccumulator:
         self.over: list[Entry] = []
         """What was credited in the step before."""
         self._size = 0
-        self._table, self._uncounted_samples = trained, 0
+        self.counts, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
         """Flags of comparisons on the device, which must be true when the epoch ends."""
@@ -224,13 +229,14 @@ class StepAccumulator:
         """
         self.flush()
         ids, values = entry.attribution.ids, dict(entry.values())
-        seen = torch.isin(ids, torch.cat([other.attribution.ids for other in others]))
+        every, order = torch.cat([other.attribution.ids for other in others]).sort(stable=True)
+        place = torch.searchsorted(every, ids, right=True) - 1  # the latest of equal ones
+        place.clamp_(min=0)
+        seen = every.index_select(0, place) == ids
         entry.written = {}
-        for name, signal in self._records.written.items():
-            if callable(self._records.columns[name].merge) or signal not in values:
-                continue
+        for signal in self._records.signals & values.keys():
             new = values[signal]
-            old = self._records[name].index_select(0, ids).to(new.dtype)
+            old = torch.cat([other.values()[signal].to(new.dtype) for other in others])[order].index_select(0, place)
             if not again:
                 values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
             entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
@@ -327,10 +333,11 @@ class StepAccumulator:
             self._write(entry)
 
     def _write(self, entry: Entry) -> None:
-        values, first = entry.values(), self._first(entry)
+        values, certain = entry.values(), None
         if entry.attribution.holds:
-            values, first = self._where_certain(entry, first)
-        self._records.write(entry.attribution.ids, values, entry.written, first=first)
+            certain = torch.stack([flag.to(entry.attribution.ids.device) for flag in entry.attribution.holds]).all()
+            self.doubts.append(certain)
+        self._records.write(entry.attribution.ids, values, entry.written, first=self._first(entry), certain=certain)
         entry.written, entry.dirty = values, False
         if not entry.counted:
             entry.counted = True
@@ -347,8 +354,8 @@ class StepAccumulator:
         ids, fresh, rows = entry.trained, entry.fresh, entry.rows
         if fresh is None:
             self._add_trained(ids)
-        elif len(self._table):
-            self._table.index_add_(0, ids, (fresh if rows is None else fresh[rows]).to(self._table.dtype))
+        else:
+            self.counts.write(ids, {TRAINED: fresh if rows is None else fresh[rows]})
 
     def _add_trained(self, ids: Tensor) -> None:
         """Counts samples that were trained on, many at a time, since a table of all samples is far from the processor."""
@@ -359,26 +366,11 @@ class StepAccumulator:
 
     def count_trained(self) -> Tensor:
         """Returns how often each sample was trained on, up to what was written; shape (N,)."""
-        if self._trained and len(self._table):
+        if self._trained:
             ids = torch.cat(self._trained)
-            self._table.index_add_(0, ids, torch.ones_like(ids, dtype=self._table.dtype))
+            self.counts.write(ids, {TRAINED: torch.ones_like(ids, dtype=torch.int32)})
         self._trained, self._uncounted_samples = [], 0
-        return self._table
-
-    def _where_certain(self, entry: Entry, first: bool | Tensor) -> tuple[dict[str, Tensor], bool | Tensor]:
-        """Returns the values to write while the device still compares, and the rows that are written for the first time."""
-        ids = entry.attribution.ids
-        certain = torch.stack([flag.to(ids.device) for flag in entry.attribution.holds]).all()
-        self.doubts.append(certain)
-        values = dict(entry.values())
-        for name, signal in self._records.written.items():
-            if callable(self._records.columns[name].merge):
-                continue
-            old = self._records[name].index_select(0, ids)
-            if signal == EPOCH:
-                values[EPOCH] = torch.full_like(ids, self._records.epoch)
-            values[signal] = torch.where(certain, values[signal].to(old.dtype), old)
-        return values, first if first is False else certain.expand(len(ids)) & first
+        return self.counts[TRAINED] if self.counts else torch.empty(0, dtype=torch.int32)
 
     def flush(self) -> None:
         """Writes everything."""

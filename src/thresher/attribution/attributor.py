@@ -92,8 +92,6 @@ class Attributor:
         """Called when losses are forgotten that were credited before the loop showed that they are another model's."""
         self._trains_model = False
         """Whether a loss of the run's own model was credited, so that losses of other models are not the run's."""
-        self._plan_weights: Tensor | None = None
-        self._weights_by_row = False
         self._recent: list[YieldedBatch] = []
         self._waiting: list[YieldedBatch] = []
         """Batches before the recent ones whose loss was not credited, with their labels alone."""
@@ -252,25 +250,22 @@ class Attributor:
         if batch is not None and batch.weights is not None and attribution.positions is not None:
             rows = attribution.positions
             return batch.weights[rows.start : rows.stop : rows.step]
-        weights = None if self._plan_weights is None else self._plan_weights.index_select(0, attribution.ids)
-        known = [recent for recent in reversed(self._recent) if recent.weights is not None]
-        if not self._weights_by_row or not known:
-            return weights
-        # Weights of a batch method belong to rows, not to samples: the rows are found by the ids that the caller gave.
-        same = attribution.ids.unsqueeze(1) == torch.cat([recent.ids for recent in known])
-        found = torch.cat([recent.weights for recent in known if recent.weights is not None])[same.int().argmax(1)]
-        return torch.where(same.any(1), found, 1.0 if weights is None else weights)
+        in_step = (entry.attribution.batch for entry in self._accumulator.open)
+        batches = (*in_step, *self._older, *self._waiting, *self._recent)
+        known = [one for one in batches if one is not None and one.weights is not None][::-1]
+        if not known:
+            return None
+        # The rows are found by the ids that the caller gave, in the newest batch that has them.
+        same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in known])
+        found = torch.cat([one.weights for one in known if one.weights is not None])[same.int().argmax(1)]
+        return torch.where(same.any(1), found, 1.0)
 
-    def begin_epoch(self, plan_weights: Tensor | None, *, weights_by_row: bool, ids_repeat: bool) -> None:
+    def begin_epoch(self, *, ids_repeat: bool) -> None:
         """Prepares for the batches of an epoch.
 
         Args:
-            plan_weights: Weights of all samples, shape (N,), float32; None where all are 1.
-            weights_by_row: Whether batches may come with weights of their own rows.
             ids_repeat: Whether a sample can come twice in the epoch, so that the order of writing matters.
         """
-        self._plan_weights = None if plan_weights is None else plan_weights.to(self._device)
-        self._weights_by_row = weights_by_row
         self._accumulator.ids_repeat = ids_repeat
         self._first_of_epoch = self._yielded
 
@@ -280,7 +275,7 @@ class Attributor:
         Args:
             batch: The batch, in any nesting, on the device.
             ids: Ids of its rows, shape (n,), int64.
-            weights: Weights of its rows that a batch method gave, shape (n,); None where there are none.
+            weights: Weights of its rows, of the plan and of a batch method, shape (n,), float32; None where all are 1.
             stand_for: Numbers of candidates that its rows stand for, shape (n,); None where all rows count alike.
         """
         held = self._recent[1 - BATCHES_AHEAD :]
@@ -299,11 +294,8 @@ class Attributor:
         ids = ids.to(self._device, non_blocking=True)
         self.meter.next_batch(len(ids))
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
-        if self._plan_weights is not None:
-            record.weights = self._plan_weights.index_select(0, ids)
         if weights is not None:
-            weights = weights.to(self._device, non_blocking=True)
-            record.weights = weights if record.weights is None else record.weights * weights
+            record.weights = weights.to(self._device, non_blocking=True)
         if stand_for is not None:
             record.stand_for = stand_for.to(self._device, non_blocking=True)
         if record.weights is not None:
@@ -311,11 +303,6 @@ class Attributor:
         self._recent = [*held, record]
         self._tracker.remember_batch(record, leaves(batch))
         self._yielded += 1
-
-    @property
-    def plan_weights(self) -> Tensor | None:
-        """Weights of all samples in this epoch, shape (N,), float32; None where all are 1."""
-        return self._plan_weights
 
     @property
     def batches(self) -> int:

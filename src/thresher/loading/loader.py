@@ -21,7 +21,7 @@ from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.collate_check import CheckedCollate, UnknownRows
 from thresher.loading.control import EpochControl, OrderPlace
 from thresher.loading.dealing import Deal, deal_of
-from thresher.loading.kept import KeptIds
+from thresher.loading.kept import KeptIds, PlanWeights
 from thresher.loading.live_settings import KEPT_SETTINGS, LiveSettings, OfUser
 from thresher.loading.order import IdBatchSampler, KnownEnd, Order, SequentialOrder, TensorOrder
 from thresher.loading.prepared import PreparedLoader
@@ -50,6 +50,7 @@ class SelectedLoader(OfUser):
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._deal: Deal | None = None
+        self._weights: PlanWeights | None = None
         self._seen = 0
         self._order = UserOrder(loader)
         self.ids_of_sampler, self.shuffle_state = self._order.ids_of_sampler, self._order.shuffle_state
@@ -153,6 +154,14 @@ class SelectedLoader(OfUser):
         known = None if self._deal is None else self._deal.stand_for
         return None if known is None else known.index_select(0, ids)
 
+    def weights(self, ids: Tensor) -> Tensor | None:
+        """Returns the weights that the plan gives to rows, shape (n,), float32; None where all are 1.
+
+        Args:
+            ids: Ids of rows of the epoch in progress, shape (n,), int64, on the host.
+        """
+        return None if self._weights is None else self._weights.of(ids)
+
     def _filled_batches(self, full: int, rest: int) -> int:
         """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""
         size = self._ids.batch_size
@@ -228,7 +237,7 @@ class SelectedLoader(OfUser):
         deal, length = self.deal(plan), self._order.length(plan)
         if deal is not None:
             length = KnownEnd(deal.rows, length.drawn)
-        self._deal = deal
+        self._deal, self._weights = deal, PlanWeights(plan)
         self._ids.serve(order, kept, consumed=consumed, stayed=stayed, length=length, deal=deal)
 
     def exhausted(self, seen: int) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import default_collate
 
-from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.accumulator import COUNT_OF_TRAINED, StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.calls import OwnModel
@@ -59,9 +59,9 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     cost = Cost()
     for one in methods:
         cost.add_scores(one.cost if requirements_of(one).cost else None)
-    trained = torch.zeros(loader.n, dtype=torch.int32, device=here)
     meter = Meter(cost)
-    accumulator = StepAccumulator(records, meter, trained, count_steps=given.optimizer is None)
+    counts = Records({} if loader.streams else COUNT_OF_TRAINED, loader.n, here)
+    accumulator = StepAccumulator(records, meter, counts, count_steps=given.optimizer is None)
     tracker, stopwatch = _tracker(given), Stopwatch(here)
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
     trained = Trained(given.model, subset=checked.passes == "once")

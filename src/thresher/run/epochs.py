@@ -128,11 +128,7 @@ class Epochs:
         self._active, self._ran_out = True, False
         self.end.begin()
         self._weigh(plan is not None and plan.scores is not None)
-        self._attributor.begin_epoch(
-            _weights_of(plan, self._loader.n),
-            weights_by_row=self.selection.fills is not None,
-            ids_repeat=plan is None or plan.drawn or not self._loader.yields_once,
-        )
+        self._attributor.begin_epoch(ids_repeat=plan is None or plan.drawn or not self._loader.yields_once)
         self.position.begin_pass(None if plan is None else self._loader.deal(plan))
         if self.hooks is not None:
             self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.lr_scale
@@ -169,6 +165,8 @@ class Epochs:
         self.selection.batch_yielded(number)
         if number == 0:
             self._passes.check(batch)
+        own = self._loader.weights(ids)
+        weights = own if weights is None or own is None else own * weights
         self._attributor.yielded(batch, ids, weights, self._loader.stand_for(ids))
         self._cost.full_forward += place.consumed - self._place.consumed
         self._cost.full_backward += place.consumed - self._place.consumed
@@ -414,13 +412,6 @@ def _saved(plan: EpochPlan) -> dict[str, Any]:
 def _leaves_out(plan: EpochPlan, n: int) -> bool:
     """Whether an epoch of a plan does not have every sample once."""
     return plan.drawn or len(plan.ids) < n or plan.share < 1
-
-
-def _weights_of(plan: EpochPlan | None, n: int) -> Tensor | None:
-    """Returns the weights of n samples; None where all are 1."""
-    if plan is None or plan.weights is None:
-        return None
-    return torch.ones(n).index_copy_(0, plan.ids, plan.weights)
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: EpochPlan | None) -> str | None:
