@@ -34,6 +34,28 @@ class World(ABC):
     def exchange(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Sends one array to each rank, and returns those that were sent to this one; shape (any,), all of one dtype."""
 
+    def meet(self, what: str) -> None:
+        """Waits for all ranks, up to a time.
+
+        Args:
+            what: Name of what all ranks must call, for the message.
+
+        Raises:
+            RuntimeError: A rank does not come.
+        """
+        self.total(len(what))
+
+    def share_of_mean(self, count: int, device: torch.device) -> Tensor:
+        """Returns the factor with which a mean over rows of this rank enters the mean of the ranks' means, shape (), float64.
+
+        With it, the mean over the ranks is that over the rows of all ranks: size * count / rows of all ranks.
+
+        Args:
+            count: Number of rows of this rank.
+            device: Device of the result.
+        """
+        return torch.full((), self.size * count / max(1, self.total(count)), dtype=torch.float64, device=device)
+
     def total(self, number: int) -> int:
         """Returns the sum of one number over all ranks.
 

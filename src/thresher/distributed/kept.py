@@ -105,6 +105,7 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
         scores=None if plan.scores is None else plan.scores[inside],
         refresh=None if refresh is None else refresh[(refresh >= shard.first) & (refresh < shard.last)],
         remember={name: values[shard.first : shard.last] for name, values in plan.remember.items()},
+        lots=None,
     )
 
 
@@ -203,6 +204,11 @@ class SharedPlan:
         kept = ~among
         kept[among] = lots.wins(ids[among])
         return kept
+
+    @property
+    def asks_for_weights(self) -> bool:
+        """Whether weights have to be asked for at other ranks."""
+        return self.plan.weights is not None and self._weights is None
 
     def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
         """Returns the weights of samples that are kept; None where the plan has none. All ranks call it.

@@ -71,6 +71,41 @@ class KeptOrder:
         before = int(self._ends[first - 1]) if first else 0
         return ids[self._keeps(ids)][begin - before : end - before]
 
+    def place_after(self, kept: int) -> int:
+        """Returns how many ids of the order come up to the last of the first so many kept samples.
+
+        Args:
+            kept: Number of kept samples, 0 or more.
+        """
+        if not 0 < kept <= len(self):
+            return self._n if kept else 0
+        unit = int(np.searchsorted(self._ends, kept, side="left"))
+        begin = unit * self._unit
+        before = int(self._ends[unit - 1]) if unit else 0
+        marks = self._keeps(self._piece(begin, min(self._n, begin + self._unit)))
+        return begin + int(np.flatnonzero(marks)[kept - before - 1]) + 1
+
+
+def continued(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.int64]:
+    """Returns the ids of an order from one place to another; behind its end it begins again.
+
+    Args:
+        piece: The order.
+        total: Number of its ids, 1 or more.
+        begin: First place, 0 or more.
+        end: Place after the last one, `begin` or more.
+
+    Example:
+        >>> continued(lambda begin, end: np.arange(10, 13)[begin:end], 3, 1, 8)
+        array([11, 12, 10, 11, 12, 10, 11])
+    """
+    parts, place = [np.empty(0, dtype=np.int64)], begin
+    while place < end:
+        first = place % total
+        parts.append(piece(first, min(total, first + end - place)))
+        place += len(parts[-1])
+    return np.concatenate(parts)
+
 
 class RankOrder:
     """The rows of one rank: every W-th sample of an order from the rank on, as DistributedSampler deals them.
@@ -105,13 +140,51 @@ class RankOrder:
             end: Number after the last row.
         """
         begin, end = min(begin, self._rows) * self._size, min(end, self._rows) * self._size
-        parts = [self._piece(begin, min(end, self._total))] if begin < self._total else []
-        place = max(begin, self._total)
-        while place < end:
-            wrapped = place % self._total
-            parts.append(self._piece(wrapped, min(self._total, wrapped + end - place)))
-            place += len(parts[-1])
-        return np.concatenate([np.empty(0, dtype=np.int64), *parts])[self._rank :: self._size]
+        return continued(self._piece, self._total, begin, end)[self._rank :: self._size]
+
+
+class RankBatches:
+    """The rows of one rank: every W-th batch of an order from the rank on, as the loaders of accelerate deal them.
+
+    All ranks have as many batches, which are all full: the order is continued with its beginning, or its end is left out.
+
+    Args:
+        piece: The order of the epoch, such as `KeptOrder.take`.
+        total: Number of ids of the order, 1 or more.
+        world: The ranks.
+        batch: Number of rows of a batch of one rank, 1 or more.
+        drop_last: Whether the end that is not enough for a batch on each rank is left out.
+
+    Example:
+        >>> from thresher.distributed.threads import on_ranks
+        >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
+        >>> on_ranks(2, lambda world: RankBatches(order, 5, world, 2).take(0, 9).tolist())
+        [[10, 11, 14, 10], [12, 13, 11, 12]]
+    """
+
+    def __init__(self, piece: Piece, total: int, world: World, batch: int, *, drop_last: bool = False) -> None:
+        self._piece, self._total, self._rank, self._size, self._batch = piece, total, world.rank, world.size, batch
+        all_ranks = batch * world.size
+        self._rows = (total // all_ranks if drop_last else -(-total // all_ranks)) * batch
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of rows of this rank, int64; fewer where they end.
+
+        Args:
+            begin: Number of the first row, 0 or more.
+            end: Number after the last row.
+        """
+        parts, end = [np.empty(0, dtype=np.int64)], min(end, self._rows)
+        while begin < end:
+            step, row = divmod(begin, self._batch)
+            first = (step * self._size + self._rank) * self._batch + row
+            count = min(self._batch - row, end - begin)
+            parts.append(continued(self._piece, self._total, first, first + count))
+            begin += count
+        return np.concatenate(parts)
 
 
 class DrawnOrder:

@@ -11,7 +11,7 @@ from thresher.distributed.homecoming import Arrivals, common_dtypes, from_bits, 
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.outbox import Outbox
 from thresher.records import EPOCH, Column, Records
-from thresher.shards import World
+from thresher.shards import Shard, ShardColumns, World
 
 ID, FIRST, CERTAIN = "#id", "#first", "#certain"
 """Fields of the rows that wait, beside those of the columns."""
@@ -117,7 +117,7 @@ class ShardedRecords(Records):
                 else:
                     tensor.scatter_add_(0, ids, new.to(tensor.dtype))
 
-    def gathered(self, who: str, way_out: str = "") -> dict[str, Tensor]:
+    def gathered(self, who: str, way_out: str = "") -> ShardColumns:
         """Returns the columns of all samples, for a method that does not plan over shards; all ranks call it.
 
         Args:
@@ -134,10 +134,11 @@ class ShardedRecords(Records):
                 f"{size / 2**20:,.0f} MiB, of at most {MOST_GATHERED / 2**20:,.0f}. Use a method that plans over shards, as "
                 f"Requirements(sharded=True) declares{way_out}."
             )
-        return {
+        columns = {
             name: from_bits(self.shard.world.join(on_host_as_bits(column)), column.dtype).to(self._device)
             for name, column in self.items()
         }
+        return ShardColumns(columns, Shard.whole(self.shard.n))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns copies of the columns of this block, and what has not come home yet, as tensors and plain values."""

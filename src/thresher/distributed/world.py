@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from thresher.shards import World
+
+PATIENCE = timedelta(seconds=60)
+"""Time that a rank waits for the others where a loop may have called only one of them."""
 
 
 class CountedWorld(World):
@@ -94,6 +98,25 @@ class ProcessWorld(CountedWorld):
         self._group = group
         nccl = dist.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
+
+    def meet(self, what: str) -> None:
+        """Waits for all ranks, `PATIENCE` at most; see `World`."""
+        here = torch.zeros((), device=self._device)
+        work: Any = dist.all_reduce(here, group=self._group, async_op=True)
+        try:
+            work.wait(PATIENCE)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{what} was called in process {self.rank} of {self.size}, and not in all of them within "
+                f"{PATIENCE.total_seconds():g} s. Each process holds a part of the run: call it in every process, and save "
+                "what it returns in each of them, under a name with its rank."
+            ) from error
+
+    def share_of_mean(self, count: int, device: torch.device) -> torch.Tensor:
+        """Returns the factor of a mean over rows of this rank; see `World`. Nothing waits for the device."""
+        rows = torch.full((), count, dtype=torch.float64, device=device)
+        dist.all_reduce(rows, group=self._group)
+        return self.size * count / rows.clamp(min=1)
 
     def _sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         tensor = torch.from_numpy(numbers.copy()).to(self._device)

@@ -2,18 +2,21 @@
 
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate
 from thresher.loading.shuffle import Shuffle
+from thresher.shards import World
 
 
-def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
+def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = False) -> None:
     """Refuses a loader whose rows could not be credited to samples.
 
     Args:
         loader: The user's loader.
         plans_epochs: Whether a method decides before each epoch, which takes samples with ids.
+        several: Whether several processes train together.
 
     Raises:
         TypeError: `loader` is no DataLoader, or iterates over an IterableDataset where samples need ids.
@@ -33,7 +36,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
         return
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
-    if type(loader.batch_sampler) is not BatchSampler:
+    if type(loader.batch_sampler) is not BatchSampler and not (several and is_shard_of_accelerate(loader.batch_sampler)):
         raise ValueError(
             f"`loader` has a batch_sampler of its own, {type(loader.batch_sampler).__name__}: leaving samples out would break "
             "what it arranges. Use sampler= and batch_size=."
@@ -43,11 +46,13 @@ def check_loader(loader: Any, *, plans_epochs: bool = True) -> None:
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
     check_iteration(loader)
-    sampler = loader.batch_sampler.sampler
-    if isinstance(sampler, DistributedSampler | Shuffle) and sampler.num_replicas not in (1, None):
+    sampler = inner_sampler(loader.batch_sampler)
+    replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
+    if not several and isinstance(sampler, DistributedSampler | Shuffle) and replicas not in (1, None):
         raise ValueError(
-            f"`loader` has a {type(sampler).__name__} for {sampler.num_replicas} processes: training in several processes is "
-            "not supported in this version. Use num_replicas=1, or shuffle=True."
+            f"`loader` has a {type(sampler).__name__} for {replicas} processes, and there is no process group of several "
+            "processes: call torch.distributed.init_process_group before attach. In one process use num_replicas=1, or "
+            "shuffle=True."
         )
 
 
@@ -76,3 +81,61 @@ def check_iteration(loader: DataLoader[Any]) -> None:
                 "Pass a plain DataLoader, and move what the class does to the dataset, the sampler or the collate_fn. (To keep "
                 "workers alive, use persistent_workers=True; to save the position in an epoch, run.state_dict().)"
             )
+
+
+SHARED = (
+    "a torch.utils.data.DistributedSampler, a thresher.Shuffle with num_replicas= and rank=, or accelerator.prepare(loader)"
+)
+"""Ways to deal out samples to several processes."""
+
+
+def check_shared(loader: DataLoader[Any], world: World) -> None:
+    """Refuses a loader by which several processes would not have equal parts of one order.
+
+    Args:
+        loader: The user's loader of a map-style dataset.
+        world: The processes.
+
+    Raises:
+        ValueError: The loader does not deal out its samples, deals them out to others, or not equally.
+    """
+    batches: Any = loader.batch_sampler
+    by_batches = is_shard_of_accelerate(batches)
+    sampler: Any = inner_sampler(batches)
+    dataset: Any = loader.dataset
+    name, size = type(sampler).__name__, len(dataset)
+    if by_batches:
+        dealt: Any = batches.num_processes, batches.process_index
+        if not batches.even_batches and not batches.drop_last:
+            raise ValueError("`loader` was prepared with even_batches=False: processes could have different numbers of batches")
+        known: tuple[type, ...] = (RandomSampler, SequentialSampler, Shuffle)
+        repeats = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
+        fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
+        if not fits or len(sampler) != size:
+            raise ValueError(
+                f"`loader` has a {name}, which accelerate deals out: plans of several processes need an order with every "
+                "sample once. Use shuffle=True, or a thresher.Shuffle with num_replicas=1."
+            )
+    else:
+        if type(sampler) is not DistributedSampler and type(sampler) is not Shuffle:
+            raise ValueError(
+                f"`loader` has a {name}, by which each of the {world.size} processes would train on all samples. Use {SHARED}."
+            )
+        dealt = sampler.num_replicas, sampler.rank
+        source: Any = sampler.data_source if isinstance(sampler, Shuffle) else sampler.dataset
+        read = len(source)
+        if read != size:
+            raise ValueError(f"`loader` has a {name} over {read} samples, and its dataset has {size}: give it that dataset")
+    if dealt != (world.size, world.rank):
+        raise ValueError(
+            f"`loader` deals out its samples to process {dealt[1]} of {dealt[0]}, and this is process {world.rank} of "
+            f"{world.size} of `process_group`. Both must be of the data-parallel group."
+        )
+    _check_size(batches, size, world)
+
+
+def _check_size(batches: Any, size: int, world: World) -> None:
+    if getattr(batches, "split_batches", False) and batches.batch_size % world.size:
+        raise ValueError(f"`loader` has batches of {batches.batch_size}, which {world.size} processes cannot split equally")
+    if size < world.size:
+        raise ValueError(f"the dataset has {size} samples, and there are {world.size} processes: each needs one or more")

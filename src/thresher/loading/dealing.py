@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -130,21 +131,29 @@ def rounded_up(share: float) -> float:
     return math.ceil(share * scale - 1e-9) / scale
 
 
-def deal_of(
+class Sizes(NamedTuple):
+    """The numbers of a `Deal`, which describes them."""
+
+    steps: int
+    rows: int
+    candidates: int
+
+
+def sizes_of(
     plan: EpochPlan,
-    n: int,
+    whole: bool,
     ids: Callable[[], int],
     everything: int,
     batch_size: int,
     drop_last: bool,
     *,
     least: int = 1,
-) -> Deal | None:
-    """Returns how the smaller batches of a plan are made; None where they are the batches of full training.
+) -> Sizes | None:
+    """Returns the numbers of the smaller batches of a plan; None where they are the batches of full training.
 
     Args:
-        plan: The plan of an epoch.
-        n: Number of samples of the dataset.
+        plan: The plan of an epoch, or the part of it that one process has.
+        whole: Whether every sample of the dataset is in the plan.
         ids: Function that returns how many ids the epoch's order has after the plan; it raises TypeError where that is not
             known.
         everything: Number of samples in an epoch of full training.
@@ -170,16 +179,27 @@ def deal_of(
     if rows < least * steps:
         smallest = min(1, rounded_up(least * steps / (most if plan.keys is None else staying)))
         # Of a plan that draws from some samples only, the method alone knows what a share of all samples comes to.
-        named = f": the smallest share is {smallest:g}" if plan.keys is None or len(plan.ids) == n or staying == most else ""
+        named = f": the smallest share is {smallest:g}" if plan.keys is None or whole or staying == most else ""
         raise SmallerBatchesError(
             f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}{named}. "
             "Give the loader larger batches, or raise the share."
         )
+    return Sizes(steps, rows, rows if plan.keys is None else min(staying, round(plan.width * rows)))
+
+
+def deal_of(plan: EpochPlan, n: int, sizes: Sizes) -> Deal:
+    """Returns how the smaller batches of a plan are made.
+
+    Args:
+        plan: The plan of an epoch.
+        n: Number of samples of the dataset.
+        sizes: Numbers of the smaller batches.
+    """
     if plan.keys is None:
-        return Deal(steps, rows, rows)
+        return Deal(*sizes)
     keys, scores = (
         values if values is None or len(plan.ids) == n else torch.zeros(n).index_copy_(0, plan.ids, values)
         for values in (plan.keys, plan.scores)
     )
     stand_for = None if scores is None else torch.ones(n)
-    return Deal(steps, rows, min(staying, round(plan.width * rows)), keys, scores, stand_for)
+    return Deal(*sizes, keys, scores, stand_for)

@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
 from thresher.loading.collate_check import CheckedCollate, UnknownRows, checked
+from thresher.loading.prepared import inner_sampler
 from thresher.loading.uncopied import Uncopied
 
 KEPT_SETTINGS = (
@@ -48,11 +49,12 @@ class LiveSettings:
     Args:
         user: The user's DataLoader over a map-style dataset.
         sampler: Sampler of its batches when the run was attached.
+        sizes: Batch size and `drop_last`, as they are now.
         unknown_rows: Result of the check of its collate function.
     """
 
-    def __init__(self, user: DataLoader[Any], sampler: Any, unknown_rows: UnknownRows) -> None:
-        self._user, self._sampler, self._unknown_rows = user, sampler, unknown_rows
+    def __init__(self, user: DataLoader[Any], sampler: Any, sizes: Any, unknown_rows: UnknownRows) -> None:
+        self._user, self._sampler, self._sizes, self._unknown_rows = user, sampler, sizes, unknown_rows
         self._known = self._now()
 
     def rebuilt(self, batch_sampler: Any) -> DataLoader[Any]:
@@ -70,12 +72,11 @@ class LiveSettings:
         Raises:
             ValueError: The batches have another sampler.
         """
-        sizes = self._user.batch_sampler
-        assert isinstance(sizes, BatchSampler)
-        if sizes.sampler is not self._sampler:
+        sampler = inner_sampler(self._user.batch_sampler)
+        if sampler is not self._sampler:
             raise ValueError(
                 f"`loader.batch_sampler.sampler` was changed from {type(self._sampler).__name__} to "
-                f"{type(sizes.sampler).__name__} after `attach`, but the plans of a run are made for the samples of the first. "
+                f"{type(sampler).__name__} after `attach`, but the plans of a run are made for the samples of the first. "
                 "Put the first sampler back, or call run.detach() and attach again."
             )
         now = self._now()
@@ -86,13 +87,13 @@ class LiveSettings:
         for name in changed:
             setattr(rebuilt, name, checked(self._user) if name == "collate_fn" else now[name])
         if isinstance(rebuilt.collate_fn, CheckedCollate):
-            rebuilt.collate_fn.batch_size = checked_batch_size(sizes)
+            rebuilt.collate_fn.batch_size = checked_batch_size(self._sizes)
 
     def _now(self) -> dict[str, Any]:
         return {name: getattr(self._user, name) for name in KEPT_SETTINGS}
 
 
-def checked_batch_size(sizes: BatchSampler) -> int:
+def checked_batch_size(sizes: Any) -> int:
     """Returns the batch size of a batch sampler.
 
     Raises:

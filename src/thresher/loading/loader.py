@@ -8,28 +8,29 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.loading.asking import asks_on
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.collate_check import CheckedCollate, UnknownRows
 from thresher.loading.control import EpochControl, OrderPlace
-from thresher.loading.dealing import Deal, deal_of
-from thresher.loading.kept import KeptIds, PlanWeights
+from thresher.loading.dealing import Deal
+from thresher.loading.epoch_rows import EpochOrders, EpochRows, Weights
 from thresher.loading.live_settings import KEPT_SETTINGS, LiveSettings, OfUser
-from thresher.loading.order import IdBatchSampler, KnownEnd, Order, SequentialOrder, TensorOrder
+from thresher.loading.order import IdBatchSampler, KnownEnd, SequentialOrder, TensorOrder
 from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
+from thresher.loading.shared_order import SharedOrder
 from thresher.loading.trees import to_device
 from thresher.loading.user_order import UserOrder
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws
 from thresher.plans import EpochPlan
+from thresher.shards import ALONE, World
 
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
@@ -41,30 +42,32 @@ class SelectedLoader(OfUser):
         loader: The user's DataLoader.
         device: Device that batches are moved to; None leaves them where they are.
         samples: Number of samples of full training, where some were pruned before it. Default: all that the sampler yields.
+        world: Processes that the loader deals out its samples to. Default: there is one.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, device: torch.device | None, samples: int | None = None) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], *, device: torch.device | None, samples: int | None = None, world: World = ALONE
+    ) -> None:
         self._user, self._samples = loader, samples
         self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
         self._deal: Deal | None = None
-        self._weights: PlanWeights | None = None
+        self._weights: Weights | None = None
         self._seen = 0
-        self._order = UserOrder(loader)
-        self.ids_of_sampler, self.shuffle_state = self._order.ids_of_sampler, self._order.shuffle_state
+        self._order: EpochOrders = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
+        self.ids_of_sampler, self.order_state = self._order.ids_of_sampler, self._order.state_dict
+        self.adopt, self.kept, self.refresh_ids = self._order.adopt, self._order.kept, self._order.refresh_ids
         self.streams, self.n = self._order.streams, self._order.n
         self._device = device
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
-        batches = loader.batch_sampler
-        assert isinstance(batches, BatchSampler)
-        self._ids = IdBatchSampler(batches)
+        self._ids = IdBatchSampler(self._order.sizes)
         self.unknown_rows = UnknownRows()
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers)
-        self._settings = None if self.streams else LiveSettings(loader, self._order.sampler, self.unknown_rows)
+        self._settings = None if self.streams else LiveSettings(loader, self._order.sampler, self._ids, self.unknown_rows)
         self._loader = loader if self._settings is None else self._settings.rebuilt(self._ids)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
         # are let go in good order after the cycle is gone.
@@ -139,11 +142,7 @@ class SelectedLoader(OfUser):
         Raises:
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
-        if not plan.smaller_batches:
-            return None
-        everything = self._order.candidates(self._seen) if self._samples is None else self._samples
-        ids, sizes = partial(self._order.samples_of, plan), self._ids
-        return deal_of(plan, self.n, ids, everything, sizes.batch_size, sizes.drop_last, least=least)
+        return self._order.deal(plan, self._ids, self._samples, self._seen, least=least)
 
     def stand_for(self, ids: Tensor) -> Tensor | None:
         """Returns how many candidates drawn rows stand for, shape (n,), float32; None where all rows count alike.
@@ -188,7 +187,7 @@ class SelectedLoader(OfUser):
             collate.calls = self._ids.served // self.num_workers  # new workers go on where the last ones were
         plan, place = self.control.begin()
         self.prepared.begin()
-        order, stayed = (SequentialOrder(0), None) if plan is None else self._order.of_epoch(plan, place)
+        rows = None if plan is None else self._order.of_epoch(plan, place, self._ids, self._samples)
         if place.consumed == 0:
             self._begin_with(NONE_WAIT)
         if self.row_buffer is not None and self.row_buffer.size is not None:
@@ -207,7 +206,8 @@ class SelectedLoader(OfUser):
         if plan is None:
             candidates: Any = StreamBatches(iter(self._loader), self._order.length(None).staying)
         else:
-            self._serve(plan, order, place.consumed, stayed)
+            assert rows is not None
+            self._serve(plan, rows, place.consumed)
             candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
         self._loader.collate_fn = collate
         self._workers_ran = self.persistent_workers
@@ -217,7 +217,7 @@ class SelectedLoader(OfUser):
             replayed = candidates.skip(place.consumed, self._keep_waiting(waiting)) if plan is None else self._ids.replay()
             # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
             rng.restore({**now, "generators": []}, self.device)
-            if stayed is None and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
+            if (rows is None or rows.stayed is None) and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
                 raise RuntimeError(
                     f"{type(self._order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
                     "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
@@ -230,15 +230,22 @@ class SelectedLoader(OfUser):
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
 
-    def _serve(self, plan: EpochPlan, order: Order, consumed: int, stayed: int | None) -> None:
+    def _serve(self, plan: EpochPlan, rows: EpochRows, consumed: int) -> None:
         """Has the ids of an epoch come from its order; see `IdBatchSampler.serve`."""
-        everything = plan.drawn or len(plan.ids) == self.n
-        kept = None if everything else KeptIds(plan.ids, self.n)
         deal, length = self.deal(plan), self._order.length(plan)
         if deal is not None:
             length = KnownEnd(deal.rows, length.drawn)
-        self._deal, self._weights = deal, PlanWeights(plan)
-        self._ids.serve(order, kept, consumed=consumed, stayed=stayed, length=length, deal=deal)
+        self._deal, self._weights = deal, rows.weights
+        self._ids.serve(rows.order, rows.kept, consumed=consumed, stayed=rows.stayed, length=length, deal=deal)
+
+    def consumed_at(self, drawn: int, stayed: int) -> int:
+        """Returns how many ids of full training were consumed at a place of the epoch's order.
+
+        Args:
+            drawn: Number of ids of the order that were drawn.
+            stayed: Number of these that stayed.
+        """
+        return self._order.consumed_at(drawn, stayed, self._deal)
 
     def exhausted(self, seen: int) -> None:
         """Ends the epoch, in which so many samples were seen."""
@@ -264,7 +271,7 @@ class SelectedLoader(OfUser):
             "waiting": {"ids": ids, "weights": weights},
             "seen": self._seen,
             "epoch_start": self._epoch_start,
-            "shuffle": self.shuffle_state(),
+            "shuffle": self.order_state(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -272,8 +279,7 @@ class SelectedLoader(OfUser):
         self.stop()
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
         self._seen, self._epoch_start = state["seen"], state["epoch_start"]
-        if self._order.passes is not None and state.get("shuffle") is not None:
-            self._order.passes.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
+        self._order.load_state_dict(state.get("shuffle"), active=state["active"], consumed=state["consumed"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
         """Begins the next pass with these rows, which waited when the epoch was interrupted."""
@@ -411,7 +417,8 @@ class EpochIterator:
         if left is not None and self._sizes.drops_last:
             left -= left % self._sizes.size
         self._left = left
-        self._place = OrderPlace(drawn, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
+        consumed = self._loader.consumed_at(drawn, stayed)
+        self._place = OrderPlace(consumed, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
         return self._loader.moved(batch), ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:

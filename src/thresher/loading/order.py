@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import BatchSampler, Sampler
+from torch.utils.data import Sampler
 
 from thresher.loading.dealing import Deal
 from thresher.loading.kept import KeptIds
@@ -176,10 +176,10 @@ class IdBatchSampler(Sampler[list[int]]):
     """The batch sampler inside the rebuilt loader; it remembers the ids of every batch that is on its way.
 
     Args:
-        sizes: The user's batch sampler, whose batch size and `drop_last` may change.
+        sizes: Batch size and `drop_last` of the user's loader, which may change, as attributes of an object.
     """
 
-    def __init__(self, sizes: BatchSampler) -> None:
+    def __init__(self, sizes: Any) -> None:
         self._sizes = sizes
         self.size = sizes.batch_size
         """Batch size when the iteration began."""

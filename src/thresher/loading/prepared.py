@@ -1,5 +1,6 @@
-"""The end of an epoch, as accelerate reads it while gradients are accumulated."""
+"""Loaders that accelerate prepared: where an epoch ends, as accelerate reads it, and how batches are dealt out."""
 
+import sys
 from typing import Any
 
 
@@ -90,3 +91,20 @@ def is_prepared(loader: Any) -> bool:
     """Whether accelerate prepared a loader, whose own iteration tells accelerate where an epoch begins and ends."""
     names = ("begin", "end", "end_of_dataloader", "remainder", "gradient_state", "iteration", "set_epoch")
     return all(hasattr(loader, name) for name in names)
+
+
+def is_shard_of_accelerate(batches: Any) -> bool:
+    """Whether a batch sampler is one by which accelerate deals out the batches of another one."""
+    loaders = sys.modules.get("accelerate.data_loader")
+    return loaders is not None and isinstance(batches, loaders.BatchSamplerShard)
+
+
+def inner_sampler(batches: Any) -> Any:
+    """Returns the sampler of a batch sampler, inside of one of accelerate."""
+    return (batches.batch_sampler if is_shard_of_accelerate(batches) else batches).sampler
+
+
+def share_states(loader: Any) -> None:
+    """Gives all processes the random states of the first one, as a loader that accelerate prepared does before each epoch."""
+    if getattr(loader, "rng_types", None) is not None:
+        sys.modules["accelerate.data_loader"].synchronize_rng_states(loader.rng_types, loader.synchronized_generator)

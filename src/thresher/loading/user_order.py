@@ -1,11 +1,13 @@
 """The order in which the user's loader reads its dataset."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -16,7 +18,19 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.loading.control import OrderPlace
-from thresher.loading.order import KnownEnd, Order, SamplerOrder, SequentialOrder, TensorOrder, as_ids, shuffled
+from thresher.loading.dealing import Deal, deal_of, sizes_of
+from thresher.loading.epoch_rows import EpochRows
+from thresher.loading.kept import KeptIds, PlanWeights
+from thresher.loading.order import (
+    IdBatchSampler,
+    KnownEnd,
+    Order,
+    SamplerOrder,
+    SequentialOrder,
+    TensorOrder,
+    as_ids,
+    shuffled,
+)
 from thresher.loading.shuffle import Shuffle, ShufflePasses
 from thresher.plans import EpochPlan
 
@@ -90,9 +104,27 @@ class UserOrder:
             or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
         )
 
-    def shuffle_state(self) -> dict[str, int | None] | None:
+    @property
+    def sizes(self) -> BatchSampler:
+        """Batch size and `drop_last` of the user's loader."""
+        batches = self._loader.batch_sampler
+        assert isinstance(batches, BatchSampler)
+        return batches
+
+    def state_dict(self) -> dict[str, int | None] | None:
         """Returns what the orders of a `Shuffle` depend on, as plain values; None for another sampler."""
         return None if self.passes is None else self.passes.state_dict()
+
+    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
+        """Goes on with the orders of a run that was saved.
+
+        Args:
+            state: Result of `state_dict`.
+            active: Whether an epoch was in progress.
+            consumed: Number of ids of its order that were consumed.
+        """
+        if self.passes is not None and state is not None:
+            self.passes.load_state_dict(state, active=active, consumed=consumed)
 
     def check_unchanged(self, *, ids: bool) -> None:
         """Refuses a dataset or, where the plans depend on it, a sampler that has other samples than when the run was attached.
@@ -129,17 +161,56 @@ class UserOrder:
         own = [generator for generator in found if isinstance(generator, torch.Generator)]
         return own[:1] if len(own) == 2 and own[0] is own[1] else own
 
-    def of_epoch(self, plan: EpochPlan, place: OrderPlace) -> tuple[Order, int | None]:
-        """Returns the ids of an epoch before its plan leaves samples out.
+    def adopt(self, plan: EpochPlan) -> None:
+        """Does nothing: there is one process."""
+
+    def kept(self, plan: EpochPlan) -> int:
+        """Returns the number of samples of a plan."""
+        return len(plan.ids)
+
+    def refresh_ids(self, plan: EpochPlan) -> Tensor | None:
+        """Returns the ids that a plan refreshes; None where it refreshes none."""
+        return plan.refresh if plan.refresh is not None and plan.refresh.numel() else None
+
+    def deal(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+        """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
+
+        Args:
+            plan: The plan of an epoch.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training; None for those of the order.
+            seen: Number of samples of the last epoch of a stream.
+            least: Least number of rows of a step.
+
+        Raises:
+            ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
+        """
+        if not plan.smaller_batches:
+            return None
+        everything = self.candidates(seen) if everything is None else everything
+        whole, ids = len(plan.ids) == self.n, partial(self.samples_of, plan)
+        found = sizes_of(plan, whole, ids, everything, sizes.batch_size, sizes.drop_last, least=least)
+        return None if found is None else deal_of(plan, self.n, found)
+
+    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
+        """Returns how many ids of the order were drawn."""
+        return drawn
+
+    def of_epoch(self, plan: EpochPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+        """Returns the rows of an epoch: the order of the sampler, and what its plan leaves of it.
 
         Args:
             plan: The plan of the epoch.
             place: OrderPlace that an interrupted epoch has reached.
-
-        Returns:
-            The order, and how many of the ids before the place stayed where it begins at the place; None where it begins with
-            the first id.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training; None for those of the order.
         """
+        order, stayed = self._order_of(plan, place)
+        whole = plan.drawn or len(plan.ids) == self.n
+        return EpochRows(order, None if whole else KeptIds(plan.ids, self.n), stayed, PlanWeights(plan))
+
+    def _order_of(self, plan: EpochPlan, place: OrderPlace) -> tuple[Order, int | None]:
+        """Returns the ids of an epoch before its plan leaves samples out, and `EpochRows.stayed`."""
         self.check_unchanged(ids=len(plan.ids) != self.n)
         if self.passes is None:
             return self._from_start(plan), None

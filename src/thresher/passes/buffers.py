@@ -70,7 +70,7 @@ def share_buffers(parallel: DistributedDataParallel | None) -> None:
     Args:
         parallel: The model around the buffers; None, or one that was told not to share its buffers, leaves them as they are.
     """
-    if parallel is not None and parallel.broadcast_buffers:
+    if parallel is not None and parallel.broadcast_buffers and parallel.modules_buffers:
         parallel._sync_buffers()
 
 

@@ -16,6 +16,8 @@ from thresher.attribution.model import TrackedModel
 from thresher.attribution.sample_dimension import SampleDimension
 from thresher.attribution.tracker import RowTracker
 from thresher.cost import Cost
+from thresher.distributed.layout import ShardLayout
+from thresher.distributed.records import ShardedRecords
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.reader import SignalReader
 from thresher.methods._on_subset import OnSubset
@@ -37,6 +39,7 @@ from thresher.run.state import SavedState
 from thresher.run.step_checks import StepChecks, parameters_elsewhere
 from thresher.run.stopwatch import Stopwatch
 from thresher.run.trained import Trained
+from thresher.shards import World
 from thresher.subset.parallel import is_sharded
 
 
@@ -52,15 +55,16 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     """
     methods, device = _methods(checked), _device(given)
     here = device or torch.device("cpu")
-    loader = SelectedLoader(given.loader, device=device, samples=None if checked.kept is None else len(checked.kept))
+    pruned = None if checked.kept is None else len(checked.kept)
+    loader = SelectedLoader(given.loader, device=device, samples=pruned, world=checked.world)
     _check_order(checked.epoch_method, loader)
     epoch_method = _on_subset(checked, loader)
-    records = Records(_columns(given, checked), loader.n, here)
+    records = _records(_columns(given, checked), loader.n, here, checked.world)
     cost = Cost()
     for one in methods:
         cost.add_scores(one.cost if requirements_of(one).cost else None)
     meter = Meter(cost)
-    counts = Records({} if loader.streams else COUNT_OF_TRAINED, loader.n, here)
+    counts = _records({} if loader.streams else COUNT_OF_TRAINED, loader.n, here, checked.world)
     accumulator = StepAccumulator(records, meter, counts, count_steps=given.optimizer is None)
     tracker, stopwatch = _tracker(given), Stopwatch(here)
     attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
@@ -95,9 +99,17 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
         epochs.step_checks = StepChecks(hooks, type(given.optimizer).__name__, parameters_elsewhere(given.model, hooks))
     claim(epochs, [given.loader, *optimizers_of(given)])
+    epochs.plan_ahead()
     state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
     return Run(
         Parts(methods[-1], loader, model, checked.criterion, epochs, attributor, accumulator, records, cost, stopwatch, state)
+    )
+
+
+def _records(columns: dict[str, Column], n: int, device: torch.device, world: World) -> Records:
+    """Records of all samples, or of those whose records this process holds."""
+    return (
+        Records(columns, n, device) if world.size == 1 else ShardedRecords(columns, ShardLayout(n, world.size), world, device)
     )
 
 
@@ -120,7 +132,11 @@ def _on_subset(checked: Checked, loader: SelectedLoader) -> EpochMethod | OnSubs
             f"{type(checked.before).__name__} decides among all {loader.n} samples of the dataset, but the loader's sampler "
             f"yields {len(ids)} of them. Pass a loader over torch.utils.data.Subset(dataset, ids), and scores of these samples."
         )
-    return OnSubset(method, checked.kept, loader.n)
+    kept = checked.kept
+    if checked.world.size > 1 and requirements_of(method).sharded:
+        block = ShardLayout(loader.n, checked.world.size).block(checked.world.rank)
+        kept = kept[(kept >= block.start) & (kept < block.stop)]
+    return OnSubset(method, kept, loader.n)
 
 
 def _device(given: Arguments) -> torch.device | None:
@@ -206,10 +222,12 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
     method = checked.on_stream or checked.batch_method
     if method is None:
         return NoSelection(tools)
-    stage = BatchStage(method, seed=given.seed)
+    stage = BatchStage(method, seed=given.seed, rank=checked.world.rank)
     scoring = given.scoring or Scoring()
     if checked.passes == "once":
         automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
+        by_chance = method.count(given.loader.batch_size or 1) is None
+        automatic = automatic and not (checked.world.size > 1 and by_chance)
         return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
     fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
     return BeforeForward(tools, stage, scoring, fills=fills)

@@ -34,7 +34,7 @@ def attach(
     device: torch.device | str | None = None,
     on_nonfinite: Literal["keep", "raise"] = "keep",
     spend: Literal["steps", "batches"] | None = None,
-    process_group: None = None,
+    process_group: Any = None,
 ) -> Run:
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
 
@@ -60,7 +60,8 @@ def attach(
         spend: Way in which the plans of an epoch method spend their samples: "steps" for fewer steps with full batches,
             "batches" for as many steps as full training with smaller batches, where the learning rate is not scaled and
             weights have a mean of 1. Default None: as the method does by itself.
-        process_group: Process group of several processes, which this version does not support yet.
+        process_group: Process group of torch.distributed whose processes train together: the data-parallel one, where there are
+            others. Default: the default group, where there is one; see "Several processes" in the README.
 
     Example:
         >>> from torch.utils.data import TensorDataset

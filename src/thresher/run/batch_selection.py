@@ -187,6 +187,10 @@ class NoSelection:
         """Nothing is chosen, so nothing is in vain."""
 
 
+MANY = 2**10
+"""Number of rows of a batch that stands for any."""
+
+
 class InForward(NoSelection):
     """A batch method chooses by the losses of the loop's own forward pass; the criterion keeps the chosen rows.
 
@@ -207,6 +211,8 @@ class InForward(NoSelection):
         tools.attributor.on_disowned = self.disown
         self._share = 1.0
         self._warned = self._compared = False
+        self._by_chance = stage.method.count(MANY) is None
+        """Whether processes keep different numbers of rows of equal batches."""
 
     @property
     def forward_passes(self) -> str | None:
@@ -245,7 +251,14 @@ class InForward(NoSelection):
             raise not_by_rows(error, criterion.own, k, layout.n) from error
         if to_compare:
             self._compare(alone, found["loss"].index_select(0, plan.rows))
-        return value, found, plan.rows
+        return self._of_all_ranks(value, k), found, plan.rows
+
+    def _of_all_ranks(self, value: Tensor, k: int) -> Tensor:
+        """Returns a mean over k rows so that the mean over the processes is that over the rows of all of them."""
+        world = self._tools.records.shard.world
+        if world.size == 1 or not self._by_chance:
+            return value
+        return value * world.share_of_mean(k, value.device).to(value.dtype)
 
     def measuring(self, losses: Tensor) -> MeasureLoss:
         """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
@@ -256,9 +269,7 @@ class InForward(NoSelection):
             found = self._beside(rows, outputs[1], targets, self._tools.reader.chosen_by)
             plan = self._choose_rows(attribution, found)
             rows, weights = rows.index_select(0, plan.rows), _product(plan, weights)
-            if not len(rows):
-                return rows.sum(), found, plan.rows
-            return _weighted_mean(rows, weights) if weights is not None else rows.mean(), found, plan.rows
+            return self._of_all_ranks(_weighted_mean(rows, weights), len(rows)), found, plan.rows
 
         return measure
 
@@ -400,9 +411,11 @@ def _nothing(outputs: Any) -> Tensor:
     return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
 
 
-def _weighted_mean(rows: Tensor, weights: Tensor) -> Tensor:
-    """Mean of the losses of samples, from their losses by position, shape (n, positions)."""
-    return (rows.mean(1) * weights.to(rows.dtype)).mean() if len(rows) else rows.sum()
+def _weighted_mean(rows: Tensor, weights: Tensor | None) -> Tensor:
+    """Mean of the losses of samples, from their losses by position, shape (n, positions); 0 of no sample."""
+    if not len(rows):
+        return rows.sum()
+    return rows.mean() if weights is None else (rows.mean(1) * weights.to(rows.dtype)).mean()
 
 
 def _take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:

@@ -22,10 +22,11 @@ class BatchStage:
     Args:
         method: The method.
         seed: Random seed of its draws.
+        rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
     """
 
-    def __init__(self, method: BatchMethod, *, seed: int) -> None:
-        self.method, self.seed = method, seed
+    def __init__(self, method: BatchMethod, *, seed: int, rank: int = 0) -> None:
+        self.method, self.seed, self._rank = method, seed, rank
         self.requires = requirements_of(method)
         self.state = method.init_state()
         self.step = 0
@@ -56,7 +57,8 @@ class BatchStage:
         """Returns the generator of this step, whatever was drawn before."""
         block, place = divmod(self.step, SEEDS)
         if self._seeds[0] != (self.seed, block):
-            self._seeds = (self.seed, block), rng.seeds(SEEDS, self.seed, block, OF_BATCHES)
+            keys = (self.seed, block, OF_BATCHES, *([self._rank] if self._rank else []))
+            self._seeds = (self.seed, block), rng.seeds(SEEDS, *keys)
         return torch.Generator().manual_seed(self._seeds[1][place])
 
     def is_inactive(self, progress: float) -> bool:

@@ -24,6 +24,8 @@ from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.attached import check_free
 from thresher.run.learning_rate import parts_of
+from thresher.run.several import check_alike, check_several, world_of
+from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
 from thresher.subset.parallel import check_wrapping, inside, is_sharded
 
@@ -97,6 +99,7 @@ class Checked(NamedTuple):
         kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
         on_stream: Method that chooses rows in the place of the epoch method on a stream, which has no epoch to plan; None where
             the loader does not stream, or all rows are kept.
+        world: Processes that train together.
     """
 
     before: Any
@@ -107,6 +110,7 @@ class Checked(NamedTuple):
     passes: str
     kept: Tensor | None
     on_stream: OnStream | None = None
+    world: World = ALONE
 
 
 def check(given: Arguments, process_group: Any) -> Checked:
@@ -123,11 +127,13 @@ def check(given: Arguments, process_group: Any) -> Checked:
     before, epoch_method, batch_method = split_by_stage(given.method)
     several = isinstance(given.method, list | tuple) and len(given.method) > 1
     plans_epochs = batch_method is None and requirements_of(epoch_method).stream_share is None
-    check_loader(given.loader, plans_epochs=plans_epochs or several)
+    world = world_of(process_group)
+    check_loader(given.loader, plans_epochs=plans_epochs or several, several=world.size > 1)
     streams = isinstance(given.loader.dataset, IterableDataset)
     check_spend(given.spend, epoch_method, streams=streams)
-    check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, process_group, given.seed)
+    check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, given.seed)
     _check_types(given)
+    check_alike(world, _settings_of(given), given.loader)
     check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
     check_free("loader", type(given.loader).__name__, [given.loader])
     criterion = None if given.criterion is None else adapt(given.criterion)
@@ -139,10 +145,17 @@ def check(given: Arguments, process_group: Any) -> Checked:
     check_counted_once(epoch_method, passes, given.forward_passes)
     if given.model is not None:
         check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
+    check_several(world, given.loader, epoch_method, batch_method, passes, given.scoring)
     kept = None if before is None or samples is None else kept_of(before, samples)
     _check_ids(batch_method, samples, kept)
     on_stream = _on_stream(epoch_method, given) if streams else None
-    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream)
+    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world)
+
+
+def _settings_of(given: Arguments) -> dict[str, Any]:
+    """Arguments of `attach` that must be the same in all processes."""
+    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring")
+    return {name: getattr(given, name) for name in names}
 
 
 def _check_types(given: Arguments) -> None:
@@ -242,7 +255,7 @@ def kept_of(before: Any, n: int) -> Tensor:
     return plan.ids
 
 
-def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, process_group: Any, seed: Any) -> None:
+def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite: Any, seed: Any) -> None:
     """Validates the arguments of `attach` that do not depend on one another."""
     if not isinstance(epochs, int) or isinstance(epochs, bool) or epochs < 1:
         raise ValueError(f"`epochs` must be a whole number of 1 or more, got {epochs!r}")
@@ -254,9 +267,6 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
         raise ValueError(f"`on_nonfinite` must be 'keep' or 'raise', got {on_nonfinite!r}")
     if not isinstance(seed, int):
         raise TypeError(f"`seed` must be an int, got {type(seed).__name__}")
-    several = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-    if process_group is not None or several:
-        raise ValueError("`process_group`: training in several processes is not supported in this version; run one process")
 
 
 def by_share(method: Any) -> Any:

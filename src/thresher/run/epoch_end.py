@@ -25,6 +25,8 @@ class EpochEnd:
         close: Function that ends the epoch, given whether it is complete.
         rest: Function that is called when the last step of the pass is over.
         steps_are_seen: Whether there is an optimizer whose steps the run sees.
+        alone: Whether one process trains. Several end an epoch together, where the loop leaves the pass or steps, and not
+            where one of them reads a result.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class EpochEnd:
         rest: Callable[[], None],
         *,
         steps_are_seen: bool,
+        alone: bool = True,
     ) -> None:
+        self._alone = alone
         self._attributor, self._accumulator, self._cost = attributor, accumulator, cost
         self._close_epoch, self._rest, self._steps_are_seen = close, rest, steps_are_seen
         self._over, self._left, self._ended, self._asks_on = False, True, False, True
@@ -93,6 +97,8 @@ class EpochEnd:
         self._check_thread()
         if self._left and self._last_step_done:
             self._rest()
+        if not self._alone:
+            self.if_due(after_last_step=True)
 
     @property
     def due(self) -> bool:
@@ -134,7 +140,7 @@ class EpochEnd:
         Raises:
             RuntimeError: Another thread trains.
         """
-        if self._closing or not self.due:
+        if self._closing or not self.due or (reads and not self._alone):
             return
         done = self._last_step_done or self._trains_without_credit or (reads and not self._ahead)
         if after_last_step and not (done and self._thread == threading.get_ident()):

@@ -27,6 +27,7 @@ from thresher.run.epoch_end import EpochEnd
 from thresher.run.learning_rate import StepHooks
 from thresher.run.pace import BatchPlace, Position
 from thresher.run.planning import Planner, RunSettings, title_of
+from thresher.run.several import check_attached_late_enough, has_group
 from thresher.run.silence import SilentEpochs, plans_by_losses
 from thresher.run.step_checks import StepChecks
 
@@ -79,6 +80,8 @@ class Epochs:
         """Scales the learning rate and counts steps; None without an optimizer."""
         self.step_checks: StepChecks | None = None
         """Compares the steps with what the run takes them for; None without an optimizer."""
+        self._world = records.shard.world
+        self._alone, self._had_group = self._world.size == 1, has_group()
         self.position = Position(loader, attributor, settings.epochs)
         """How far the training is, for schedules that follow it."""
         self.epoch = 0
@@ -91,12 +94,15 @@ class Epochs:
         self._booked = dict.fromkeys(COUNTED, 0)
         self._warned_of_length = self._warned_of_evaluation = False
         self._at_begin = False, OrderPlace()
-        self.end = EpochEnd(attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen)
+        self.end = EpochEnd(
+            attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen, alone=self._alone
+        )
 
     # What the loader asks and reports
 
     def begin(self) -> EpochStart:
         """Begins an epoch, or goes on with an interrupted one."""
+        check_attached_late_enough(self._had_group)
         self.comparison.compare()
         if self._active and not self._resumed:
             self.end.before_next(self._place.consumed)
@@ -109,6 +115,8 @@ class Epochs:
         self._at_begin = resumed, self._place if resumed else OrderPlace()
         if not resumed:
             self._silence.begin()
+        if not self._alone:
+            self.end.if_due()
         plan = self.plan_if_any()
         self._resumed = False
         if not resumed:
@@ -190,7 +198,7 @@ class Epochs:
         self._rest()
         self._resumed, self._place = self._at_begin
         self._active = self._resumed
-        selects = self.selection.fills is not None or (plan is not None and _leaves_out(plan, self._loader.n))
+        selects = self.selection.fills is not None or (plan is not None and self._leaves_out(plan))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
             who = title_of(self._method if stage is None else stage.method)
@@ -221,11 +229,17 @@ class Epochs:
         """
         if self._loader.streams:
             raise ValueError("run.plan: an IterableDataset has no epoch plan; rows are chosen in every batch")
-        self.end.if_due()
+        if self._alone:
+            self.end.if_due()
         if self._plan is None:
             self._settle()
             self._plan = self._planner.plan(self.epoch, self._seed)
         return self._plan
+
+    def plan_ahead(self) -> None:
+        """Makes the plan of the next epoch, where processes must make it together: no other event is common to all of them."""
+        if not self._alone and self.epoch < self.settings.epochs:
+            _ = self.plan
 
     def plan_if_any(self) -> EpochPlan | None:
         """Returns the plan; None for a stream, which has none."""
@@ -299,6 +313,8 @@ class Epochs:
         """Goes on at the position that `state_dict` returned."""
         self._history = [dict(entry) for entry in state["history"]]
         self._plan = None if state["plan"] is None else EpochPlan(**state["plan"])
+        if self._plan is not None:
+            self._loader.adopt(self._plan)
         attached = self._selection_attached
         if isinstance(attached, InForward) and attached.instead is not None:
             self._switch(attached if state["passes"] == "once" else attached.instead)
@@ -315,6 +331,10 @@ class Epochs:
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
 
     # Parts
+
+    def _leaves_out(self, plan: EpochPlan) -> bool:
+        """Whether an epoch of a plan does not have every sample once."""
+        return plan.drawn or self._loader.kept(plan) < self._loader.n or plan.share < 1
 
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
@@ -337,8 +357,12 @@ class Epochs:
         self._silence.end(complete=complete)
         plan, stage = self._plan, self.selection.stage
         self._accumulator.flush()
-        if plan is not None and plan.refresh is not None and plan.refresh.numel():
-            self._passes.refresh(plan.refresh, training=requirements_of(self._method).refresh == "train")
+        refreshed = None if plan is None else self._loader.refresh_ids(plan)
+        if refreshed is not None:
+            self._passes.refresh(refreshed, training=requirements_of(self._method).refresh == "train")
+        self._records.come_home()
+        self._accumulator.count_trained()
+        self._accumulator.counts.come_home()
         if complete:
             rest = max(0, self._loader.candidates - self._place.consumed)
             self._cost.full_forward += rest
@@ -347,11 +371,10 @@ class Epochs:
         self.end.forget()
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:
-            refreshed = 0 if plan.refresh is None else len(plan.refresh)
             deal = self._loader.deal(plan)
             entry |= {
-                "kept": len(plan.ids) if deal is None else deal.rows,
-                "refreshed": refreshed,
+                "kept": self._loader.kept(plan) if deal is None else deal.rows * self._world.size,
+                "refreshed": self._world.total(0 if refreshed is None else len(refreshed)),
                 "lr_scale": plan.lr_scale,
                 **plan.facts,
             }
@@ -368,6 +391,7 @@ class Epochs:
         self.epoch += 1
         self._plan, self._active, self._place = None, False, OrderPlace()
         self._settle()
+        self.plan_ahead()
 
     def _settle(self) -> None:
         """Before records are used: writes every loss, and checks everything that the device was asked.
@@ -378,7 +402,7 @@ class Epochs:
         """
         self._accumulator.settle()
         doubts, self._accumulator.doubts = self._accumulator.doubts, []
-        if doubts and not bool(torch.stack(doubts).all()):
+        if self._world.total(bool(doubts) and not bool(torch.stack(doubts).all())):
             raise AttributionError(
                 "Targets were new tensors whose values are not the yielded targets of the rows that the outputs name, or `ids` "
                 "were not those of the rows or named a sample more than once, in the epoch that just ended. Those losses were "
@@ -391,11 +415,12 @@ class Epochs:
             return
         loss = self._records["loss"]
         bad = (loss < math.inf).logical_not_()  # nan or +inf, in one byte per sample
-        count = int(bad.sum())
+        count = self._world.total(int(bad.sum()))
         self._history[-1]["nonfinite"] = count
         if not count:
             return
-        some = bad.nonzero().flatten()[:5].tolist()
+        shard = self._records.shard
+        some = shard.world.join(bad.nonzero().flatten()[:5].cpu().numpy() + shard.first)[:5].tolist()
         message = f"{count} samples have a loss that is not finite (ids {some}{' ...' if count > 5 else ''})"
         if self.settings.on_nonfinite == "raise":
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
@@ -407,11 +432,6 @@ class Epochs:
 def _saved(plan: EpochPlan) -> dict[str, Any]:
     """Returns what is saved of a plan, as tensors and plain values."""
     return {name: value for name, value in vars(plan).items() if name != "lots"} | {"facts": dict(plan.facts), "remember": {}}
-
-
-def _leaves_out(plan: EpochPlan, n: int) -> bool:
-    """Whether an epoch of a plan does not have every sample once."""
-    return plan.drawn or len(plan.ids) < n or plan.share < 1
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: EpochPlan | None) -> str | None:

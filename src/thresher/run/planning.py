@@ -9,13 +9,17 @@ import torch
 from torch import Tensor
 
 from thresher import rng
+from thresher.distributed.kept import part_of_plan
+from thresher.distributed.records import ShardedRecords
+from thresher.exact import exact_mean
 from thresher.loading.loader import SelectedLoader
 from thresher.methods._on_stream import OnStream
 from thresher.methods._on_subset import OnSubset
-from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.methods.contract import EpochMethod, requirements_of, way_around
 from thresher.passes.own import OwnPasses
 from thresher.plans import EpochPlan
 from thresher.records import Records
+from thresher.shards import ALONE, Shard, World, shard_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,12 @@ class Planner:
             ValueError: The plan does not fit the training.
         """
         generator, epochs = rng.seeded(seed, epoch), self._settings.epochs
-        plan = self._checked(self._method.plan_epoch(self._known(epoch), epoch=epoch, epochs=epochs, generator=generator))
+        known, shard = self._known(epoch), self._records.shard
+        plan = self._method.plan_epoch(known, epoch=epoch, epochs=epochs, generator=generator)
+        plan = self._checked(plan, shard_of(known))
+        if self._gathers:
+            plan = part_of_plan(plan, shard)
+        self._loader.adopt(plan)
         self._records.remember(plan.remember)
         if plan.note and plan.note not in self._said:
             self._said.add(plan.note)
@@ -87,18 +96,26 @@ class Planner:
     def _known(self, epoch: int) -> Mapping[str, Tensor]:
         """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
         method: Any = self._method
+        if self._gathers:
+            assert isinstance(self._records, ShardedRecords)
+            return self._records.gathered(title_of(method), way_around(method, "sharded"))
         names = method.full_pass(epoch, self._settings.epochs) if requirements_of(method).full_pass else ()
         if not names:
             return self._records
         ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
         return {**self._records, **self._passes.full_pass(ids, names)}
 
-    def _checked(self, plan: Any) -> EpochPlan:
+    @property
+    def _gathers(self) -> bool:
+        """Whether every process makes the plan of all samples, because the method does not plan for a shard."""
+        return self._records.shard.world.size > 1 and not requirements_of(self._method).sharded
+
+    def _checked(self, plan: Any, shard: Shard) -> EpochPlan:
         name = title_of(self._method)
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
-        plan.check(self._loader.n)
-        plan = as_spent(plan, self._settings.spend)
+        plan.check(shard)
+        plan = as_spent(plan, self._settings.spend, shard.world)
         if plan.smaller_batches and self._fills():
             raise ValueError(
                 f"{name} makes smaller batches, which the batch method would fill up with forward_passes='twice': use "
@@ -119,7 +136,7 @@ class Planner:
         return plan
 
 
-def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> EpochPlan:
+def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None, world: World = ALONE) -> EpochPlan:
     """Returns a plan that spends its samples as `attach(spend=)` says.
 
     With as many steps as in full training there is nothing to make up for: the learning rate is not scaled, and weights have a
@@ -128,10 +145,11 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None) -> Epoc
     Args:
         plan: Plan of the method.
         spend: "steps", "batches", or None for the plan as it is.
+        world: Processes that have the other parts of the plan. Default: there are none.
     """
     if spend != "batches" or plan.smaller_batches:
         return plan
-    weights = None if plan.weights is None else plan.weights / plan.weights.mean()
+    weights = None if plan.weights is None else plan.weights / exact_mean(plan.weights.numpy(), world)
     return replace(plan, smaller_batches=True, weights=weights, lr_scale=1.0)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.accumulator import TRAINED, StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
@@ -52,6 +52,8 @@ class SavedState:
 
     def save(self) -> dict[str, Any]:
         """Returns everything that the run remembers."""
+        world = self.records.shard.world
+        world.meet("run.state_dict()")
         position = self.epochs.state_dict()
         self.accumulator.settle()
         self.stopwatch.update(self.cost)
@@ -63,7 +65,8 @@ class SavedState:
             "kept": self.kept,
             **position,
             **self.loader.state_dict(),
-            "trained": self.accumulator.count_trained().clone(),
+            "trained": self._trained(),
+            **({} if world.size == 1 else {"ranks": {"rank": world.rank, "size": world.size}}),
             "records": self.records.state_dict(),
             "cost": asdict(self.cost),
             "rng": rng.capture(self.device, self.loader.generators()),
@@ -84,12 +87,18 @@ class SavedState:
         self.records.load_state_dict(state["records"])
         vars(self.cost).update(state["cost"])
         self.accumulator.meter.restart()
-        self.accumulator.count_trained().copy_(state["trained"])
+        self.accumulator.count_trained()
+        self.accumulator.counts.load_state_dict(state["trained"] if "ranks" in state else {TRAINED: state["trained"]})
         self.epochs.load_state_dict(state)
         self.loader.load_state_dict(state)
         self.attributor.forget_batches()
         if restore_rng:
             rng.restore(state["rng"], self.device, self.loader.generators())
+
+    def _trained(self) -> Any:
+        """How often each sample was trained on: a tensor; in several processes the part that this one holds."""
+        found, counts = self.accumulator.count_trained().clone(), self.accumulator.counts
+        return found if counts.shard.world.size == 1 else counts.state_dict()
 
     def _name(self) -> str:
         return "+".join(name_of(method) for method in self.methods)
@@ -114,7 +123,7 @@ class SavedState:
         passes = self.epochs.selection.forward_passes
         if state["passes"] != passes and not (self.epochs.may_switch and state["passes"] in ("once", "twice")):
             raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
-        check_position(state, self.loader, stage, state["passes"])
+        check_position(state, self.loader, stage, state["passes"], self.records.shard)
         check_shuffle(state, self.loader)
         check_generators(state, self.loader, self.device, restored=restore_rng)
         for what, saved, own in (
@@ -137,6 +146,13 @@ class SavedState:
 
     def _check_kind(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another run, which is no damage."""
+        world = self.records.shard.world
+        own, saved = {"rank": world.rank, "size": world.size}, state.get("ranks", {"rank": 0, "size": 1})
+        if saved != own:
+            raise ValueError(
+                f"load_state_dict: the state was saved by process {saved['rank']} of {saved['size']}, and this is process "
+                f"{own['rank']} of {own['size']}: each process loads what it has saved itself. Start as many as before."
+            )
         if (method := state.get("method", self._name())) != self._name():
             raise ValueError(f"load_state_dict: the state is of method {method!r}, this run has {self._name()!r}")
         if (n := state.get("n", self.loader.n)) != self.loader.n:
@@ -150,6 +166,8 @@ class SavedState:
         if "kept" in state and (kept is None) != (given is None):
             refuse("kept", "None, since nothing was pruned" if kept is None else "the ids that pruning left", given)
         records = state.get("records")
+        if isinstance(records, Mapping) and "ranks" in state:
+            records = records.get("columns")
         if isinstance(records, Mapping) and set(records) != set(self.records):
             raise ValueError(
                 f"load_state_dict: the state has columns {sorted(map(str, records))}, this run {sorted(self.records)}"

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 
 from thresher import rng
+from thresher.attribution.accumulator import TRAINED
 from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
 from thresher.plans import EpochPlan
+from thresher.records import Records
+from thresher.shards import Shard
 from thresher.run.batch_stage import BatchStage
 from thresher.run.epochs import COUNTED
 
@@ -167,9 +170,9 @@ HISTORY = sequence(
 )
 
 
-def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor, records: Mapping[str, Tensor]) -> FieldCheck:
+def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor, records: Records) -> FieldCheck:
     """Returns the check of the types, shapes, dtypes and ranges of a whole state."""
-    n = loader.n
+    n, alone = loader.n, records.shard.world.size == 1
     ids = tensor(IDS, (None,), 0, None if loader.streams else n)
     waiting = table({"ids": ids, "weights": or_none(tensor(WEIGHTS, (None,)))})
     number_or_none = or_none(plain((int, float), "a number of at least 0", 0))
@@ -196,16 +199,28 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
             "seen": whole_number(),
             "epoch_start": or_none(table({**RANDOM_STATES, "workers_ran": TRUTH}, may_lack=("cuda",))),
             "shuffle": or_none(SHUFFLE),
-            "trained": tensor(trained, tuple(trained.shape), 0),
-            "records": table({name: tensor(column, (n,)) for name, column in records.items()}),
+            "trained": tensor(trained, tuple(trained.shape), 0) if alone else _shard({TRAINED: trained}),
+            "records": table({name: tensor(column, (n,)) for name, column in records.items()}) if alone else _shard(records),
+            "ranks": table({"rank": whole_number(), "size": whole_number(2)}),
             "cost": table(
                 {field.name: whole_number() if field.default == 0 else number_or_none for field in fields(Cost)}
                 | {"unknown": or_none(TEXT)}
             ),
             "rng": table(RANDOM_STATES, may_lack=("cuda",)),
         },
-        may_lack=("ran_out", "stayed", "shuffle"),
+        may_lack=("ran_out", "stayed", "shuffle", *(("ranks",) if alone else ())),
     )
+
+
+def _shard(columns: Mapping[str, Tensor]) -> FieldCheck:
+    """Returns the check of the state of records of which a process holds a part."""
+    own = {name: tensor(column, tuple(column.shape)) for name, column in columns.items()}
+    return table({"first": whole_number(), "n": whole_number(), "columns": table(own), "outbox": table({}, _any_tensor)})
+
+
+def _any_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        refuse(name, "a tensor", value)
 
 
 def _stage(stage: BatchStage | None) -> FieldCheck:
@@ -222,7 +237,9 @@ def _like(first: Any) -> FieldCheck:
     return plain((int, float) if type(first) in (int, float) else (type(first),), f"a value such as {first!r}")
 
 
-def check_position(state: Mapping[str, Any], loader: SelectedLoader, stage: BatchStage | None, passes: str | None) -> None:
+def check_position(
+    state: Mapping[str, Any], loader: SelectedLoader, stage: BatchStage | None, passes: str | None, shard: Shard
+) -> None:
     """Checks what the fields of a state say together: the epoch, its plan, and the rows that wait.
 
     Args:
@@ -230,6 +247,7 @@ def check_position(state: Mapping[str, Any], loader: SelectedLoader, stage: Batc
         loader: Loader of the run.
         stage: Batch method at work; None where there is none.
         passes: How the run chooses rows in the end.
+        shard: Samples whose records this process holds.
 
     Raises:
         ValueError: Fields do not agree.
@@ -245,7 +263,7 @@ def check_position(state: Mapping[str, Any], loader: SelectedLoader, stage: Batc
         refuse("batch_stage", "None, since no batch method was attached" if stage is None else "that of a batch method", own)
     if plan is not None:
         try:
-            EpochPlan(**plan).check(loader.n)
+            EpochPlan(**plan).check(shard)
         except (TypeError, ValueError) as error:
             raise ValueError(f"load_state_dict: `plan` is damaged; nothing was loaded. {error}") from error
         if plan["weights"] is not None and not bool(plan["weights"].isfinite().all()):
@@ -273,7 +291,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     Raises:
         ValueError: An interrupted epoch would go on in another order.
     """
-    saved, own = state.get("shuffle"), loader.shuffle_state()
+    saved, own = state.get("shuffle"), loader.order_state()
     was, now = _order_of(saved), _order_of(own)
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import EpochPlan
-from thresher.loading.dealing import Deal, deal_of, stands_for
+from thresher.loading.dealing import Deal, deal_of, sizes_of, stands_for
 from thresher.methods.winnow import draw_keys
 
 
@@ -33,8 +33,13 @@ def test_without_keys_all_candidates_are_rows():
     assert Deal(1, 2, 3).draw(torch.tensor([2, 0, 1]), 2).tolist() == [2, 0, 1]
 
 
+def made(plan, n, ids, everything, batch_size, drop_last, *, least=1):
+    sizes = sizes_of(plan, len(plan.ids) == n, ids, everything, batch_size, drop_last, least=least)
+    return None if sizes is None else deal_of(plan, n, sizes)
+
+
 def dealt(n, plan, *, batch_size=4, drop_last=False, ids=None):
-    return deal_of(plan, n, lambda: len(plan.ids) if ids is None else ids, n, batch_size, drop_last)
+    return made(plan, n, lambda: len(plan.ids) if ids is None else ids, n, batch_size, drop_last)
 
 
 def drawn(n, share, width=2.0):
@@ -85,7 +90,7 @@ def test_of_a_draw_from_some_ids_no_smallest_share_is_named():
 
 def test_keys_of_some_ids_are_those_of_the_dataset():
     plan = EpochPlan(torch.tensor([1, 3, 5, 7]), smaller_batches=True, keys=torch.tensor([4.0, 3, 2, 1]), share=0.5)
-    deal = deal_of(plan, 8, lambda: 4, 4, 2, False)
+    deal = made(plan, 8, lambda: 4, 4, 2, False)
     assert deal is not None and deal.keys is not None and deal.keys[plan.ids].tolist() == [4, 3, 2, 1]
 
 
@@ -102,7 +107,7 @@ def test_the_smallest_share_that_is_named_is_enough(n, batch_size, least, drop_l
 
     def spent(share):
         plan = drawn(n, share) if drawn_rows else EpochPlan(torch.arange(round(share * most)), smaller_batches=True)
-        return deal_of(plan, n, lambda: len(plan.ids), n, batch_size, drop_last, least=least)
+        return made(plan, n, lambda: len(plan.ids), n, batch_size, drop_last, least=least)
 
     too_little = (least * steps - 1) / max(1, most)
     if not 0 < too_little < 1 or round(too_little * most) == 0:
@@ -121,7 +126,7 @@ def test_an_order_of_unknown_length_is_refused():
         raise TypeError("the length of this epoch is not known")
 
     with pytest.raises(ValueError, match="number of samples of an epoch, and the length of this epoch is not known"):
-        deal_of(drawn(16, 0.5), 16, unknown, 16, 4, False)
+        made(drawn(16, 0.5), 16, unknown, 16, 4, False)
 
 
 @given(st.integers(1, depth(200, 2000)), st.integers(1, 64), st.floats(0.05, 1.0), st.booleans())
@@ -201,7 +206,7 @@ def test_no_row_stands_for_more_than_20_candidates():
 def test_scores_of_some_ids_are_those_of_the_dataset():
     ids = torch.tensor([1, 3, 5, 7])
     values = torch.tensor([4.0, 3, 2, 1])
-    deal = deal_of(EpochPlan(ids, smaller_batches=True, keys=values, scores=values / 5, share=0.5), 8, lambda: 4, 4, 2, False)
+    deal = made(EpochPlan(ids, smaller_batches=True, keys=values, scores=values / 5, share=0.5), 8, lambda: 4, 4, 2, False)
     assert deal is not None and deal.scores is not None and deal.stand_for is not None
     assert torch.equal(deal.scores[ids], values / 5) and len(deal.stand_for) == 8
 

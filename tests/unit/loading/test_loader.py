@@ -85,7 +85,7 @@ class OwnBatches(BatchSampler):
         (
             lambda: DataLoader(data(), B, sampler=DistributedSampler(data(), num_replicas=2, rank=0)),
             ValueError,
-            "DistributedSampler for 2 processes.*several processes is not supported.*num_replicas=1",
+            "DistributedSampler for 2 processes.*init_process_group before attach.*num_replicas=1",
         ),
     ],
 )

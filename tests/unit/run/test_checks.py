@@ -63,7 +63,7 @@ REFUSED = [
     ({"method": RandomBackprop(), "scoring": Scoring()}, ValueError, "RandomBackprop needs no losses to choose by; leave it"),
     ({"method": SB, "scoring": Scoring(), "forward_passes": "once"}, ValueError, "is for forward_passes='twice': with 'once'"),
     ({"on_nonfinite": "drop"}, ValueError, "`on_nonfinite` must be 'keep' or 'raise', got 'drop'"),
-    ({"process_group": object()}, ValueError, "several processes is not supported"),
+    ({"process_group": object()}, ValueError, "`process_group`: there is no process group: call"),
     ({"seed": "x"}, TypeError, "`seed` must be an int, got str"),
     ({"model": lambda x: x}, TypeError, "`model` must be a torch.nn.Module, got function"),
     ({"optimizer": "adam"}, TypeError, "`optimizer` must be a torch.optim.Optimizer, got str"),

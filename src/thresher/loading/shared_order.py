@@ -1,0 +1,366 @@
+"""The order that several processes share: the sampler's, after the plan, dealt out as the user's loader deals it."""
+
+import zlib
+from collections.abc import Callable
+from functools import cached_property, partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from thresher.distributed.agreement import agree
+from thresher.distributed.kept import SharedPlan
+from thresher.distributed.layout import ShardLayout
+from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, RankBatches, RankOrder, continued
+from thresher.loading.control import OrderPlace
+from thresher.loading.dealing import Deal, Sizes, sizes_of
+from thresher.loading.epoch_rows import EpochRows
+from thresher.loading.order import IdBatchSampler, KnownEnd, as_ids
+from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate, share_states
+from thresher.loading.shuffle import Shuffle
+from thresher.permutation import Permutation
+from thresher.plans import EpochPlan
+from thresher.shards import World
+
+
+class Rows(Protocol):
+    """The rows of one rank in an epoch, which can be read at any place."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of rows from one number to another; fewer where they end."""
+        ...
+
+
+class OwnRows:
+    """The rows of this process as an `Order` of the loader, with their weights; made when the first row is needed.
+
+    A sampler draws its order after the loader has drawn the seed of its workers, and may draw both from one generator.
+
+    Args:
+        make: Function that returns the rows; all processes call it together.
+        place: Number of rows that were taken before.
+        shared: The plan.
+    """
+
+    def __init__(self, make: Callable[[], Rows], place: int, shared: SharedPlan) -> None:
+        self._make, self._place, self._shared = make, place, shared
+        self._sorted, self._weights = np.empty(0, dtype=np.int64), None
+
+    @cached_property
+    def _rows(self) -> Rows:
+        rows = self._make()
+        if self._shared.asks_for_weights:
+            self._sorted = np.sort(rows.take(0, len(rows)))
+            self._weights = self._shared.weights(self._sorted)
+        return rows
+
+    def take(self, k: int) -> Tensor:
+        """Returns the next `k` ids, int64; fewer when they run out."""
+        ids = torch.from_numpy(self._rows.take(self._place, self._place + k))
+        self._place += len(ids)
+        return ids
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` ids."""
+        self._place = min(self._place + k, len(self._rows))
+
+    def of(self, ids: Tensor) -> Tensor | None:
+        """Returns the weights of rows that were taken, shape (k,), float32; None where all are 1.
+
+        Args:
+            ids: Ids to look up, shape (k,), int64.
+        """
+        if self._weights is None:
+            return self._shared.weights(ids.numpy())
+        return self._weights[torch.from_numpy(np.searchsorted(self._sorted, ids.numpy()))]
+
+
+class DrawnRows:
+    """The rows of this process where the rows of each step are drawn from candidates.
+
+    Args:
+        drawn: Rows of each step, of all ranks.
+        sizes: Numbers of one process.
+        world: The ranks.
+    """
+
+    def __init__(self, drawn: DrawnOrder, sizes: Sizes, world: World) -> None:
+        self._drawn, self._sizes, self._world = drawn, sizes, world
+        self._ends = _ends(sizes.rows, sizes.steps)
+
+    def __len__(self) -> int:
+        return self._sizes.rows
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of rows from one number to another, those of whole steps; fewer where they end."""
+        first, last = (int(np.searchsorted(self._ends, min(row, self._sizes.rows))) for row in (begin, end))
+        parts = [self._drawn.take(step)[self._world.rank :: self._world.size] for step in range(first, last)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _ends(total: int, steps: int) -> NDArray[np.int64]:
+    """Returns where the equal parts of a number end, with a 0 before them, shape (steps + 1,)."""
+    return np.arange(steps + 1, dtype=np.int64) * total // steps
+
+
+class SharedOrder:
+    """What `UserOrder` is for one process: the user's sampler, and what is known of the order that it yields.
+
+    Args:
+        loader: The user's loader, which `check_shared` has let pass.
+        world: The processes.
+    """
+
+    streams = False
+    is_free = False
+
+    def __init__(self, loader: DataLoader[Any], world: World) -> None:
+        self._loader, self.dataset, self.world = loader, loader.dataset, world
+        self.n = len(self.dataset)  # pyright: ignore[reportArgumentType]
+        self._batches: Any = loader.batch_sampler
+        self.by_batches = is_shard_of_accelerate(self._batches)
+        """Whether each process has every W-th batch, rather than every W-th row."""
+        self.sampler = inner_sampler(self._batches)
+        self.layout = ShardLayout(self.n, world.size)
+        self._shared: SharedPlan | None = None
+        self._kept: KeptOrder | None = None
+        self._epoch: int | None = None
+
+    # What does not depend on the plan
+
+    @property
+    def sizes(self) -> "SharedOrder":
+        """This object, which has the batch size and `drop_last` of this process."""
+        return self
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the user's loader drops a last batch that is not full."""
+        return self._batches.drop_last
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows of a batch of this process."""
+        split = getattr(self._batches, "split_batches", False)
+        return self._batches.batch_size // self.world.size if split else self._batches.batch_size
+
+    @property
+    def yields_once(self) -> bool:
+        """Whether no sample can come twice in an epoch, as it does where the order is continued with its beginning."""
+        return self._drops or self.n % (self.world.size * (self.batch_size if self.by_batches else 1)) == 0
+
+    @property
+    def _drops(self) -> bool:
+        return bool(self._batches.drop_last if self.by_batches else getattr(self.sampler, "drop_last", False))
+
+    def ids_of_sampler(self) -> None:
+        """Returns None: the order has all ids."""
+
+    def check_unchanged(self) -> None:
+        """Refuses a dataset that has another number of samples than when the run was attached.
+
+        Raises:
+            ValueError: It has.
+        """
+        now = len(self.dataset)  # pyright: ignore[reportArgumentType]
+        if now != self.n:
+            raise ValueError(
+                f"The dataset of the loader had {self.n} samples when `attach` was called and has {now} now, but the records "
+                "and the plans of a run are for a fixed number of samples. Call run.detach() and attach again after the "
+                "dataset has changed."
+            )
+
+    def generators(self) -> list[torch.Generator]:
+        """Returns the generators that the loader draws from."""
+        found = [getattr(self.sampler, "generator", None), self._loader.generator]
+        own = [generator for generator in found if isinstance(generator, torch.Generator)]
+        return own[:1] if len(own) == 2 and own[0] is own[1] else own
+
+    def candidates(self, seen: int) -> int:
+        """Returns the number of ids that this process has in an epoch of full training."""
+        return self._rows_of(self.n)
+
+    def _rows_of(self, total: int) -> int:
+        """Returns how many of so many ids each process has."""
+        return 0 if total == 0 else len(self._dealt(np.arange, total))
+
+    def _dealt(self, piece: Piece, total: int, *, by_rows: bool = False) -> Rows:
+        """Returns the rows of this process among those of an order."""
+        if self.by_batches and not by_rows:
+            return RankBatches(piece, total, self.world, self.batch_size, drop_last=self._drops)
+        return RankOrder(piece, total, self.world, drop_last=self._drops)
+
+    def state_dict(self) -> dict[str, int | None]:
+        """Returns what the order of the epoch in progress and those of later ones depend on, as plain values."""
+        seed, epoch = (getattr(self.sampler, name, 0) for name in ("seed", "epoch"))
+        return {"seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
+
+    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
+        """Goes on with the orders of a run that was saved.
+
+        Args:
+            state: Result of `state_dict`.
+            active: Whether an epoch was in progress.
+            consumed: Number of ids of its order that were consumed.
+        """
+        self._epoch = state["begun"]
+        epoch = self._epoch if active and consumed else state["epoch"]
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    # The plan of an epoch
+
+    def adopt(self, plan: EpochPlan) -> None:
+        """Makes known to all processes what each of them has to know of a plan.
+
+        Args:
+            plan: Part of the plan that is of this process's block.
+        """
+        self._shared = SharedPlan(plan, self.layout, self.world)
+
+    @property
+    def shared(self) -> SharedPlan:
+        """The plan that was adopted last."""
+        assert self._shared is not None
+        return self._shared
+
+    def samples_of(self, plan: EpochPlan) -> int:
+        """Returns the number of rows of this process in an epoch that follows a plan."""
+        return self._rows_of(self.shared.rows)
+
+    def kept(self, plan: EpochPlan) -> int:
+        """Returns the number of samples of a plan, of all processes."""
+        return self.shared.rows
+
+    def refresh_ids(self, plan: EpochPlan) -> Tensor | None:
+        """Returns the ids that this process refreshes, an equal part of all; None where no process refreshes any."""
+        return self.shared.refresh_ids() if self.shared.refreshed else None
+
+    def length(self, plan: EpochPlan | None) -> KnownEnd:
+        """Returns what is known of the end of an epoch before it is reached."""
+        assert plan is not None
+        return KnownEnd(self.samples_of(plan))
+
+    def _sizes_of(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> Sizes | None:
+        """Returns the numbers of the smaller batches of this process; None where an epoch has full batches.
+
+        Args:
+            plan: The plan of an epoch.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training, of all processes; None for those of the order.
+            least: Least number of rows of a step.
+        """
+        if not plan.smaller_batches:
+            return None
+        full = self.n if everything is None else everything
+        staying, whole = self._rows_of(self.shared.rows), self.shared.everything
+        return sizes_of(plan, whole, lambda: staying, self._rows_of(full), sizes.batch_size, sizes.drop_last, least=least)
+
+    def deal(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+        """Returns how the smaller batches of this process are made; rows that are drawn are drawn before they are dealt.
+
+        Args:
+            plan: The plan of an epoch.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training, of all processes; None for those of the order.
+            seen: Number of samples of the last epoch of a stream: 0.
+            least: Least number of rows of a step.
+
+        Raises:
+            ValueError: There are too few rows for the steps.
+        """
+        found = self._sizes_of(plan, sizes, everything, least)
+        return None if found is None else Deal(found.steps, found.rows, found.rows)
+
+    # An epoch
+
+    def of_epoch(self, plan: EpochPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+        """Returns the rows of this process in an epoch; all processes call it together.
+
+        Args:
+            plan: The plan of the epoch.
+            place: Place that an interrupted epoch has reached.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training, of all processes; None for those of the order.
+
+        Raises:
+            DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
+            RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
+        """
+        self.check_unchanged()
+        share_states(self._loader)
+        epoch, found = self._begin(place), self._sizes_of(plan, sizes, everything)
+        rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, self.shared)
+        return EpochRows(rows, None, place.stayed, rows)
+
+    def _make(self, plan: EpochPlan, epoch: int, found: Sizes | None) -> Rows:
+        """Returns the rows of this process in an epoch; all processes call it together."""
+        piece = self._order_of(epoch)
+        self._kept = None if self.shared.everything else KeptOrder(piece, self.n, self.shared.keeps, self.world)
+        piece, total = (piece, self.n) if self._kept is None else (self._kept.take, len(self._kept))
+        rows = self._dealt(piece, total, by_rows=found is not None)
+        if found is not None and plan.keys is not None:
+            world = self.world.size
+            candidates, drawn = (np.diff(_ends(number, found.steps)) * world for number in (found.candidates, found.rows))
+            steps = DrawnOrder(_continued(piece, total), candidates, drawn, self.shared.keys, self.world)
+            rows = DrawnRows(steps, found, self.world)
+        return rows
+
+    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
+        """Returns how many ids of full training this process has consumed with its first so many rows of the epoch.
+
+        Args:
+            drawn: The same number.
+            stayed: Number of rows, 1 or more.
+            deal: How smaller batches are made; None for full batches.
+        """
+        everything = self.candidates(0)
+        everything -= everything % self.batch_size if self.drop_last else 0
+        if deal is not None:
+            return -(-stayed * everything // deal.rows)
+        if self._kept is None:
+            return min(everything, stayed)
+        return min(everything, -(-self._kept.place_after(stayed * self.world.size) * everything // self.n))
+
+    def _begin(self, place: OrderPlace) -> int:
+        """Begins a pass, and returns the number of the epoch whose order it has."""
+        sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
+        if place.consumed and epoch != self._epoch:
+            raise RuntimeError(
+                f"The run goes on in the middle of an epoch whose order is that of epoch {self._epoch} of its "
+                f"{type(sampler).__name__}, whose epoch is {epoch} now. Call set_epoch({self._epoch}) before this epoch."
+            )
+        self._epoch = epoch
+        if isinstance(sampler, Shuffle):
+            sampler.begin_pass()
+        return epoch
+
+    def _order_of(self, epoch: int) -> Piece:
+        """Returns the order of an epoch before the plan."""
+        sampler, known = self.sampler, {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
+        if isinstance(sampler, Shuffle):
+            agree(self.world, known)
+            return Permutation(self.n, sampler.seed, epoch).piece
+        ids = self._all_ids()
+        agree(self.world, {**known, "the checksum of the order of the epoch": zlib.crc32(ids.tobytes())})
+        return lambda begin, end: ids[begin:end].astype(np.int64, copy=False)
+
+    def _all_ids(self) -> NDArray[Any]:
+        """Returns the order of the epoch as the sampler makes it, for all processes alike."""
+        sampler = self.sampler
+        if type(sampler) is DistributedSampler:
+            if not sampler.shuffle:
+                return np.arange(self.n)
+            generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
+            return torch.randperm(self.n, generator=generator).numpy()
+        return as_ids(list(sampler), sampler, self.n).numpy()
+
+
+def _continued(piece: Piece, total: int) -> Piece:
+    return lambda begin, end: continued(piece, total, begin, end)

@@ -1,0 +1,123 @@
+"""What `attach` checks where several processes train together, and which processes these are."""
+
+from typing import Any
+
+from torch import distributed
+from torch.utils.data import IterableDataset
+
+from thresher.distributed.agreement import agree, sampler_facts
+from thresher.distributed.world import ProcessWorld
+from thresher.loading.checks import check_shared
+from thresher.loading.prepared import inner_sampler
+from thresher.methods.contract import BatchMethod, EpochMethod, requirements_of, way_around
+from thresher.passes.scoring import Scoring
+from thresher.shards import ALONE, World
+from thresher.subset.parallel import in_several_processes
+
+NOT_SHARED = "sampler.generator"
+"""Fact about a sampler in which processes may differ: accelerate gives all of them the same state before each epoch."""
+
+
+def world_of(process_group: Any) -> World:
+    """Returns the processes that train together; `ALONE` where there is one.
+
+    Args:
+        process_group: Argument of `attach`; None for the default group, where there is one.
+
+    Raises:
+        ValueError: `process_group` is no group of torch.distributed that this process is in.
+    """
+    if process_group is None and not in_several_processes():
+        return ALONE
+    try:
+        world = ProcessWorld(process_group)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"`process_group`: {error}") from error
+    return ALONE if world.size == 1 else world
+
+
+def has_group() -> bool:
+    """Returns whether this process is in a process group of torch.distributed, be it alone there."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def check_attached_late_enough(had_group: bool) -> None:
+    """Refuses a run that was attached as that of one process, and trains in several.
+
+    Args:
+        had_group: Result of `has_group` when the run was attached.
+
+    Raises:
+        RuntimeError: There is a process group of several processes now, and there was none then.
+    """
+    if not had_group and in_several_processes():
+        raise RuntimeError(
+            f"attach was called before torch.distributed.init_process_group, so that each of the "
+            f"{distributed.get_world_size()} processes would train on all samples by itself. Call attach after it."
+        )
+
+
+def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
+    """Checks that all processes attach alike; each of them calls it, before any of them can fail by itself.
+
+    Args:
+        world: The processes.
+        settings: Arguments of `attach` by name.
+        loader: The user's loader.
+
+    Raises:
+        DisagreementError: They do not; all processes raise it.
+    """
+    if world.size == 1:
+        return
+    batches = loader.batch_sampler
+    sampler = None if batches is None else inner_sampler(batches)
+    facts = {name: fact for name, fact in sampler_facts(sampler).items() if name != NOT_SHARED}
+    sizes = {name: getattr(batches, name, None) for name in ("batch_size", "drop_last")}
+    samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+    agree(world, {**settings, "samples": samples, **sizes, **facts})
+
+
+def check_several(
+    world: World, loader: Any, method: EpochMethod, batch: BatchMethod | None, passes: str, scoring: Scoring | None
+) -> None:
+    """Refuses what several processes cannot do together.
+
+    Args:
+        world: The processes.
+        loader: The user's loader.
+        method: The epoch method.
+        batch: The batch method; None where there is none.
+        passes: Result of `passes_of`.
+        scoring: Argument of `attach`.
+
+    Raises:
+        ValueError: A loader or a method is not for several processes.
+    """
+    if world.size == 1:
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: {world.size} processes could have "
+            "different numbers of batches. Use a map-style dataset, or one process."
+        )
+    check_shared(loader, world)
+    name, requires = type(method).__name__, requirements_of(method)
+    for needed, what in (
+        (requires.own_order, "draws the order of training itself"),
+        (bool(requires.full_pass), "needs the gradients of all samples in one place"),
+        (requires.weighted_statistics, "weighs the rows of BatchNorm layers by how each was drawn"),
+    ):
+        if needed:
+            way_out = way_around(method, "weighted_statistics") or ", or use another method, such as Kakurenbo"
+            raise ValueError(f"{name} {what}, which {world.size} processes cannot do together. Train in one process{way_out}.")
+    if scoring is not None and scoring.every_epochs > 1:
+        raise ValueError(
+            "`scoring`: losses of earlier epochs are in the records of the process that holds a sample, not of the one that "
+            "has it in a batch. Use every_epochs=1 in several processes."
+        )
+    if batch is not None and passes != "once" and batch.count(loader.batch_size or 1) is None:
+        raise ValueError(
+            f"{type(batch).__name__} keeps rows by chance, so that forward_passes='twice' would give the processes different "
+            "numbers of batches, and they would wait for one another for ever. Use forward_passes='once'."
+        )

@@ -1,0 +1,140 @@
+"""`attach` in several processes: the training is that of one process, and what cannot be so is refused in all of them."""
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+
+import thresher
+import training_processes as cases
+from depth import depth
+from thresher.run.several import check_attached_late_enough
+
+SIZES = (2,) if depth(1, 2) == 1 else (2, 4)
+NAMES = {2: tuple(case.__name__ for case in cases.CASES), 4: ("plans", "prepared")}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def results(request, tmp_path_factory):
+    """What every case returned in each process."""
+    size, folder = request.param, tmp_path_factory.mktemp("processes")
+    mp.spawn(cases.run_cases, (size, str(folder), NAMES[size]), nprocs=size)
+    cases.WORLD[0] = size
+    return [torch.load(folder / str(rank), weights_only=False) for rank in range(size)]
+
+
+def of_all(found, name):
+    return [one[name] for one in found]
+
+
+def assert_one_training(found, whole):
+    """Checks what each process found against the same training in one process."""
+    for one in found:
+        for own, expected in zip(one["weights"], whole["weights"], strict=True):
+            torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+    assert torch.equal(torch.cat(of_all(found, "trained")), whole["trained"])
+    for name, column in whole["records"].items():
+        torch.testing.assert_close(torch.cat([one["records"][name] for one in found]), column, equal_nan=True)
+    assert of_all(found, "history") == [whole["history"]] * len(found)
+    assert sum(of_all(found, "forward")) == whole["forward"]
+    for number, batches in enumerate(whole["seen"]):
+        steps = [torch.cat(parts).sort().values for parts in zip(*(one["seen"][number] for one in found), strict=True)]
+        assert [step.tolist() for step in steps] == [batch.sort().values.tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("name", cases.METHODS)
+@pytest.mark.parametrize("kind", ["DistributedSampler", "Shuffle"])
+def test_the_training_is_that_of_one_process(results, name, kind):
+    whole = cases.trained(cases.loader_of(kind, 0, 1, cases.samples()), 0, 1, cases.METHODS[name]())
+    assert_one_training([one["plans"][f"{name}, {kind}"] for one in results], whole)
+
+
+def steps_of(found, number):
+    """Ids of all processes in each step of an epoch."""
+    return [torch.cat(parts) for parts in zip(*(one["seen"][number] for one in found), strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["accelerate", "accelerate, seedable"])
+@pytest.mark.parametrize("name", ["UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"])
+def test_loaders_that_accelerate_prepared(results, name, kind):
+    """Every sample of a plan once, all processes with the same weights, and the counts of one process."""
+    found = [one["prepared"][f"{name}, {kind}"] for one in results]
+    whole = cases.trained(cases.loader_of("Shuffle", 0, 1, cases.samples()), 0, 1, cases.METHODS[name]())
+    for number, batches in enumerate(whole["seen"]):
+        steps = steps_of(found, number)
+        assert all(len(torch.cat(steps).unique()) == sum(map(len, steps)) for _ in steps)
+        if name == "UniformSubset":
+            assert [len(step) for step in steps] == [len(batch) for batch in batches]
+            assert set(torch.cat(steps).tolist()) <= set(range(cases.N))
+    assert all(torch.equal(one, other) for one, other in zip(found[0]["weights"], found[-1]["weights"], strict=True))
+    trained = torch.cat(of_all(found, "trained"))
+    assert int(trained.sum()) == sum(len(step) for number in range(cases.EPOCHS) for step in steps_of(found, number))
+
+
+two = pytest.mark.parametrize("results", [2], indirect=True)
+
+
+@two
+def test_all_data_is_the_loop_without_a_run_bit_for_bit(results):
+    for one in results:
+        assert all(one["nothing_left_out"].values()), one["nothing_left_out"]
+
+
+@two
+@pytest.mark.parametrize("passes", ["once", "twice"])
+def test_methods_that_choose_in_the_batch(results, passes):
+    found = [one["in_the_batch"][passes] for one in results]
+    assert all(torch.equal(one, other) for one, other in zip(*of_all(found, "weights"), strict=True))
+    assert len({tuple(map(len, one["seen"])) for one in found}) == 1
+    losses = [one["records"]["loss"] for one in found]
+    assert torch.isfinite(torch.cat(losses)).all()
+
+
+@two
+def test_a_run_goes_on_in_the_middle_of_an_epoch(results):
+    for one in results:
+        assert all(one["resumed"].values()), one["resumed"]
+
+
+REFUSED = {
+    "shuffle=True": "RandomSampler, by which each of the 2 processes would train on all.*DistributedSampler.*thresher.Shuffle",
+    "another rank": "deals out its samples to process [01] of 2, and this is process [01] of 2",
+    "another group": "deals out its samples to process [01] of 3",
+    "over other samples": "DistributedSampler over 9 samples, and its dataset has 2561",
+    "a stream": "Stream, an IterableDataset.*Use a map-style dataset",
+    "own order": "ImportanceSampling draws the order of training itself.*another method",
+    "full pass": "GradMatch needs the gradients of all samples",
+    "weighed rows": "weighs the rows of BatchNorm layers.*batch_norm='drawn'",
+    "stale losses": "Use every_epochs=1",
+    "twice by chance": "keeps rows by chance.*Use forward_passes='once'",
+    "another seed": "DisagreementError.*\n  seed is 0 on rank 0, and 1 on rank 1",
+    "another setting": r"method is UniformSubset\(keep=0.5\) on rank 0, and UniformSubset\(keep=0.6\) on rank 1",
+    "another size": "samples is 8 on rank 0, and 16 on rank 1",
+    "another sampler seed": "sampler.seed is 0 on rank 0, and 1 on rank 1",
+    "too few samples": "the dataset has 1 samples, and there are 2 processes",
+    "another epoch": "sampler.set_epoch` sets it is 0 on rank 0, and 1 on rank 1",
+}
+
+
+@two
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_all_processes(results, case):
+    for one in results:
+        with pytest.raises(RuntimeError, match=REFUSED[case]):
+            raise RuntimeError(one["refusals"][case])
+
+
+@two
+def test_one_process_alone_is_not_left_to_wait(results):
+    found = [one["refusals"]["one alone"] for one in results]
+    assert "process 0 of 2, and not in all of them within 1 s" in found[0] and found[1] == "nothing"
+
+
+def test_attached_too_early(monkeypatch):
+    run = thresher.attach(
+        thresher.FullData(), loader=cases.loader_of("Shuffle", 0, 1, cases.samples(8)), criterion=torch.nn.MSELoss(), epochs=1
+    )
+    monkeypatch.setattr("thresher.run.several.in_several_processes", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    with pytest.raises(RuntimeError, match="before torch.distributed.init_process_group, so that each of the 2 processes"):
+        iter(run.loader)
+    check_attached_late_enough(had_group=True)

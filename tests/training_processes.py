@@ -1,0 +1,328 @@
+"""Trainings with `attach` that several processes run together, and the same ones in one process.
+
+`integration/test_training_in_processes.py` starts the processes once and compares what they return.
+"""
+
+import datetime
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch import Tensor, distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+
+import thresher
+from thresher.distributed import world as worlds
+from thresher.plans import BatchPlan
+
+N, BATCH, EPOCHS = 2561, 64, 4
+SEED = 3
+
+
+def samples(n: int = N) -> TensorDataset:
+    """Three classes, in double precision."""
+    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
+    return TensorDataset(x, y)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double()
+
+
+class Above(thresher.BigLoss):
+    """A batch method that keeps the rows with a loss above 0.9: each process another number, or none."""
+
+    def count(self, n: int) -> int | None:
+        return None
+
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        return BatchPlan((signals["loss"] > 0.9).nonzero().flatten()), dict(state)
+
+
+METHODS: dict[str, Callable[[], Any]] = {
+    "FullData": thresher.FullData,
+    "UniformSubset": lambda: thresher.UniformSubset(keep=0.5),
+    "InfoBatch": thresher.InfoBatch,
+    "Kakurenbo": lambda: thresher.Kakurenbo(max_fraction=0.4),
+    "Winnow": lambda: thresher.Winnow(0.5),
+    "Forgetting": lambda: thresher.Forgetting(fraction=0.3, start=1),
+    "by chance": lambda: Above(keep=0.5),
+}
+"""Methods of which several processes make the training of one process, as long as batches are full."""
+
+
+def loader_of(kind: str, rank: int, size: int, data: Any, *, drop_last: bool = True) -> DataLoader[Any]:
+    """A loader that deals out its samples, or the one of one process with the same order and the batches of all."""
+    batch, alone = BATCH * (1 if size > 1 else WORLD[0]), size == 1
+    if kind == "DistributedSampler":
+        sampler: Any = DistributedSampler(data, size, rank, seed=SEED, drop_last=drop_last)
+        return DataLoader(data, batch, sampler=sampler, drop_last=drop_last)
+    if kind == "Shuffle":
+        own = {} if alone else {"num_replicas": size, "rank": rank, "drop_last": drop_last}
+        return DataLoader(data, batch, sampler=thresher.Shuffle(data, SEED, **own), drop_last=drop_last)
+    settings = DataLoaderConfiguration(use_seedable_sampler=kind == "accelerate, seedable")
+    torch.manual_seed(SEED)
+    plain = DataLoader(data, batch, shuffle=True, drop_last=drop_last, generator=torch.Generator().manual_seed(SEED))
+    return plain if alone else Accelerator(cpu=True, dataloader_config=settings).prepare(plain)
+
+
+WORLD = [2]
+"""Number of processes."""
+
+
+class Training:
+    """One training, with a run or without.
+
+    Args:
+        loader: The user's loader.
+        rank: Number of this process.
+        size: Number of processes.
+        method: The method; None trains without a run.
+        settings: Further arguments of `attach`.
+    """
+
+    def __init__(self, loader: Any, rank: int, size: int, method: Any = None, **settings: Any) -> None:
+        self.user, self.rank = loader, rank
+        self.plain = network()
+        self.model: Any = DistributedDataParallel(self.plain) if size > 1 else self.plain
+        self.optimizer = torch.optim.SGD(self.plain.parameters(), lr=0.1, momentum=0.9)
+        self.run: Any = None
+        if method is not None:
+            self.run = thresher.attach(
+                method,
+                loader=loader,
+                model=self.model,
+                criterion=nn.CrossEntropyLoss(),
+                optimizer=self.optimizer,
+                epochs=EPOCHS,
+                **settings,
+            )
+        self.seen: list[list[Tensor]] = []
+
+    def epoch(self, number: int, *, every: int = 1, stop: int | None = None) -> None:
+        """Trains one epoch, or its first steps."""
+        sampler = getattr(self.user, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            sampler.set_epoch(number)
+        run, batches = self.run, list[Tensor]()
+        criterion = nn.CrossEntropyLoss() if run is None else run.criterion
+        loader = self.user if run is None else run.loader
+        for step, (x, y) in enumerate(loader):
+            batches.append(y.sum() + x[:, 2] if run is None else run.ids.clone())
+            steps = (step + 1) % every == 0
+            with nullcontext() if steps or self.model is self.plain else self.model.no_sync():
+                criterion((self.model if run is None else run.model)(x), y).backward()
+            if steps:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            if run is not None and self.rank == 0:
+                _ = run.progress, run.plan, len(run.loader), run.cost.steps, repr(run)  # one process alone may look
+            if step + 1 == stop:
+                break
+        self.seen.append(batches)
+
+    def found(self) -> dict[str, Any]:
+        """What is compared."""
+        run = self.run
+        found = {"weights": [p.detach().clone() for p in self.plain.parameters()], "seen": self.seen}
+        if run is None:
+            return found
+        return found | {
+            "records": {name: column.clone() for name, column in run.records.items()},
+            "trained": run.trained.clone(),
+            "history": [_of_all(entry) for entry in run.history],
+            "forward": run.cost.forward,
+        }
+
+
+PER_PROCESS = ("forward", "backward", "refresh", "scoring", "full_forward", "full_backward")
+IN_THE_BATCH = ("candidates", "selected", "actual_fraction")
+
+
+def _of_all(entry: dict[str, Any]) -> dict[str, Any]:
+    """The part of an entry of the history that is of all processes."""
+    own = PER_PROCESS + (IN_THE_BATCH if "candidates" in entry else ())
+    return {name: entry[name] for name in entry if name not in own}
+
+
+def trained(loader: Any, rank: int, size: int, method: Any = None, **settings: Any) -> dict[str, Any]:
+    """What a whole training gives."""
+    training = Training(loader, rank, size, method, **settings)
+    for number in range(EPOCHS):
+        training.epoch(number)
+    return training.found()
+
+
+# Cases; each runs in every process
+
+
+def plans(rank: int, size: int) -> dict[str, Any]:
+    """Trainings that are those of one process."""
+    return {
+        f"{name}, {kind}": trained(loader_of(kind, rank, size, samples()), rank, size, make())
+        for name, make in METHODS.items()
+        for kind in ("DistributedSampler", "Shuffle")
+    }
+
+
+def nothing_left_out(rank: int, size: int) -> dict[str, Any]:
+    """Whether FullData is the loop without a run, bit for bit: weights, and how often gradients were averaged."""
+    found = {}
+    for kind in ("DistributedSampler", "Shuffle", "accelerate", "accelerate, seedable"):
+        for n, drop_last, every in ((520, True, 1), (519, False, 4), (517, True, 4), (517, False, 1)):
+            pair = []
+            for method in (None, thresher.FullData()):
+                training = Training(loader_of(kind, rank, size, samples(n), drop_last=drop_last), rank, size, method)
+                for number in range(2):
+                    training.epoch(number, every=every)
+                pair.append((training.found()["weights"], [len(batches) for batches in training.seen]))
+            (plain, steps), (own, own_steps) = pair
+            same = all(torch.equal(one, other) for one, other in zip(plain, own, strict=True))
+            found[f"{kind}, {n}, {drop_last}, {every}"] = same and steps == own_steps
+    return found
+
+
+def prepared(rank: int, size: int) -> dict[str, Any]:
+    """Epochs over loaders that accelerate prepared: the ids of each step, and the weights."""
+    found = {}
+    for kind in ("accelerate", "accelerate, seedable"):
+        for name in ("UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"):
+            found[f"{name}, {kind}"] = trained(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
+    return found
+
+
+def in_the_batch(rank: int, size: int) -> dict[str, Any]:
+    """Methods that choose in the batch: weights are the same in all processes, and so is the number of steps."""
+    return {
+        passes: trained(loader_of("DistributedSampler", rank, size, samples()), rank, size, method, forward_passes=passes)
+        for passes, method in (
+            ("once", thresher.SelectiveBackprop(beta=1)),
+            ("twice", thresher.SelectiveBackprop(keep=0.5)),
+        )
+    }
+
+
+def resumed(rank: int, size: int) -> dict[str, bool]:
+    """Whether a run that goes on in the middle of an epoch has the weights and records of one that was not disturbed."""
+    found = {}
+    for kind in ("DistributedSampler", "Shuffle"):
+        for name in ("Kakurenbo", "Winnow", "InfoBatch", "by chance"):
+            whole = trained(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
+            first = Training(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
+            for number in range(2):
+                first.epoch(number)
+            first.epoch(2, stop=3)
+            torch.save([first.run.state_dict(), first.model.state_dict(), first.optimizer.state_dict()], f"state.{rank}")
+            second = Training(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
+            state, model, optimizer = torch.load(f"state.{rank}", weights_only=True)
+            second.model.load_state_dict(model)
+            second.optimizer.load_state_dict(optimizer)
+            second.run.load_state_dict(state)
+            for number in range(2, EPOCHS):
+                second.epoch(number)
+            found[f"{name}, {kind}"] = _equal(second.found(), whole)
+    return found
+
+
+def _equal(own: dict[str, Any], whole: dict[str, Any]) -> bool:
+    same = all(torch.equal(a, b) for a, b in zip(own["weights"], whole["weights"], strict=True))
+    same = same and all(torch.equal(own["records"][name], whole["records"][name]) for name in whole["records"])
+    return same and torch.equal(own["trained"], whole["trained"]) and own["history"] == whole["history"]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        yield from samples(8)
+
+
+def refusals(rank: int, size: int) -> dict[str, str]:
+    """Messages of what is refused."""
+    data, group = samples(), {"num_replicas": size, "rank": rank}
+    dealt = lambda **other: DataLoader(data, BATCH, sampler=DistributedSampler(data, **(group | other)))  # noqa: E731
+    part = Subset(data, range(8 + 8 * rank))
+    first = rank == 0
+    cases: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+        "shuffle=True": (thresher.FullData(), DataLoader(data, BATCH, shuffle=True), {}),
+        "another rank": (thresher.FullData(), dealt(rank=(rank + 1) % size), {}),
+        "another group": (thresher.FullData(), dealt(num_replicas=size + 1), {}),
+        "over other samples": (thresher.FullData(), DataLoader(data, BATCH, sampler=DistributedSampler(range(9), **group)), {}),
+        "a stream": (thresher.BigLoss(keep=0.5), DataLoader(Stream(), BATCH), {}),
+        "own order": (thresher.ImportanceSampling(), dealt(), {}),
+        "full pass": (thresher.GradMatch(), dealt(), {}),
+        "weighed rows": (thresher.Winnow(0.5, batch_norm="weighted"), dealt(), {}),
+        "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"scoring": thresher.Scoring(every_epochs=2)}),
+        "twice by chance": (thresher.SelectiveBackprop(beta=1), dealt(), {"forward_passes": "twice"}),
+        "another seed": (thresher.FullData(), dealt(), {"seed": rank}),
+        "another setting": (thresher.UniformSubset(keep=0.5 if first else 0.6), dealt(), {}),
+        "another size": (thresher.FullData(), DataLoader(part, BATCH, sampler=DistributedSampler(part, **group)), {}),
+        "another sampler seed": (thresher.FullData(), dealt(seed=rank), {}),
+        "too few samples": (
+            thresher.FullData(),
+            DataLoader(samples(1), BATCH, sampler=DistributedSampler(samples(1), **group)),
+            {},
+        ),
+    }
+    found = {}
+    for name, (method, loader, settings) in cases.items():
+        try:
+            Training(loader, rank, size, method, **settings)
+            found[name] = "nothing"
+        except (ValueError, RuntimeError) as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found | {"another epoch": _another_epoch(rank, size), "one alone": _one_alone(rank)}
+
+
+def _another_epoch(rank: int, size: int) -> str:
+    """The message where the loop of one process sets the epoch of its sampler, and that of the others does not."""
+    training = Training(loader_of("DistributedSampler", rank, size, samples()), rank, size, thresher.FullData())
+    training.user.sampler.set_epoch(rank)
+    try:
+        next(iter(training.run.loader))
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def _one_alone(rank: int) -> str:
+    """The message where one process alone asks for its part of the state."""
+    group = distributed.new_group(timeout=datetime.timedelta(seconds=60))
+    world = worlds.ProcessWorld(group)
+    before, worlds.PATIENCE = worlds.PATIENCE, datetime.timedelta(seconds=1)
+    try:
+        if rank == 0:
+            world.meet("run.state_dict()")
+    except RuntimeError as error:
+        return str(error)
+    finally:
+        worlds.PATIENCE = before
+        distributed.barrier()
+    return "nothing"
+
+
+CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, refusals)
+
+
+def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None:
+    """Runs cases in this process, and saves what they return."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    WORLD[0] = size
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "ACCELERATE_USE_CPU": "true"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}  # accelerate asks for them, and uses the group below
+    os.chdir(folder)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size, timeout=datetime.timedelta(seconds=120)
+    )
+    try:
+        torch.save({case.__name__: case(rank, size) for case in CASES if case.__name__ in names}, f"{folder}/{rank}")
+        distributed.barrier()
+    finally:
+        distributed.destroy_process_group()
