@@ -139,7 +139,7 @@ class Sizes(NamedTuple):
     candidates: int
 
 
-def sizes_of(
+def smaller_sizes(
     plan: EpochPlan,
     whole: bool,
     ids: Callable[[], int],

@@ -41,14 +41,14 @@ class SelectedLoader(OfUser):
     Args:
         loader: The user's DataLoader.
         device: Device that batches are moved to; None leaves them where they are.
-        samples: Number of samples of full training, where some were pruned before it. Default: all that the sampler yields.
+        kept: Ids of the samples of full training, where others were pruned before it. Default: all that the sampler yields.
         world: Processes that the loader deals out its samples to. Default: there is one.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, device: torch.device | None, samples: int | None = None, world: World = ALONE
+        self, loader: DataLoader[Any], *, device: torch.device | None, kept: Tensor | None = None, world: World = ALONE
     ) -> None:
-        self._user, self._samples = loader, samples
+        self._user, self._samples = loader, None if kept is None else len(kept)
         self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
@@ -58,6 +58,7 @@ class SelectedLoader(OfUser):
         self._seen = 0
         self._order: EpochOrders = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
         self.ids_of_sampler, self.order_state = self._order.ids_of_sampler, self._order.state_dict
+        self.generators = self._order.generators
         self.adopt, self.kept, self.refresh_ids = self._order.adopt, self._order.kept, self._order.refresh_ids
         self.streams, self.n = self._order.streams, self._order.n
         self._device = device
@@ -100,10 +101,6 @@ class SelectedLoader(OfUser):
         """The run, as the loader sees it."""
         assert self._control is not None
         return self._control
-
-    def generators(self) -> list[torch.Generator]:
-        """Returns the generators that the user's loader draws from."""
-        return self._order.generators()
 
     @property
     def candidates(self) -> int:

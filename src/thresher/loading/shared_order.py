@@ -17,7 +17,7 @@ from thresher.distributed.kept import SharedPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, RankBatches, RankOrder, continued
 from thresher.loading.control import OrderPlace
-from thresher.loading.dealing import Deal, Sizes, sizes_of
+from thresher.loading.dealing import Deal, Sizes, smaller_sizes
 from thresher.loading.epoch_rows import EpochRows
 from thresher.loading.order import IdBatchSampler, KnownEnd, as_ids
 from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate, share_states
@@ -27,7 +27,7 @@ from thresher.plans import EpochPlan
 from thresher.shards import World
 
 
-class Rows(Protocol):
+class RankRows(Protocol):
     """The rows of one rank in an epoch, which can be read at any place."""
 
     def __len__(self) -> int: ...
@@ -48,12 +48,12 @@ class OwnRows:
         shared: The plan.
     """
 
-    def __init__(self, make: Callable[[], Rows], place: int, shared: SharedPlan) -> None:
+    def __init__(self, make: Callable[[], RankRows], place: int, shared: SharedPlan) -> None:
         self._make, self._place, self._shared = make, place, shared
         self._sorted, self._weights = np.empty(0, dtype=np.int64), None
 
     @cached_property
-    def _rows(self) -> Rows:
+    def _rows(self) -> RankRows:
         rows = self._make()
         if self._shared.asks_for_weights:
             self._sorted = np.sort(rows.take(0, len(rows)))
@@ -85,7 +85,7 @@ class DrawnRows:
     """The rows of this process where the rows of each step are drawn from candidates.
 
     Args:
-        drawn: Rows of each step, of all ranks.
+        drawn: RankRows of each step, of all ranks.
         sizes: Numbers of one process.
         world: The ranks.
     """
@@ -190,7 +190,7 @@ class SharedOrder:
         """Returns how many of so many ids each process has."""
         return 0 if total == 0 else len(self._dealt(np.arange, total))
 
-    def _dealt(self, piece: Piece, total: int, *, by_rows: bool = False) -> Rows:
+    def _dealt(self, piece: Piece, total: int, *, by_rows: bool = False) -> RankRows:
         """Returns the rows of this process among those of an order."""
         if self.by_batches and not by_rows:
             return RankBatches(piece, total, self.world, self.batch_size, drop_last=self._drops)
@@ -260,7 +260,7 @@ class SharedOrder:
             return None
         full = self.n if everything is None else everything
         staying, whole = self._rows_of(self.shared.rows), self.shared.everything
-        return sizes_of(plan, whole, lambda: staying, self._rows_of(full), sizes.batch_size, sizes.drop_last, least=least)
+        return smaller_sizes(plan, whole, lambda: staying, self._rows_of(full), sizes.batch_size, sizes.drop_last, least=least)
 
     def deal(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of this process are made; rows that are drawn are drawn before they are dealt.
@@ -299,7 +299,7 @@ class SharedOrder:
         rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, self.shared)
         return EpochRows(rows, None, place.stayed, rows)
 
-    def _make(self, plan: EpochPlan, epoch: int, found: Sizes | None) -> Rows:
+    def _make(self, plan: EpochPlan, epoch: int, found: Sizes | None) -> RankRows:
         """Returns the rows of this process in an epoch; all processes call it together."""
         piece = self._order_of(epoch)
         self._kept = None if self.shared.everything else KeptOrder(piece, self.n, self.shared.keeps, self.world)

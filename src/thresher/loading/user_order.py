@@ -18,7 +18,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.loading.control import OrderPlace
-from thresher.loading.dealing import Deal, deal_of, sizes_of
+from thresher.loading.dealing import Deal, deal_of, smaller_sizes
 from thresher.loading.epoch_rows import EpochRows
 from thresher.loading.kept import KeptIds, PlanWeights
 from thresher.loading.order import (
@@ -189,7 +189,7 @@ class UserOrder:
             return None
         everything = self.candidates(seen) if everything is None else everything
         whole, ids = len(plan.ids) == self.n, partial(self.samples_of, plan)
-        found = sizes_of(plan, whole, ids, everything, sizes.batch_size, sizes.drop_last, least=least)
+        found = smaller_sizes(plan, whole, ids, everything, sizes.batch_size, sizes.drop_last, least=least)
         return None if found is None else deal_of(plan, self.n, found)
 
     def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:

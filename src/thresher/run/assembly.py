@@ -55,8 +55,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     """
     methods, device = _methods(checked), _device(given)
     here = device or torch.device("cpu")
-    pruned = None if checked.kept is None else len(checked.kept)
-    loader = SelectedLoader(given.loader, device=device, samples=pruned, world=checked.world)
+    loader = SelectedLoader(given.loader, device=device, kept=checked.kept, world=checked.world)
     _check_order(checked.epoch_method, loader)
     epoch_method = _on_subset(checked, loader)
     records = _records(_columns(given, checked), loader.n, here, checked.world)

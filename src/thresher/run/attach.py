@@ -60,8 +60,7 @@ def attach(
         spend: Way in which the plans of an epoch method spend their samples: "steps" for fewer steps with full batches,
             "batches" for as many steps as full training with smaller batches, where the learning rate is not scaled and
             weights have a mean of 1. Default None: as the method does by itself.
-        process_group: Process group of torch.distributed whose processes train together: the data-parallel one, where there are
-            others. Default: the default group, where there is one; see "Several processes" in the README.
+        process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
 
     Example:
         >>> from torch.utils.data import TensorDataset

@@ -15,9 +15,9 @@ from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
 from thresher.plans import EpochPlan
 from thresher.records import Records
-from thresher.shards import Shard
 from thresher.run.batch_stage import BatchStage
 from thresher.run.epochs import COUNTED
+from thresher.shards import Shard
 
 FieldCheck = Callable[[str, Any], None]
 """Function of the name of a field and its value, which raises ValueError where the value is not what it must be."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import EpochPlan
-from thresher.loading.dealing import Deal, deal_of, sizes_of, stands_for
+from thresher.loading.dealing import Deal, deal_of, smaller_sizes, stands_for
 from thresher.methods.winnow import draw_keys
 
 
@@ -34,7 +34,7 @@ def test_without_keys_all_candidates_are_rows():
 
 
 def made(plan, n, ids, everything, batch_size, drop_last, *, least=1):
-    sizes = sizes_of(plan, len(plan.ids) == n, ids, everything, batch_size, drop_last, least=least)
+    sizes = smaller_sizes(plan, len(plan.ids) == n, ids, everything, batch_size, drop_last, least=least)
     return None if sizes is None else deal_of(plan, n, sizes)
 
 

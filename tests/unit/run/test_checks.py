@@ -140,7 +140,7 @@ def test_accepted(settings):
 def test_several_processes(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ValueError, match="several processes is not supported"):
+    with pytest.raises(ValueError, match="`process_group`: Default process group has not been initialized"):
         attach()[0]()
 
 
