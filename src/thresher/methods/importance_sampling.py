@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
+from thresher.methods._drawing import Chances, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -106,5 +106,5 @@ class ImportanceSampling:
         refresh = torch.arange(len(loss)) if self.losses == "fresh" and epoch + 1 < epochs else None
         if epoch == 0 and self.first_epoch == "all":
             return full_plan(len(loss), refresh)
-        chances = draw_probabilities(loss if epoch else np.ones(len(loss)))
+        chances = Chances(loss if epoch else np.ones(len(loss), dtype=np.float32))
         return drawn_plan(chances, self.keep, generator, weighted=self.weights == "unbiased", refresh=refresh)

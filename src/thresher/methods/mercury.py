@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
+from thresher.methods._drawing import Chances, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -97,4 +97,4 @@ class Mercury:
         refresh = group_of(epoch, self.groups, len(loss)) if epoch + 1 < epochs else None
         if epoch == 0:
             return full_plan(len(loss), refresh)
-        return drawn_plan(draw_probabilities(loss), self.keep, generator, weighted=True, refresh=refresh)
+        return drawn_plan(Chances(loss), self.keep, generator, weighted=True, refresh=refresh)
