@@ -143,15 +143,14 @@ def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArr
     return (size / (n * per_draw)).astype(np.float32)
 
 
-def full_plan(samples: int | Shard, refresh: Tensor | None = None) -> EpochPlan:
+def full_plan(samples: int | Shard) -> EpochPlan:
     """Returns the plan of an epoch that keeps everything, in the order of the loader.
 
     Args:
         samples: Number of samples, or the shard that the plan is of.
-        refresh: Ids that are refreshed after the epoch, as in `EpochPlan`. Default None: no ids.
     """
     shard = Shard.whole(samples) if isinstance(samples, int) else samples
-    return EpochPlan(shard.ids, refresh=refresh, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
+    return EpochPlan(shard.ids, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
 
 
 def drawn_plan(
@@ -160,7 +159,6 @@ def drawn_plan(
     generator: torch.Generator,
     *,
     weighted: bool,
-    refresh: Tensor | None = None,
     remember: Mapping[str, Tensor] | None = None,
     facts: Mapping[str, float] | None = None,
 ) -> EpochPlan:
@@ -171,7 +169,6 @@ def drawn_plan(
         keep: Number of draws as a share of the samples whose chance is known, > 0.
         generator: Random generator on the CPU.
         weighted: Whether the samples have the weights that make the plan unbiased.
-        refresh: Ids that are refreshed after the epoch, as in `EpochPlan`. Default None: no ids.
         remember: Columns that are stored, as in `EpochPlan`. Default None: no columns.
         facts: Numbers for the history, in addition to the fractions and to `distinct`, the share of the samples that appear at
             least once. Default None: no numbers.
@@ -181,7 +178,7 @@ def drawn_plan(
     """
     n, draws = chances.n, max(1, share(keep, chances.known))
     if not chances.known:
-        return full_plan(n, refresh)
+        return full_plan(n)
     ids, distinct = drawn_ids(chances, draws, generator)
     weights = np.empty(len(ids) if weighted else 0, dtype=np.float32)
     for part in chunks(len(weights)):
@@ -189,7 +186,6 @@ def drawn_plan(
     return EpochPlan(
         torch.from_numpy(ids),
         weights=torch.from_numpy(weights) if weighted else None,
-        refresh=refresh,
         drawn=True,
         facts={
             "scheduled_fraction": 1 - keep,

@@ -149,9 +149,8 @@ def test_counts(keep: float, n: int, draws: int) -> None:
 
 
 def test_nothing_to_draw_is_everything() -> None:
-    refresh = torch.tensor([1])
-    plan = drawn_plan(Chances(np.full(3, NAN)), 0.5, seeded(0), weighted=True, refresh=refresh)
-    assert plan.ids.tolist() == [0, 1, 2] and not plan.drawn and plan.weights is None and plan.refresh is refresh
+    plan = drawn_plan(Chances(np.full(3, NAN)), 0.5, seeded(0), weighted=True)
+    assert plan.ids.tolist() == [0, 1, 2] and not plan.drawn and plan.weights is None
 
 
 def test_everything() -> None:
