@@ -50,7 +50,8 @@ def features(norm: Values, age: Values, scale: float) -> Values:
     Returns:
         Features, shape (n, 3), float64: squared norm over `scale`, age, one.
     """
-    return np.stack([norm.astype(np.float64) ** 2 / scale, age.astype(np.float64), np.ones(len(norm))], axis=1)
+    columns = [norm.astype(np.float64) ** 2 / scale, age.astype(np.float64), np.ones(len(norm))]
+    return np.stack(columns).T  # each column in one piece of memory
 
 
 class NormalEquations(NamedTuple):
