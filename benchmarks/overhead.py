@@ -399,12 +399,12 @@ class MemoryRow:
 
 
 def records_bytes(n: int, device: torch.device) -> list[MemoryRow]:
-    """Measures (c) the memory per sample between epochs: records, and the table of weights that an epoch looks up."""
+    """Measures (c) the memory per sample between epochs: records, and the weights of the plan."""
     rows = []
     for name, make in METHODS.items():
         run = mid_training(make(), n, device).run
         start_epoch(run)
-        weights = run._parts.attributor.plan_weights
+        weights = run.plan.weights
         tables = [*run.records.values(), *([] if weights is None else [weights])]
         held_bytes = sum(table.untyped_storage().nbytes() for table in tables) / n
         rows.append(MemoryRow(name, held_bytes, RECORDS_LIMITS.get(name)))
@@ -532,7 +532,7 @@ def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: tor
             yield Table("start", f"start of an epoch (plan + order + first batch) {tail}", n, rows)
     n = memory_n
     if "records" in only:
-        yield Table("records", f"records and table of weights, N = {n:,}", n, records_bytes(n, device))
+        yield Table("records", f"records and weights of the plan, N = {n:,}", n, records_bytes(n, device))
     if "memory" in only:
         yield Table("memory", f"peak extra memory of plan and order, N = {n:,}", n, plan_memory(n, device))
     if "other plans" in only:
