@@ -79,6 +79,7 @@ class Side:
         prepare: Function that is called before every `act`, outside the timing.
         finish: Function for work that `act` postponed; called after the last `act` of a round, and timed.
         limit: Largest ratio to the baseline that passes; None where the row only informs.
+        limit_s: Largest number of CPU seconds of a call that passes; None where there is no such limit.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Side:
     prepare: Callable[[], Any] = lambda: None
     finish: Callable[[], Any] | None = None
     limit: float | None = None
+    limit_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ class Row:
         calls: Number of calls of each side in a round.
         limit: Largest ratio that passes, see `Side`.
         judged: Name of the ratio that is compared with the limit, "cpu" or "wall".
+        limit_s: Largest number of CPU seconds of a call that passes, see `Side`.
     """
 
     name: str
@@ -113,6 +116,7 @@ class Row:
     calls: int
     limit: float | None
     judged: str
+    limit_s: float | None = None
 
     @property
     def value(self) -> float:
@@ -121,8 +125,8 @@ class Row:
 
     @property
     def ok(self) -> bool:
-        """Whether the value is within the limit, or there is none."""
-        return self.limit is None or self.value <= self.limit
+        """Whether the value and the CPU seconds are within their limits, or there are none."""
+        return (self.limit is None or self.value <= self.limit) and (self.limit_s is None or self.cpu_s <= self.limit_s)
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the values by name."""
@@ -212,7 +216,7 @@ def compare(
         seed: Random seed of the order of the sides; no global random state is used.
     """
     device = torch.device(device)
-    everyone = [baseline, replace(baseline, name=AGAIN.format(baseline.name), limit=None), *sides]
+    everyone = [baseline, replace(baseline, name=AGAIN.format(baseline.name), limit=None, limit_s=None), *sides]
     cpu, wall = seconds_in_turns(everyone, pairs=pairs, calls=calls, warm_up=warm_up, device=device, seed=seed)
 
     def over_baseline(times: list[list[float]], i: int) -> Interval:
@@ -229,6 +233,7 @@ def compare(
             calls=calls,
             limit=everyone[i].limit,
             judged="cpu" if device.type == "cpu" else "wall",
+            limit_s=everyone[i].limit_s,
         )
         for i in range(1, len(everyone))
     ]
@@ -245,9 +250,10 @@ def lines(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def judgement(limit: float | None, ok: bool) -> str:
-    """Returns the limit of a value, and whether it was met; "" without a limit."""
-    return "" if limit is None else f"<= {limit:g} {'ok' if ok else 'MISSED'}"
+def judgement(limit: float | None, ok: bool, limit_s: float | None = None) -> str:
+    """Returns the limits of a value and of its CPU seconds, and whether they were met; "" without a limit."""
+    limits = [*([] if limit is None else [f"<= {limit:g}"]), *([] if limit_s is None else [f"<= {limit_s:.3g} s"])]
+    return f"{', '.join(limits)} {'ok' if ok else 'MISSED'}" if limits else ""
 
 
 def ratios_table(rows: Sequence[Row]) -> str:
@@ -261,7 +267,7 @@ def ratios_table(rows: Sequence[Row]) -> str:
                 str(row.wall),
                 f"{row.cpu_s * 1e3:.4g}",
                 f"{row.wall_s * 1e3:.4g}",
-                judgement(row.limit, row.ok),
+                judgement(row.limit, row.ok, row.limit_s),
             )
             for row in rows
         ],

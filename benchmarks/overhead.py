@@ -36,7 +36,33 @@ METHODS: dict[str, Callable[[], Any]] = {
     "UniformSubset": lambda: thresher.UniformSubset(0.7),
     "FullData": thresher.FullData,
 }
+OTHERS: dict[str, Callable[[], Any]] = {
+    "ImportanceSampling": thresher.ImportanceSampling,
+    "ImportanceSampling, unbiased": lambda: thresher.ImportanceSampling(weights="unbiased"),
+    "Mercury": thresher.Mercury,
+    "Rais": thresher.Rais,
+    "EpochSelectiveBackprop": thresher.EpochSelectiveBackprop,
+    "EpochSelectiveBackprop, rank": lambda: thresher.EpochSelectiveBackprop(percentile="rank"),
+    "Forgetting": lambda: thresher.Forgetting(start=1),
+    "Forgetting, once": lambda: thresher.Forgetting(start=1, hide="once"),
+    "MinibatchDropping": thresher.MinibatchDropping,
+    "Winnow": thresher.Winnow,
+    "Winnow, probe": lambda: thresher.Winnow(probe=500),
+    "Winnow, weighted BatchNorm": lambda: thresher.Winnow(batch_norm="weighted"),
+    "GradMatch, between selections": lambda: thresher.GradMatch(first=0),
+}
+"""The other methods that plan each epoch, of which only the plans are measured. A selection of GRAD-MATCH is not among them: it
+is a search that takes far longer than a plan, see `benchmarks/grad_match`."""
+
+DRAWING = ("ImportanceSampling", "ImportanceSampling, unbiased", "Mercury", "Rais")
+"""Those that draw with repetition, of which the memory is measured, too."""
+
 PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0}
+OTHERS_LIMIT = 6.0
+"""Largest ratio for plans of `OTHERS` at ten million samples or more. A much shorter permutation fits into the cache, where it
+takes a third of the time per id; there the ratio only informs."""
+SECONDS_LIMIT = 2.0 / TEN_MILLION
+"""Largest number of CPU seconds per sample of a plan of ImportanceSampling."""
 START_LIMIT = 5.0
 RECORDS_LIMITS = {"Kakurenbo": 9.0, "InfoBatch": 8.0}
 MEMORY_LIMIT = 24.0
@@ -111,12 +137,22 @@ def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
     """Fills records with values as in training, in place: exponential losses and the confidences that belong to them.
 
     Samples are right where the confidence is above one half. Of the 30 % with the lowest losses, about half are confident
-    enough for KAKURENBO; the others are moved back.
+    enough for KAKURENBO; the others are moved back. Every fifth sample has a weight of GRAD-MATCH.
     """
-    loss = records["loss"]
-    loss.exponential_(0.5, generator=torch.Generator(loss.device).manual_seed(seed))
+    generator = torch.Generator(next(iter(records.values())).device).manual_seed(seed)
+    for name, column in records.items():
+        if name in ("loss", "grad_norm", "grad_norm_then"):
+            column.exponential_(0.5, generator=generator)
+        elif name == "uncertainty":
+            column.uniform_(generator=generator)
+        elif name == "forgetting":
+            column.random_(0, 12, generator=generator)
+        elif name not in ("confidence", "correct"):
+            column.fill_(-1 if name == "epoch_then" else 0)
+    if "weight" in records:
+        records["weight"][::5] = 1
     if "confidence" in records:
-        confidence = records["confidence"].copy_(loss).neg_().exp_()
+        confidence = records["confidence"].copy_(records["loss"]).neg_().exp_()
         torch.gt(confidence, 0.5, out=records["correct"])
 
 
@@ -140,23 +176,30 @@ def mid_training(method: Any, n: int, device: torch.device) -> Attached:
 # Times
 
 
-def plan_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
+def plan_times(names: Sequence[str], n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
     """Times (a) plan_epoch over torch.randperm(N)."""
 
     def side(name: str) -> Side:
-        method = METHODS[name]()
-        records = {key: torch.empty(n, dtype=column.dtype, device=device) for key, column in method.columns().items()}
-        fill(records)
+        method, records = filled(name, n, device)
         seeds = iter(range(10**9))
 
         def plan(_: None) -> None:
             generator = torch.Generator().manual_seed(next(seeds))
             method.plan_epoch(records, epoch=1, epochs=EPOCHS, generator=generator)
 
-        return Side(name, plan, limit=PLAN_LIMITS.get(name))
+        seconds = SECONDS_LIMIT * n if name.startswith("ImportanceSampling") and device.type == "cpu" else None
+        limit = OTHERS_LIMIT if name in OTHERS and n >= TEN_MILLION else PLAN_LIMITS.get(name)
+        return Side(name, plan, limit=limit, limit_s=seconds)
 
-    names = ("Kakurenbo", "InfoBatch", "UniformSubset")
     return compare(randperm(n), [side(name) for name in names], pairs=pairs, calls=calls, device=device)
+
+
+def filled(name: str, n: int, device: torch.device) -> tuple[Any, dict[str, Tensor]]:
+    """Returns a method, and its records as in training."""
+    method = (METHODS | OTHERS)[name]()
+    records = {key: torch.empty(n, dtype=column.dtype, device=device) for key, column in method.columns().items()}
+    fill(records)
+    return method, records
 
 
 def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
@@ -356,12 +399,12 @@ class MemoryRow:
 
 
 def records_bytes(n: int, device: torch.device) -> list[MemoryRow]:
-    """Measures (c) the memory per sample between epochs: records, and the table of weights that an epoch looks up."""
+    """Measures (c) the memory per sample between epochs: records, and the weights of the plan."""
     rows = []
     for name, make in METHODS.items():
         run = mid_training(make(), n, device).run
         start_epoch(run)
-        weights = run._parts.attributor.plan_weights
+        weights = run.plan.weights
         tables = [*run.records.values(), *([] if weights is None else [weights])]
         held_bytes = sum(table.untyped_storage().nbytes() for table in tables) / n
         rows.append(MemoryRow(name, held_bytes, RECORDS_LIMITS.get(name)))
@@ -387,8 +430,13 @@ NOTHING, RANDPERM = "nothing (A/A)", "torch.randperm, known to be 8"
 
 
 def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
-    """Returns the peak bytes of three starts of an epoch beyond the run and its records; runs in a process of its own."""
+    """Returns the peak bytes of three starts of an epoch beyond the run and its records; runs in a process of its own.
+
+    Of `OTHERS` the peak is that of plan_epoch alone, with the plan that it returns.
+    """
     torch.set_num_threads(1)
+    if name in OTHERS:
+        return measure_plan(name, n, device)
     method = METHODS.get(name, thresher.FullData)
     small = mid_training(method(), 1000, device).run
     for _ in range(3):
@@ -409,7 +457,19 @@ def measure_memory(name: str, n: int, device: torch.device) -> dict[str, int]:
     return {"host": resident()[1] - before, "device": extra_on_device}
 
 
-def plan_memory(n: int, device: torch.device, names: Sequence[str] = (NOTHING, RANDPERM, *METHODS)) -> list[MemoryRow]:
+def measure_plan(name: str, n: int, device: torch.device) -> dict[str, int]:
+    """Returns the peak bytes of a plan beyond the records, the plan included."""
+    for size in (1000, n):  # the first plan loads what plans need
+        method, records = filled(name, size, device)
+        (before, _), generator = resident(), torch.Generator().manual_seed(1)
+        method.plan_epoch(records, epoch=1, epochs=EPOCHS, generator=generator)
+    return {"host": resident()[1] - before, "device": 0}
+
+
+STARTED = (NOTHING, RANDPERM, *METHODS)
+
+
+def plan_memory(n: int, device: torch.device, names: Sequence[str] = STARTED) -> list[MemoryRow]:
     """Measures (d) the peak extra memory of plan and order, in a new process for each method."""
     rows = []
     for name in names:
@@ -418,7 +478,7 @@ def plan_memory(n: int, device: torch.device, names: Sequence[str] = (NOTHING, R
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
         extra = json.loads(done.stdout)
-        limit = MEMORY_LIMIT if name in METHODS else None
+        limit = MEMORY_LIMIT if name in METHODS or name.startswith("ImportanceSampling") else None
         rows.append(MemoryRow(name, (extra["host"] + extra["device"]) / n, limit, extra["device"] / n))
     return rows
 
@@ -430,7 +490,10 @@ def memory_table(rows: Sequence[MemoryRow]) -> str:
 
 # All together
 
-TABLES = ("plan", "start", "records", "memory", "criterion", "by hand", "step")
+FEW = 5
+"""Number of pairs of the other plans."""
+
+TABLES = ("plan", "other plans", "start", "records", "memory", "criterion", "by hand", "step")
 
 
 @dataclass(frozen=True)
@@ -459,15 +522,22 @@ def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: tor
         pairs, calls = (21, 3) if n < TEN_MILLION / 2 else (11, 1)
         tail = f"over torch.randperm(N), N = {n:,}, {pairs} pairs of {calls} calls"
         if "plan" in only:
-            yield Table("plan", f"plan_epoch {tail}", n, plan_times(n, pairs, calls, device))
+            rows = plan_times(("Kakurenbo", "InfoBatch", "UniformSubset"), n, pairs, calls, device)
+            yield Table("plan", f"plan_epoch {tail}", n, rows)
+        if "other plans" in only:
+            title = f"plan_epoch of the other methods over torch.randperm(N), N = {n:,}, {FEW} pairs of 1 call"
+            yield Table("other plans", title, n, plan_times(tuple(OTHERS), n, FEW, 1, device))
         if "start" in only:
             rows = start_times(n, pairs, calls, device)
             yield Table("start", f"start of an epoch (plan + order + first batch) {tail}", n, rows)
     n = memory_n
     if "records" in only:
-        yield Table("records", f"records and table of weights, N = {n:,}", n, records_bytes(n, device))
+        yield Table("records", f"records and weights of the plan, N = {n:,}", n, records_bytes(n, device))
     if "memory" in only:
         yield Table("memory", f"peak extra memory of plan and order, N = {n:,}", n, plan_memory(n, device))
+    if "other plans" in only:
+        title = f"peak extra memory of plan_epoch beside the records, its plan included, N = {n:,}"
+        yield Table("memory of draws", title, n, plan_memory(n, device, DRAWING[:1] if quick else DRAWING))
     n, pairs, calls = sizes[0], 31 if quick else 101, 20
     tail = f"N = {n:,}, {pairs} pairs of {calls} calls"
     if "criterion" in only:

@@ -16,7 +16,7 @@ import thresher
 from depth import depth
 from helpers import over_instances
 from thresher import Mercury
-from thresher.methods._drawing import draw_probabilities, unbiased_weights
+from thresher.methods._drawing import Chances, unbiased_weights
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 
 def test_worked_vector() -> None:
     """Importances 1, 1, 2, 4 of a shard."""
-    chances = draw_probabilities(np.array([1.0, 1.0, 2.0, 4.0]))
+    chances = Chances(np.array([1.0, 1.0, 2.0, 4.0])).of(slice(None))
     assert chances.tolist() == [0.125, 0.125, 0.25, 0.5]
-    assert unbiased_weights(chances, 4).tolist() == [2, 2, 1, 0.5]
+    assert unbiased_weights(chances, 4, draws=4, size=4).tolist() == [2, 2, 1, 0.5]
     method = Mercury(groups=4)
     records = Records(method.columns(), 4, CPU)
     records["loss"].copy_(torch.tensor([1.0, 1.0, 2.0, 4.0]))

@@ -13,7 +13,7 @@ import thresher
 from depth import depth
 from helpers import over_instances
 from thresher import EpochPlan, Rais
-from thresher.methods._drawing import draw_probabilities, unbiased_weights
+from thresher.methods._drawing import Chances, unbiased_weights
 from thresher.methods.rais import gain
 from thresher.records import NEVER_SEEN, Records
 from thresher.rng import seeded
@@ -32,9 +32,9 @@ def planned(method: Rais, columns: dict[str, np.ndarray], key: int = 0, epoch: i
 def test_worked_vector() -> None:
     """The limit of exact importances: last norms 4, 1, 1, 2, seen in the epoch before."""
     norm = np.float32([4, 1, 1, 2])
-    chances = draw_probabilities(norm)
-    assert chances.tolist() == [0.5, 0.125, 0.125, 0.25]
-    assert unbiased_weights(chances, 4).tolist() == [0.5, 2, 2, 1]
+    chances = Chances(norm)
+    assert chances.of(slice(None)).tolist() == [0.5, 0.125, 0.125, 0.25]
+    assert unbiased_weights(chances.of(slice(None)), 4, draws=4, size=4).tolist() == [0.5, 2, 2, 1]
     assert gain(norm.astype(np.float64) ** 2, chances) == 1.375
     columns = {"grad_norm": norm, "epoch": np.full(4, 6, np.int16)}
     seen = {}

@@ -1,125 +1,196 @@
-"""Draws with replacement: the probabilities of the samples, the draws, and the weights that remove the bias.
+"""Draws with replacement: the chances of the samples, the draws, and the weights that remove the bias.
 
 A sample whose importance is not known is never drawn but kept once. The draws invert the cumulative distribution in double
-precision, because torch.multinomial accepts at most 2^24 categories.
+precision, because torch.multinomial accepts at most 2^24 categories. Everything is computed in pieces: beside the importances
+and the plan there is one number of 8 bytes for each draw.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from thresher.exact import chunks
+from thresher.permutation import Permutation
 from thresher.plans import EpochPlan
 from thresher.selection import Values, share
 from thresher.shards import Shard
 
 
-def draw_probabilities(importance: Values) -> Values:
-    """Returns the probability of each sample in one draw, proportional to its importance.
+class Chances:
+    """Probabilities of the samples in one draw, in proportion to their importances.
+
+    They are computed where they are needed, and take no memory beside the importances.
 
     Args:
-        importance: Importances, shape (N,), floating point; one that is not finite or is below zero counts as not known.
+        importance: Importances, shape (N,), floating point; one that is not finite or is below zero counts as not known. All
+            samples whose importance is known have the same chance where all known importances are zero.
 
-    Returns:
-        Probabilities, shape (N,), float64: NaN where the importance is not known. The others add up to 1, and are equal where
-        all known importances are zero.
+    Attributes:
+        n: Number of samples.
+        known: Number of samples whose importance is known.
+
+    Example:
+        >>> Chances(np.array([1.0, np.nan, 3.0, 0.0])).of(slice(None))
+        array([0.25,  nan, 0.75, 0.  ])
     """
-    known = np.isfinite(importance) & (importance >= 0)
-    mass = np.where(known, importance, 0).astype(np.float64)
-    largest = mass.max(initial=0.0)
-    mass = mass / largest if largest else known.astype(np.float64)  # the sum of huge importances stays finite
-    return np.where(known, mass / max(mass.sum(), 1.0), np.nan)
+
+    def __init__(self, importance: Values) -> None:
+        self._importance, self.n, self.known = importance, len(importance), 0
+        largest = 0.0
+        for part in chunks(self.n):
+            values = importance[part]
+            known = np.isfinite(values) & (values >= 0)
+            self.known += int(np.count_nonzero(known))
+            largest = max(largest, float(values.max(initial=0, where=known)))
+        self._largest = largest
+        self._total = 0.0
+        for _, edges in self._edges():
+            self._total = float(edges[-1])
+
+    def of(self, samples: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the probabilities of some samples, shape (n,); NaN where the importance is not known.
+
+        Args:
+            samples: Ids of the samples.
+        """
+        mass = self._mass(samples)
+        mass /= self._total or 1.0
+        return mass
+
+    def unknown(self) -> Iterator[NDArray[np.int64]]:
+        """Yields the samples whose importance is not known, in ascending order, in pieces."""
+        if self.known < self.n:
+            for part in chunks(self.n):
+                yield np.flatnonzero(np.isnan(self._mass(part))) + part.start
+
+    def at(self, points: NDArray[np.float64]) -> Iterator[NDArray[np.int64]]:
+        """Yields the samples at points of the cumulative distribution, in ascending order, in pieces.
+
+        Args:
+            points: Points within [0, 1), shape (k,), ascending. They are overwritten.
+        """
+        points *= self._total
+        np.minimum(points, np.nextafter(self._total, 0), out=points)
+        done = 0
+        for first, edges in self._edges():
+            inside = points[done : done + int(np.searchsorted(points[done:], edges[-1], side="left"))]
+            for some in chunks(len(inside)):
+                yield np.searchsorted(edges, inside[some], side="right") + first
+            done += len(inside)
+
+    def _mass(self, samples: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns importances over the largest one, so that the sum of huge ones stays finite; NaN where not known."""
+        mass = self._importance[samples].astype(np.float64)
+        mass[~(np.isfinite(mass) & (mass >= 0))] = np.nan
+        mass /= self._largest or 1.0
+        return mass if self._largest else mass + 1
+
+    def _edges(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Yields the first sample of a piece, and the sums of the masses up to each sample of the piece."""
+        reached = 0.0
+        for part in chunks(self.n):
+            edges = np.nan_to_num(self._mass(part), copy=False)
+            edges[0] += reached
+            np.cumsum(edges, out=edges)
+            reached = edges[-1]
+            yield part.start, edges
 
 
-def draw_positions(chances: Values, k: int, generator: torch.Generator) -> Values:
-    """Draws `k` positions with replacement.
+def drawn_ids(chances: Chances, k: int, generator: torch.Generator) -> tuple[NDArray[np.int64], int]:
+    """Draws `k` samples with replacement and adds, once each, those that have no chance because theirs is not known.
+
+    The points that are looked up in the cumulative distribution are sorted first: one pass over the samples finds them all,
+    several times as fast as looking them up in the order of the draws.
 
     Args:
-        chances: Probabilities, shape (N,), float64, without NaN, not all zero; a position of probability 0 is never drawn.
-        k: Number of draws.
+        chances: Chances of the samples, of which some are known.
+        k: Number of draws, 1 or more.
         generator: Random generator on the CPU.
 
     Returns:
-        Positions, shape (k,), int64, in the order of the draws.
+        Ids, shape (k + N - known,), in random order, and how many different ones there are.
     """
-    edges = np.cumsum(chances)
-    points = torch.rand(k, generator=generator, dtype=torch.float64).numpy() * edges[-1]
-    last = np.searchsorted(edges, edges[-1])
-    return np.minimum(np.searchsorted(edges, points, side="right"), last)
+    points = torch.rand(k, generator=generator, dtype=torch.float64).numpy()
+    points.sort()
+    ids = np.empty(k + chances.n - chances.known, dtype=np.int64)
+    order = Permutation(len(ids), seed=int(torch.randint(2**62, (), generator=generator)), epoch=0)
+    done, distinct, last = 0, 0, -1
+    for some in chain(chances.at(points), chances.unknown()):
+        ids[order.piece(done, done + len(some))] = some
+        distinct += int(np.count_nonzero(np.diff(some, prepend=last)))
+        done, last = done + len(some), some[-1] if len(some) else last
+    return ids, distinct
 
 
-def unbiased_weights(chances: Values, n: int) -> Values:
+def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArray[np.float32]:
     """Returns weights with which the expected mean loss over an epoch is the mean loss of all samples.
 
     Args:
-        chances: Probability in one draw of each sample of the epoch, shape (K,); NaN where it was kept without a draw.
+        chances: Probabilities in one draw of some samples of the epoch, shape (k,); NaN where one was kept without a draw.
         n: Number of samples of the dataset.
+        draws: Number of draws of the epoch.
+        size: Number of samples of the epoch: the draws, and the samples that were kept without one.
 
     Returns:
-        Weights, shape (K,), float32. A sample of probability p has 1 / (n p) where all K were drawn, and K / (n k p) where k of
-        them were drawn; a sample that was kept without a draw has K / n.
+        Weights, shape (k,), float32: size / (n p draws) for a sample of probability p, which is 1 / (n p) where all were drawn;
+        size / n for a sample that was kept without a draw.
     """
-    kept = np.isnan(chances)
-    draws = len(chances) - int(np.count_nonzero(kept))
-    per_draw = np.where(kept, 1.0, chances * draws)
-    return (len(chances) / (n * per_draw)).astype(np.float32)
+    per_draw = np.where(np.isnan(chances), 1.0, chances * draws)
+    return (size / (n * per_draw)).astype(np.float32)
 
 
-def full_plan(samples: int | Shard, refresh: Tensor | None = None) -> EpochPlan:
+def full_plan(samples: int | Shard) -> EpochPlan:
     """Returns the plan of an epoch that keeps everything, in the order of the loader.
 
     Args:
         samples: Number of samples, or the shard that the plan is of.
-        refresh: Ids that are refreshed after the epoch, as in `EpochPlan`. Default None: no ids.
     """
     shard = Shard.whole(samples) if isinstance(samples, int) else samples
-    return EpochPlan(shard.ids, refresh=refresh, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
+    return EpochPlan(shard.ids, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
 
 
 def drawn_plan(
-    chances: Values,
+    chances: Chances,
     keep: float,
     generator: torch.Generator,
     *,
     weighted: bool,
-    refresh: Tensor | None = None,
     remember: Mapping[str, Tensor] | None = None,
     facts: Mapping[str, float] | None = None,
 ) -> EpochPlan:
     """Returns the plan of an epoch of draws.
 
     Args:
-        chances: Probability of each sample in one draw, shape (N,); NaN where it is kept without a draw.
-        keep: Number of draws as a share of the samples that have a probability, > 0.
+        chances: Chances of the samples; one whose chance is not known is kept without a draw.
+        keep: Number of draws as a share of the samples whose chance is known, > 0.
         generator: Random generator on the CPU.
         weighted: Whether the samples have the weights that make the plan unbiased.
-        refresh: Ids that are refreshed after the epoch, as in `EpochPlan`. Default None: no ids.
         remember: Columns that are stored, as in `EpochPlan`. Default None: no columns.
         facts: Numbers for the history, in addition to the fractions and to `distinct`, the share of the samples that appear at
             least once. Default None: no numbers.
 
     Returns:
-        Plan with the samples in random order; with all samples in order where no sample has a probability.
+        Plan with the samples in random order; with all samples in order where no chance is known.
     """
-    n, kept = len(chances), np.flatnonzero(np.isnan(chances))
-    if len(kept) == n:
-        return full_plan(n, refresh)
-    ids = draw_positions(np.nan_to_num(chances), max(1, share(keep, n - len(kept))), generator)
-    if len(kept):
-        ids = np.concatenate([kept, ids])
-        ids = ids[torch.randperm(len(ids), generator=generator).numpy()]
-    there = np.zeros(n, dtype=np.bool_)
-    there[ids] = True
+    n, draws = chances.n, max(1, share(keep, chances.known))
+    if not chances.known:
+        return full_plan(n)
+    ids, distinct = drawn_ids(chances, draws, generator)
+    weights = np.empty(len(ids) if weighted else 0, dtype=np.float32)
+    for part in chunks(len(weights)):
+        weights[part] = unbiased_weights(chances.of(ids[part]), n, draws=draws, size=len(ids))
     return EpochPlan(
         torch.from_numpy(ids),
-        weights=torch.from_numpy(unbiased_weights(chances[ids], n)) if weighted else None,
-        refresh=refresh,
+        weights=torch.from_numpy(weights) if weighted else None,
         drawn=True,
         facts={
             "scheduled_fraction": 1 - keep,
             "actual_fraction": 1 - len(ids) / n,
-            "distinct": np.count_nonzero(there) / n,
+            "distinct": distinct / n,
             **(facts or {}),
         },
         remember=remember or {},

@@ -66,7 +66,12 @@ def share_up_to(loss: Values) -> Values:
     Returns:
         Shares, shape (n,), float64, within (0, 1].
     """
-    return np.searchsorted(np.sort(loss), loss, side="right") / len(loss)
+    order = np.argsort(loss)
+    ordered, shares = loss[order], np.empty(len(loss))
+    for part in chunks(len(loss)):
+        shares[order[part]] = np.searchsorted(ordered, ordered[part], side="right")
+    shares /= len(loss)
+    return shares
 
 
 def kept_by_chance(chance: Values, generator: torch.Generator, shard: Shard) -> tuple[Mask, float]:

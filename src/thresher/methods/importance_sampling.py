@@ -16,14 +16,14 @@ once, without a draw.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
+from thresher.methods._drawing import Chances, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -103,8 +103,9 @@ class ImportanceSampling:
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan of draws by loss, with a forward-only pass over all samples for the losses of the next epoch."""
         loss = on_host(records["loss"])
-        refresh = torch.arange(len(loss)) if self.losses == "fresh" and epoch + 1 < epochs else None
         if epoch == 0 and self.first_epoch == "all":
-            return full_plan(len(loss), refresh)
-        chances = draw_probabilities(loss if epoch else np.ones(len(loss)))
-        return drawn_plan(chances, self.keep, generator, weighted=self.weights == "unbiased", refresh=refresh)
+            plan = full_plan(len(loss))
+        else:
+            chances = Chances(loss if epoch else np.ones(len(loss), dtype=np.float32))
+            plan = drawn_plan(chances, self.keep, generator, weighted=self.weights == "unbiased")
+        return replace(plan, refresh=torch.arange(len(loss))) if self.losses == "fresh" and epoch + 1 < epochs else plan

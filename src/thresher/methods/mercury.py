@@ -9,13 +9,13 @@ too. A sample whose loss is not finite or is below zero is kept once, without a 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
+from thresher.methods._drawing import Chances, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -35,7 +35,7 @@ def group_of(epoch: int, groups: int, n: int) -> Tensor:
     Returns:
         Ids, ascending, int64; empty where the group has no sample because `groups` is larger than `n`.
     """
-    return torch.arange(n)[epoch % groups :: groups]
+    return torch.arange(min(epoch % groups, n), n, groups)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,5 @@ class Mercury:
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan of draws by the last losses, with one group to refresh."""
         loss = on_host(records["loss"])
-        refresh = group_of(epoch, self.groups, len(loss)) if epoch + 1 < epochs else None
-        if epoch == 0:
-            return full_plan(len(loss), refresh)
-        return drawn_plan(draw_probabilities(loss), self.keep, generator, weighted=True, refresh=refresh)
+        plan = full_plan(len(loss)) if epoch == 0 else drawn_plan(Chances(loss), self.keep, generator, weighted=True)
+        return replace(plan, refresh=group_of(epoch, self.groups, len(loss))) if epoch + 1 < epochs else plan

@@ -14,16 +14,17 @@ draw.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import draw_probabilities, drawn_plan, full_plan
+from thresher.exact import chunks
+from thresher.methods._drawing import Chances, drawn_plan, full_plan
 from thresher.methods._ranked import check_keep
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
@@ -49,27 +50,58 @@ def features(norm: Values, age: Values, scale: float) -> Values:
     Returns:
         Features, shape (n, 3), float64: squared norm over `scale`, age, one.
     """
-    return np.stack([norm.astype(np.float64) ** 2 / scale, age.astype(np.float64), np.ones(len(norm))], axis=1)
+    columns = [norm.astype(np.float64) ** 2 / scale, age.astype(np.float64), np.ones(len(norm))]
+    return np.stack(columns).T  # each column in one piece of memory
 
 
-def nonnegative_least_squares(x: Values, y: Values) -> Values:
+class NormalEquations(NamedTuple):
+    """The sums that decide a problem of least squares, min |y - x c|.
+
+    Attributes:
+        gram: Sums of products of the columns of x, shape (m, m).
+        moment: Sums of products of the columns with y, shape (m,).
+        square: Sum of the squares of y.
+        rows: Number of rows of x.
+    """
+
+    gram: Values
+    moment: Values
+    square: float
+    rows: int
+
+
+def normal_equations(pieces: Iterable[tuple[Values, Values]]) -> NormalEquations:
+    """Adds up a problem of least squares with three columns.
+
+    Args:
+        pieces: Rows of the problem, piece by piece: x, shape (n, 3), and y, shape (n,), float64.
+    """
+    gram, moment, square, rows = np.zeros((3, 3)), np.zeros(3), 0.0, 0
+    for x, y in pieces:
+        gram += x.T @ x
+        moment += x.T @ y
+        square += float(y @ y)
+        rows += len(y)
+    return NormalEquations(gram, moment, square, rows)
+
+
+def nonnegative_least_squares(problem: NormalEquations) -> Values:
     """Returns the c >= 0 with the least sum of squares of y - x c, for few columns.
 
     Without its zeros, the solution solves the problem without a bound; therefore every set of zeros is tried. Of two columns
     that are proportional, only one is used.
 
     Args:
-        x: Matrix, shape (n, m), float64, with a small m.
-        y: Right-hand side, shape (n,), float64.
+        problem: The problem, with a small number m of columns.
 
     Returns:
         Coefficients, shape (m,), float64, 0 or more.
     """
-    gram, moment = x.T @ x, x.T @ y
-    best, least, better = np.zeros(x.shape[1]), 0.0, 1e-9 * float(y @ y)
-    for free in [*product((False, True), repeat=x.shape[1])][1:]:
+    gram, moment = problem.gram, problem.moment
+    best, least, better = np.zeros(len(moment)), 0.0, 1e-9 * problem.square
+    for free in [*product((False, True), repeat=len(moment))][1:]:
         some = np.array(free)
-        c = np.zeros(x.shape[1])
+        c = np.zeros(len(moment))
         c[some] = np.linalg.lstsq(gram[np.ix_(some, some)], moment[some], rcond=None)[0]
         value = float(c @ gram @ c - 2 * moment @ c)
         if (c >= 0).all() and value < least - better:
@@ -77,38 +109,48 @@ def nonnegative_least_squares(x: Values, y: Values) -> Values:
     return best
 
 
-def fitted_estimates(x: Values, squared: Values) -> tuple[Values, Values]:
+def fitted_estimates(pairs: Callable[[], Iterable[tuple[Values, Values]]]) -> tuple[Values, Values]:
     """Fits the coefficients of the features: c of the estimate, d of its error.
 
     Args:
-        x: Features before the last epoch, shape (n, 3).
-        squared: Squared norms in the last epoch, over the scale of the features, shape (n,).
+        pairs: Function that yields, piece by piece, features before the last epoch, shape (n, 3), and squared norms in the
+            last epoch, over the scale of the features, shape (n,). It is called twice.
 
     Returns:
         c and d, shape (3,), 0 or more; `TRUSTING` where there are too few samples. Errors are relative to the earlier norms, so
         that a few large norms do not dominate the fit.
     """
-    if len(x) < FEWEST_PAIRS:
+
+    def relative(x: Values, y: Values) -> tuple[Values, Values]:
+        size = x[:, 0] + 1
+        return x / size[:, None], y / size
+
+    problem = normal_equations(relative(x, squared) for x, squared in pairs())
+    if problem.rows < FEWEST_PAIRS:
         return TRUSTING
-    size = x[:, 0] + 1
-    c = nonnegative_least_squares(x / size[:, None], squared / size)
-    d = nonnegative_least_squares(x / size[:, None], np.abs(squared - x @ c) / size)
-    return c, d
+    c = nonnegative_least_squares(problem)
+    errors = normal_equations(relative(x, np.abs(squared - x @ c)) for x, squared in pairs())
+    return c, nonnegative_least_squares(errors)
 
 
-def gain(squared: Values, chances: Values) -> float:
+def gain(squared: Values, chances: Chances) -> float:
     """Returns the second moment of the gradient of a uniform draw over that of a weighted draw.
 
     Args:
-        squared: Squared gradient norms g^2, shape (n,).
-        chances: Probabilities p in one draw, shape (n,), above 0 where the norm is above 0.
+        squared: Squared gradient norms g^2, shape (N,); NaN where the chance is not known.
+        chances: Chances p in one draw, above 0 where the norm is above 0.
 
     Returns:
-        n sum(g^2) / sum(g^2 / p), which is n sum(g^2) / sum(g)^2 where p is proportional to g; 1 where all norms are zero.
+        n sum(g^2) / sum(g^2 / p) over the n samples whose chance is known, which is n sum(g^2) / sum(g)^2 where p is
+        proportional to g; 1 where all norms are zero.
     """
-    drawn = chances > 0
-    spent = float(np.sum(squared[drawn] / chances[drawn]))
-    return len(squared) * float(np.sum(squared)) / spent if spent else 1.0
+    total = spent = 0.0
+    for part in chunks(len(squared)):
+        p = chances.of(part)
+        drawn = p > 0
+        total += float(np.nansum(squared[part]))
+        spent += float(np.sum(squared[part][drawn] / p[drawn]))
+    return chances.known * total / spent if spent else 1.0
 
 
 @dataclass(frozen=True)
@@ -176,39 +218,58 @@ class Rais:
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan of draws by the estimates, which remembers their features for the fit after the epoch."""
-        norm, seen = on_host(records["grad_norm"]), on_host(records["epoch"])
-        known = np.isfinite(norm)
-        if epoch == 0 or not known.any():
+        norm = on_host(records["grad_norm"])
+        scale = _mean_square(norm[part][np.isfinite(norm[part])] for part in chunks(len(norm)))
+        if epoch == 0 or scale is None:
             return full_plan(len(norm))
-        c, d = self._learned(records, epoch)
-        x = features(norm[known], epoch - seen[known], _mean_square(norm[known]))
-        chances = np.full(len(norm), np.nan)
-        chances[known] = self._chances(x @ c, x @ d)
+        squared, importance = self._estimated(norm, epoch - on_host(records["epoch"]), scale, self._learned(records, epoch))
+        chances = Chances(importance)
         return drawn_plan(
             chances,
             self.keep,
             generator,
             weighted=True,
             remember={"grad_norm_then": records["grad_norm"].clone(), "epoch_then": records["epoch"].clone()},
-            facts={"gain": gain(x @ c, chances[known])},
+            facts={"gain": gain(squared, chances)},
         )
 
-    def _chances(self, squared: Values, error: Values) -> Values:
-        p = draw_probabilities(np.sqrt(squared + self.robustness * error))
-        return (1 - self.uniform) * p + self.uniform / len(p)
+    def _estimated(self, norm: Values, age: Values, scale: float, fit: tuple[Values, Values]) -> tuple[Values, Values]:
+        """Returns the estimates of the squared norms, and the importances with the uniform share; NaN where not known."""
+        squared, importance, (c, d) = np.empty(len(norm)), np.empty(len(norm)), fit
+        total, known = 0.0, 0
+        for part in chunks(len(norm)):
+            x = features(np.where(np.isfinite(norm[part]), norm[part], np.nan), age[part], scale)
+            squared[part] = x @ c
+            importance[part] = np.sqrt(squared[part] + self.robustness * (x @ d))
+            total += float(np.nansum(importance[part]))
+            known += int(np.count_nonzero(np.isfinite(norm[part])))
+        importance *= 1 - self.uniform
+        importance += self.uniform * total / known
+        return squared, importance
 
     @staticmethod
     def _learned(records: Mapping[str, Tensor], epoch: int) -> tuple[Values, Values]:
         """Returns c and d, fitted to the samples of the last epoch whose norms were known before."""
-        norm, then = on_host(records["grad_norm"]), on_host(records["grad_norm_then"])
-        pairs: Mask = (on_host(records["epoch"]) == epoch - 1) & np.isfinite(norm) & np.isfinite(then)
-        if not pairs.any():
+        names = ("grad_norm", "epoch", "grad_norm_then", "epoch_then")
+        norm, seen, then, seen_then = (on_host(records[name]) for name in names)
+
+        def pairs() -> Iterator[tuple[Values, Values, Values]]:
+            for part in chunks(len(norm)):
+                both: Mask = (seen[part] == epoch - 1) & np.isfinite(norm[part]) & np.isfinite(then[part])
+                yield then[part][both], epoch - 1 - seen_then[part][both], norm[part][both]
+
+        scale = _mean_square(earlier for earlier, _, _ in pairs())
+        if scale is None:
             return TRUSTING
-        age = epoch - 1 - on_host(records["epoch_then"])[pairs]
-        scale = _mean_square(then[pairs])
-        return fitted_estimates(features(then[pairs], age, scale), norm[pairs].astype(np.float64) ** 2 / scale)
+        return fitted_estimates(
+            lambda: ((features(earlier, age, scale), now.astype(np.float64) ** 2 / scale) for earlier, age, now in pairs())
+        )
 
 
-def _mean_square(norm: Values) -> float:
-    """Returns the mean of the squares, 1 where all norms are zero."""
-    return float(np.mean(norm.astype(np.float64) ** 2)) or 1.0
+def _mean_square(pieces: Iterable[Values]) -> float | None:
+    """Returns the mean of the squares of some norms, 1 where all norms are zero; None where there are no norms."""
+    total, count = 0.0, 0
+    for norm in pieces:
+        total += float(np.sum(norm.astype(np.float64) ** 2))
+        count += len(norm)
+    return (total / count or 1.0) if count else None

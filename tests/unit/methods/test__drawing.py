@@ -2,13 +2,13 @@
 
 import math
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from thresher.methods._drawing import draw_positions, draw_probabilities, drawn_plan, full_plan, unbiased_weights
+from thresher.exact import CHUNK
+from thresher.methods._drawing import Chances, drawn_ids, drawn_plan, full_plan, unbiased_weights
 from thresher.rng import seeded
 
 NAN = math.nan
@@ -32,64 +32,70 @@ NAN = math.nan
 )
 def test_probabilities(importance: list[float], chances: list[float]) -> None:
     for dtype in (np.float32, np.float64):
-        found = draw_probabilities(np.array(importance, dtype))
-        assert found.dtype == np.float64
+        given = Chances(np.array(importance, dtype))
+        found = given.of(slice(None))
+        assert found.dtype == np.float64 and given.n == len(chances) and given.known == np.count_nonzero(~np.isnan(chances))
+        assert [*np.concatenate([*given.unknown(), np.empty(0)])] == [*np.flatnonzero(np.isnan(chances))]
         np.testing.assert_array_equal(found, chances)
 
 
 @pytest.mark.parametrize("scale", [1e308, 1e-300, 5e-324])
 def test_neither_huge_nor_tiny_importances_lose_their_ratio(scale: float) -> None:
-    np.testing.assert_allclose(draw_probabilities(np.array([1.0, 1.0, 0.0]) * scale), [0.5, 0.5, 0])
+    np.testing.assert_allclose(Chances(np.array([1.0, 1.0, 0.0, -1.0]) * scale).of(np.arange(3)), [0.5, 0.5, 0])
 
 
 def test_chances_of_float32_losses_are_summed_in_double_precision() -> None:
     """In float32 a sum of 2^24 ones stops growing."""
     importance = np.ones(2**17, np.float32)
     importance[0] = 2**24
-    found = draw_probabilities(importance)
+    found = Chances(importance).of(slice(None))
     assert found[1:].sum() == pytest.approx((2**17 - 1) / (2**24 + 2**17 - 1), rel=1e-12)
 
 
 def test_draws_follow_the_chances() -> None:
     chances, k = np.array([0.0, 0.1, 0.0, 0.6, 0.3, 0.0]), 40_000
-    drawn = draw_positions(chances, k, seeded(1))
-    assert drawn.dtype == np.int64 and drawn.shape == (k,)
+    drawn, distinct = drawn_ids(Chances(chances), k, seeded(1))
+    assert distinct == 3 and drawn.dtype == np.int64 and drawn.shape == (k,)
     share = np.bincount(drawn, minlength=6) / k
     assert (share[[0, 2, 5]] == 0).all()
     assert (np.abs(share - chances) <= 5 * np.sqrt(chances * (1 - chances) / k)).all()
 
 
 def test_draws_do_not_depend_on_each_other() -> None:
-    drawn = draw_positions(np.array([0.5, 0.5]), 40_000, seeded(2))
+    drawn, _ = drawn_ids(Chances(np.array([0.5, 0.5])), 40_000, seeded(2))
     assert np.mean(drawn[1:] == drawn[:-1]) == pytest.approx(0.5, abs=5 * math.sqrt(0.25 / 40_000))
 
 
-class Fixed:
-    """In place of torch.rand: the ends of [0, 1)."""
-
-    def __init__(self, *points: float) -> None:
-        self.points = torch.tensor(points, dtype=torch.float64)
-
-    def __call__(self, k: int, **_: Any) -> torch.Tensor:
-        assert k == len(self.points)
-        return self.points
+def at(importance: list[float] | np.ndarray, points: list[float]) -> list[int]:
+    return [int(i) for some in Chances(np.asarray(importance, np.float64)).at(np.array(points)) for i in some]
 
 
-def test_the_ends_of_the_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+BELOW_ONE = float(np.nextafter(1.0, 0.0))
+
+
+def test_the_ends_of_the_distribution() -> None:
     """What is drawn at 0 and just below 1 has a chance, whatever lies before and behind."""
-    below_one = float(np.nextafter(1.0, 0.0))
-    monkeypatch.setattr(torch, "rand", Fixed(0.0, below_one, 0.25, np.nextafter(0.25, 0)))
-    assert draw_positions(np.array([0, 0.25, 0, 0.75, 0, 0]), 4, seeded(0)).tolist() == [1, 3, 3, 1]
-    monkeypatch.setattr(torch, "rand", Fixed(below_one))
+    assert at([0, 0.25, 0, 0.75, 0, 0], [0.0, np.nextafter(0.25, 0), 0.25, BELOW_ONE]) == [1, 1, 3, 3]
+    assert at([0, 0, 0], [0.0, 0.5, BELOW_ONE]) == [0, 1, 2]
     for n in range(2, 300):
-        chances = np.append(np.full(n, 1 / n), 0.0)
-        assert draw_positions(chances, 1, seeded(0)).tolist() == [n - 1]
+        assert at(np.append(np.full(n, 1 / n), 0.0), [0.0, BELOW_ONE]) == [0, n - 1]
+
+
+def test_a_piece_without_a_chance_and_one_with_all_of_them() -> None:
+    importance = np.zeros(4 * CHUNK + 5)
+    importance[:CHUNK], importance[-5:] = NAN, NAN
+    importance[[2 * CHUNK, 3 * CHUNK - 1]] = 1, 3
+    points = (np.arange(3 * CHUNK) + 0.5) / (3 * CHUNK)
+    drawn = [some.copy() for some in Chances(importance).at(points)]
+    assert max(map(len, drawn)) <= CHUNK
+    ids, counts = np.unique(np.concatenate(drawn), return_counts=True)
+    assert ids.tolist() == [2 * CHUNK, 3 * CHUNK - 1] and counts.tolist() == [3 * CHUNK // 4, 9 * CHUNK // 4]
 
 
 def test_more_samples_than_multinomial_takes() -> None:
-    chances = np.zeros(2**24 + 3)
-    chances[[0, 2**24 + 1]] = 0.5
-    assert set(draw_positions(chances, 50, seeded(0)).tolist()) == {0, 2**24 + 1}
+    importance = np.zeros(2**24 + 3, np.float32)
+    importance[[0, 2**24 + 1]] = 0.5
+    assert set(drawn_ids(Chances(importance), 50, seeded(0))[0].tolist()) == {0, 2**24 + 1}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,8 @@ def test_more_samples_than_multinomial_takes() -> None:
     ],
 )
 def test_unbiased_weights(chances: list[float], n: int, weights: list[float]) -> None:
-    found = unbiased_weights(np.array(chances), n)
+    draws = sum(not math.isnan(chance) for chance in chances)
+    found = unbiased_weights(np.array(chances), n, draws=draws, size=len(chances))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, np.float32(weights))
 
@@ -112,16 +119,16 @@ def test_unbiased_weights(chances: list[float], n: int, weights: list[float]) ->
 def test_the_expected_mean_of_an_epoch_is_the_mean_of_all(k: int) -> None:
     """Added up over all outcomes of k draws, not estimated; some samples have no chance."""
     loss = np.array([0.5, 2.0, 1.0, 4.0, 8.0, 3.0])
-    chances = draw_probabilities(np.array([1, 2, NAN, 1, 4, NAN]))
+    chances = Chances(np.array([1, 2, NAN, 1, 4, NAN])).of(slice(None))
     mean = 0.0
     for drawn in product((0, 1, 3, 4), repeat=k):
         ids = np.array([2, 5, *drawn])
-        mean += np.prod(chances[[*drawn]]) * np.mean(unbiased_weights(chances[ids], 6) * loss[ids])
+        mean += np.prod(chances[[*drawn]]) * np.mean(unbiased_weights(chances[ids], 6, draws=k, size=k + 2) * loss[ids])
     assert mean == pytest.approx(loss.mean(), rel=1e-6)
 
 
 def test_samples_without_a_chance_are_there_once_and_anywhere() -> None:
-    chances = draw_probabilities(np.array([NAN, 1.0, NAN, 1.0, 1.0, 1.0]))
+    chances = Chances(np.array([NAN, 1.0, NAN, 1.0, 1.0, 1.0]))
     places = []
     for key in range(300):
         plan = drawn_plan(chances, 1.0, seeded(key), weighted=False)
@@ -135,16 +142,15 @@ def test_samples_without_a_chance_are_there_once_and_anywhere() -> None:
 
 @pytest.mark.parametrize(("keep", "n", "draws"), [(1.0, 7, 7), (0.5, 7, 3), (0.29, 100, 29), (0.01, 7, 1)])
 def test_counts(keep: float, n: int, draws: int) -> None:
-    plan = drawn_plan(draw_probabilities(np.arange(1.0, n + 1)), keep, seeded(3), weighted=True)
+    plan = drawn_plan(Chances(np.arange(1.0, n + 1)), keep, seeded(3), weighted=True)
     assert len(plan.ids) == draws
     assert plan.facts["scheduled_fraction"] == pytest.approx(1 - keep)
     assert plan.facts["actual_fraction"] == pytest.approx(1 - draws / n)
 
 
 def test_nothing_to_draw_is_everything() -> None:
-    refresh = torch.tensor([1])
-    plan = drawn_plan(np.full(3, NAN), 0.5, seeded(0), weighted=True, refresh=refresh)
-    assert plan.ids.tolist() == [0, 1, 2] and not plan.drawn and plan.weights is None and plan.refresh is refresh
+    plan = drawn_plan(Chances(np.full(3, NAN)), 0.5, seeded(0), weighted=True)
+    assert plan.ids.tolist() == [0, 1, 2] and not plan.drawn and plan.weights is None
 
 
 def test_everything() -> None:
@@ -155,5 +161,6 @@ def test_everything() -> None:
 
 def test_what_is_handed_on() -> None:
     kept = torch.tensor([1.0, 2.0])
-    plan = drawn_plan(np.array([0.5, 0.5]), 1.0, seeded(0), weighted=False, remember={"norm": kept}, facts={"gain": 2.0})
+    chances = Chances(np.array([0.5, 0.5]))
+    plan = drawn_plan(chances, 1.0, seeded(0), weighted=False, remember={"norm": kept}, facts={"gain": 2.0})
     assert plan.facts["gain"] == 2 and plan.remember["norm"] is kept

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from thresher import EpochSelectiveBackprop
+from thresher.exact import CHUNK
 from thresher.methods.epoch_selective_backprop import share_up_to, share_up_to_bin
 
 
@@ -44,6 +45,27 @@ def test_the_range_of_float32_does_not_overflow() -> None:
 )
 def test_share_up_to(loss: list[float], shares: list[float]) -> None:
     np.testing.assert_allclose(share_up_to(np.array(loss, np.float32)), shares, rtol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["plain", "ties", "equal", "signed zeros", "tiny", "ascending"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_share_up_to_is_what_a_search_of_each_loss_finds(kind: str, dtype: type) -> None:
+    """Also where equal losses are spread over several pieces."""
+    r = np.random.default_rng(0)
+    loss = r.normal(size=2 * CHUNK + 3)
+    if kind == "ties":
+        loss = r.integers(0, 3, len(loss))
+    if kind == "equal":
+        loss[:] = 0.1
+    if kind == "signed zeros":
+        loss = r.choice([0.0, -0.0, 1.0], len(loss))
+    if kind == "tiny":
+        loss *= 1e-42
+    if kind == "ascending":
+        loss.sort()
+    loss = loss.astype(dtype)
+    found = share_up_to(loss)
+    assert np.array_equal(found, np.searchsorted(np.sort(loss), loss, side="right") / len(loss))
 
 
 def test_one_outlier_moves_the_histogram_and_not_the_ranks() -> None:

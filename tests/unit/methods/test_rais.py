@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from thresher import Rais
-from thresher.methods.rais import TRUSTING, features, fitted_estimates, gain, nonnegative_least_squares
+from thresher.methods._drawing import Chances
+from thresher.methods.rais import (
+    TRUSTING,
+    features,
+    fitted_estimates,
+    gain,
+    nonnegative_least_squares,
+    normal_equations,
+)
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -31,7 +39,7 @@ def test_least_squares_fulfil_the_conditions_of_their_optimum(number: int) -> No
         x[:, 1] = 1.0  # as ages that are all the same
     true = r.choice([0.0, 0.5, -0.5, 2.0], 3)
     y = x @ true + r.normal(size=len(x)) * r.choice([0, 0.3])
-    c = nonnegative_least_squares(x, y)
+    c = nonnegative_least_squares(normal_equations([(x[:2], y[:2]), (x[2:], y[2:])]))
     slope = x.T @ (x @ c - y)
     scale = 1e-7 * (1 + np.abs(x.T @ y).max())
     assert (c >= 0).all()
@@ -42,9 +50,18 @@ def test_least_squares_fulfil_the_conditions_of_their_optimum(number: int) -> No
 
 def test_of_columns_that_say_the_same_one_is_used() -> None:
     x = np.array([[1.0, 1, 1], [2, 1, 1], [4, 1, 1]])
-    np.testing.assert_allclose(nonnegative_least_squares(x, np.array([3.0, 4, 6])), [1, 0, 2], atol=1e-9)
-    assert nonnegative_least_squares(x, np.array([-1.0, -1, -1])).tolist() == [0, 0, 0]
-    assert nonnegative_least_squares(x, np.zeros(3)).tolist() == [0, 0, 0]
+    np.testing.assert_allclose(solved(x, [3, 4, 6]), [1, 0, 2], atol=1e-9)
+    assert solved(x, [-1, -1, -1]).tolist() == [0, 0, 0]
+    assert solved(x, [0, 0, 0]).tolist() == [0, 0, 0]
+
+
+def solved(x: np.ndarray, y: list[float]) -> np.ndarray:
+    return nonnegative_least_squares(normal_equations([(x, np.array(y, np.float64))]))
+
+
+def fitted(x: np.ndarray, squared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """In two pieces, the second of which may be empty."""
+    return fitted_estimates(lambda: [(x[:9], squared[:9]), (x[9:], squared[9:])])
 
 
 def test_what_is_learned() -> None:
@@ -52,17 +69,17 @@ def test_what_is_learned() -> None:
     r = np.random.default_rng(0)
     x = features(r.gamma(1.0, 1.0, 4000), r.integers(1, 5, 4000), 1.0)
     squared = 0.5 * x[:, 0] + 2 + r.choice([-0.1, 0.1], 4000)
-    c, d = fitted_estimates(x, squared)
+    c, d = fitted(x, squared)
     np.testing.assert_allclose(c, [0.5, 0, 2], atol=0.02)
     np.testing.assert_allclose(x @ d, 0.1, atol=0.02)
     older = 0.5 * x[:, 0] + 0.3 * x[:, 1]
-    np.testing.assert_allclose(fitted_estimates(x, older)[0], [0.5, 0.3, 0], atol=1e-9)
+    np.testing.assert_allclose(fitted(x, older)[0], [0.5, 0.3, 0], atol=1e-9)
 
 
 def test_too_few_to_learn_from() -> None:
     x = features(np.ones(9), np.ones(9), 1.0)
-    assert fitted_estimates(x, np.full(9, 7.0)) is TRUSTING
-    assert fitted_estimates(np.concatenate([x, x[:1]]), np.full(10, 7.0)) is not TRUSTING
+    assert fitted(x, np.full(9, 7.0)) is TRUSTING
+    assert fitted(np.concatenate([x, x[:1]]), np.full(10, 7.0)) is not TRUSTING
 
 
 @pytest.mark.parametrize(
@@ -73,10 +90,11 @@ def test_too_few_to_learn_from() -> None:
         ([1, 1], [0.9, 0.1], 2 * 2 / (1 / 0.9 + 1 / 0.1)),
         ([4, 0], [1, 0], 2),
         ([0, 0], [0.5, 0.5], 1),
+        ([math.nan, 4, 0], [math.nan, 1, 0], 2),
     ],
 )
 def test_gain(squared: list[float], chances: list[float], expected: float) -> None:
-    assert gain(np.array(squared, np.float64), np.array(chances)) == pytest.approx(expected)
+    assert gain(np.array(squared, np.float64), Chances(np.array(chances))) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

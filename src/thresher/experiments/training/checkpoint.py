@@ -57,9 +57,15 @@ class Checkpoint:
             part.load_state_dict(found["parts"][name])
         return found["values"]
 
+    @property
+    def epochs_in(self) -> Path:
+        """Path of the file for the finished epochs of every sample, which belong to the checkpoint, see `Recording`."""
+        return self.path.with_name(f"{self.path.name}.epochs")
+
     def delete(self) -> None:
-        """Deletes the file, if there is one."""
+        """Deletes the file and that of the finished epochs, if there are any."""
         self.path.unlink(missing_ok=True)
+        self.epochs_in.unlink(missing_ok=True)
 
     def _read(self) -> dict[str, Any]:
         try:

@@ -96,11 +96,19 @@ class Session:
         seed: Random seed of the method.
         epochs: Number of epochs of full training.
         share: Share of the epochs to train, (0, 1].
-        keep: Whether to keep the history of every sample.
+        epochs_in: File for the history of every sample, see `Recording`; None for none.
     """
 
     def __init__(
-        self, accelerator: Accelerator, training: Training, spec: Spec, *, seed: int, epochs: int, share: float, keep: bool
+        self,
+        accelerator: Accelerator,
+        training: Training,
+        spec: Spec,
+        *,
+        seed: int,
+        epochs: int,
+        share: float,
+        epochs_in: Path | None,
     ) -> None:
         self.accelerator, self.training, self.epochs = accelerator, training, epochs
         self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
@@ -124,7 +132,7 @@ class Session:
         self.scheduler = thresher.ProgressLR(
             self.optimizer, self.run, lambda done: training.schedule(self.length.progress(done))
         )
-        self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, keep=keep)
+        self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
         self.entries: list[dict[str, Any]] = []
 
     def train(self, checkpoint: Checkpoint | None, progress: EpochCallback | None) -> None:
@@ -156,8 +164,9 @@ class Session:
     def _parts(self) -> dict[str, Stateful]:
         """Returns the objects that change during training, by their names in checkpoints."""
         model = self.accelerator.unwrap_model(self.model)
-        parts: dict[str, Stateful] = {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        parts |= {"run": self.run, "clock": self.clock, "recording": self.recording, **self.training.also}
+        parts: dict[str, Stateful] = {"recording": self.recording}  # first: what it refuses, no other part has taken
+        parts |= {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler}
+        parts |= {"run": self.run, "clock": self.clock, **self.training.also}
         return parts if self.accelerator.scaler is None else parts | {"scaler": self.accelerator.scaler}
 
     def _train_epoch(self, steps: int | None) -> None:
@@ -232,9 +241,14 @@ def train(
     name = label or spec.label
     accelerator = _accelerator(trackers, track_to, f"{name} seed {seed}", spec)
     training = task.training(data, seed)
-    session = Session(accelerator, training, spec, seed=seed, epochs=epochs, share=share, keep=samples_to is not None)
-    session.train(checkpoint, progress)
-    measured = session.finish(samples_to)
+    where = _epochs_in(samples_to, checkpoint)
+    session = Session(accelerator, training, spec, seed=seed, epochs=epochs, share=share, epochs_in=where)
+    try:
+        session.train(checkpoint, progress)
+        measured = session.finish(samples_to)
+    finally:
+        if checkpoint is None:
+            session.recording.discard()
     accelerator.end_training()
     accelerator.free_memory()
     if on_end is not None:
@@ -307,6 +321,13 @@ def _accelerator(trackers: Any, track_to: Path | None, name: str, spec: Spec) ->
     accelerator = Accelerator(log_with=trackers, project_dir=track_to)
     accelerator.init_trackers(tracker_name(name), config=loggable(spec.settings))
     return accelerator
+
+
+def _epochs_in(samples_to: Path | None, checkpoint: Checkpoint | None) -> Path | None:
+    """Returns the file for the finished epochs of every sample: that of the checkpoint, or a hidden one beside the result."""
+    if samples_to is None:
+        return None
+    return samples_to.with_name(f".{samples_to.name}.epochs") if checkpoint is None else checkpoint.epochs_in
 
 
 def _counts_by_epoch(run: thresher.Run, samples: int) -> list[dict[str, Any]]:

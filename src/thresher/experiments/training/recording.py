@@ -1,5 +1,6 @@
 """What a run records beside its costs: the distribution of losses by epoch, and the history of every sample as Parquet."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 import thresher
+from thresher.experiments.training.epoch_file import EpochFile, SampleRows
 from thresher.experiments.training.store import whole
 
 LOSS_BINS: NDArray[np.float64] = np.logspace(-6, 2, 41)
@@ -23,28 +25,28 @@ MOST_CLASSES = 10_000
 class Recording:
     """Records the losses of a run and how often each sample was trained, epoch by epoch.
 
+    The history of every sample is written to a file as the epochs end; in memory there is one epoch, however many there are.
+
     Args:
         run: Run, before its first epoch.
         dataset: Dataset of the run; class labels are read from `tensors[-1]` or `targets`, if they are whole numbers.
-        keep: Whether to keep the history of every sample for `save`, 5 bytes per sample and epoch. Default: True.
+        epochs_in: Path of a file for the history of every sample, 5 bytes per sample and epoch, of which `save` makes a table.
+            It is needed as long as a state may be loaded, until `discard`. Default None: no history is kept.
     """
 
-    def __init__(self, run: thresher.Run, dataset: Any, *, keep: bool = True) -> None:
+    def __init__(self, run: thresher.Run, dataset: Any, *, epochs_in: Path | None = None) -> None:
         self._run = run
-        self._keep = keep
         self._classes = class_labels(dataset)
-        self._losses: list[NDArray[np.float32]] = []
-        self._trained: list[NDArray[np.uint8]] = []
         self._before = _to_numpy(run.trained)
+        self._epochs = None if epochs_in is None else EpochFile(epochs_in, len(self._before))
 
     def epoch(self) -> dict[str, Any]:
         """Returns loss_histogram, easy_share and, with classes, hidden_by_class of the epoch that has just ended."""
         trained = _to_numpy(self._run.trained)
         times, self._before = trained - self._before, trained
         losses = self._last_losses()
-        if self._keep:
-            self._losses.append(losses)
-            self._trained.append(np.minimum(times, 255).astype(np.uint8))
+        if self._epochs is not None:
+            self._epochs.append(losses, np.minimum(times, 255).astype(np.uint8))
         found = distribution(losses)
         if self._classes is not None:
             hidden = self._classes[times == 0]
@@ -52,14 +54,23 @@ class Recording:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state, as lists of tensors by name."""
-        lists = {"losses": self._losses, "trained": self._trained, "before": [self._before]}
-        return {name: [torch.from_numpy(one) for one in arrays] for name, arrays in lists.items()}
+        """Returns the state: tensors and plain values. Finished epochs are not in it but in their file."""
+        state: dict[str, Any] = {"before": [torch.from_numpy(self._before)]}
+        return state if self._epochs is None else state | {"epochs": self._epochs.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a state."""
-        self._losses = [one.numpy() for one in state_dict["losses"]]
-        self._trained = [one.numpy() for one in state_dict["trained"]]
+        """Restores a state.
+
+        Raises:
+            ValueError: The history of every sample is to be kept, and that of the epochs before is not there.
+        """
+        if self._epochs is not None:
+            if "epochs" not in state_dict:
+                raise ValueError(
+                    "the checkpoint was written without the history of every sample, of which the first epochs are lost: go on "
+                    "without `samples_to`, or delete the checkpoint, and the training starts anew"
+                )
+            self._epochs.load_state_dict(state_dict["epochs"])
         self._before = state_dict["before"][0].numpy()
 
     def _last_losses(self) -> NDArray[np.float32]:
@@ -69,17 +80,34 @@ class Recording:
         return _to_numpy(self._run.records["loss"]).astype(np.float32)
 
     def save(self, path: Path) -> None:
-        """Writes one row per sample: id, target, final records, trained, hidden, loss_by_epoch and trained_by_epoch."""
-        trained = np.stack(self._trained, axis=1)
-        columns: dict[str, Any] = {"id": np.arange(len(trained), dtype=np.int64)}
-        if self._classes is not None:
-            columns["target"] = self._classes
-        columns |= {name: _to_numpy(column) for name, column in self._run.records.items()}
-        columns |= {"trained": self._before, "hidden": (trained == 0).sum(1).astype(np.int16)}
-        columns["loss_by_epoch"] = _list_column(np.stack(self._losses, axis=1))
-        columns["trained_by_epoch"] = _list_column(trained)
+        """Writes one row per sample: id, target, final records, trained, hidden, loss_by_epoch and trained_by_epoch.
+
+        Raises:
+            ValueError: There is no history, or no epoch has ended.
+        """
+        if self._epochs is None or not self._epochs.epochs:
+            raise ValueError("Recording.save: there is no history; give `epochs_in`, and call `epoch` after each epoch")
         with whole(path) as file:
-            pq.write_table(pa.table(columns), file)
+            tables = map(self._table, self._epochs.rows())
+            first = next(tables)
+            with pq.ParquetWriter(file, first.schema) as writer:
+                for table in chain([first], tables):
+                    writer.write_table(table)
+
+    def discard(self) -> None:
+        """Deletes the file of the epochs, if there is one."""
+        if self._epochs is not None:
+            self._epochs.delete()
+
+    def _table(self, rows: SampleRows) -> pa.Table:
+        """Returns the table of some samples."""
+        part = slice(rows.ids.start, rows.ids.stop)
+        columns: dict[str, Any] = {"id": np.arange(rows.ids.start, rows.ids.stop, dtype=np.int64)}
+        if self._classes is not None:
+            columns["target"] = self._classes[part]
+        columns |= {name: _to_numpy(column[part]) for name, column in self._run.records.items()}
+        columns |= {"trained": self._before[part], "hidden": (rows.trained == 0).sum(1).astype(np.int16)}
+        return pa.table(columns | {"loss_by_epoch": _list_column(rows.losses), "trained_by_epoch": _list_column(rows.trained)})
 
 
 def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:

@@ -1,4 +1,7 @@
+import io
 import json
+import tracemalloc
+from itertools import islice
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -8,6 +11,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import thresher
 from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.training import epoch_file
+from thresher.experiments.training.checkpoint import Checkpoint
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.recording import LOSS_BINS, Recording, class_labels, distribution
 from thresher.experiments.training.specs import parse_methods
@@ -60,7 +65,8 @@ def test_distributions_are_those_of_the_losses(recorded):
 
 
 def test_a_history_is_on_the_disk_whole_or_not_at_all(tmp_path, monkeypatch):
-    recording, path = Recording(attached(), TensorDataset(torch.zeros(3, 1))), tmp_path / "runs" / "run.parquet"
+    path = tmp_path / "runs" / "run.parquet"
+    recording = Recording(attached(), TensorDataset(torch.zeros(3, 1)), epochs_in=tmp_path / "epochs")
     recording.epoch()
     recording.save(path)
     before = path.read_bytes()
@@ -69,8 +75,8 @@ def test_a_history_is_on_the_disk_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(_):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("os.fsync", full)
     recording.epoch()
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match="no space"):
         recording.save(path)
     assert path.read_bytes() == before and [file.name for file in path.parent.iterdir()] == ["run.parquet"]
@@ -79,6 +85,185 @@ def test_a_history_is_on_the_disk_whole_or_not_at_all(tmp_path, monkeypatch):
 def attached():
     data = TensorDataset(torch.zeros(3, 1), torch.zeros(3))
     return thresher.attach(thresher.FullData(), loader=DataLoader(data), criterion=torch.nn.MSELoss(), epochs=1)
+
+
+class Trained:
+    """A run as a recording sees it, of n samples that are trained on up to 300 times per epoch."""
+
+    def __init__(self, n):
+        self.trained, self.records = torch.zeros(n, dtype=torch.int32), {"loss": torch.zeros(n)}
+
+    def epoch(self, number):
+        draws = torch.Generator().manual_seed(number)
+        times = torch.randint(300, self.trained.shape, generator=draws, dtype=torch.int32) * (number % 3)
+        self.trained += times
+        self.records["loss"].exponential_(generator=draws)
+        return times.numpy(), self.records["loss"].numpy().copy()
+
+
+def test_the_table_has_what_every_epoch_had(tmp_path, monkeypatch):
+    """However many samples are read at once."""
+    n, run, tables = 57, Trained(57), []
+    recording = Recording(run, TensorDataset(torch.arange(n) % 3), epochs_in=tmp_path / "deep" / "epochs")
+    times, losses = (
+        np.stack(of_epochs, axis=1) for of_epochs in zip(*(step(run, recording, i) for i in range(6)), strict=True)
+    )
+    for at_once in (1, 100, epoch_file.AT_ONCE):
+        monkeypatch.setattr(epoch_file, "AT_ONCE", at_once)
+        recording.save(tmp_path / "run.parquet")
+        tables.append(pq.read_table(tmp_path / "run.parquet"))
+    assert tables[0].equals(tables[1]) and tables[0].equals(tables[2])
+    table = tables[0]
+    names = ["id", "target", "loss", "trained", "hidden", "loss_by_epoch", "trained_by_epoch"]
+    kinds = ["int64", "int64", "float", "int32", "int16", "list<item: float>", "list<item: uint8>"]
+    assert table.schema.names == names and [str(kind).replace("element", "item") for kind in table.schema.types] == kinds
+    assert np.array_equal(np.array(table["loss_by_epoch"].to_pylist(), np.float32), losses)
+    assert np.array_equal(table["trained_by_epoch"].to_pylist(), np.minimum(times, 255)) and times.max() > 255
+    assert table["hidden"].to_pylist() == (times == 0).sum(1).tolist() and table["trained"].to_pylist() == times.sum(1).tolist()
+    assert table["id"].to_pylist() == list(range(n)) and table["target"].to_pylist() == [i % 3 for i in range(n)]
+    recording.discard()
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == []
+
+
+def step(run, recording, number):
+    happened = run.epoch(number)
+    recording.epoch()
+    return happened
+
+
+def test_memory_does_not_grow_with_the_epochs(tmp_path, monkeypatch):
+    """Neither that of the recording, nor its state, nor what makes the table."""
+    n, held, states = 100_000, [], []
+    run, data = Trained(n), TensorDataset(torch.zeros(n))
+    monkeypatch.setattr(epoch_file, "AT_ONCE", 2**14)
+    tracemalloc.start()
+    try:
+        recording = Recording(run, data, epochs_in=tmp_path / "epochs")
+        for number in range(10):
+            run.epoch(number)
+            recording.epoch()
+            held.append(tracemalloc.get_traced_memory()[0])
+            states.append(sum(tensor.nbytes for tensor in recording.state_dict()["before"]))
+        tracemalloc.reset_peak()
+        recording.save(tmp_path / "run.parquet")
+        peak = tracemalloc.get_traced_memory()[1] - held[-1]
+    finally:
+        tracemalloc.stop()
+    assert held[-1] - held[1] < 0.1 * n and held[-1] < 6 * n
+    assert set(states) == {4 * n} and {*recording.state_dict()["epochs"]} == {"mark", "epochs"}
+    assert peak < 40 * 2**14 < 10 * n  # the epochs have 50 n
+    assert (tmp_path / "epochs").stat().st_size == epoch_file.MARK + 50 * n
+
+
+class Loop:
+    """A training whose recording can be saved and restored at any step."""
+
+    def __init__(self, file):
+        draws = torch.Generator().manual_seed(0)
+        x = torch.randn(60, 3, generator=draws)
+        data = TensorDataset(x, (x[:, 0] + torch.randn(60, generator=draws) > 0).long())
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.5)
+        self.run = thresher.attach(
+            thresher.Kakurenbo(0.4, tau=0.0),
+            loader=DataLoader(data, 8, shuffle=True, generator=draws),
+            criterion=torch.nn.CrossEntropyLoss(),
+            model=self.model,
+            optimizer=self.optimizer,
+            epochs=5,
+        )
+        self.recording = Recording(self.run, data, epochs_in=file)
+
+    def train(self, epochs, steps=None):
+        """Trains epochs, the last of which is not recorded where it ends after some steps."""
+        for number in range(epochs):
+            last = steps is not None and number == epochs - 1
+            for inputs, targets in islice(self.run.loader, steps if last else None):
+                self.optimizer.zero_grad()
+                self.run.criterion(self.run.model(inputs), targets).backward()
+                self.optimizer.step()
+            if not last:
+                self.recording.epoch()
+
+    def parts(self):
+        return {name: getattr(self, name) for name in ("recording", "model", "optimizer", "run")}
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_goes_on_in_the_middle_of_an_epoch(tmp_path, again):
+    """Also where the interrupted run had written more epochs than its state has."""
+    whole, interrupted, resumed = (Loop(tmp_path / name) for name in ("whole", "epochs", "epochs"))
+    whole.train(5)
+    whole.recording.save(tmp_path / "whole.parquet")
+    interrupted.train(3, steps=2)
+    state = io.BytesIO()
+    torch.save({name: part.state_dict() for name, part in interrupted.parts().items()}, state)
+    if again:
+        interrupted.train(1)
+        interrupted.recording.epoch()
+    state.seek(0)
+    found = torch.load(state, weights_only=True)
+    for name, part in resumed.parts().items():
+        part.load_state_dict(found[name])
+    resumed.train(3)
+    resumed.recording.save(tmp_path / "resumed.parquet")
+    tables = [pq.read_table(tmp_path / f"{name}.parquet") for name in ("whole", "resumed")]
+    assert tables[0].equals(tables[1]) and len(tables[0]["loss_by_epoch"][0]) == 5
+
+
+def test_a_state_without_its_epochs_is_refused(tmp_path):
+    run, data = Trained(3), TensorDataset(torch.zeros(3))
+    without, with_them = Recording(run, data), Recording(run, data, epochs_in=tmp_path / "epochs")
+    without.epoch()
+    with pytest.raises(ValueError, match="written without the history of every sample, .* go on without `samples_to`"):
+        with_them.load_state_dict(without.state_dict())
+    for recording in (without, with_them):
+        with pytest.raises(ValueError, match=r"Recording.save: there is no history; give `epochs_in`"):
+            recording.save(tmp_path / "run.parquet")
+    with_them.epoch()
+    without.load_state_dict(with_them.state_dict())
+    without.discard()
+    assert [path.name for path in tmp_path.iterdir()] == ["epochs"]
+
+
+class StopError(Exception):
+    pass
+
+
+@pytest.fixture(scope="module")
+def digits():
+    task = task_of("digits@300")
+    return task, task.load(task.find(None)), parse_methods("kakurenbo:max_fraction=0.4:tau=0.0")[0]
+
+
+def test_a_checkpoint_has_the_epochs_beside_it(tmp_path, digits):
+    def stop(done, metric):
+        if done == 2:
+            raise StopError
+
+    settings = {"seed": 0, "epochs": 3}
+    train(*digits, **settings, samples_to=tmp_path / "whole.parquet")
+    checkpoint = Checkpoint(tmp_path / "checkpoint.pt", {})
+    with pytest.raises(StopError):
+        train(*digits, **settings, samples_to=tmp_path / "run.parquet", checkpoint=checkpoint, progress=stop)
+    assert checkpoint.epochs_in.exists()
+    train(*digits, **settings, samples_to=tmp_path / "run.parquet", checkpoint=checkpoint)
+    assert pq.read_table(tmp_path / "run.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
+    train(*digits, **settings, samples_to=tmp_path / "again.parquet", checkpoint=checkpoint)
+    assert pq.read_table(tmp_path / "again.parquet").equals(pq.read_table(tmp_path / "whole.parquet"))
+    checkpoint.delete()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again.parquet", "run.parquet", "whole.parquet"]
+
+
+def test_a_run_that_fails_without_a_checkpoint_leaves_nothing(tmp_path, digits):
+    def stop(done, metric):
+        assert [path.name for path in tmp_path.iterdir()] == [".run.parquet.epochs"]
+        raise StopError
+
+    with pytest.raises(StopError):
+        train(*digits, seed=0, epochs=3, samples_to=tmp_path / "run.parquet", progress=stop)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_histograms_hold_everything_that_is_finite():
