@@ -141,22 +141,19 @@ class SelectedLoader(OfUser):
         """
         return self._order.deal(plan, self._ids, self._samples, self._seen, least=least)
 
-    def stand_for(self, ids: Tensor) -> Tensor | None:
-        """Returns how many candidates drawn rows stand for, shape (n,), float32; None where all rows count alike.
+    def of_rows(self, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """Returns what the epoch says of some of its rows.
 
         Args:
             ids: Ids of rows of the epoch in progress, shape (n,), int64, on the host.
+
+        Returns:
+            Their weights in the plan, and how many candidates each drawn row stands for, both of shape (n,), float32; None
+            where all are 1.
         """
         known = None if self._deal is None else self._deal.stand_for
-        return None if known is None else known.index_select(0, ids)
-
-    def weights(self, ids: Tensor) -> Tensor | None:
-        """Returns the weights that the plan gives to rows, shape (n,), float32; None where all are 1.
-
-        Args:
-            ids: Ids of rows of the epoch in progress, shape (n,), int64, on the host.
-        """
-        return None if self._weights is None else self._weights.of(ids)
+        stand_for = None if known is None else known.index_select(0, ids)
+        return None if self._weights is None else self._weights.of(ids), stand_for
 
     def _filled_batches(self, full: int, rest: int) -> int:
         """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""

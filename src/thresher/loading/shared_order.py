@@ -1,6 +1,5 @@
 """The order that several processes share: the sampler's, after the plan, dealt out as the user's loader deals it."""
 
-import zlib
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -10,19 +9,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torch.utils.data.distributed import DistributedSampler
 
-from thresher.distributed.agreement import agree
 from thresher.distributed.kept import SharedPlan
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, RankBatches, RankOrder, continued
+from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, continued
 from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal, Sizes, smaller_sizes
 from thresher.loading.epoch_rows import EpochRows
-from thresher.loading.order import IdBatchSampler, KnownEnd, as_ids
-from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate, share_states
-from thresher.loading.shuffle import Shuffle
-from thresher.permutation import Permutation
+from thresher.loading.order import IdBatchSampler, KnownEnd
+from thresher.loading.shared_sampler import SharedSampler
 from thresher.plans import EpochPlan
 from thresher.shards import World
 
@@ -121,98 +116,26 @@ class SharedOrder:
     is_free = False
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
-        self._loader, self.dataset, self.world = loader, loader.dataset, world
-        self.n = len(self.dataset)  # pyright: ignore[reportArgumentType]
-        self._batches: Any = loader.batch_sampler
-        self.by_batches = is_shard_of_accelerate(self._batches)
-        """Whether each process has every W-th batch, rather than every W-th row."""
-        self.sampler = inner_sampler(self._batches)
-        self.layout = ShardLayout(self.n, world.size)
+        self.sizes = sampler = SharedSampler(loader, world)
+        self.n, self.sampler, self._world = sampler.n, sampler.sampler, world
+        self.generators, self.state_dict, self.load_state_dict = sampler.generators, sampler.state_dict, sampler.load_state_dict
+        self._layout = ShardLayout(self.n, world.size)
         self._shared: SharedPlan | None = None
         self._kept: KeptOrder | None = None
-        self._epoch: int | None = None
 
     # What does not depend on the plan
 
     @property
-    def sizes(self) -> "SharedOrder":
-        """This object, which has the batch size and `drop_last` of this process."""
-        return self
-
-    @property
-    def drop_last(self) -> bool:
-        """Whether the user's loader drops a last batch that is not full."""
-        return self._batches.drop_last
-
-    @property
-    def batch_size(self) -> int:
-        """Number of rows of a batch of this process."""
-        split = getattr(self._batches, "split_batches", False)
-        return self._batches.batch_size // self.world.size if split else self._batches.batch_size
-
-    @property
     def yields_once(self) -> bool:
         """Whether no sample can come twice in an epoch, as it does where the order is continued with its beginning."""
-        return self._drops or self.n % (self.world.size * (self.batch_size if self.by_batches else 1)) == 0
-
-    @property
-    def _drops(self) -> bool:
-        return bool(self._batches.drop_last if self.by_batches else getattr(self.sampler, "drop_last", False))
+        return self.sizes.yields_once
 
     def ids_of_sampler(self) -> None:
         """Returns None: the order has all ids."""
 
-    def check_unchanged(self) -> None:
-        """Refuses a dataset that has another number of samples than when the run was attached.
-
-        Raises:
-            ValueError: It has.
-        """
-        now = len(self.dataset)  # pyright: ignore[reportArgumentType]
-        if now != self.n:
-            raise ValueError(
-                f"The dataset of the loader had {self.n} samples when `attach` was called and has {now} now, but the records "
-                "and the plans of a run are for a fixed number of samples. Call run.detach() and attach again after the "
-                "dataset has changed."
-            )
-
-    def generators(self) -> list[torch.Generator]:
-        """Returns the generators that the loader draws from."""
-        found = [getattr(self.sampler, "generator", None), self._loader.generator]
-        own = [generator for generator in found if isinstance(generator, torch.Generator)]
-        return own[:1] if len(own) == 2 and own[0] is own[1] else own
-
     def candidates(self, seen: int) -> int:
         """Returns the number of ids that this process has in an epoch of full training."""
-        return self._rows_of(self.n)
-
-    def _rows_of(self, total: int) -> int:
-        """Returns how many of so many ids each process has."""
-        return 0 if total == 0 else len(self._dealt(np.arange, total))
-
-    def _dealt(self, piece: Piece, total: int, *, by_rows: bool = False) -> RankRows:
-        """Returns the rows of this process among those of an order."""
-        if self.by_batches and not by_rows:
-            return RankBatches(piece, total, self.world, self.batch_size, drop_last=self._drops)
-        return RankOrder(piece, total, self.world, drop_last=self._drops)
-
-    def state_dict(self) -> dict[str, int | None]:
-        """Returns what the order of the epoch in progress and those of later ones depend on, as plain values."""
-        seed, epoch = (getattr(self.sampler, name, 0) for name in ("seed", "epoch"))
-        return {"seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
-
-    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
-        """Goes on with the orders of a run that was saved.
-
-        Args:
-            state: Result of `state_dict`.
-            active: Whether an epoch was in progress.
-            consumed: Number of ids of its order that were consumed.
-        """
-        self._epoch = state["begun"]
-        epoch = self._epoch if active and consumed else state["epoch"]
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
+        return self.sizes.rows_of(self.n)
 
     # The plan of an epoch
 
@@ -222,7 +145,7 @@ class SharedOrder:
         Args:
             plan: Part of the plan that is of this process's block.
         """
-        self._shared = SharedPlan(plan, self.layout, self.world)
+        self._shared = SharedPlan(plan, self._layout, self._world)
 
     @property
     def shared(self) -> SharedPlan:
@@ -232,7 +155,7 @@ class SharedOrder:
 
     def samples_of(self, plan: EpochPlan) -> int:
         """Returns the number of rows of this process in an epoch that follows a plan."""
-        return self._rows_of(self.shared.rows)
+        return self.sizes.rows_of(self.shared.rows)
 
     def kept(self, plan: EpochPlan) -> int:
         """Returns the number of samples of a plan, of all processes."""
@@ -259,8 +182,10 @@ class SharedOrder:
         if not plan.smaller_batches:
             return None
         full = self.n if everything is None else everything
-        staying, whole = self._rows_of(self.shared.rows), self.shared.everything
-        return smaller_sizes(plan, whole, lambda: staying, self._rows_of(full), sizes.batch_size, sizes.drop_last, least=least)
+        staying, whole = self.sizes.rows_of(self.shared.rows), self.shared.everything
+        return smaller_sizes(
+            plan, whole, lambda: staying, self.sizes.rows_of(full), sizes.batch_size, sizes.drop_last, least=least
+        )
 
     def deal(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of this process are made; rows that are drawn are drawn before they are dealt.
@@ -293,23 +218,22 @@ class SharedOrder:
             DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
         """
-        self.check_unchanged()
-        share_states(self._loader)
-        epoch, found = self._begin(place), self._sizes_of(plan, sizes, everything)
+        self.sizes.check_unchanged()
+        epoch, found = self.sizes.begin(place), self._sizes_of(plan, sizes, everything)
         rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, self.shared)
         return EpochRows(rows, None, place.stayed, rows)
 
     def _make(self, plan: EpochPlan, epoch: int, found: Sizes | None) -> RankRows:
         """Returns the rows of this process in an epoch; all processes call it together."""
-        piece = self._order_of(epoch)
-        self._kept = None if self.shared.everything else KeptOrder(piece, self.n, self.shared.keeps, self.world)
+        piece = self.sizes.order(epoch)
+        self._kept = None if self.shared.everything else KeptOrder(piece, self.n, self.shared.keeps, self._world)
         piece, total = (piece, self.n) if self._kept is None else (self._kept.take, len(self._kept))
-        rows = self._dealt(piece, total, by_rows=found is not None)
+        rows = self.sizes.dealt(piece, total, by_rows=found is not None)
         if found is not None and plan.keys is not None:
-            world = self.world.size
+            world = self._world.size
             candidates, drawn = (np.diff(_ends(number, found.steps)) * world for number in (found.candidates, found.rows))
-            steps = DrawnOrder(_continued(piece, total), candidates, drawn, self.shared.keys, self.world)
-            rows = DrawnRows(steps, found, self.world)
+            steps = DrawnOrder(_continued(piece, total), candidates, drawn, self.shared.keys, self._world)
+            rows = DrawnRows(steps, found, self._world)
         return rows
 
     def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
@@ -321,45 +245,12 @@ class SharedOrder:
             deal: How smaller batches are made; None for full batches.
         """
         everything = self.candidates(0)
-        everything -= everything % self.batch_size if self.drop_last else 0
+        everything -= everything % self.sizes.batch_size if self.sizes.drop_last else 0
         if deal is not None:
             return -(-stayed * everything // deal.rows)
         if self._kept is None:
             return min(everything, stayed)
-        return min(everything, -(-self._kept.place_after(stayed * self.world.size) * everything // self.n))
-
-    def _begin(self, place: OrderPlace) -> int:
-        """Begins a pass, and returns the number of the epoch whose order it has."""
-        sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
-        if place.consumed and epoch != self._epoch:
-            raise RuntimeError(
-                f"The run goes on in the middle of an epoch whose order is that of epoch {self._epoch} of its "
-                f"{type(sampler).__name__}, whose epoch is {epoch} now. Call set_epoch({self._epoch}) before this epoch."
-            )
-        self._epoch = epoch
-        if isinstance(sampler, Shuffle):
-            sampler.begin_pass()
-        return epoch
-
-    def _order_of(self, epoch: int) -> Piece:
-        """Returns the order of an epoch before the plan."""
-        sampler, known = self.sampler, {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
-        if isinstance(sampler, Shuffle):
-            agree(self.world, known)
-            return Permutation(self.n, sampler.seed, epoch).piece
-        ids = self._all_ids()
-        agree(self.world, {**known, "the checksum of the order of the epoch": zlib.crc32(ids.tobytes())})
-        return lambda begin, end: ids[begin:end].astype(np.int64, copy=False)
-
-    def _all_ids(self) -> NDArray[Any]:
-        """Returns the order of the epoch as the sampler makes it, for all processes alike."""
-        sampler = self.sampler
-        if type(sampler) is DistributedSampler:
-            if not sampler.shuffle:
-                return np.arange(self.n)
-            generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
-            return torch.randperm(self.n, generator=generator).numpy()
-        return as_ids(list(sampler), sampler, self.n).numpy()
+        return min(everything, -(-self._kept.place_after(stayed * self._world.size) * everything // self.n))
 
 
 def _continued(piece: Piece, total: int) -> Piece:

@@ -173,9 +173,9 @@ class Epochs:
         self.selection.batch_yielded(number)
         if number == 0:
             self._passes.check(batch)
-        own = self._loader.weights(ids)
-        weights = own if weights is None or own is None else own * weights
-        self._attributor.yielded(batch, ids, weights, self._loader.stand_for(ids))
+        own, stand_for = self._loader.of_rows(ids)
+        weights = weights if own is None else own if weights is None else own * weights
+        self._attributor.yielded(batch, ids, weights, stand_for)
         self._cost.full_forward += place.consumed - self._place.consumed
         self._cost.full_backward += place.consumed - self._place.consumed
         self._place = place
@@ -198,7 +198,7 @@ class Epochs:
         self._rest()
         self._resumed, self._place = self._at_begin
         self._active = self._resumed
-        selects = self.selection.fills is not None or (plan is not None and self._leaves_out(plan))
+        selects = self.selection.fills is not None or (plan is not None and _leaves_out(plan, self._loader))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
             who = title_of(self._method if stage is None else stage.method)
@@ -332,10 +332,6 @@ class Epochs:
 
     # Parts
 
-    def _leaves_out(self, plan: EpochPlan) -> bool:
-        """Whether an epoch of a plan does not have every sample once."""
-        return plan.drawn or self._loader.kept(plan) < self._loader.n or plan.share < 1
-
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
             self.selection = selection
@@ -432,6 +428,11 @@ class Epochs:
 def _saved(plan: EpochPlan) -> dict[str, Any]:
     """Returns what is saved of a plan, as tensors and plain values."""
     return {name: value for name, value in vars(plan).items() if name != "lots"} | {"facts": dict(plan.facts), "remember": {}}
+
+
+def _leaves_out(plan: EpochPlan, loader: SelectedLoader) -> bool:
+    """Whether an epoch of a plan does not have every sample once."""
+    return plan.drawn or loader.kept(plan) < loader.n or plan.share < 1
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: EpochPlan | None) -> str | None:
