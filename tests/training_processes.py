@@ -60,14 +60,14 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 
 def loader_of(kind: str, rank: int, size: int, data: Any, *, drop_last: bool = True) -> DataLoader[Any]:
-    """A loader that deals out its samples, or the one of one process with the same order and the batches of all."""
-    batch, alone = BATCH * (1 if size > 1 else WORLD[0]), size == 1
+    """A loader that deals out its samples; for fewer processes than there are, it has larger batches."""
+    batch, alone = BATCH * WORLD[0] // size, size == 1
     if kind == "DistributedSampler":
         sampler: Any = DistributedSampler(data, size, rank, seed=SEED, drop_last=drop_last)
         return DataLoader(data, batch, sampler=sampler, drop_last=drop_last)
     if kind == "Shuffle":
-        own = {} if alone else {"num_replicas": size, "rank": rank, "drop_last": drop_last}
-        return DataLoader(data, batch, sampler=thresher.Shuffle(data, SEED, **own), drop_last=drop_last)
+        sampler = thresher.Shuffle(data, SEED, num_replicas=size, rank=rank, drop_last=drop_last)
+        return DataLoader(data, batch, sampler=sampler, drop_last=drop_last)
     settings = DataLoaderConfiguration(use_seedable_sampler=kind == "accelerate, seedable")
     torch.manual_seed(SEED)
     plain = DataLoader(data, batch, shuffle=True, drop_last=drop_last, generator=torch.Generator().manual_seed(SEED))
@@ -86,13 +86,14 @@ class Training:
         rank: Number of this process.
         size: Number of processes.
         method: The method; None trains without a run.
+        group: Process group; None for that of all processes.
         settings: Further arguments of `attach`.
     """
 
-    def __init__(self, loader: Any, rank: int, size: int, method: Any = None, **settings: Any) -> None:
+    def __init__(self, loader: Any, rank: int, size: int, method: Any = None, group: Any = None, **settings: Any) -> None:
         self.user, self.rank = loader, rank
         self.plain = network()
-        self.model: Any = DistributedDataParallel(self.plain) if size > 1 else self.plain
+        self.model: Any = DistributedDataParallel(self.plain, process_group=group) if size > 1 else self.plain
         self.optimizer = torch.optim.SGD(self.plain.parameters(), lr=0.1, momentum=0.9)
         self.run: Any = None
         if method is not None:
@@ -103,6 +104,7 @@ class Training:
                 criterion=nn.CrossEntropyLoss(),
                 optimizer=self.optimizer,
                 epochs=EPOCHS,
+                process_group=group,
                 **settings,
             )
         self.seen: list[list[Tensor]] = []
@@ -232,6 +234,30 @@ def resumed(rank: int, size: int) -> dict[str, bool]:
     return found
 
 
+def resharded(rank: int, size: int) -> dict[str, Any]:
+    """A training that is interrupted in the middle of an epoch, and the same with half as many processes, or with one."""
+    found = {}
+    for name in ("Kakurenbo", "Winnow", "InfoBatch", "UniformSubset"):
+        training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
+        training.epoch(0)
+        training.epoch(1, stop=3)
+        torch.save([training.run.state_dict(), training.plain.state_dict(), training.optimizer.state_dict()], f"part.{rank}")
+        distributed.barrier()
+        for fewer in sorted({size, size // 2, 1}):
+            parts = [torch.load(f"part.{one}", weights_only=True) for one in range(size)]
+            group = distributed.new_group(list(range(fewer)))
+            if rank < fewer:
+                second = Training(loader_of("Shuffle", rank, fewer, samples()), rank, fewer, METHODS[name](), group)
+                second.plain.load_state_dict(parts[0][1])
+                second.optimizer.load_state_dict(parts[0][2])
+                second.run.load_state_dict([state for state, *_ in parts])
+                for number in range(1, EPOCHS):
+                    second.epoch(number)
+                found[f"{name}, {fewer}"] = second.found()
+            distributed.barrier()
+    return found
+
+
 def _equal(own: dict[str, Any], whole: dict[str, Any]) -> bool:
     same = all(torch.equal(a, b) for a, b in zip(own["weights"], whole["weights"], strict=True))
     same = same and all(torch.equal(own["records"][name], whole["records"][name]) for name in whole["records"])
@@ -307,7 +333,7 @@ def _one_alone(rank: int) -> str:
     return "nothing"
 
 
-CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, refusals)
+CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, resharded, refusals)
 
 
 def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None:

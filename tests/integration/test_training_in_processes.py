@@ -10,7 +10,7 @@ from depth import depth
 from thresher.run.several import check_attached_late_enough
 
 SIZES = (2,) if depth(1, 2) == 1 else (2, 4)
-NAMES = {2: tuple(case.__name__ for case in cases.CASES), 4: ("plans", "prepared")}
+NAMES = {2: tuple(case.__name__ for case in cases.CASES), 4: ("plans", "prepared", "resharded")}
 
 
 @pytest.fixture(scope="module", params=SIZES)
@@ -68,6 +68,25 @@ def test_loaders_that_accelerate_prepared(results, name, kind):
     assert all(torch.equal(one, other) for one, other in zip(found[0]["weights"], found[-1]["weights"], strict=True))
     trained = torch.cat(of_all(found, "trained"))
     assert int(trained.sum()) == sum(len(step) for number in range(cases.EPOCHS) for step in steps_of(found, number))
+
+
+@pytest.mark.parametrize("name", ["Kakurenbo", "Winnow", "InfoBatch", "UniformSubset"])
+def test_a_run_goes_on_with_fewer_processes(results, name):
+    """In the middle of an epoch: the same batches of all processes together, and the same weights and records."""
+    size = len(results)
+    whole = [one["resharded"][f"{name}, {size}"] for one in results]
+    for fewer in {size // 2, 1}:
+        found = [one["resharded"][f"{name}, {fewer}"] for one in results[:fewer]]
+        for number in range(cases.EPOCHS - 1):
+            steps = [[step.sort().values.tolist() for step in steps_of(some, number)] for some in (found, whole)]
+            assert steps[0] == steps[1]
+        for own, expected in zip(found[0]["weights"], whole[0]["weights"], strict=True):
+            torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+        assert torch.equal(torch.cat(of_all(found, "trained")), torch.cat(of_all(whole, "trained")))
+        for column in whole[0]["records"]:
+            own, expected = (torch.cat([one["records"][column] for one in some]) for some in (found, whole))
+            torch.testing.assert_close(own, expected, equal_nan=True)
+        assert sum(of_all(found, "forward")) == sum(of_all(whole, "forward"))
 
 
 two = pytest.mark.parametrize("results", [2], indirect=True)

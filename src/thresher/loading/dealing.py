@@ -89,6 +89,24 @@ class Deal:
         """Returns the number of the step that follows the first so many rows, which are those of whole steps."""
         return -(-rows * self.steps // self.rows)
 
+    def step_at(self, rows: int) -> int:
+        """Returns the number of the step that follows the first so many rows.
+
+        Args:
+            rows: Number of rows.
+
+        Raises:
+            ValueError: The rows are not those of whole steps, as those of other batch sizes.
+        """
+        step = self.step_after(rows)
+        if step * self.rows // self.steps != rows:
+            raise ValueError(
+                f"The epoch in progress has trained on {rows} rows, which are not those of the first steps of an epoch with "
+                f"{self.rows} rows in {self.steps} steps. Go on with as many processes, and the batch size, as before, or save "
+                "between epochs."
+            )
+        return step
+
     def draw(self, ids: Tensor, rows: int) -> Tensor:
         """Returns the rows of one step, in the order of the candidates.
 

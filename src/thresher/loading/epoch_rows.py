@@ -103,7 +103,7 @@ class EpochOrders(Protocol):
         """Returns how many ids of full training were consumed at a place of an epoch's order."""
         ...
 
-    def state_dict(self) -> dict[str, int | None] | None:
+    def state_dict(self) -> dict[str, Any] | None:
         """Returns what the orders of the sampler depend on, as plain values; None where that need not be saved."""
         ...
 

@@ -58,7 +58,7 @@ class SelectedLoader(OfUser):
         self._seen = 0
         self._order: EpochOrders = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
         self.ids_of_sampler, self.order_state = self._order.ids_of_sampler, self._order.state_dict
-        self.generators = self._order.generators
+        self.generators, self.sizes = self._order.generators, self._order.sizes
         self.adopt, self.kept, self.refresh_ids = self._order.adopt, self._order.kept, self._order.refresh_ids
         self.streams, self.n = self._order.streams, self._order.n
         self._device = device

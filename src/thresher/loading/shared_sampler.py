@@ -99,10 +99,11 @@ class SharedSampler:
             return RankBatches(piece, total, self._world, self.batch_size, drop_last=self._drops)
         return RankOrder(piece, total, self._world, drop_last=self._drops)
 
-    def state_dict(self) -> dict[str, int | None]:
+    def state_dict(self) -> dict[str, Any]:
         """Returns what the order of the epoch in progress and those of later ones depend on, as plain values."""
         seed, epoch = (getattr(self.sampler, name, 0) for name in ("seed", "epoch"))
-        return {"seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
+        name = type(self.sampler).__name__
+        return {"sampler": name, "seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
 
     def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
         """Goes on with the orders of a run that was saved.

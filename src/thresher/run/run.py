@@ -1,7 +1,7 @@
 """`Run`: a method attached to one training loop, as the loop sees it. Its parts do the work."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,11 +314,12 @@ class Run(Uncopied):
             )
         return self._parts.state.save()
 
-    def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, restore_rng: bool = True) -> None:
         """Goes on where a saved run stopped: at the next `iter(run.loader)`, after the last batch that was yielded.
 
         Args:
-            state: Result of `state_dict` of a run of the same method over as many samples.
+            state: Result of `state_dict` of a run of the same method over as many samples. Of several processes, each loads
+                its own; where their number has changed, each loads the list of the states of all, in the order of the ranks.
             restore_rng: Whether the random states that the run and its loader draw from are put back, too.
 
         Raises:

@@ -1,7 +1,7 @@
 """What a run saves, and how it goes on from there."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.methods import name_of
 from thresher.records import Records
 from thresher.run.epochs import Epochs
+from thresher.run.resharding import Resharding
 from thresher.run.state_checks import check_generators, check_position, check_shuffle, fields_of, refuse
 from thresher.run.stopwatch import Stopwatch
 
@@ -72,15 +73,26 @@ class SavedState:
             "rng": rng.capture(self.device, self.loader.generators()),
         }
 
-    def load(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
+    def load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, restore_rng: bool) -> None:
         """Goes on where a saved run stopped.
+
+        Args:
+            state: Result of `save`; or those of all processes, in the order of their ranks.
+            restore_rng: Whether random states are put back.
 
         Raises:
             TypeError: The state is no mapping.
             ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
                 changed.
         """
+        if isinstance(state, list | tuple):
+            world = self.records.shard.world
+            if len(state) == world.size:
+                state = state[world.rank]
+            else:
+                state = Resharding(state, world, self.loader).state(self.records, self.accumulator.counts)
         self._check(state, restore_rng=restore_rng)
+        assert isinstance(state, Mapping)
         state = {**state, "plan": _on_host(state["plan"]), "waiting": _on_host(state["waiting"])}
         self.accumulator.end_step()
         self.accumulator.settle()
@@ -106,7 +118,7 @@ class SavedState:
     def _settings(self) -> str:
         return " ".join(repr(method) for method in self.methods)
 
-    def _check(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
+    def _check(self, state: Any, *, restore_rng: bool) -> None:
         if not isinstance(state, Mapping):
             raise TypeError(f"load_state_dict: `state` must be a result of run.state_dict(), got {type(state).__name__}")
         if state.get("version") != VERSION:
@@ -151,7 +163,8 @@ class SavedState:
         if saved != own:
             raise ValueError(
                 f"load_state_dict: the state was saved by process {saved['rank']} of {saved['size']}, and this is process "
-                f"{own['rank']} of {own['size']}: each process loads what it has saved itself. Start as many as before."
+                f"{own['rank']} of {own['size']}. Each process loads what it has saved itself; to go on with another number of "
+                "processes, give each of them the list of the states of all ranks."
             )
         if (method := state.get("method", self._name())) != self._name():
             raise ValueError(f"load_state_dict: the state is of method {method!r}, this run has {self._name()!r}")

@@ -159,7 +159,9 @@ SHUFFLE = table(
         "samples": whole_number(),
         "epoch": whole_number(),
         "begun": or_none(whole_number()),
-    }
+        "sampler": TEXT,
+    },
+    may_lack=("sampler",),
 )
 HISTORY = sequence(
     table(
@@ -309,7 +311,9 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
 
 def _order_of(shuffle: Mapping[str, Any] | None) -> str:
     """Returns what the orders of a loader depend on, in words; None: a sampler that is no `Shuffle`."""
-    return "another sampler" if shuffle is None else f"Shuffle(seed={shuffle['seed']}) over {shuffle['samples']} samples"
+    if shuffle is None:
+        return "another sampler"
+    return f"{shuffle.get('sampler', 'Shuffle')}(seed={shuffle['seed']}) over {shuffle['samples']} samples"
 
 
 def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: torch.device, *, restored: bool) -> None:
