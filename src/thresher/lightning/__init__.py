@@ -4,7 +4,7 @@ It needs the extra `lightning`: `pip install 'thresher[lightning]'`.
 """
 
 try:
-    from lightning.pytorch import Callback as _needed  # noqa: F401
+    import lightning.pytorch  # noqa: F401
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError("thresher.lightning needs the package lightning: pip install 'thresher[lightning]'") from error
 

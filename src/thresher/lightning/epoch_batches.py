@@ -13,8 +13,8 @@ class EpochBatches(OfUser):
     Args:
         loader: Loader of the run.
         begins: Function that is called when an epoch begins, with its number of batches.
-        resumes: Whether the first pass goes on where a saved run stopped. It begins with its first batch, because Lightning asks
-            for an iterator before the hooks that come before the epoch, and may then ask for another one.
+        resumes: Whether the first pass goes on where a saved run stopped. It begins with its first batch, because Lightning
+            asks for an iterator before the hooks that come before the epoch, and may then ask for another one.
     """
 
     def __init__(self, loader: SelectedLoader, begins: Callable[[int], None], *, resumes: bool) -> None:

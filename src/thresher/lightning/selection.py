@@ -36,9 +36,6 @@ class Selection(Callback):
         settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `scoring`, `signals`, `seed`,
             `on_nonfinite` and `spend`.
 
-    Attributes:
-        run: Run of the last `fit`, with its cost, history and records; None before the first one.
-
     Raises:
         TypeError: A setting is no argument of `thresher.attach`, or one that Lightning knows.
         ValueError: `fit` is called with something that is not supported; nothing was changed.
@@ -55,8 +52,8 @@ class Selection(Callback):
         ...         return torch.optim.SGD(self.parameters(), lr=0.1)
         >>> data = torch.utils.data.TensorDataset(torch.arange(8.0).unsqueeze(1), torch.arange(8) % 2)
         >>> selection = thresher.lightning.Selection(thresher.UniformSubset(keep=0.5))
-        >>> quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-        >>> trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", callbacks=[selection], **quiet)
+        >>> quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", callbacks=[selection], logger=False, **quiet)
         >>> trainer.fit(Classifier(), torch.utils.data.DataLoader(data, batch_size=2))
         >>> selection.run.cost.backward, selection.run.cost.full_backward
         (12, 24)
@@ -73,7 +70,7 @@ class Selection(Callback):
         if unknown := sorted(set(settings) - known):
             raise TypeError(f"Selection: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}")
         self.method, self.criterion, self.model, self.settings = method, criterion, model, settings
-        self.run: Run | None = None
+        self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
         self._saved_schedulers: list[Any] = []
         self._stand_ins = StandIns()
@@ -88,6 +85,17 @@ class Selection(Callback):
         """Name of the state in a checkpoint."""
         return "thresher.lightning.Selection"
 
+    @property
+    def run(self) -> Run:
+        """The run of the `fit` in progress or, after it, of the last one, with its cost, history and records.
+
+        Raises:
+            ValueError: No training has begun.
+        """
+        if self._run is None:
+            raise ValueError("thresher.lightning.Selection.run: no training has begun; call trainer.fit first")
+        return self._run
+
     # Lightning's hooks, in the order in which they are called
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -95,7 +103,7 @@ class Selection(Callback):
         if stage != "fit":
             return
         check_trainer(trainer)
-        self.run, self._saved = None, None
+        self._run, self._batches, self._saved = None, None, None
         source = trainer.fit_loop._data_source
         made = source.dataloader
 
@@ -135,8 +143,7 @@ class Selection(Callback):
         own = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
         optimizer, epochs = trainer.optimizers[0], trainer.max_epochs
         assert epochs is not None
-        trainer.fit_loop._combined_loader.reset()  # pyright: ignore[reportOptionalMemberAccess]
-        self.run = run = attach(
+        self._run = run = attach(
             self.method,
             loader=loader,
             optimizer=optimizer,
@@ -154,18 +161,20 @@ class Selection(Callback):
         self._full = int(trainer.num_training_batches)
         for config in trainer.lr_scheduler_configs:
             if config.interval == "step" and not config.reduce_on_plateau:
-                config.scheduler = run.pace(config.scheduler, int(trainer.estimated_stepping_batches))  # pyright: ignore[reportArgumentType, reportAttributeAccessIssue]
+                config.scheduler = run.pace(config.scheduler, int(trainer.estimated_stepping_batches))
         self._load(trainer, run)
         self._iterate(trainer, run)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Ends the epoch after its last step: before validation and before checkpoints."""
         if trainer.is_last_batch and not trainer.fast_dev_run and self._batches is not None:  # pyright: ignore[reportAttributeAccessIssue]
             self._batches.finish()
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the run; nothing before the training began."""
-        if self.run is None or self._batches is None:
+        if self._batches is None:
             return {}
         return {"run": self.run.state_dict(), "batches": self._length}
 
@@ -194,7 +203,7 @@ class Selection(Callback):
 
     # Parts
 
-    def _load(self, trainer: Trainer, run: Run) -> None:
+    def _load(self, trainer: Any, run: Run) -> None:
         """Loads the state of the checkpoint, if there is one."""
         if self._saved is None:
             return
@@ -208,12 +217,11 @@ class Selection(Callback):
             config.scheduler.load_state_dict(state if pace is None else {"scheduler": state, **pace})
         run.load_state_dict(self._saved["run"])
 
-    def _iterate(self, trainer: Trainer, run: Run) -> None:
+    def _iterate(self, trainer: Any, run: Run) -> None:
         """Has Lightning iterate the loader of the run, whose first pass draws where the pass of the user's loader has drawn."""
         loop, device, saved = trainer.fit_loop, trainer.strategy.root_device, self._saved
         combined, fetcher = loop._combined_loader, loop._data_fetcher
-        assert combined is not None
-        assert fetcher is not None
+        self._own_loader._iterator = None  # pyright: ignore[reportOptionalMemberAccess]  # lets its persistent workers go
         self._batches = EpochBatches(run.loader, lambda length: self._begin_epoch(trainer, length), resumes=saved is not None)
         combined.flattened = [self._batches]
         if saved is None:
@@ -223,11 +231,12 @@ class Selection(Callback):
             rng.restore(now, device, self._generators)
             return
         self._begin_epoch(trainer, saved["batches"])
-        loop.max_batches = saved["batches"]  # Lightning decides by it whether the epoch of the checkpoint was over
+        if loop.epoch_loop.restarted_on_train_batch_end and trainer.is_last_batch:
+            loop.max_batches = saved["batches"]  # by it Lightning sees, before the next batch, that this epoch was over
         iter(fetcher)
         self._saved, self._saved_schedulers = None, []
 
-    def _begin_epoch(self, trainer: Trainer, length: int) -> None:
+    def _begin_epoch(self, trainer: Any, length: int) -> None:
         """Tells Lightning after which batches of an epoch of this length it validates."""
         self._length, trainer.fit_loop.max_batches = length, self._full
         every = trainer.val_check_interval
@@ -238,15 +247,15 @@ class Selection(Callback):
         else:
             trainer.val_check_batch = float("inf") if every == 1.0 else max(1, int(length * every))
 
-    def _leave(self, trainer: Trainer) -> None:
+    def _leave(self, trainer: Any) -> None:
         """Puts back what the run stood in for, and detaches it."""
         self._stand_ins.take_away()
-        combined = trainer.fit_loop._combined_loader
-        if combined is not None and self._own_loader is not None:
-            combined.flattened = [self._own_loader]
-        self._own_loader = None
-        if self.run is not None:
-            self.run.detach()
+        loader, self._own_loader = self._own_loader, None
+        if loader is None:
+            return
+        trainer.fit_loop._combined_loader.flattened = [loader]
+        if self._run is not None:
+            self._run.detach()
 
 
 def _generators_of(loader: Any) -> list[Any]:

@@ -14,11 +14,11 @@ class StandIns:
     registry, so that `parameters`, `state_dict` and `train` go on as if nothing stood in its place.
 
     Example:
+        >>> import torch
         >>> class Net(torch.nn.Module):
         ...     def __init__(self):
         ...         super().__init__()
         ...         self.head = torch.nn.Linear(1, 2)
-        >>> import torch
         >>> net, stand_ins = Net(), StandIns()
         >>> stand_ins.put(net, "head", "a stand-in")
         >>> net.head, list(net.state_dict())
@@ -65,6 +65,7 @@ class CriterionInPlace:
         self._own, self._run = own, run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the criterion of the run."""
         return self._run.criterion(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
