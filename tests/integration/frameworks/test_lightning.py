@@ -150,14 +150,14 @@ def test_a_module_that_names_the_run():
     criteria = ["criterion", nn.CrossEntropyLoss(label_smoothing=0.1), None]
     runs = []
     for module, criterion in zip(modules, criteria, strict=True):
-        selection = Selection(METHODS["infobatch"], criterion=criterion)
+        selection = Selection(thresher.FullData(), criterion=criterion)
         fit(module, selection)
         runs.append(selection.run.cost.backward)
         assert not hasattr(module, "thresher")
     assert_same(modules[0].state_dict(), modules[1].state_dict())
-    assert runs[0] == runs[1]
+    assert runs == [EPOCHS * N] * 3
     for name, value in modules[0].state_dict().items():
-        assert torch.allclose(modules[2].state_dict()[name], value, atol=1e-5), name
+        assert torch.allclose(modules[2].state_dict()[name], value, atol=1e-4), name
 
 
 class OfModule(Classifier):
