@@ -13,7 +13,10 @@ _HOME = {
 }
 """Public names and their modules. A name is imported when it is first used: `thresher --help` must not import torch."""
 
-__all__ = sorted([*_HOME, "__version__"])  # pyright: ignore[reportUnsupportedDunderAll]
+_NEED_EXTRAS = {"lightning"}
+"""Names that need packages beside torch and NumPy, and are no part of `from thresher import *`."""
+
+__all__ = sorted({*_HOME, "__version__"} - _NEED_EXTRAS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

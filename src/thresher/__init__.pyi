@@ -3,6 +3,7 @@
 
 from thresher import cost as cost
 from thresher import criteria as criteria
+from thresher import lightning as lightning
 from thresher import losses as losses
 from thresher import methods as methods
 from thresher import plans as plans

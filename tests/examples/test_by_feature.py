@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import lightning_cases  # noqa: F401  # prepares the import of lightning
 from depth import DEEP
 
 FOLDER = Path(__file__).parents[2] / "examples" / "by_feature"
@@ -35,7 +36,7 @@ def test_differs_by_one_feature(path):
     base = (FOLDER / "base.py").read_text().splitlines()
     lines = path.read_text().splitlines()
     changed = [line for line in difflib.ndiff(base, lines) if line[0] in "+-" and line[1:].strip()]
-    assert 0 < len(changed) < 35
+    assert 0 < len(changed) < 40
 
 
 def test_there_are_three_beside_the_base():

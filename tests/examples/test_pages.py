@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import lightning_cases  # noqa: F401  # prepares the import of lightning
 import thresher
 
 ROOT = Path(__file__).parents[2]
@@ -38,6 +39,16 @@ def test_readme(capsys, monkeypatch):
     for inputs, targets in run.loader:
         run.criterion(run.model(inputs), targets).backward()
     assert run.cost.backward == len(module.dataset) // 2
+
+
+@pytest.mark.filterwarnings("ignore:.*tensorboardX", "ignore:Checkpoint directory")
+def test_frameworks(tmp_path, monkeypatch):
+    """Trains with Lightning, as the page shows it."""
+    monkeypatch.chdir(tmp_path)
+    names = run_all("docs/frameworks.md", {})
+    cost, method = names["selection"].run.cost, names["selection"].method
+    assert isinstance(method, thresher.InfoBatch)
+    assert 0 < cost.backward < cost.full_backward == 4 * 1000
 
 
 @pytest.mark.parametrize("page", ["docs/attribution.md", "docs/subset-backward.md"])

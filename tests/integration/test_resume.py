@@ -4,6 +4,7 @@ import copy
 import io
 import random
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -199,6 +200,12 @@ def test_loaders(name):
 @pytest.mark.parametrize("batch", [1, 6, 7, 8])
 def test_every_place_of_an_epoch(name, batch):
     compare(METHODS["full"], LOADERS[name], (2, batch))
+
+
+def test_between_epochs_with_persistent_workers():
+    """The workers of the first training were running when the next epoch began, and drew no seed."""
+    loader = partial(DataLoader, batch_size=B, shuffle=True, num_workers=1, persistent_workers=True)
+    compare(METHODS["infobatch"], lambda data: loader(data, generator=generator()), (1, 0))
 
 
 @pytest.mark.parametrize("batch", depth([7], [1, 7]))

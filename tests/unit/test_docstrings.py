@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
+import lightning_cases  # noqa: F401  # prepares the import of lightning
 import thresher
 from thresher import rng
 

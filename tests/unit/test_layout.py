@@ -21,7 +21,7 @@ FLOORS = (
     ("experiments.tasks",),
     ("experiments.training",),
     ("testing",),
-    ("progress_lr",),
+    ("lightning", "progress_lr"),
     ("run",),
     ("methods",),
     ("scores",),

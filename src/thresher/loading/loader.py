@@ -76,7 +76,7 @@ class SelectedLoader(OfUser):
         self._held.atexit = False
         self.current: Callable[[], EpochIterator | None] = lambda: None
         """Returns the iterator that has the epoch; weak, so that breaking out of the loop lets the workers go at once."""
-        self._workers_ran = self._closed = False
+        self._workers_ran = self._closed = self._resumes_after_epochs = False
         self.prepared = PreparedLoader(loader)
         """The end of an epoch, as accelerate reads it."""
         self._epoch_start: rng.RandomStates | None = None
@@ -187,6 +187,9 @@ class SelectedLoader(OfUser):
         if self.row_buffer is not None and self.row_buffer.size is not None:
             self.row_buffer.size = self._ids.batch_size
         resumed = self._epoch_start if place.consumed else None
+        if self._resumes_after_epochs and self.persistent_workers:
+            self._start_workers()
+        self._resumes_after_epochs = False
         now = rng.capture(self.device, self.generators())
         if resumed is None:
             self._epoch_start = {**now, "workers_ran": self._workers_ran}
@@ -273,6 +276,7 @@ class SelectedLoader(OfUser):
         self.stop()
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
         self._seen, self._epoch_start = state["seen"], state["epoch_start"]
+        self._resumes_after_epochs = self._epoch_start is not None and not state["active"]
         self._order.load_state_dict(state.get("shuffle"), active=state["active"], consumed=state["consumed"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
@@ -315,6 +319,7 @@ class SelectedLoader(OfUser):
             with rng.undisturbed(self.device, self.generators()):
                 self._ids.serve(SequentialOrder(0), None)
                 iter(self._loader)
+            self._workers_ran = self.persistent_workers
 
     def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""

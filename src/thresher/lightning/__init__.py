@@ -1,0 +1,13 @@
+"""Selection in trainings of the package `lightning`: `Selection` is a callback, and the module stays as it is.
+
+It needs the extra `lightning`: `pip install 'thresher[lightning]'`.
+"""
+
+try:
+    import lightning.pytorch  # noqa: F401
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError("thresher.lightning needs the package lightning: pip install 'thresher[lightning]'") from error
+
+from thresher.lightning.selection import Selection
+
+__all__ = ["Selection"]

@@ -1,0 +1,129 @@
+"""A training with Lightning that goes on from a checkpoint has the bits of one that was not interrupted."""
+
+import pytest
+import torch
+
+import thresher
+from depth import depth
+from helpers import assert_same
+from lightning_cases import EPOCHS, Classifier, fit, lightning, outcome, train_loader
+from thresher.lightning import Selection
+
+pytestmark = [
+    pytest.mark.usefixtures("shared_traces"),
+    pytest.mark.filterwarnings(
+        "ignore:You defined a `validation_step`", "ignore:.*was called without a model", "ignore:.*no last checkpoint"
+    ),
+]
+
+
+class Saves(lightning.pytorch.callbacks.Checkpoint):
+    """Saves a checkpoint after every step, every validation and every epoch."""
+
+    def __init__(self, folder):
+        self.folder, self.paths = folder, []
+
+    def _save(self, trainer, what):
+        if not trainer.sanity_checking:
+            path = self.folder / f"{len(self.paths)}-{what}-{trainer.current_epoch}.ckpt"
+            self.paths.append(path)
+            trainer.save_checkpoint(path)
+
+    def on_train_batch_end(self, trainer, *_):
+        self._save(trainer, "last" if trainer.is_last_batch else "step")
+
+    def on_validation_end(self, trainer, *_):
+        self._save(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer, *_):
+        self._save(trainer, "epoch")
+
+    def chosen(self, *kinds):
+        """A checkpoint of each kind of one of the first epochs, or of each of them; of steps the second one of an epoch."""
+        for epoch in depth([1], range(EPOCHS - 1)):
+            for what in kinds:
+                yield [path for path in self.paths if f"-{what}-{epoch}." in path.name][what == "step"]
+
+
+METHODS = {
+    "full": thresher.FullData(),
+    "infobatch": thresher.InfoBatch(),
+    "kakurenbo": thresher.Kakurenbo(max_fraction=0.5, tau=0.5),
+    "selective_backprop": thresher.SelectiveBackprop(keep=0.4),
+}
+
+
+EVERY_EPOCH = [(name, 1.0) for name in METHODS]
+WITHIN_EPOCHS = [(name, 0.5) for name in METHODS]
+
+
+@pytest.mark.parametrize(("method", "interval"), depth([*EVERY_EPOCH, ("kakurenbo", 0.5)], [*EVERY_EPOCH, *WITHIN_EPOCHS]))
+def test_goes_on_with_the_same_bits(method, interval, tmp_path):
+    method = METHODS[method]
+    saves, module = Saves(tmp_path), Classifier()
+    settings = {"validate": True, "val_check_interval": interval}
+    expected = outcome(module, fit(module, Selection(method), saves, **settings))
+    for path in saves.chosen("step", "last", "validation", "epoch"):
+        resumed, selection = Classifier(), Selection(method)
+        found = outcome(resumed, fit(resumed, selection, seed=9, ckpt_path=path, **settings))
+        assert len(selection.run.history) == EPOCHS, path.name
+        assert_same(found["rates"], expected["rates"][-len(found["rates"]) :], path.name)
+        assert_same(found | {"rates": []}, expected | {"rates": []}, path.name)
+        assert set(resumed.estimates) <= {EPOCHS * 14}
+        validated = module.validated[len(module.validated) - len(resumed.validated) :]
+        assert [epoch for epoch, _ in resumed.validated] == [epoch for epoch, _ in validated], path.name
+
+
+class WithState(Classifier):
+    """Draws random numbers in its hooks at the beginning of an epoch, too."""
+
+    def on_train_start(self):
+        pass
+
+    def on_fit_start(self):
+        pass
+
+
+@pytest.mark.parametrize("method", depth(["kakurenbo"], ["infobatch", "kakurenbo"]))
+def test_with_workers_and_draws(method, tmp_path):
+    def parts():
+        loader = train_loader(2, generator=torch.Generator().manual_seed(4), persistent_workers=True)
+        return WithState("late", draws=True), Selection(METHODS[method]), loader
+
+    module, selection, loader = parts()
+    saves = Saves(tmp_path)
+    expected = outcome(module, fit(module, selection, saves, loader=loader, accumulate_grad_batches=2))
+    paths = list(saves.chosen("step", "epoch"))[-2:]
+    for path in paths:
+        resumed, selection, loader = parts()
+        found = outcome(resumed, fit(resumed, selection, seed=9, loader=loader, ckpt_path=path, accumulate_grad_batches=2))
+        assert_same(found["rates"], expected["rates"][-len(found["rates"]) :], path.name)
+        assert_same(found | {"rates": []}, expected | {"rates": []}, path.name)
+
+
+class Fails(Classifier):
+    fails = True
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.fails and self.batches == 20:
+            raise KeyError("a failure")
+
+
+def test_after_an_error(tmp_path):
+    """The callback that saves after an error gets the state of the run, although the module is as it was by then."""
+    expected, failed, resumed = Fails(), Fails(), Fails()
+    expected.fails = resumed.fails = False
+    fit(expected, Selection(METHODS["kakurenbo"]))
+    last = lightning.pytorch.callbacks.OnExceptionCheckpoint(tmp_path)
+    with pytest.raises(KeyError, match="a failure"), pytest.warns(UserWarning, match="whose loss was not credited yet"):
+        fit(failed, Selection(METHODS["kakurenbo"]), last)
+    fit(resumed, Selection(METHODS["kakurenbo"]), ckpt_path=last.ckpt_path)
+    assert expected.batches - failed.batches - resumed.batches == 1  # the batch that failed
+
+
+def test_after_the_end(tmp_path):
+    module, again = Classifier(), Classifier()
+    fit(module, Selection(METHODS["infobatch"])).save_checkpoint(tmp_path / "end")
+    fit(again, Selection(METHODS["infobatch"]), ckpt_path=tmp_path / "end")
+    assert_same(again.state_dict(), module.state_dict())
+    assert again.batches == 0
