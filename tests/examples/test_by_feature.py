@@ -16,7 +16,20 @@ FOLDER = Path(__file__).parents[2] / "examples" / "by_feature"
 FILES = sorted(FOLDER.glob("*.py"))
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+SEVERAL = ("ddp", "fsdp", "accelerated")
+"""Examples for several processes."""
+
+
+@pytest.mark.parametrize("name", SEVERAL if DEEP else SEVERAL[:1])
+def test_runs_in_two_processes(name):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", FOLDER / f"{name}.py"]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split("test accuracy ")[1].split()[0]) > 0.9
+    assert done.stdout.count("of full training") == 1 and "of 7,500 samples" in done.stdout  # half of them in each process
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem not in SEVERAL[:2]], ids=lambda path: path.stem)
 def test_runs(path, capsys):
     if DEEP and path.stem == "base":  # one real process
         done = subprocess.run([sys.executable, "-W", "error", path], capture_output=True, text=True, timeout=300, check=False)
