@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.marks import between_marks
-from benchmarks.winnow.jobs import ARMS, Arm, Design, Done, Job, chosen_factor
+from benchmarks.winnow.jobs import ARMS, OWN_RATE, Arm, Design, Done, Job, chosen_factor
 from benchmarks.winnow.tasks import problem_of
 from thresher.experiments.comparison.statistics import ALPHA, Paired, against_controls, findings, holm
 from thresher.experiments.training.tables import markdown_table
@@ -222,12 +222,25 @@ def with_tables(page: str, design: Design, done: Done) -> str:
         done: Results of the trainings.
     """
     rows = {share: {task: rows_of(design, done, task, share) for task in design.tasks} for share in design.shares}
-    parts = [
+    parts = [_rates(rows[share], share, design, done) for share in rows] + [
         f"**{task}, at {share:g} of the cost** ({_finding(found)})\n\n{markdown(of_share[task])}"
         for share, of_share in rows.items()
         for task, found in shown(of_share).items()
     ]
     return between_marks(page, BEGIN, END, "\n\n".join(parts))
+
+
+def _rates(of_share: Mapping[str, Rows], share: float, design: Design, done: Done) -> str:
+    """Returns what the rate without a look costs: Winnow at its own rate beside Winnow at the rate that was looked for."""
+    arms, rows = {arm.name: arm for arm in ARMS}, []
+    for task in shown(of_share):
+        own, looked = (_counted(design, done, task, arms[name], share) for name in (OWN_RATE, "winnow"))
+        if own:
+            factor = of_share[task][OWN_RATE].factor * share**0.25
+            rates = f"x {factor:.2f}", f"x {of_share[task]['winnow'].factor:g}"
+            rows.append((_title(task), *rates, said(_difference(own, looked))))
+    header = ("task", "rate without a look", "rate of the look", "difference")
+    return f"**The rate without a look, at {share:g} of the cost**\n\n{markdown_table(header, rows)}"
 
 
 def with_overview(page: str, found: Mapping[str, Any]) -> str:

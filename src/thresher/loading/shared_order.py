@@ -1,7 +1,7 @@
 """The order that several processes share: the sampler's, after the plan, dealt out as the user's loader deals it."""
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,15 +45,17 @@ class OwnRows:
 
     def __init__(self, make: Callable[[], RankRows], place: int, shared: SharedPlan) -> None:
         self._make, self._place, self._shared = make, place, shared
+        self._made: RankRows | None = None
         self._sorted, self._weights = np.empty(0, dtype=np.int64), None
 
-    @cached_property
+    @property
     def _rows(self) -> RankRows:
-        rows = self._make()
-        if self._shared.asks_for_weights:
-            self._sorted = np.sort(rows.take(0, len(rows)))
-            self._weights = self._shared.weights(self._sorted)
-        return rows
+        if self._made is None:
+            self._made = rows = self._make()
+            if self._shared.asks_for_weights:
+                self._sorted = np.sort(rows.take(0, len(rows)))
+                self._weights = self._shared.weights(self._sorted)
+        return self._made
 
     def take(self, k: int) -> Tensor:
         """Returns the next `k` ids, int64; fewer when they run out."""

@@ -1,8 +1,10 @@
 """Orders by hand; against one process in tests/property/test_shards.py."""
 
 import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
-from thresher.distributed.order import AT_ONCE, KeptOrder, RankOrder, drawn_rows
+from thresher.distributed.order import AT_ONCE, KeptOrder, RankBatches, RankOrder, continued, drawn_rows
 from thresher.distributed.threads import on_ranks
 from thresher.shards import ALONE
 
@@ -34,3 +36,34 @@ def test_ids_are_int64_also_where_there_are_none():
 def test_steps_without_rows():
     assert drawn_rows(np.array([2.0, 1.0, 0.0]), np.array([2, 0, 1]), np.array([1, 0, 0])).tolist() == [False, True, False]
     assert len(drawn_rows(np.empty(0), np.empty(0, np.int64), np.empty(0, np.int64))) == 0
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 20))
+def test_the_place_after_kept_samples(marks, unit):
+    kept = np.flatnonzero(marks)
+    order = KeptOrder(np.arange, len(marks), lambda ids: np.array(marks)[ids], ALONE, unit)
+    assert order.place_after(0) == 0
+    assert [order.place_after(k) for k in range(1, len(kept) + 1)] == [int(place) + 1 for place in kept]
+    assert order.place_after(len(kept) + 1) == len(marks)
+
+
+@given(st.integers(1, 9), st.integers(0, 30), st.integers(0, 30))
+def test_an_order_that_is_continued(total, begin, more):
+    ids = np.arange(100, 100 + total)
+    found = continued(lambda low, high: ids[low:high], total, begin, begin + more)
+    assert found.tolist() == [100 + place % total for place in range(begin, begin + more)]
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 5), st.booleans(), st.integers(0, 12), st.integers(0, 12))
+def test_every_wth_batch(total, size, batch, drop_last, begin, more):
+    """As BatchSamplerShard of accelerate deals them: batch number s * W + r is step s of rank r."""
+    steps = total // (size * batch) if drop_last else -(-total // (size * batch))
+    whole = [place % total for place in range(steps * size * batch)]
+
+    def take(world):
+        rows = RankBatches(np.arange, total, world, batch, drop_last=drop_last)
+        return len(rows), rows.take(begin, begin + more).tolist()
+
+    for rank, (count, found) in enumerate(on_ranks(size, take)):
+        own = [whole[(step * size + rank) * batch + row] for step in range(steps) for row in range(batch)]
+        assert (count, found) == (len(own), own[begin : begin + more])

@@ -217,3 +217,12 @@ def test_a_deal_goes_on_after_any_step():
         for step in range(steps + 1):
             assert Deal(steps, rows, rows).step_after(sum(sizes[:step])) == step
             assert list(Deal(steps, rows, rows).sizes(rows, first=step)) == sizes[step:]
+
+
+def test_the_step_at_a_number_of_rows():
+    deal = Deal(steps=3, rows=4, candidates=4)
+    assert [deal.step_at(rows) for rows in (0, 1, 2, 4)] == [0, 1, 2, 3]
+    with pytest.raises(
+        ValueError, match="trained on 3 rows, which are not those of the first steps of an epoch with 4 rows in 3"
+    ):
+        deal.step_at(3)

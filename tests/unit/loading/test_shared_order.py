@@ -1,0 +1,153 @@
+"""Orders of several processes, with threads for ranks; whole trainings are in integration/test_training_in_processes.py."""
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+import thresher
+from thresher.distributed.threads import on_ranks
+from thresher.loading.control import OrderPlace
+from thresher.loading.order import IdBatchSampler
+from thresher.loading.shared_order import SharedOrder
+from thresher.plans import EpochPlan
+from thresher.shards import ShardColumns
+
+N = 3000
+
+
+def rows_of(world: Any, make: Any, *, batch: int = 7, place: OrderPlace | None = None, drop_last: bool = False) -> Any:
+    """The rows of a rank with their weights, the place after the first of them, and the plan's numbers."""
+    sampler = DistributedSampler(range(N), world.size, world.rank, seed=5)
+    order = SharedOrder(DataLoader(range(N), batch, sampler=sampler, drop_last=drop_last), world)  # pyright: ignore
+    block = torch.arange(N)[order._layout.block(world.rank)]
+    plan = make(block)
+    order.adopt(plan)
+    sizes = IdBatchSampler(order.sizes)
+    found = order.of_epoch(plan, place or OrderPlace(), sizes, None)
+    ids = found.order.take(N)
+    deal = order.deal(plan, sizes, None, 0)
+    places = [order.consumed_at(k, k, deal) for k in range(1, len(ids) + 1)] if place is None else []
+    return ids, found.weights.of(ids), places, order.samples_of(plan), order.kept(plan), order.refresh_ids(plan)
+
+
+def whole_order() -> list[int]:
+    return torch.randperm(N, generator=torch.Generator().manual_seed(5)).tolist()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_what_a_plan_keeps_is_dealt_out_in_the_order_of_the_sampler(size):
+    """Weights that differ from sample to sample are asked for once; they are those of the plan."""
+
+    def make(block):
+        ids = block[block % 3 != 0]
+        return EpochPlan(ids, weights=1 + ids / N, refresh=block[block % 3 == 0])
+
+    found = on_ranks(size, lambda world: rows_of(world, make))
+    kept = [i for i in whole_order() if i % 3]
+    padded = [kept[k % len(kept)] for k in range(-(-len(kept) // size) * size)]
+    for rank, (ids, weights, places, samples, count, _) in enumerate(found):
+        assert ids.tolist() == padded[rank::size] and samples == len(ids) and count == len(kept)
+        torch.testing.assert_close(weights, (1 + ids / N).float())
+        assert places == sorted(places) and places[-1] == -(-N // size)
+    refreshed = torch.cat([one[-1] for one in found])
+    assert refreshed.tolist() == list(range(0, N, 3))
+
+
+def test_an_interrupted_epoch_goes_on_at_its_rows():
+    make = lambda block: EpochPlan(block[block % 2 == 0])  # noqa: E731
+    whole = on_ranks(2, lambda world: rows_of(world, make)[0])
+
+    def rest(world):
+        loader = DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank, seed=5))
+        order = SharedOrder(loader, world)
+        order.adopt(make(torch.arange(N)[order._layout.block(world.rank)]))
+        order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=70)
+        return order.of_epoch(order.shared.plan, OrderPlace(70, 35), IdBatchSampler(order.sizes), None).order.take(N)
+
+    for own, expected in zip(on_ranks(2, rest), whole, strict=True):
+        assert own.tolist() == expected[35:].tolist()
+
+
+def test_another_epoch_than_the_interrupted_one():
+    def begin(world):
+        sampler = DistributedSampler(range(N), 2, world.rank)
+        order = SharedOrder(DataLoader(range(N), 7, sampler=sampler), world)
+        order.adopt(EpochPlan(torch.arange(N)[order._layout.block(world.rank)]))
+        order.load_state_dict({"begun": 2, "epoch": 2}, active=True, consumed=7)
+        sampler.set_epoch(3)
+        order.of_epoch(order.shared.plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
+
+    with pytest.raises(RuntimeError, match=r"of epoch 2 of its DistributedSampler, whose epoch is 3 now.*set_epoch\(2\)"):
+        on_ranks(2, begin)
+
+
+def test_a_dataset_that_has_grown():
+    data = list(range(N))
+
+    def begin(world):
+        order = SharedOrder(DataLoader(data, 7, sampler=DistributedSampler(data, 1, 0)), world)
+        order.adopt(EpochPlan(torch.arange(N)))
+        data.append(0)
+        order.of_epoch(order.shared.plan, OrderPlace(), IdBatchSampler(order.sizes), None)
+
+    with pytest.raises(ValueError, match="had 3000 samples when `attach` was called and has 3001 now"):
+        on_ranks(1, begin)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_rows_that_are_drawn_in_each_step(size):
+    """Together those of one process with the batches of all ranks."""
+    batch, scores = 96 // size, torch.rand(N, generator=torch.Generator().manual_seed(1))
+
+    def plan_of(world):
+        order = SharedOrder(DataLoader(range(N), batch, sampler=DistributedSampler(range(N), size, world.rank)), world)
+        shard = order._layout.shard(world)
+        columns = {"score": scores[shard.first : shard.last].bfloat16(), "loss": scores[shard.first : shard.last].bfloat16()}
+        method, generator = thresher.Winnow(0.5), torch.Generator().manual_seed(0)
+        records = {name: columns.get(name, columns["score"]) for name in method.columns()}
+        return method.plan_epoch(ShardColumns(records, shard), epoch=2, epochs=5, generator=generator)
+
+    def take(world):
+        loader = DataLoader(
+            range(N), batch, sampler=DistributedSampler(range(N), size, world.rank, drop_last=True), drop_last=True
+        )
+        order = SharedOrder(loader, world)
+        plan = plan_of(world)
+        order.adopt(plan)
+        sizes = IdBatchSampler(order.sizes)
+        deal = order.deal(plan, sizes, None, 0)
+        assert deal is not None
+        rows = order.of_epoch(plan, OrderPlace(), sizes, None).order
+        return [rows.take(count).tolist() for count in deal.sizes(deal.rows)]
+
+    steps = [sorted(chain(*parts)) for parts in zip(*on_ranks(size, take), strict=True)]
+    alone = [sorted(step) for step in on_ranks(1, lambda world: _alone(world, plan_of_one(scores)))[0]]
+    assert steps == alone and len(steps) == N // 96 and {len(step) for step in steps} == {48}
+
+
+def plan_of_one(scores: Any) -> Any:
+    method = thresher.Winnow(0.5)
+    records = {name: scores.bfloat16() for name in method.columns()}
+    return method.plan_epoch(records, epoch=2, epochs=5, generator=torch.Generator().manual_seed(0))
+
+
+def _alone(world: Any, plan: Any) -> Any:
+    """The rows of each step by hand: of each 96 ids of the order, the 48 with the smallest keys."""
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    keys = plan.keys.numpy()
+    return [piece[np.argsort(keys[piece], kind="stable")[:48]].tolist() for piece in order[: N // 96 * 96].view(-1, 96).numpy()]
+
+
+def test_steps_with_other_numbers_of_rows():
+    def begin(world):
+        order = SharedOrder(DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank)), world)
+        order.adopt(EpochPlan(torch.arange(N)[order._layout.block(world.rank)][::2], smaller_batches=True))
+        order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=10)
+        order.of_epoch(order.shared.plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)
+
+    with pytest.raises(ValueError, match="trained on 5 rows, which are not those of the first steps"):
+        on_ranks(2, begin)
