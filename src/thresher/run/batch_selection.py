@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
+from thresher.attribution.attributor import Attributor, MeasureLoss
+from thresher.attribution.held import BATCHES_AHEAD
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.sample_dimension import LossDimension
 from thresher.cost import break_even
