@@ -39,10 +39,10 @@ class HeldBatches:
 
     @property
     def known(self) -> list[YieldedBatch]:
-        """Batches whose ids are known, in the order in which they were yielded, and others of the step in progress."""
+        """Batches whose ids are known, in the order in which they were yielded; first those of the step that were let go."""
         held = [*self._older, *self._waiting, *self.recent]
         in_step = {entry.attribution.batch for entry in self._accumulator.open}
-        return [*held, *(batch for batch in in_step if batch is not None and batch not in held)]
+        return [*(batch for batch in in_step if batch is not None and batch not in held), *held]
 
     def make_room(self) -> None:
         """Lets go of what is not needed when a further batch is on its way."""

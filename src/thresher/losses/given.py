@@ -128,9 +128,10 @@ class GivenLosses:
             total = total.item()
         if isinstance(total, bool) or not isinstance(total, Real):
             raise TypeError(f"run.reduce: `total` must be a number or a tensor of shape (), got {type(total).__name__}")
-        if not 0 < total < math.inf:
+        number = float(total)
+        if not 0 < number < math.inf:
             raise ValueError(f"run.reduce: `total` must be finite and above 0, got {total}")
-        return float(total)
+        return number
 
     def means(self, layout: RowLayout) -> Tensor:
         """Returns the loss of each sample, shape (n,), detached; `NEVER_SEEN` for a sample without a valid position.
