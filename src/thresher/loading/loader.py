@@ -127,7 +127,14 @@ class SelectedLoader(OfUser):
         rest = 0 if self._ids.drop_last else rest
         if self.row_buffer is None or self.row_buffer.size is None:
             return full + bool(rest)
-        return self._filled_batches(full, rest)
+        rows = _rows_of(full * self._ids.batch_size + rest, self._ids.batch_size, self.control)
+        if rows is None:
+            raise TypeError(
+                "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
+                "losses. A method with a fixed `keep` has one."
+            )
+        full, rest = divmod(rows, self._ids.batch_size)
+        return full + bool(rest and not self._ids.drop_last)
 
     def deal(self, plan: EpochPlan, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
@@ -154,24 +161,6 @@ class SelectedLoader(OfUser):
         known = None if self._deal is None else self._deal.stand_for
         stand_for = None if known is None else known.index_select(0, ids)
         return None if self._weights is None else self._weights.of(ids), stand_for
-
-    def _filled_batches(self, full: int, rest: int) -> int:
-        """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""
-        size = self._ids.batch_size
-        rows = self.rows_of(full * size + rest)
-        if rows is None:
-            raise TypeError(
-                "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
-                "losses. A method with a fixed `keep` has one."
-            )
-        batches, left = divmod(rows, size)
-        return batches + bool(left and not self._ids.drop_last)
-
-    def rows_of(self, candidates: int) -> int | None:
-        """Returns how many rows are chosen of so many candidates, in full batches and the rest; None where it is not known."""
-        full, rest = divmod(candidates, self._ids.batch_size)
-        of_full, of_rest = self.control.count(self._ids.batch_size), self.control.count(rest) if rest else 0
-        return None if of_full is None or of_rest is None else full * of_full + of_rest
 
     def __iter__(self) -> "EpochIterator":
         if self._closed:
@@ -255,11 +244,6 @@ class SelectedLoader(OfUser):
         self._seen = seen
         if self.row_buffer is not None:
             self.row_buffer.clear()
-
-    def exhausted(self) -> None:
-        """Ends the epoch."""
-        self.prepared.end(whole=True)
-        self.control.left(exhausted=True)
 
     def select_before_loop(self, fills: bool | None) -> None:
         """Selects, from now on, before the loop sees a batch.
@@ -422,7 +406,7 @@ class EpochIterator:
         left, size = self._left, row_buffer.size
         if left is None or size is None or not self._sizes.drop_last:
             return left == 0 and not row_buffer.rows
-        chosen = self._loader.rows_of(left)
+        chosen = _rows_of(left, self._sizes.batch_size, self._control)
         return row_buffer.rows + chosen < size if chosen is not None else left == 0 and not row_buffer.full
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
@@ -446,10 +430,18 @@ class EpochIterator:
         self._done = True
         self._candidates = StreamBatches(iter(()))
         self._loader.last_yielded(self._place.consumed + (self._left or 0))
-        self._loader.exhausted()
+        self._loader.prepared.end(whole=True)
+        self._control.left(exhausted=True)
 
 
 def _gone(control: EpochControl | None) -> None:
     """Notes that the iterator of a pass is gone."""
     if control is not None:
         control.left(exhausted=False)
+
+
+def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:
+    """Returns how many rows are chosen of so many candidates, in batches of a size and a rest; None where it is not known."""
+    full, rest = divmod(candidates, size)
+    of_full, of_rest = control.count(size), control.count(rest) if rest else 0
+    return None if of_full is None or of_rest is None else full * of_full + of_rest
