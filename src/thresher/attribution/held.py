@@ -94,7 +94,7 @@ class HeldBatches:
             recent=[*self._waiting, *self.recent],
             waiting=[b for b in known if not b.credited or b.asked_ids is not None or b in in_step or b is self.latest],
             passed_over=next((b for b in without if b.number >= first_of_epoch and b is not self.latest), None),
-            made_for=origins if len(origins) == len(made_for) else [],
+            made_for=origins if made_for else None,
             counted=next((batch for batch in without if batch.asked_ids is not None), self.latest),
             ids_repeat=self._accumulator.ids_repeat,
         )

@@ -41,7 +41,7 @@ ANOTHER_BATCH = (
     "it computed their losses: pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
 CONTRADICTION = f"`ids` contradicts the rows that outputs or targets name. {ANOTHER_BATCH}"
-OTHER_BATCH = f"`ids` are not of batch {{}}, from which outputs or targets come. {ANOTHER_BATCH}"
+OTHER_BATCH = f"`ids` are not of {{}}, from which outputs or targets come. {ANOTHER_BATCH}"
 OTHER_ORDER = (
     "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
     "indexed the targets, and let several rows of one sample stand next to each other. Where the targets are meant to be "
@@ -79,8 +79,8 @@ class StatedIds:
         waiting: Batches that `ids` may be of, where no tensor names rows.
         passed_over: A batch before the latest that waits for its loss, so that `run.ids` may not be what the caller means;
             None where there is no doubt.
-        made_for: Batches that the model computed the outputs for; empty where that is not known.
-        counted: Batch that `ids` counts for, where they are no view of the ids of one and no tensor shows it.
+        made_for: Batches that the model computed the outputs for, without those that were let go; None where that is not known.
+        counted: Batch that `ids` most likely are of, where they are no view of the ids of one and no tensor shows it.
         ids_repeat: Whether the loader itself can yield a sample twice, so that `ids` may name it twice.
     """
 
@@ -89,7 +89,7 @@ class StatedIds:
     recent: Sequence[YieldedBatch]
     waiting: Sequence[YieldedBatch]
     passed_over: YieldedBatch | None
-    made_for: Sequence[YieldedBatch]
+    made_for: Sequence[YieldedBatch] | None
     counted: YieldedBatch | None
     ids_repeat: bool
 
@@ -264,8 +264,19 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
     device = stated.recent[-1].ids.device if stated.recent else ids.device
-    counted = shown[0].batch if len({rows.batch for rows in shown}) == 1 else stated.counted
-    return Attribution(ids.to(device), None, counted, layout, None, flags)
+    return Attribution(ids.to(device), None, _batch_of(stated, [rows.batch for rows in shown]), layout, None, flags)
+
+
+def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch | None:
+    """Returns the batch that ids count for: that of the tensors, else the first that has them, as far as it can be told."""
+    tensors = {*shown, *(stated.made_for or ())}
+    if len(tensors) == 1:
+        return tensors.pop()
+    likely = [] if stated.counted is None else [stated.counted]
+    for batch in (*likely, *stated.waiting):
+        if certain_now(has := within(stated.ids, batch)) and has:
+            return batch
+    return stated.counted
 
 
 def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) -> tuple[Tensor, ...]:
@@ -296,10 +307,12 @@ def _check_batch(
         The flags that cannot be read without waiting.
     """
     flags: tuple[Tensor, ...] = ()
-    origins = [batches for batches in (*((batch,) for batch in shown), stated.made_for) if batches]
+    origins = [batches for batches in (*((batch,) for batch in shown), stated.made_for) if batches is not None]
     for batches in origins:
-        among = within(stated.ids, *batches) if own is None else torch.tensor(own.batch in batches)
-        flags += _all_hold([among], case, OTHER_BATCH.format(" or ".join(str(batch.number) for batch in batches)))
+        known = own is not None or not batches
+        among = torch.tensor(own is not None and own.batch in batches) if known else within(stated.ids, *batches)
+        names = " or ".join(f"batch {batch.number}" for batch in batches) or "the batch of an earlier step"
+        flags += _all_hold([among], case, OTHER_BATCH.format(names))
     if origins:
         return flags
     if stated.passed_over is not None and not asked:

@@ -152,11 +152,36 @@ def test_batches_and_ids_in_any_order(data):
     loop.check()
 
 
+@pytest.mark.parametrize("call", ["reduce", "new inputs"])
+def test_a_loss_counts_for_its_own_batch(call):
+    """And not for one that the loop asked for before: that one still waits, and its loss is right when it comes."""
+    loop = Loop("mixing", call)
+    first, second, *others, latest = loop.run.loader
+    loop.run.ids_of(first[1])
+    loop.loss(second, indexed(loop.run.ids_of(second[1])))
+    loop.optimizer.step()
+    for batch in (first, *others, latest):
+        loop.loss(batch, indexed(loop.run.ids_of(batch[1])))
+    assert loop.check() == 0 and loop.run.trained.tolist() == [1] * N
+
+
+def test_ids_of_a_waiting_batch_are_not_those_of_a_batch_that_was_let_go():
+    loop = Loop("plain", "reduce")
+    iterator = iter(loop.run.loader)
+    gone = next(iterator)
+    outputs = loop.run.model(gone[0])
+    loop.run.reduce(outputs[:, 0] * 1.0, ids=loop.run.ids).backward()
+    loop.optimizer.step()
+    x = [next(iterator) for _ in range(4)][1][0]
+    with pytest.raises(AttributionError, match=r"not of the batch of an earlier step.*run.ids_of\(tensor\)"):
+        loop.run.reduce(loop.run.model(gone[0])[:, 0] * 2.0, ids=indexed(loop.run.ids_of(x)))
+
+
 def test_a_loss_of_two_batches_is_of_the_ids_of_both():
     loop = Loop("mixing", "reduce")
     (x, y, i), (x2, y2, i2), *_ = loop.run.loader
     losses = torch.cat([loop.run.model(x)[:, 0] * 2, loop.run.model(x2)[:, 0] * 2])
-    with pytest.raises(AttributionError, match="not of batch 0 or 1, from which outputs or targets come"):
+    with pytest.raises(AttributionError, match="not of batch 0 or batch 1, from which outputs or targets come"):
         loop.run.reduce(losses, ids=torch.cat([loop.run.ids_of(x), loop.run.ids[:B]]))
     loop.run.reduce(losses, ids=torch.cat([loop.run.ids_of(x), loop.run.ids_of(x2)]))
     assert loop.run.records["loss"].isfinite().sum() == 2 * B
