@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from thresher.attribution.calls import CallIdentity, CreditedCall, same_samples
 from thresher.attribution.meter import ForwardPass, Meter, next_node
@@ -70,8 +71,8 @@ class Entry:
     """Forward pass that the outputs came from; None where it was not searched."""
     more: tuple[CreditedCall, ...] = ()
     """Other calls for the same rows that the signals were, or are, of."""
-    sources: set[int] | None = None
-    """Storages of the outputs, where only the targets name the rows."""
+    sources: set[StorageWeakRef] | None = None
+    """Storages of the outputs, where only the targets name the rows; held weakly, so that no other gets the address."""
     fresh: Tensor | None = None
     """Mask of the rows that no other call of this step had, shape (n,), bool; None for all."""
     confirmed = False
@@ -105,10 +106,8 @@ class Entry:
         return self.found
 
 
-def _storages(outputs: Any) -> set[int]:
-    if isinstance(outputs, Tensor) and outputs.layout is torch.strided:
-        return {outputs.untyped_storage()._cdata}
-    return {leaf.untyped_storage()._cdata for leaf in leaves(outputs) if leaf.layout is torch.strided}
+def _storages(outputs: Any) -> set[StorageWeakRef]:
+    return {StorageWeakRef(leaf.untyped_storage()) for leaf in leaves(outputs) if leaf.layout is torch.strided}
 
 
 class StepAccumulator:

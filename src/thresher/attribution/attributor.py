@@ -1,6 +1,5 @@
 """The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -10,24 +9,19 @@ from torch import Tensor
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.calls import CallIdentity, OwnModel, credited_before, identity_of, same_samples
+from thresher.attribution.held import HeldBatches
 from thresher.attribution.meter import in_transform
-from thresher.attribution.resolve import attribute
+from thresher.attribution.resolve import attribute, check_stated
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.trees import leaves
 
-BATCHES_AHEAD = 2
-"""Number of batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
-LABELS_AHEAD = 16
-"""Number of batches before these whose labels are held until their loss is credited, for a deep prefetcher."""
 AFTER_STEP = (
     "The loss is of a forward pass whose step is over: another loss of the same samples and the same pass was credited before "
     "the optimizer stepped, or before later batches were yielded. Nothing was recorded. Ways out: compute all losses of a "
     "forward pass before the optimizer steps; for a log, call the criterion under torch.no_grad()."
 )
-IDS_AHEAD = 1024
-"""Number of batches before these whose ids alone are held while they wait for their loss."""
 ANY_ID = 2**62
 """Upper limit of the ids of a stream, whose number of samples is not known."""
 
@@ -92,12 +86,8 @@ class Attributor:
         """Called when losses are forgotten that were credited before the loop showed that they are another model's."""
         self._trains_model = False
         """Whether a loss of the run's own model was credited, so that losses of other models are not the run's."""
-        self._recent: list[YieldedBatch] = []
-        self._waiting: list[YieldedBatch] = []
-        """Batches before the recent ones whose loss was not credited, with their labels alone."""
-        self._older: deque[YieldedBatch] = deque(maxlen=IDS_AHEAD)
+        self._batches = HeldBatches(accumulator)
         self._yielded = self._first_of_epoch = 0
-        self._newest = -1
         self._passed = 0
 
     def credit(
@@ -143,6 +133,8 @@ class Attributor:
             return None
         value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
+        if batch is not None:
+            batch.meant = False
         return value
 
     def _check_weighed(self, batch: YieldedBatch) -> None:
@@ -175,20 +167,11 @@ class Attributor:
     def _resolve(self, outputs: Any, targets: Any, ids: Tensor | None, repeat: int | None) -> Attribution:
         if in_transform():
             raise AttributionError(INSIDE_TRANSFORM)
+        check_stated(ids, repeat, self._ids_end)
         try:
-            found = attribute(
-                self._tracker,
-                outputs,
-                targets,
-                ids,
-                n=self._ids_end,
-                recent=[*self._waiting, *self._recent],
-                repeat=repeat,
-                passed_over=None if ids is None else self._passed_over(),
-                counted=None if ids is None else self._asked_for(),
-                ids_repeat=self._accumulator.ids_repeat,
-                waiting=() if ids is None else self._waiting_for_loss(),
-            )
+            made_for = set[int]() if ids is None else self.meter.batches_of(outputs)
+            stated = None if ids is None else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
+            found = attribute(self._tracker, outputs, targets, stated)
         except AttributionError:
             self._accumulator.withdraw(outputs)
             raise
@@ -205,27 +188,6 @@ class Attributor:
                 "`while True: for batch in run.loader: ...`. For a replay memory, compute the loss without `run`."
             )
 
-    def _passed_over(self) -> YieldedBatch | None:
-        """Returns the batch before the latest where it waits for its loss, and the loop asked for neither by a tensor."""
-        if len(self._recent) < 2 or self._recent[-1].asked:
-            return None
-        before = self._recent[-2]
-        waits = before.number >= self._first_of_epoch and not self._accumulator.has_credited(before)
-        return before if waits else None
-
-    def _asked_for(self) -> YieldedBatch | None:
-        """Returns the batch that ids belong to which are no view of a batch's: the first that was asked for, else the last."""
-        known = (*self._waiting, *self._recent)
-        asked = (batch for batch in known if batch.asked and not self._accumulator.has_credited(batch))
-        return next(asked, known[-1] if known else None)
-
-    def _waiting_for_loss(self) -> list[YieldedBatch]:
-        """Returns the batches that the caller's ids can be of: without a loss, in the step in progress, or the latest."""
-        batches = (*self._older, *self._waiting, *self._recent)
-        in_step = {entry.attribution.batch for entry in self._accumulator.open}
-        kept = [one for one in batches if not one.credited or one.asked or one in in_step or one is batches[-1]]
-        return [*kept, *(one for one in in_step if one is not None and one not in batches)]
-
     def ids_of(self, tensor: Tensor) -> Tensor:
         """Returns the ids of the samples that a tensor of a yielded batch shows, shape (n,), int64.
 
@@ -241,8 +203,7 @@ class Attributor:
             raise AttributionError(
                 f"run.ids_of: `tensor` is {lookup.description}. Pass an input or a target as the loader yielded it, or a slice."
             )
-        rows.batch.asked = True
-        return rows.ids
+        return rows.asked_ids()
 
     def _weights_of(self, attribution: Attribution) -> Tensor | None:
         """Returns the weights of some rows; None where all are 1."""
@@ -250,12 +211,10 @@ class Attributor:
         if batch is not None and batch.weights is not None and attribution.positions is not None:
             rows = attribution.positions
             return batch.weights[rows.start : rows.stop : rows.step]
-        in_step = (entry.attribution.batch for entry in self._accumulator.open)
-        batches = (*in_step, *self._older, *self._waiting, *self._recent)
-        known = [one for one in batches if one is not None and one.weights is not None][::-1]
+        known = [one for one in (batch, *reversed(self._batches.known)) if one is not None and one.weights is not None]
         if not known:
             return None
-        # The rows are found by the ids that the caller gave, in the newest batch that has them.
+        # The rows are found by the ids that the caller gave, first in the batch that these are of, as far as it is known.
         same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in known])
         found = torch.cat([one.weights for one in known if one.weights is not None])[same.int().argmax(1)]
         return torch.where(same.any(1), found, 1.0)
@@ -278,19 +237,7 @@ class Attributor:
             weights: Weights of its rows, of the plan and of a batch method, shape (n,), float32; None where all are 1.
             stand_for: Numbers of candidates that its rows stand for, shape (n,); None where all rows count alike.
         """
-        held = self._recent[1 - BATCHES_AHEAD :]
-        self._accumulator.next_batch(set(held))
-        for old in (*self._waiting, *self._recent):
-            if old.credited:
-                old.forget()
-                self._newest = max(self._newest, old.number)
-        self._waiting = [old for old in (*self._waiting, *self._recent) if not old.credited and old not in held]
-        for old in self._waiting[:-LABELS_AHEAD]:
-            old.forget()
-            self._older.append(old)
-        self._waiting = self._waiting[-LABELS_AHEAD:]
-        if self._waiting:
-            self._waiting[-1].forget_all_but_labels()
+        self._batches.make_room()
         ids = ids.to(self._device, non_blocking=True)
         self.meter.next_batch(len(ids))
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
@@ -300,7 +247,7 @@ class Attributor:
             record.stand_for = stand_for.to(self._device, non_blocking=True)
         if record.weights is not None:
             record.weights_over_n = record.weights / len(ids)
-        self._recent = [*held, record]
+        self._batches.recent.append(record)
         self._tracker.remember_batch(record, leaves(batch))
         self._yielded += 1
 
@@ -312,7 +259,8 @@ class Attributor:
     @property
     def ids(self) -> Tensor | None:
         """Ids of the batch last yielded, shape (B,), int64; None before the first."""
-        return self._recent[-1].ids if self._recent else None
+        latest = self._batches.latest
+        return None if latest is None else latest.ids
 
     def write(self) -> None:
         """Writes the signals of all credited losses to the records."""
@@ -322,37 +270,35 @@ class Attributor:
     def waits_for_credit(self) -> bool:
         """Whether the batch last yielded was not credited yet."""
         self._accumulator.flush()
-        return any(not batch.credited for batch in self._recent[-1:])
+        return not self.last_credited
 
     @property
     def newest_trained(self) -> int | None:
         """Number of the newest batch whose loss was credited; None where none was, or where losses name no batch."""
-        held = (*self._waiting, *self._recent)
-        newest = next((one.number for one in reversed(held) if self._accumulator.has_credited(one)), self._newest)
-        return None if newest < 0 or self._yielded - newest > LABELS_AHEAD + BATCHES_AHEAD else newest
+        return self._batches.newest_trained(self._yielded)
 
     @property
     def last_credited(self) -> bool:
         """Whether the batch last yielded was credited, as far as the steps that are over show."""
-        return not self._recent or self._recent[-1].credited
+        latest = self._batches.latest
+        return latest is None or latest.credited
 
     @property
     def runs_ahead(self) -> bool:
         """Whether the batch last yielded waits for its loss, or is of an earlier epoch; for the moment before the next one."""
-        before = self._recent[-1:]
-        return not any(one.number >= self._first_of_epoch and self._accumulator.has_credited(one) for one in before)
+        latest = self._batches.latest
+        return latest is None or latest.number < self._first_of_epoch or not self._accumulator.has_credited(latest)
 
     def pass_over(self) -> None:
         """Notes that the loop has left its pass over the loader."""
         self._passed = self._yielded
-        for batch in self._recent:
+        for batch in self._batches.recent:
             if batch.credited:
                 batch.forget()
 
     def forget_batches(self) -> None:
         """Lets go of the batches, which belong to another point of the training."""
-        self._recent, self._waiting = [], []
-        self._older.clear()
+        self._batches.forget()
 
 
 def _nothing() -> None:

@@ -1,7 +1,7 @@
 """Counts samples where passes really run: a forward pass when the model is called, a backward pass when autograd runs it."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -54,9 +54,16 @@ class ForwardPass:
         n: Number of its samples; None where credited losses tell it.
         by_model: Whether `run.model` made it.
         rows: Number of rows of a call of `subset_backward`, which reports its backward passes itself; 0 for another pass.
+
+    Attributes:
+        batch: Number of the batch that its inputs are rows of or, where they do not show it, of its credited loss; or None.
+        inputs_of: Number of the batch that its inputs are rows of; None where they do not show it.
     """
 
-    __slots__ = ("backwards", "batch", "by_model", "first", "last", "meter", "n", "named", "rows", "shapes", "task", "within")
+    __slots__ = (
+        "backwards", "batch", "by_model", "first", "inputs_of", "last", "meter", "n", "named", "rows", "shapes", "task",
+        "within",
+    )  # fmt: skip
     __torch_unserializable__ = True
 
     def __init__(self, meter: "Meter", first: int, n: int | None, *, by_model: bool = True, rows: int = 0) -> None:
@@ -64,6 +71,7 @@ class ForwardPass:
         self.n, self.named = n or 0, n is not None
         self.task, self.backwards, self.rows, self.within = -1, 0, rows, _task()
         self.batch: int | None = None
+        self.inputs_of: int | None = None
         self.shapes: Sequence[Sequence[int]] = ()
 
     def __call__(self, _: Any) -> None:
@@ -220,7 +228,7 @@ class Meter:
             one.first, one.last = first, next_node()
             self._in_order = self._in_order and self._passes[-1:] == [one]
             one.n, one.named = n or one.rows, True
-        one.batch = batch
+        one.batch = one.inputs_of = batch
         self.cost.forward += one.n
 
     def subset_pass(self, rows: int) -> ForwardPass:
@@ -263,8 +271,21 @@ class Meter:
 
     def origin(self, outputs: Any) -> ForwardPass | None:
         """Returns the forward pass that outputs come from; None where no known one made them."""
+        return next(self._origins(outputs), None)
+
+    def batches_of(self, outputs: Any) -> set[int]:
+        """Returns the numbers of the batches whose forward passes outputs come from; empty where one is not known.
+
+        Args:
+            outputs: Outputs that a loss is made of, in any nesting.
+        """
+        found = {None if one is None else one.inputs_of for one in self._origins(outputs)}
+        return {number for number in found if number is not None} if None not in found else set()
+
+    def _origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
+        """Yields the forward passes that outputs come from, and None where the search is given up."""
         if not self._passes:
-            return None
+            return
         oldest, left = self._passes[0].first, MOST_OPERATIONS  # passes come in the order of their nodes
         todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
         seen = set(todo)
@@ -272,12 +293,13 @@ class Meter:
             node, left = todo.pop(), left - 1
             number = node._sequence_nr()
             if (one := self.pass_with(number)) is not None:
-                return one
-            if number >= oldest:
+                yield one
+            elif number >= oldest:
                 parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
                 seen |= parents
                 todo += parents
-        return None
+        if todo:
+            yield None
 
     def count(self, outputs: Any, origin: ForwardPass | None, new: int | Tensor) -> None:
         """Counts the samples of a credited loss, where the model has not counted them.

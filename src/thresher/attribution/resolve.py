@@ -9,7 +9,8 @@ One case is outside the promise: inputs that are permuted or mixed into new stor
 while the original targets are passed to the criterion. It cannot be told apart from a normalisation of the inputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,7 +36,12 @@ LET_GO = (
     "computed before, or the loader is too many batches ahead. Cast the targets when they are used, or pass "
     "ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
 )
-CONTRADICTION = "`ids` contradicts the rows that outputs or targets name"
+ANOTHER_BATCH = (
+    "run.ids is of the batch that the loader yielded last, which is another one where the loop got several batches before "
+    "it computed their losses: pass ids=run.ids_of(tensor) with an input or a target as the loader yielded it"
+)
+CONTRADICTION = f"`ids` contradicts the rows that outputs or targets name. {ANOTHER_BATCH}"
+OTHER_BATCH = f"`ids` are not of {{}}, from which outputs or targets come. {ANOTHER_BATCH}"
 OTHER_ORDER = (
     "`ids` contradicts the targets: their values are those of these samples, at the rows of other samples. Index `ids` as you "
     "indexed the targets, and let several rows of one sample stand next to each other. Where the targets are meant to be "
@@ -62,52 +68,53 @@ UNCLEAR = (
 )
 
 
-def attribute(
-    tracker: RowTracker,
-    outputs: Any,
-    targets: Any,
-    ids: Tensor | None,
-    *,
-    n: int,
-    recent: list[YieldedBatch],
-    repeat: int | None = None,
-    passed_over: YieldedBatch | None = None,
-    counted: YieldedBatch | None = None,
-    ids_repeat: bool = False,
-    waiting: Sequence[YieldedBatch] = (),
-) -> Attribution:
+@dataclass(frozen=True)
+class StatedIds:
+    """Ids that the caller gives, and the batches that they can be of.
+
+    Args:
+        ids: Sample ids of the rows, shape (rows,), int64.
+        repeat: Number of consecutive rows per id; None: one row, unless the tensors name more.
+        recent: Batches last yielded, the latest at the end; `ids` may be a view of the ids of one of them.
+        waiting: Batches that `ids` may be of, where no tensor names rows.
+        passed_over: A batch before the latest that waits for its loss, so that `run.ids` may not be what the caller means;
+            None where there is no doubt.
+        made_for: Batches that the model computed the outputs for, without those that were let go; None where that is not known.
+        counted: Batch that `ids` most likely are of, where they are no view of the ids of one and no tensor shows it.
+        ids_repeat: Whether the loader itself can yield a sample twice, so that `ids` may name it twice.
+    """
+
+    ids: Tensor
+    repeat: int | None
+    recent: Sequence[YieldedBatch]
+    waiting: Sequence[YieldedBatch]
+    passed_over: YieldedBatch | None
+    made_for: Sequence[YieldedBatch] | None
+    counted: YieldedBatch | None
+    ids_repeat: bool
+
+
+def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds | None = None) -> Attribution:
     """Finds the samples that outputs and targets belong to.
 
     Args:
         tracker: Tensors of the run whose rows are known.
         outputs: First argument of the criterion, with any nesting.
         targets: Second argument of the criterion, with any nesting; None where there are none.
-        ids: Sample ids of the rows that the caller gives, shape (rows,), int64; None to find them from the tensors.
-        n: Number of samples of the dataset.
-        recent: Batches last yielded, the latest at the end; `ids` may be a view of the ids of one of them.
-        repeat: Number of consecutive rows per id; None: one row, unless the tensors name more.
-        passed_over: Batch before the latest, where it waits for its loss, so that `run.ids` may not be what the caller
-            means; None where there is no doubt.
-        counted: Batch that `ids` counts for, where they are no view of the ids of one.
-        ids_repeat: Whether the loader itself can yield a sample twice, so that `ids` may name it twice.
-        waiting: Batches that `ids` may be of, where no tensor names rows.
+        stated: Sample ids of the rows that the caller gives; None to find them from the tensors.
 
     Returns:
         The samples, and the flags of comparisons that a device has not finished yet.
 
     Raises:
-        AttributionError: No tensor has known rows, two of them contradict each other or `ids`, or values differ.
-        TypeError: `ids` is not an int64 tensor.
-        ValueError: `ids` is out of range or not one-dimensional, or `repeat` is not a positive number beside `ids`.
+        AttributionError: No tensor has known rows, two of them contradict each other or the ids, or values differ.
     """
-    _check_repeat(repeat, ids)
-    at_once = tracker.untouched(outputs, targets) if ids is None else None
+    at_once = tracker.untouched(outputs, targets) if stated is None else None
     if at_once is not None:
         return at_once
     case = _Case(tracker, outputs, targets)
-    if ids is not None:
-        found = _attribute_to(ids, case, n, recent, repeat, passed_over, ids_repeat=ids_repeat, waiting=waiting)
-        return found if found.key is not None else found._replace(batch=counted)
+    if stated is not None:
+        return _attribute_to(stated, case)
     rows, flags = case.agreed_rows()
     if rows is None:
         raise case.refusal("Cannot tell which samples this loss belongs to")
@@ -229,44 +236,25 @@ def _description(lookup: Lookup) -> str:
     return f"{place} ({note})" if note else place
 
 
-def _attribute_to(
-    ids: Tensor,
-    case: _Case,
-    n: int,
-    recent: list[YieldedBatch],
-    repeat: int | None,
-    passed_over: YieldedBatch | None,
-    *,
-    ids_repeat: bool,
-    waiting: Sequence[YieldedBatch],
-) -> Attribution:
+def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
-    _check_ids(ids, n)
-    own = _view_of(ids, recent)
+    ids, own, asked = stated.ids, *_view_of(stated.ids, stated.recent)
     flags: tuple[Tensor, ...] = ()
-    if own is None and not ids_repeat:
+    if own is None and not stated.ids_repeat:
         ordered = ids.sort().values
         flags += _all_hold([(ordered[1:] != ordered[:-1]).all()], case, REPEATED)
-    lookups = (*case.output_lookups, *case.target_lookups)
-    named = [
-        rows for lookup in lookups if (rows := lookup.rows) is not None and not lookup.refuse and rows.batch.unknown is None
+    shown = [
+        rows
+        for lookup in (*case.output_lookups, *case.target_lookups)
+        if (rows := lookup.rows) is not None and not lookup.refuse
     ]
+    named = [rows for rows in shown if rows.batch.unknown is None]
     for rows in named:
-        if repeat is not None and rows.repeat not in (1, repeat):
-            raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample")
-        if own is not None and own.key == rows.key:
-            continue
-        if rows.n != len(ids):
-            raise case.refusal(f"`ids` names {len(ids)} rows, outputs or targets have {rows.n}")
-        flags += _all_hold([(rows.ids == ids.to(rows.ids.device)).all()], case, CONTRADICTION)
-    if passed_over is not None and not named:
-        latest = recent[-1]
-        doubts = [within(ids, latest)] if own is None else [torch.tensor(own.batch is latest)]
-        flags += _all_hold([~doubt for doubt in doubts], case, WHICH_BATCH.format(latest.number, passed_over.number))
-    if own is None and not named and waiting:
-        flags += _all_hold([within(ids, *waiting)], case, STRANGE)
-    repeat = repeat or max((rows.repeat for rows in named), default=1)
-    batches = [*recent] if own is None else [own.batch]
+        flags += _check_rows(stated, own, rows, case)
+    if not named:
+        flags += _check_batch(stated, own, {rows.batch: None for rows in shown}, case, asked=asked)
+    repeat = stated.repeat or max((rows.repeat for rows in named), default=1)
+    batches = [*stated.recent] if own is None else [own.batch]
     if not any(rows is lookup.rows for rows in named for lookup in case.output_lookups):  # else the outputs confirm the ids
         unnamed = [leaf for leaf, lookup in zip(case.targets, case.target_lookups, strict=True) if lookup.rows is None]
         suspicion = case.tracker.suspicion
@@ -275,8 +263,65 @@ def _attribute_to(
     layout = RowLayout(len(ids), repeat)
     if own is not None:
         return Attribution(own.ids, own.key, own.batch, layout, own.positions(), flags)
-    device = recent[-1].ids.device if recent else ids.device
-    return Attribution(ids.to(device), None, None, layout, None, flags)
+    device = stated.recent[-1].ids.device if stated.recent else ids.device
+    return Attribution(ids.to(device), None, _batch_of(stated, [rows.batch for rows in shown]), layout, None, flags)
+
+
+def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch | None:
+    """Returns the batch that ids count for: that of the tensors, else the first that has them, as far as it can be told."""
+    tensors = {*shown, *(stated.made_for or ())}
+    if len(tensors) == 1:
+        return tensors.pop()
+    likely = [] if stated.counted is None else [stated.counted]
+    for batch in (*likely, *stated.waiting):
+        if certain_now(has := within(stated.ids, batch)) and has:
+            return batch
+    return stated.counted
+
+
+def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) -> tuple[Tensor, ...]:
+    """Compares ids with the rows that a tensor names; returns the flags that cannot be read without waiting."""
+    ids, repeat = stated.ids, stated.repeat
+    if repeat is not None and rows.repeat not in (1, repeat):
+        raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample")
+    if own is not None and own.key == rows.key:
+        return ()
+    if rows.n != len(ids):
+        raise case.refusal(f"`ids` names {len(ids)} rows, outputs or targets have {rows.n}. {ANOTHER_BATCH}")
+    return _all_hold([(rows.ids == ids.to(rows.ids.device)).all()], case, CONTRADICTION)
+
+
+def _check_batch(
+    stated: StatedIds, own: Rows | None, shown: Mapping[YieldedBatch, None], case: _Case, *, asked: bool
+) -> tuple[Tensor, ...]:
+    """Compares the batch of ids with those that tensors come from, where no tensor names rows.
+
+    Args:
+        stated: Ids of the caller.
+        own: Rows of a batch whose ids they are a view of; None where they are a new tensor.
+        shown: Batches that tensors of the call are of.
+        case: The call.
+        asked: Whether the view is of ids that the loop asked for by a tensor of the batch.
+
+    Returns:
+        The flags that cannot be read without waiting.
+    """
+    flags: tuple[Tensor, ...] = ()
+    origins = [batches for batches in (*((batch,) for batch in shown), stated.made_for) if batches is not None]
+    for batches in origins:
+        known = own is not None or not batches
+        among = torch.tensor(own is not None and own.batch in batches) if known else within(stated.ids, *batches)
+        names = " or ".join(f"batch {batch.number}" for batch in batches) or "the batch of an earlier step"
+        flags += _all_hold([among], case, OTHER_BATCH.format(names))
+    if origins:
+        return flags
+    if stated.passed_over is not None and not asked:
+        latest = stated.recent[-1]
+        doubt = torch.tensor(own.batch is latest) if own is not None else within(stated.ids, latest) & (not latest.meant)
+        flags += _all_hold([~doubt], case, WHICH_BATCH.format(latest.number, stated.passed_over.number))
+    if own is None and stated.waiting:
+        flags += _all_hold([within(stated.ids, *stated.waiting)], case, STRANGE)
+    return flags
 
 
 def _all_hold(flags: list[Tensor], case: _Case, why: str) -> tuple[Tensor, ...]:
@@ -286,16 +331,24 @@ def _all_hold(flags: list[Tensor], case: _Case, why: str) -> tuple[Tensor, ...]:
     return tuple(flag for flag in flags if not certain_now(flag))
 
 
-def _check_repeat(repeat: Any, ids: Tensor | None) -> None:
-    if repeat is None:
-        return
-    if isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1:
+def check_stated(ids: Any, repeat: Any, n: int) -> None:
+    """Checks ids and `repeat` as the caller gives them.
+
+    Args:
+        ids: Sample ids of the rows, shape (rows,), int64; None where there are none.
+        repeat: Number of consecutive rows per id; None for the default.
+        n: Number of samples of the dataset.
+
+    Raises:
+        TypeError: `ids` is not an int64 tensor.
+        ValueError: `ids` is out of range or not one-dimensional, or `repeat` is not a positive number beside `ids`.
+    """
+    if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
         raise ValueError(f"`repeat` must be the number of consecutive rows per id, an integer from 1, got {repeat!r}")
     if ids is None:
-        raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` beside it, such as ids=run.ids")
-
-
-def _check_ids(ids: Any, n: int) -> None:
+        if repeat is not None:
+            raise ValueError("`repeat` is the number of consecutive rows per id: pass `ids` beside it, such as ids=run.ids")
+        return
     if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
         got = ids.dtype if isinstance(ids, Tensor) else type(ids).__name__
         raise TypeError(f"`ids` must be an int64 tensor of sample positions, got {got}")
@@ -307,11 +360,18 @@ def _check_ids(ids: Any, n: int) -> None:
         )
 
 
-def _view_of(ids: Tensor, recent: list[YieldedBatch]) -> Rows | None:
-    """Returns the rows of a batch whose own ids `ids` is a view of; None where it is a new tensor."""
+def _view_of(ids: Tensor, recent: Sequence[YieldedBatch]) -> tuple[Rows | None, bool]:
+    """Returns the rows of a batch whose own ids `ids` is a view of, and whether the loop asked for them by a tensor.
+
+    The rows are None where it is a new tensor.
+    """
+    layout = memory_layout(ids)
+    if layout is None:
+        return None, False
+    storage = ids.untyped_storage()._cdata
     for batch in reversed(recent):
-        layout = memory_layout(ids)
-        if layout is not None and ids.untyped_storage()._cdata == batch.ids.untyped_storage()._cdata:
-            tracked = TrackedTensor.of(batch.ids, Rows(batch, 0, 1, len(batch.ids), 1))
-            return None if tracked is None else tracked.locate(*layout)
-    return None
+        for known, asked in ((batch.ids, False), (batch.asked_ids, True)):
+            if known is not None and storage == known.untyped_storage()._cdata:
+                tracked = TrackedTensor.of(known, Rows(batch, 0, 1, len(known), 1))
+                return None if tracked is None else tracked.locate(*layout), asked
+    return None, False

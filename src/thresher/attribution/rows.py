@@ -56,7 +56,9 @@ class YieldedBatch:
         whole: Attribution of a loss over all rows of the batch.
         credited: Whether a loss of this batch was credited.
         credited_rows: Number of rows whose losses were credited, summed over all steps.
-        asked: Whether the loop asked for the ids of this batch by one of its tensors.
+        asked_ids: Copy of `ids` that the loop got when it asked for the ids of one of the tensors of this batch, by which they
+            are told from those of the batch yielded last; None where it did not ask.
+        meant: Whether the loop asked so since the last credited loss of this batch.
     """
 
     ids: Tensor
@@ -71,7 +73,8 @@ class YieldedBatch:
     whole: "Attribution | None" = None
     credited: bool = False
     credited_rows: int = 0
-    asked: bool = False
+    asked_ids: Tensor | None = None
+    meant: bool = False
 
     def forget(self) -> None:
         """Releases the tensors."""
@@ -169,6 +172,13 @@ class Rows(NamedTuple):
     def ids(self) -> Tensor:
         """Sample ids of the rows, shape (n,), int64."""
         return self.batch.ids[self.start : self.start + self.step * self.n : self.step]
+
+    def asked_ids(self) -> Tensor:
+        """Returns the ids of the rows for a loop that asks for them, shape (n,), int64, and notes that it means this batch."""
+        batch = self.batch
+        batch.meant = True
+        batch.asked_ids = batch.ids.clone() if batch.asked_ids is None else batch.asked_ids
+        return batch.asked_ids[self.start : self.start + self.step * self.n : self.step]
 
     def positions(self) -> range:
         """Returns the row numbers within the batch."""

@@ -4,6 +4,15 @@ from torch import Tensor
 
 from thresher.attribution.rows import AttributionError
 
+ONE_PER_SAMPLE = (
+    "Pass one loss per sample: run.reduce(losses.flatten(1).mean(1), ...) where the samples are the first dimension, "
+    "run.reduce(losses.mean(0), ids=run.ids) where they are the second."
+)
+FLATTENED = (
+    "Pass flattened losses and masks: run.reduce(losses.flatten(), ids=run.ids, repeat=losses[0].numel(), "
+    "valid=valid.flatten()) where the samples are the first dimension; transpose both before where they are the second."
+)
+
 
 class SampleDimension:
     """Learns it from the shapes of batches, for tensors whose first two dimensions are as long as the batch.
@@ -49,12 +58,13 @@ class LossDimension:
     def __init__(self) -> None:
         self._is_first: set[int] = set()
 
-    def check(self, losses: Tensor, n: int) -> None:
+    def check(self, losses: Tensor, n: int, *, by_sample: bool = True) -> None:
         """Refuses losses of n samples whose samples may be along the second dimension, until another shape shows the first.
 
         Args:
             losses: Losses by position, shape (rows, ...).
             n: Number of samples.
+            by_sample: Whether one mean loss per sample can take the place of the losses by position. Default: True.
 
         Raises:
             AttributionError: The first two dimensions are both as long as there are samples.
@@ -66,7 +76,6 @@ class LossDimension:
         elif losses.dim() not in self._is_first:
             raise AttributionError(
                 f"run.reduce: losses of shape {tuple(losses.shape)} for {n} samples: the samples can be along the first "
-                "dimension or along the second, as with a model whose outputs have the time first. Nothing was recorded. Pass "
-                "one loss per sample: run.reduce(losses.flatten(1).mean(1), ...) where the samples are the first dimension, "
-                "run.reduce(losses.mean(0), ids=run.ids) where they are the second."
+                "dimension or along the second, as with a model whose outputs have the time first. Nothing was recorded. "
+                + (ONE_PER_SAMPLE if by_sample else FLATTENED)
             )

@@ -127,7 +127,14 @@ class SelectedLoader(OfUser):
         rest = 0 if self._ids.drop_last else rest
         if self.row_buffer is None or self.row_buffer.size is None:
             return full + bool(rest)
-        return self._filled_batches(full, rest)
+        rows = _rows_of(full * self._ids.batch_size + rest, self._ids.batch_size, self.control)
+        if rows is None:
+            raise TypeError(
+                "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
+                "losses. A method with a fixed `keep` has one."
+            )
+        full, rest = divmod(rows, self._ids.batch_size)
+        return full + bool(rest and not self._ids.drop_last)
 
     def deal(self, plan: EpochPlan, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
@@ -154,18 +161,6 @@ class SelectedLoader(OfUser):
         known = None if self._deal is None else self._deal.stand_for
         stand_for = None if known is None else known.index_select(0, ids)
         return None if self._weights is None else self._weights.of(ids), stand_for
-
-    def _filled_batches(self, full: int, rest: int) -> int:
-        """Number of batches that are filled up from the chosen rows of full candidate batches and a last one of `rest` rows."""
-        size = self._ids.batch_size
-        of_full, of_rest = self.control.count(size), self.control.count(rest) if rest else 0
-        if of_full is None or of_rest is None:
-            raise TypeError(
-                "the length of this epoch is not known before it is over: how many rows of a batch are kept depends on the "
-                "losses. A method with a fixed `keep` has one."
-            )
-        batches, left = divmod(full * of_full + of_rest, size)
-        return batches + bool(left and not self._ids.drop_last)
 
     def __iter__(self) -> "EpochIterator":
         if self._closed:
@@ -244,13 +239,11 @@ class SelectedLoader(OfUser):
         """
         return self._order.consumed_at(drawn, stayed, self._deal)
 
-    def exhausted(self, seen: int) -> None:
-        """Ends the epoch, in which so many samples were seen."""
+    def last_yielded(self, seen: int) -> None:
+        """Lets go of rows that make no further batch, since the last batch of an epoch of so many samples was yielded."""
         self._seen = seen
         if self.row_buffer is not None:
             self.row_buffer.clear()
-        self.prepared.end(whole=True)
-        self.control.left(exhausted=True)
 
     def select_before_loop(self, fills: bool | None) -> None:
         """Selects, from now on, before the loop sees a batch.
@@ -367,7 +360,7 @@ class EpochIterator:
     ) -> None:
         self._loader, self._control, self._candidates = loader, control, candidates
         self._place, self._sizes = place, sizes
-        self._left: int | None = None
+        self._left = sizes.left_after(place) if place.consumed else None
         self._exhausted = self._done = False
 
     def __iter__(self) -> "EpochIterator":
@@ -404,25 +397,28 @@ class EpochIterator:
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         self._loader.prepared.yielded(len(ids), last=last)
         asks = not last or asks_on(sys._getframe(2))
+        if last:
+            self._loader.last_yielded(self._place.consumed + (self._left or 0))
         self._control.yielded(batch, ids, self._place, weights, last=last, asks_on=asks)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
-        """Whether no candidate comes and the rows that wait make no further batch."""
-        rows = row_buffer.rows
-        return self._left == 0 and (not rows or (self._sizes.drop_last and not row_buffer.full))
+        """Whether the rows that wait and those of the candidates to come make no further batch, as far as it is known."""
+        left, size = self._left, row_buffer.size
+        if left is None or size is None or not self._sizes.drop_last:
+            return left == 0 and not row_buffer.rows
+        chosen = _rows_of(left, self._sizes.batch_size, self._control)
+        return row_buffer.rows + chosen < size if chosen is not None else left == 0 and not row_buffer.full
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         batch, ids, drawn, stayed, left = self._candidates.take()
-        if left is not None and self._sizes.drops_last:
-            left -= left % self._sizes.size
-        self._left = left
+        self._left = self._sizes.in_batches(left)
         consumed = self._loader.consumed_at(drawn, stayed)
         self._place = OrderPlace(consumed, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
         return self._loader.moved(batch), ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:
         """Selects from candidate batches until there is a full batch, or no candidate is left."""
-        while not row_buffer.full and not self._exhausted:
+        while not (row_buffer.full or self._exhausted or self._leaves_nothing(row_buffer)):
             try:
                 batch, ids = self._next_candidate()
             except StopIteration:
@@ -433,10 +429,19 @@ class EpochIterator:
     def _end(self) -> None:
         self._done = True
         self._candidates = StreamBatches(iter(()))
-        self._loader.exhausted(self._place.consumed)
+        self._loader.last_yielded(self._place.consumed + (self._left or 0))
+        self._loader.prepared.end(whole=True)
+        self._control.left(exhausted=True)
 
 
 def _gone(control: EpochControl | None) -> None:
     """Notes that the iterator of a pass is gone."""
     if control is not None:
         control.left(exhausted=False)
+
+
+def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:
+    """Returns how many rows are chosen of so many candidates, in batches of a size and a rest; None where it is not known."""
+    full, rest = divmod(candidates, size)
+    of_full, of_rest = control.count(size), control.count(rest) if rest else 0
+    return None if of_full is None or of_rest is None else full * of_full + of_rest

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal
 from thresher.loading.kept import KeptIds
 from thresher.loading.live_settings import checked_batch_size
@@ -238,6 +239,14 @@ class IdBatchSampler(Sampler[list[int]]):
         self._found = self._full(consumed) if deal is None else self._dealt(deal, drawn)
         self._deal = deal
         self._batches = self._iterate()
+
+    def left_after(self, place: OrderPlace) -> int | None:
+        """Returns the number of ids that come in batches after a place of the order that is served; None: not known."""
+        return self.in_batches(self._length.left(place.stayed, place.consumed))
+
+    def in_batches(self, ids: int | None) -> int | None:
+        """Returns how many of so many further ids come in batches, where a last batch that is not full is dropped."""
+        return ids - ids % self.size if ids is not None and self.drops_last else ids
 
     def replay(self) -> Tensor:
         """Draws the ids that an interrupted epoch has consumed, once, and returns those that were trained on."""

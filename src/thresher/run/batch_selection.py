@@ -8,13 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
+from thresher.attribution.attributor import Attributor, MeasureLoss
+from thresher.attribution.held import BATCHES_AHEAD
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.sample_dimension import LossDimension
 from thresher.cost import break_even
 from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.loading.trees import leaves, map_where
-from thresher.losses.base import as_measured
+from thresher.losses.given import GivenLosses
 from thresher.losses.reader import SignalReader
 from thresher.methods.contract import way_around
 from thresher.passes.own import OwnPasses
@@ -56,8 +57,8 @@ class BatchSelection(Protocol):
         """Computes the criterion of the rows that are trained on, and the signals of all."""
         ...
 
-    def measuring(self, losses: Tensor) -> MeasureLoss:
-        """Returns the same for losses that the loop computed itself, shape (rows, ...)."""
+    def measuring(self, given: GivenLosses) -> MeasureLoss:
+        """Returns the same for losses that the loop computed itself."""
         ...
 
     def watch(self, value: Tensor) -> None:
@@ -136,14 +137,12 @@ class NoSelection:
         """False: nothing is chosen, or by the losses of the loop."""
         return False
 
-    def measuring(self, losses: Tensor) -> MeasureLoss:
+    def measuring(self, given: GivenLosses) -> MeasureLoss:
         """Returns the function that averages losses of the loop over all rows, and reads their signals."""
 
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
-            self._dimension.check(losses, attribution.layout.n)
-            rows = attribution.layout.rows(losses)
-            found = self._beside(rows, outputs[1], targets, self._tools.reader.recorded)
-            return _weighted_mean(rows, weights) if weights is not None else losses.mean(), found
+            found = self._beside(given, attribution.layout, outputs[1], targets, self._tools.reader.recorded)
+            return given.value(attribution.layout, weights), found
 
         return measure
 
@@ -151,12 +150,10 @@ class NoSelection:
         """Times the backward pass of all rows."""
         self._stopwatch.watch(value)
 
-    def _beside(self, rows: Tensor, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
+    def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
-        return {
-            "loss": as_measured(rows.detach().mean(1)),
-            **self._tools.reader.beside(outputs, targets, len(rows), wanted, self._missing),
-        }
+        self._dimension.check(given.losses, layout.n, by_sample=given.of_samples)
+        return {"loss": given.means(layout), **self._tools.reader.beside(outputs, targets, layout.n, wanted, self._missing)}
 
     def _missing(self, wanted: set[str]) -> str:
         method = self._tools.method
@@ -260,16 +257,15 @@ class InForward(NoSelection):
             return value
         return value * world.share_of_mean(k, value.device).to(value.dtype)
 
-    def measuring(self, losses: Tensor) -> MeasureLoss:
+    def measuring(self, given: GivenLosses) -> MeasureLoss:
         """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
 
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
-            self._dimension.check(losses, attribution.layout.n)
-            rows = attribution.layout.rows(losses)
-            found = self._beside(rows, outputs[1], targets, self._tools.reader.chosen_by)
-            plan = self._choose_rows(attribution, found)
-            rows, weights = rows.index_select(0, plan.rows), _product(plan, weights)
-            return self._of_all_ranks(_weighted_mean(rows, weights), len(rows)), found, plan.rows
+            layout = attribution.layout
+            found = self._beside(given, layout, outputs[1], targets, self._tools.reader.chosen_by)
+            plan = self._choose_rows(attribution, found if given.all_count else _without_ignored(found))
+            value = given.value(layout, _product(plan, weights), plan.rows)
+            return value if given.has_total else self._of_all_ranks(value, len(plan.rows)), found, plan.rows
 
         return measure
 
@@ -409,13 +405,6 @@ class BeforeForward(NoSelection):
 def _nothing(outputs: Any) -> Tensor:
     """Returns 0, with a gradient of 0 for everything that outputs depend on: other processes wait for that."""
     return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
-
-
-def _weighted_mean(rows: Tensor, weights: Tensor | None) -> Tensor:
-    """Mean of the losses of samples, from their losses by position, shape (n, positions); 0 of no sample."""
-    if not len(rows):
-        return rows.sum()
-    return rows.mean() if weights is None else (rows.mean(1) * weights.to(rows.dtype)).mean()
 
 
 def _take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:

@@ -16,6 +16,7 @@ from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.base import Criterion
+from thresher.losses.given import GivenLosses
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.epochs import Epochs
@@ -139,35 +140,54 @@ class Run(Uncopied):
         outputs: Any = None,
         targets: Any = None,
         repeat: int | None = None,
+        *,
+        valid: Tensor | None = None,
+        total: float | Tensor | None = None,
     ) -> Tensor:
         """Averages losses that the loop computed itself; they are weighted and recorded like those of the criterion.
 
+        With `valid` it is the mean over all positions that count, as of `F.cross_entropy(..., ignore_index=-100)`, and not the
+        mean of the means of the rows; the loss of a sample is the mean over its own positions that count.
+
         Args:
-            per_sample_losses: Losses, shape (rows, ...), with gradient; the mean over all dimensions but the first is the
-                loss of the sample.
+            per_sample_losses: Losses, shape (rows, ...), with gradient; that of a sample is the mean of its entries.
             ids: Positions of the rows in the loader's dataset, as in `criterion`. Default: the tensors name them.
             outputs: Outputs of `run.model`, or a part of them, which name the rows. Default: `per_sample_losses` alone.
             targets: Tensors of the batch, which name the rows. Default: none.
             repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id.
+            valid: Mask of the positions that count, such as `labels != -100`, or numbers 0 and 1; its shape must fit
+                `per_sample_losses` by broadcasting. A sample without such a position records no loss. Default: all count.
+            total: Number > 0, or tensor of shape (), that the sum of the losses is divided by. With the number of valid
+                positions of all micro-batches of a step, their values add up to one mean. Default: that of this call.
 
         Returns:
-            The mean, shape (), weighted where the plan has weights.
+            The mean, shape (), weighted where the plan has weights. Where the method keeps some rows of the loop's own forward
+            pass, it is theirs; with `total`, times the share of the whole batch's positions in it.
 
         Raises:
             AttributionError: The samples of the rows are not certain; nothing was recorded.
-            TypeError: `per_sample_losses` is not a tensor.
-            ValueError: It has no sample dimension, or the method needs signals that take `outputs` and `targets`.
+            TypeError: Losses or `valid` are no tensor, or `total` is no number.
+            ValueError: Losses have no sample dimension, `valid` does not fit them or has other numbers than 0 and 1, `total`
+                is not above 0 (on a device these values are not read, and the result is NaN), or the method needs signals
+                that take `outputs` and `targets`.
+
+        Example:
+            >>> import torch, thresher
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> labels = torch.tensor([[1, 0, 1], [1, -100, -100]])
+            >>> model, loader = torch.nn.Embedding(2, 2), DataLoader(TensorDataset(labels.clamp(min=0), labels), 2)
+            >>> run = thresher.attach(thresher.FullData(), loader=loader, criterion=None, model=model, epochs=1)
+            >>> tokens, labels = next(iter(run.loader))
+            >>> losses = torch.nn.functional.cross_entropy(run.model(tokens).mT, labels, reduction="none")
+            >>> torch.allclose(run.reduce(losses, targets=labels, valid=labels != -100), losses.sum() / 4)
+            True
         """
-        if not isinstance(per_sample_losses, Tensor):
-            raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(per_sample_losses).__name__}")
-        if not per_sample_losses.dim():
-            raise ValueError("run.reduce: `per_sample_losses` is a scalar; give one loss per sample, before they are averaged")
+        given = GivenLosses(per_sample_losses, valid, total)
         if not torch.is_grad_enabled():
-            return per_sample_losses.mean()
-        selection, made = self._epochs.selection, (per_sample_losses, outputs)
-        value = self._credit(made, targets, ids, selection.measuring(per_sample_losses), repeat)
-        if value is None:
-            return per_sample_losses.mean()
+            return given.plain()
+        made, selection = (per_sample_losses, outputs), self._epochs.selection
+        if (value := self._credit(made, targets, ids, selection.measuring(given), repeat)) is None:
+            return given.plain()
         if self._stopwatch.running:
             selection.watch(value)
         if self._comparison.pending:

@@ -3,7 +3,8 @@
 import warnings
 from collections.abc import Callable
 
-from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
+from thresher.attribution.attributor import Attributor
+from thresher.attribution.held import BATCHES_AHEAD
 from thresher.cost import UNSEEN
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of

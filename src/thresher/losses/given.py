@@ -1,0 +1,192 @@
+"""Losses by position that the loop computed itself: which positions count, and what their sum is divided by."""
+
+import math
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.rows import RowLayout
+from thresher.losses.base import as_measured
+from thresher.records import NEVER_SEEN
+
+
+class GivenLosses:
+    """Losses by position that the loop computed itself, and the scalar that they become.
+
+    Without `valid` and `total` the scalar is the mean over the samples of their mean losses, each times its weight. Otherwise
+    it is sum(v s m) / total, where m is the mean loss of a sample over its valid positions, s their number, v the weight of
+    the sample, and total the sum of s unless it is given.
+
+    Where only some rows are trained on, they stand for the batch: the scalar is their sum(v s m) / sum(s), times the share of
+    the whole batch's positions in `total`. So the scalars of several micro-batches add up to a mean whose shares are those of
+    the micro-batches, however many positions the rows have that are kept; and `total` is the number that the loop knows.
+
+    Nothing waits for a device. What only a device could tell, a `valid` of other numbers than 0 and 1 or a `total` that is not
+    positive, makes the scalar NaN there, and is an error on the CPU.
+
+    Args:
+        losses: Losses by position, shape (rows, ...), with gradient.
+        valid: Mask of the positions that count, or 0 and 1 in any dtype, broadcastable to the shape of `losses`; None where
+            all count.
+        total: Number that the sum of the losses is divided by, > 0: a number or a tensor of shape (); None for the number of
+            valid positions.
+
+    Raises:
+        TypeError: An argument has the wrong type or dtype.
+        ValueError: A shape or a device does not fit, or a value is out of its range.
+
+    Example:
+        >>> losses, valid = torch.tensor([[1.0, 2.0], [6.0, 9.0]]), torch.tensor([[True, True], [True, False]])
+        >>> given = GivenLosses(losses, valid)
+        >>> given.plain(), given.means(RowLayout(2))
+        (tensor(3.), tensor([1.5000, 6.0000]))
+    """
+
+    def __init__(self, losses: Any, valid: Any = None, total: Any = None) -> None:
+        if not isinstance(losses, Tensor):
+            raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}")
+        if not losses.dim():
+            raise ValueError("run.reduce: `per_sample_losses` is a scalar; give one loss per sample, before they are averaged")
+        self.losses, self._on_device = losses, list[Tensor]()
+        self._mask = None if valid is None else self._mask_of(valid)
+        self._total = None if total is None else self._checked_total(total)
+
+    @property
+    def all_count(self) -> bool:
+        """Whether no mask says which positions count."""
+        return self._mask is None
+
+    @property
+    def of_samples(self) -> bool:
+        """Whether the scalar is the mean over samples, so that a mean over the positions of each sample changes nothing."""
+        return self._mask is None and self._total is None
+
+    @property
+    def has_total(self) -> bool:
+        """Whether the loop gave the number that the sum is divided by, over whatever batches and processes it counted."""
+        return self._total is not None
+
+    def _mask_of(self, valid: Any) -> Tensor:
+        if not isinstance(valid, Tensor) or valid.is_complex():
+            got = valid.dtype if isinstance(valid, Tensor) else type(valid).__name__
+            raise TypeError(f"run.reduce: `valid` must be a tensor, a mask of bool or numbers 0 and 1, got {got}")
+        if valid.requires_grad:
+            raise ValueError(
+                "run.reduce: `valid` requires a gradient. It says which positions count, 0 or 1; multiply the losses by "
+                "weights that are learned"
+            )
+        if valid.device != self.losses.device:
+            raise ValueError(
+                f"run.reduce: `valid` is on {valid.device} and the losses are on {self.losses.device}. Make the mask from a "
+                "tensor on the device of the losses, or move it there"
+            )
+        self._check_shape(valid.shape)
+        if valid.dtype == torch.bool:
+            return valid.expand(self.losses.shape)
+        known = ((valid == 0) | (valid == 1)).all()
+        if not valid.is_cpu:
+            self._on_device.append(known)
+        elif not known:
+            raise ValueError(
+                "run.reduce: `valid` has other numbers than 0 and 1. Give a mask such as labels != -100; multiply the losses "
+                "by weights of positions"
+            )
+        return (valid != 0).expand(self.losses.shape)
+
+    def _check_shape(self, shape: torch.Size) -> None:
+        known, has = tuple(self.losses.shape), tuple(shape)
+        missing = len(known) - len(has)
+        fits = missing >= 0 and all(one in (1, size) for one, size in zip(has, known[missing:], strict=True))
+        if not fits:
+            raise ValueError(
+                f"run.reduce: `valid` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or 1 as "
+                "the size of a dimension along which all count alike"
+            )
+        if missing and has[:1] == known[:1] != (1,):
+            raise ValueError(
+                f"run.reduce: `valid` of shape {has} can be per row or per position of the losses of shape {known}, whose "
+                f"sizes are equal. Give it {len(known)} dimensions, such as valid[:, None] or valid[None]"
+            )
+
+    def _checked_total(self, total: Any) -> float | Tensor:
+        if isinstance(total, Tensor):
+            if total.dim() or total.is_complex() or total.dtype == torch.bool or total.requires_grad:
+                raise ValueError(
+                    f"run.reduce: `total` must be a number, or a tensor of shape () without gradient, got {total.dtype} of "
+                    f"shape {tuple(total.shape)}{' with gradient' if total.requires_grad else ''}"
+                )
+            if not total.is_cpu:
+                if total.device != self.losses.device:
+                    raise ValueError(
+                        f"run.reduce: `total` is on {total.device} and the losses are on {self.losses.device}: reading it "
+                        "would wait for the device. Count the positions on the device of the losses, or on the CPU"
+                    )
+                self._on_device.append((total > 0) & total.isfinite())
+                return total
+            total = total.item()
+        if isinstance(total, bool) or not isinstance(total, Real):
+            raise TypeError(f"run.reduce: `total` must be a number or a tensor of shape (), got {type(total).__name__}")
+        number = float(total)
+        if not 0 < number < math.inf:
+            raise ValueError(f"run.reduce: `total` must be finite and above 0, got {total}")
+        return number
+
+    def means(self, layout: RowLayout) -> Tensor:
+        """Returns the loss of each sample, shape (n,), detached; `NEVER_SEEN` for a sample without a valid position.
+
+        Args:
+            layout: Layout of the rows as samples.
+        """
+        rows = layout.rows(self.losses.detach())
+        if self._mask is None:
+            return as_measured(rows.mean(1))
+        mask = layout.rows(self._mask)
+        counts = mask.sum(1)
+        return as_measured(_sums(rows, mask) / counts).where(counts > 0, NEVER_SEEN)
+
+    def plain(self) -> Tensor:
+        """Returns the scalar without weights, shape ()."""
+        if self.of_samples:
+            return self.losses.mean()
+        mask = None if self._mask is None else self._mask.reshape(1, -1)
+        return self._divided(self.losses.reshape(1, -1), mask, None, None)
+
+    def value(self, layout: RowLayout, weights: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
+        """Returns the scalar for the loop, shape ().
+
+        Args:
+            layout: Layout of the rows as samples.
+            weights: Weights of the samples, or of the chosen ones, shape (n,) or (k,); None where all are 1.
+            chosen: Numbers of the samples that are trained on, shape (k,), int64; None for all.
+        """
+        rows = layout.rows(self.losses)
+        if not self.of_samples:
+            return self._divided(rows, None if self._mask is None else layout.rows(self._mask), weights, chosen)
+        if chosen is not None:
+            rows = rows.index_select(0, chosen)
+        if not len(rows):
+            return rows.sum()
+        if weights is None:
+            return self.losses.mean() if chosen is None else rows.mean()
+        return (rows.mean(1) * weights.to(rows.dtype)).mean()
+
+    def _divided(self, rows: Tensor, mask: Tensor | None, weights: Tensor | None, chosen: Tensor | None) -> Tensor:
+        """Returns sum(v s m) / total for losses by position, shape (n, positions)."""
+        sums = _sums(rows, mask)
+        counts = sums.new_full((len(rows),), rows.shape[1]) if mask is None else mask.sum(1)
+        batch = counts.sum()
+        total = batch if self._total is None else self._total
+        if chosen is not None:
+            sums, kept = sums.index_select(0, chosen), counts.index_select(0, chosen).sum()
+            total = torch.where(kept > 0, total * (kept.to(sums.dtype) / batch), total)  # else the sum is 0
+        for flag in self._on_device:
+            total = torch.where(flag, total, torch.nan)
+        return ((sums if weights is None else sums * weights.to(sums.dtype)).sum() / total).to(rows.dtype)
+
+
+def _sums(rows: Tensor, mask: Tensor | None) -> Tensor:
+    """Returns the sums of losses over the valid positions, shape (n,), in float32 or better."""
+    counted = rows if mask is None else rows.where(mask, 0)
+    return counted.sum(1, dtype=torch.promote_types(rows.dtype, torch.float32))
