@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor, distributed, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
 
@@ -94,6 +95,10 @@ class Training:
         self.user, self.rank = loader, rank
         self.plain = network()
         self.model: Any = DistributedDataParallel(self.plain, process_group=group) if size > 1 else self.plain
+        self.syncs: list[int] = []
+        """Numbers of the gradients that were averaged, each time that some were."""
+        if size > 1 and group is None:
+            self.model.register_comm_hook(self.syncs, _noted)
         self.optimizer = torch.optim.SGD(self.plain.parameters(), lr=0.1, momentum=0.9)
         self.run: Any = None
         if method is not None:
@@ -134,7 +139,8 @@ class Training:
     def found(self) -> dict[str, Any]:
         """What is compared."""
         run = self.run
-        found = {"weights": [p.detach().clone() for p in self.plain.parameters()], "seen": self.seen}
+        weights = [p.detach().clone() for p in self.plain.parameters()]
+        found = {"weights": weights, "seen": self.seen, "syncs": len(self.syncs)}
         if run is None:
             return found
         return found | {
@@ -143,6 +149,11 @@ class Training:
             "history": [_of_all(entry) for entry in run.history],
             "forward": run.cost.forward,
         }
+
+
+def _noted(syncs: list[int], bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    syncs.append(bucket.buffer().numel())
+    return allreduce_hook(None, bucket)  # pyright: ignore[reportArgumentType]
 
 
 PER_PROCESS = ("forward", "backward", "refresh", "scoring", "full_forward", "full_backward")
@@ -185,7 +196,8 @@ def nothing_left_out(rank: int, size: int) -> dict[str, Any]:
                 training = Training(loader_of(kind, rank, size, samples(n), drop_last=drop_last), rank, size, method)
                 for number in range(2):
                     training.epoch(number, every=every)
-                pair.append((training.found()["weights"], [len(batches) for batches in training.seen]))
+                steps = [len(batches) for batches in training.seen]
+                pair.append((training.found()["weights"], [*steps, training.syncs]))
             (plain, steps), (own, own_steps) = pair
             same = all(torch.equal(one, other) for one, other in zip(plain, own, strict=True))
             found[f"{kind}, {n}, {drop_last}, {every}"] = same and steps == own_steps

@@ -36,6 +36,7 @@ def assert_one_training(found, whole):
         torch.testing.assert_close(torch.cat([one["records"][name] for one in found]), column, equal_nan=True)
     assert of_all(found, "history") == [whole["history"]] * len(found)
     assert sum(of_all(found, "forward")) == whole["forward"]
+    assert of_all(found, "syncs") == [sum(map(len, whole["seen"]))] * len(found)
     for number, batches in enumerate(whole["seen"]):
         steps = [torch.cat(parts).sort().values for parts in zip(*(one["seen"][number] for one in found), strict=True)]
         assert [step.tolist() for step in steps] == [batch.sort().values.tolist() for batch in batches]
