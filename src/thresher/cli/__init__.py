@@ -8,8 +8,8 @@ EXTRA = ("accelerate", "jinja2", "PIL", "plotly", "pyarrow", "pydantic", "rich",
 """Import names of the packages in the extra `experiments`."""
 
 SEVERAL = (
-    "the commands run in one process, and torchrun or accelerate launch has started {} (WORLD_SIZE). Start the command by itself. "
-    "In a training script of your own, thresher.attach works in several processes."
+    "the commands run in one process, and torchrun or accelerate launch has started {} (WORLD_SIZE). Start the command by "
+    "itself. In a training script of your own, thresher.attach works in several processes."
 )
 
 
