@@ -12,7 +12,7 @@ from torch import distributed
 from shard_cases import hard_columns, part_of_records, planned, records_of
 from thresher import EpochSelectiveBackprop, Forgetting, InfoBatch, Kakurenbo, UniformSubset, Winnow
 from thresher.distributed.agreement import DisagreementError, agree, sampler_facts
-from thresher.distributed.kept import SharedPlan
+from thresher.distributed.kept import HeldPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder
 from thresher.distributed.records import ShardedRecords
@@ -44,9 +44,9 @@ def plans(world: CountedWorld) -> Any:
         records = records_of(method, hard_columns(N, 1))
         part = planned(method, part_of_records(records, layout.shard(world)))
         part.check(layout.shard(world))
-        shared = SharedPlan(part, layout, world)
+        shared = HeldPlan.of(part, layout, world)
         order = KeptOrder(np.arange, N, shared.keeps, world)
-        refresh, weights = shared.refresh_ids().tolist(), shared.weights(order.take(10, 20))
+        refresh, weights = shared.refreshing()(0, N).tolist(), shared.weights(order.take(10, 20))
         ids, keys = part.ids.tolist(), None if part.keys is None else part.keys.tolist()
         found.append((ids, keys, dict(part.facts), len(order), refresh, None if weights is None else weights.tolist()))
     return found

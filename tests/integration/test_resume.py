@@ -234,7 +234,7 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict({**state, "n": 17})
-    with pytest.raises(ValueError, match="version 0.*version 3"):
+    with pytest.raises(ValueError, match="version 0.*version 4"):
         same.load_state_dict({**state, "version": 0})
     with pytest.raises(ValueError, match=r"columns \['loss'\]"):
         same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})

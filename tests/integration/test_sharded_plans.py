@@ -20,7 +20,7 @@ from thresher import (
     Winnow,
     methods,
 )
-from thresher.distributed.kept import SharedPlan
+from thresher.distributed.kept import HeldPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder
 from thresher.distributed.threads import on_ranks
@@ -138,7 +138,7 @@ def test_what_travels_for_a_plan(method, columns):
         plan = planned(method, part_of_records(records, shard))
         counts = world.bytes
         plan.check(shard)
-        shared = SharedPlan(plan, layout, world)
+        shared = HeldPlan.of(plan, layout, world)
         order = KeptOrder(np.arange, N, shared.keeps, world)
         return counts, world.bytes, len(order) == shared.rows, world.calls
 

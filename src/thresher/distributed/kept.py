@@ -1,7 +1,9 @@
-"""What every rank knows of a plan whose parts are in shards: one bit per sample, or none where lots tell it."""
+"""The plan of an epoch as all ranks know it: one bit per sample, or none where lots tell who is kept."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,83 +11,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.distributed.layout import ShardLayout, equal_part, fetch
+from thresher.distributed.marks import Marks, number, unpacked
+from thresher.distributed.packed import PackedPlan
+from thresher.exact import chunks
 from thresher.plans import EpochPlan
 from thresher.selection import Mask
 from thresher.shards import Shard, World
 
-BYTES = 2**12
-"""Number of bytes of marks that are counted together."""
-
-
-class Marks:
-    """Marks of all samples, one bit each.
-
-    Args:
-        bits: Marks, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0.
-        n: Number of samples.
-
-    Example:
-        >>> marks = Marks(np.packbits([0, 1, 0, 0, 1, 1], bitorder="little"), 6)
-        >>> marks.of(np.array([4, 0])), marks.count, marks.ids(1, 3), marks.inverse().ids(0, 9)
-        (array([ True, False]), 3, array([4, 5]), array([0, 2, 3]))
-    """
-
-    def __init__(self, bits: NDArray[np.uint8], n: int) -> None:
-        self.bits, self.n = bits, n
-
-    @staticmethod
-    def gathered(packed: NDArray[np.uint8], layout: ShardLayout, world: World) -> "Marks":
-        """Returns the marks of all samples; all ranks call it.
-
-        Args:
-            packed: Marks of the samples of this rank's block, packed in bits, lowest id first.
-            layout: Blocks of the ranks.
-            world: The ranks.
-        """
-        own = np.zeros(layout.per // 8, dtype=np.uint8)
-        own[: len(packed)] = packed
-        return Marks(world.gather(own).reshape(-1)[: -(-layout.n // 8)], layout.n)
-
-    def of(self, ids: NDArray[np.int64]) -> Mask:
-        """Returns the marks of some samples.
-
-        Args:
-            ids: Ids, shape (k,), within [0, n).
-        """
-        return (self.bits[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 != 0
-
-    @cached_property
-    def _ends(self) -> NDArray[np.int64]:
-        """Number of marks up to the end of each `BYTES` bytes."""
-        return np.cumsum([np.bitwise_count(self.bits[i : i + BYTES]).sum() for i in range(0, len(self.bits), BYTES)])
-
-    @property
-    def count(self) -> int:
-        """Number of marked samples."""
-        return int(self._ends[-1])
-
-    def ids(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of the marked samples in ascending order, from one place to another.
-
-        Args:
-            begin: First place, 0 or more.
-            end: Place after the last one; no more ids than there are marks.
-        """
-        end = min(end, self.count)
-        if begin >= end:
-            return np.empty(0, dtype=np.int64)
-        first = int(np.searchsorted(self._ends, begin, side="right"))
-        last = int(np.searchsorted(self._ends, end, side="left")) + 1
-        found = np.flatnonzero(np.unpackbits(self.bits[first * BYTES : last * BYTES], bitorder="little"))
-        before = int(self._ends[first - 1]) if first else 0
-        return found[begin - before : end - before] + first * BYTES * 8
-
-    def inverse(self) -> "Marks":
-        """Returns the marks of the other samples."""
-        bits = ~self.bits
-        if self.n % 8:
-            bits[-1] &= (1 << self.n % 8) - 1
-        return Marks(bits, self.n)
+NO_BITS = np.empty(0, dtype=np.uint8)
 
 
 def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
@@ -109,20 +42,21 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
     )
 
 
-class SharedPlan:
-    """A plan whose parts are in shards, as far as all ranks must know it; all ranks make it together.
+class HeldPlan:
+    """A plan as a run holds it through an epoch, in one process or in parts in shards; all ranks make it together.
 
     Where everything is kept, or where lots without marks tell who is, no bits travel; otherwise one bit per sample does.
 
     Args:
-        plan: Part of the plan that is of this rank's block.
+        own: Part of the plan that is of this rank's block. A plan that was drawn is that of one process.
         layout: Blocks of the ranks.
         world: The ranks.
 
     Attributes:
-        plan: Part of the plan that is of this rank's block.
-        rows: Number of samples that are kept, of all ranks.
+        own: Part of the plan that is of this rank's block.
+        rows: Number of samples that are kept, of all ranks; of a plan that was drawn, those that come twice count twice.
         refreshed: Number of samples that are refreshed, of all ranks.
+        everything: Whether every sample is kept, and comes once.
 
     Raises:
         ValueError: The part of a rank is not what its `lots` say; all ranks raise it.
@@ -132,51 +66,64 @@ class SharedPlan:
         >>> def kept_by_even_ids(world):
         ...     layout = ShardLayout(n=12, size=2, unit=8)
         ...     own = torch.arange(12)[layout.block(world.rank)]
-        ...     shared = SharedPlan(EpochPlan(own[own % 2 == 0], refresh=own[own % 2 == 1]), layout, world)
-        ...     return shared.rows, shared.keeps(np.arange(4)).tolist(), shared.refresh_ids().tolist()
+        ...     held = HeldPlan.of(EpochPlan(own[own % 2 == 0], refresh=own[own % 2 == 1]), layout, world)
+        ...     return held.rows, held.keeps(np.arange(4)).tolist(), held.refreshing()(0, 9).tolist()
         >>> on_ranks(2, kept_by_even_ids)[1]
         (6, [True, False, True, False], [7, 9, 11])
     """
 
-    def __init__(self, plan: EpochPlan, layout: ShardLayout, world: World) -> None:
-        self.plan, self._layout, self._world = plan, layout, world
-        block = layout.block(world.rank)
-        self._first, self._size = block.start, len(block)
-        refresh = torch.empty(0, dtype=torch.int64) if plan.refresh is None else plan.refresh
-        own, again = self._mask(plan.ids), self._mask(refresh)
-        numbers = [len(plan.ids), len(refresh), np.count_nonzero(own == again)]
-        self.rows, self.refreshed, both_or_none = world.sum(np.array(numbers, dtype=np.int64)).tolist()
-        self.everything = self.rows == layout.n
-        """Whether every sample is kept."""
+    def __init__(self, own: PackedPlan, layout: ShardLayout, world: World) -> None:
+        self.own, self._layout, self._world = own, layout, world
+        self._block, self._kept = layout.block(world.rank), own.kept
+        bits, again = (NO_BITS if marks is None else marks.numpy() for marks in (own.ids, own.refresh))
+        both_or_none = 0 if own.drawn or own.refresh is None else len(self._block) - number(bits ^ again)
+        numbers = world.sum(np.array([self._kept, number(again), both_or_none], dtype=np.int64))
+        self.rows, self.refreshed, both_or_none = numbers.tolist()
+        self.everything = not own.drawn and self.rows == layout.n
+        self._lots = own.lots if world.size > 1 else None  # they spare the bits that travel
         self._marks: Marks | None = None
-        if not self.everything:
-            among = plan.lots.among if plan.lots is not None else np.packbits(own, bitorder="little")
+        if not own.drawn and not self.everything:
+            among = bits if self._lots is None else self._lots.among
             self._marks = None if among is None else Marks.gathered(among, layout, world)
-        self._weights = self._weights_by_lots(own)
+        self._weights = self._weights_by_lots(bits)
+        others = self._marks is not None and self._lots is None and not both_or_none
+        self._refreshes_others = bool(self.refreshed) and others
         self._refresh: Marks | None = None
-        if self.refreshed and self._marks is not None and plan.lots is None and not both_or_none:
-            self._refresh = self._marks.inverse()
-        elif self.refreshed:
-            self._refresh = Marks.gathered(np.packbits(again, bitorder="little"), layout, world)
+        if self.refreshed and not self._refreshes_others:
+            self._refresh = Marks.gathered(again, layout, world)
 
-    def _mask(self, ids: Tensor) -> Mask:
-        mask = np.zeros(self._size, dtype=np.bool_)
-        mask[ids.numpy() - self._first] = True
-        return mask
+    @staticmethod
+    def of(plan: EpochPlan, layout: ShardLayout, world: World) -> "HeldPlan":
+        """Returns the plan that a method made, as a run holds it; all ranks call it.
 
-    def _weights_by_lots(self, own: Mask) -> tuple[float, float] | None:
+        Args:
+            plan: Part of the plan that is of this rank's block.
+            layout: Blocks of the ranks.
+            world: The ranks.
+        """
+        return HeldPlan(PackedPlan.of(plan, layout.shard(world)), layout, world)
+
+    def plan(self) -> EpochPlan:
+        """Returns the part of the plan that is of this rank's block, with its ids, which are made now."""
+        return self.own.unpacked(self._layout.shard(self._world))
+
+    def _weights_by_lots(self, bits: NDArray[np.uint8]) -> tuple[float, float] | None:
         """Returns the weights of samples that took no part and of winners; None without lots. Checks what lots say."""
-        plan = self.plan
-        if self.everything or plan.lots is None:
+        if self.everything or self._lots is None:
             return None
-        ids = np.arange(self._first, self._first + self._size)
-        wrong = bool((self.keeps(ids) != own).any())
+        weights, first, wrong = self.own.weights, 0, False
         ends = np.array([np.inf, -np.inf, np.inf, -np.inf])
-        if plan.weights is not None:
-            weights, ids = plan.weights.numpy(), plan.ids.numpy()
-            won = np.ones(len(ids), dtype=np.bool_) if self._marks is None else self._marks.of(ids)
-            for place, some in ((0, weights[~won]), (2, weights[won])):
-                ends[place : place + 2] = some.min(initial=np.inf), some.max(initial=-np.inf)
+        for part in chunks(len(self._block)):
+            ids = np.arange(self._block.start + part.start, self._block.start + part.stop)
+            own = unpacked(bits[part.start // 8 : -(-part.stop // 8)])[: len(ids)]
+            wrong = wrong or bool((self.keeps(ids) != own).any())
+            if weights is None:
+                continue
+            found = weights[first : first + np.count_nonzero(own)].numpy()
+            first, won = first + len(found), self._won(ids[own])
+            for place, some in ((0, found[~won]), (2, found[won])):
+                ends[place] = some.min(initial=ends[place])
+                ends[place + 1] = some.max(initial=ends[place + 1])
         every = self._world.gather(np.append(ends, wrong))
         low, high = every[:, 0:4:2].min(axis=0), every[:, 1:4:2].max(axis=0)
         if every[:, 4].any() or (low < high).any():
@@ -186,29 +133,32 @@ class SharedPlan:
             )
         return float(low[0]), float(low[1])
 
+    def _won(self, kept: NDArray[np.int64]) -> Mask:
+        """Marks the samples, of some that are kept, that took part in the lots."""
+        return np.ones(len(kept), dtype=np.bool_) if self._marks is None else self._marks.of(kept)
+
     def keeps(self, ids: NDArray[np.int64]) -> Mask:
         """Returns which of some samples are kept; it needs no other rank.
 
         Args:
             ids: Ids, shape (k,), int64.
         """
-        lots = self.plan.lots
         if self.everything:
             return np.ones(len(ids), dtype=np.bool_)
-        if lots is None:
+        if self._lots is None:
             assert self._marks is not None
             return self._marks.of(ids)
         if self._marks is None:
-            return lots.wins(ids)
+            return self._lots.wins(ids)
         among = self._marks.of(ids)
         kept = ~among
-        kept[among] = lots.wins(ids[among])
+        kept[among] = self._lots.wins(ids[among])
         return kept
 
     @property
     def asks_for_weights(self) -> bool:
         """Whether weights have to be asked for at other ranks."""
-        return self.plan.weights is not None and self._weights is None
+        return self._world.size > 1 and self.own.weights is not None and self._weights is None
 
     def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
         """Returns the weights of samples that are kept; None where the plan has none. All ranks call it.
@@ -219,13 +169,12 @@ class SharedPlan:
         Returns:
             Weights, shape (k,), float32.
         """
-        if self.plan.weights is None:
+        if self.own.weights is None:
             return None
         if self._weights is None:
-            return self._fetched(ids, self.plan.weights)
+            return self._fetched(ids, self.own.weights)
         other, winner = self._weights
-        won = np.ones(len(ids), dtype=np.bool_) if self._marks is None else self._marks.of(ids)
-        return torch.from_numpy(np.where(won, np.float32(winner), np.float32(other)))
+        return torch.from_numpy(np.where(self._won(ids), np.float32(winner), np.float32(other)))
 
     def keys(self, ids: NDArray[np.int64]) -> Tensor:
         """Returns the keys by which rows are drawn, of samples that are kept; all ranks call it.
@@ -236,11 +185,11 @@ class SharedPlan:
         Returns:
             Keys, shape (k,), float32.
         """
-        assert self.plan.keys is not None
-        return self._fetched(ids, self.plan.keys)
+        assert self.own.keys is not None
+        return self._fetched(ids, self.own.keys)
 
-    def scores(self, ids: NDArray[np.int64]) -> Tensor | None:
-        """Returns the scores that the keys were drawn by; None where the plan has none. All ranks call it.
+    def scores(self, ids: NDArray[np.int64]) -> Tensor:
+        """Returns the scores that the keys were drawn by; all ranks call it.
 
         Args:
             ids: Ids, shape (k,), int64, of samples that are kept.
@@ -248,15 +197,32 @@ class SharedPlan:
         Returns:
             Scores, shape (k,), float32.
         """
-        return None if self.plan.scores is None else self._fetched(ids, self.plan.scores)
+        assert self.own.scores is not None
+        return self._fetched(ids, self.own.scores)
 
     def _fetched(self, ids: NDArray[np.int64], values: Tensor) -> Tensor:
-        dense = np.full(self._size, np.nan, dtype=np.float32)
-        dense[self.plan.ids.numpy() - self._first] = values.numpy()
-        return torch.from_numpy(fetch(ids, dense, self._layout, self._world))
+        own = values.numpy()
+        look_up = lambda places: own[self._place(places)]  # noqa: E731
+        return torch.from_numpy(fetch(ids, look_up, self._layout, self._world))
 
-    def refresh_ids(self) -> Tensor:
-        """Returns the ids that this rank refreshes, ascending, int64: equal parts, which differ by one at most."""
-        if self._refresh is None:
-            return torch.empty(0, dtype=torch.int64)
-        return torch.from_numpy(self._refresh.ids(*equal_part(self.refreshed, self._world.rank, self._world.size)))
+    @cached_property
+    def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
+        """Function of the places of kept samples in the block that returns their places among the kept ones."""
+        if self.own.drawn:
+            place = torch.empty(self._layout.n, dtype=torch.int32 if self._kept < 2**31 else torch.int64)
+            place[self.own.ids] = torch.arange(self._kept, dtype=place.dtype)  # a sample that was drawn twice has one weight
+            return place.numpy().take
+        if self._kept == len(self._block):
+            return lambda places: places
+        return Marks(self.own.ids.numpy(), len(self._block)).before
+
+    def refreshing(self) -> Callable[[int, int], NDArray[np.int64]]:
+        """Returns the ids that this rank refreshes, ascending, as a function of two places, from one to another.
+
+        The ranks have equal parts, which differ by one at most; the function returns fewer ids where the part ends.
+        """
+        begin, end = equal_part(self.refreshed, self._world.rank, self._world.size)
+        marks = self._marks.inverse() if self._refreshes_others and self._marks is not None else self._refresh
+        if not self.refreshed or marks is None:
+            return lambda first, last: np.empty(0, dtype=np.int64)
+        return lambda first, last: marks.ids(min(begin + first, end), min(begin + last, end))

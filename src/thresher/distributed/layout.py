@@ -1,5 +1,6 @@
 """The blocks of ids whose records the ranks hold, and values that are asked for at their owners."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,24 +103,28 @@ def to_owners(ids: NDArray[np.int64], layout: ShardLayout) -> tuple[NDArray[np.i
     return order, np.cumsum(np.bincount(owners, minlength=layout.size))[:-1]
 
 
-def fetch(ids: NDArray[np.int64], values: NDArray[Any], layout: ShardLayout, world: World) -> NDArray[Any]:
+def fetch(
+    ids: NDArray[np.int64], values: Callable[[NDArray[Any]], NDArray[Any]], layout: ShardLayout, world: World
+) -> NDArray[Any]:
     """Returns the values of samples of any rank; all ranks ask at the same time.
 
     It costs 4 bytes per sample to ask, and the size of a value to answer.
 
     Args:
         ids: Ids, shape (k,), int64, in any order; ranks may ask for different numbers of samples.
-        values: Values of the samples of this rank's block, shape (len(block),).
+        values: Function of the places of samples in this rank's block, shape (k,), that returns their values, shape (k,).
         layout: Blocks of the ranks.
         world: The ranks.
 
     Returns:
         Values in the order of the ids, shape (k,).
     """
+    if world.size == 1:
+        return values(ids)
     order, ends = to_owners(ids, layout)
     places = (ids[order] % layout.per).astype(np.uint32)
     asked = world.exchange(np.split(places, ends))
-    answers = np.concatenate(world.exchange([values[part] for part in asked]))
+    answers = np.concatenate(world.exchange([values(part) for part in asked]))
     found = np.empty_like(answers)
     found[order] = answers
     return found

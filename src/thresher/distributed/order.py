@@ -29,7 +29,7 @@ class KeptOrder:
     Args:
         piece: The order before the plan.
         n: Number of ids of that order.
-        keeps: The plan, such as `SharedPlan.keeps`.
+        keeps: The plan, such as `HeldPlan.keeps`.
         world: The ranks.
         unit: Number of places that are counted together, at most 65,535.
 
@@ -196,7 +196,7 @@ class DrawnOrder:
         piece: The order of the candidates, such as `KeptOrder.take`.
         candidates: Number of candidates of each step, shape (steps,), int64.
         rows: Number of rows of each step, shape (steps,), int64, at most its candidates.
-        keys: Function of ids that returns their keys and that all ranks call together, such as `SharedPlan.keys`.
+        keys: Function of ids that returns their keys and that all ranks call together, such as `HeldPlan.keys`.
         world: The ranks.
 
     Example:

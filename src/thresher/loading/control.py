@@ -4,7 +4,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from thresher.plans import BatchPlan, EpochPlan
+from thresher.distributed.kept import HeldPlan
+from thresher.plans import BatchPlan
 
 
 class OrderPlace(NamedTuple):
@@ -29,7 +30,7 @@ class EpochStart(NamedTuple):
         place: OrderPlace in its order, which an interrupted epoch has reached.
     """
 
-    plan: EpochPlan | None
+    plan: HeldPlan | None
     place: OrderPlace
 
 
@@ -41,7 +42,7 @@ class EpochControl(Protocol):
         ...
 
     @property
-    def plan(self) -> EpochPlan:
+    def held(self) -> HeldPlan:
         """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
         ...
 

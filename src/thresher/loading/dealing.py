@@ -5,10 +5,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.plans import EpochPlan
+from thresher.distributed.kept import HeldPlan
+from thresher.distributed.packed import PackedPlan
 
 MOST_CANDIDATES = 20.0
 """Largest number of candidates that one row stands for, so that no row makes the statistics of its batch alone."""
@@ -42,6 +45,10 @@ def stands_for(keys: Tensor, scores: Tensor, drawn: Tensor, left_out: Tensor) ->
     return found.clamp(1, MOST_CANDIDATES).float()
 
 
+ByIds = Callable[[NDArray[np.int64]], Tensor]
+"""Function of ids of samples, shape (n,), that returns a number of each, shape (n,), float32."""
+
+
 class SmallerBatchesError(ValueError):
     """A training cannot make the smaller batches of a plan."""
 
@@ -54,14 +61,14 @@ class Deal:
         steps: Number of steps, 1 or more.
         rows: Number of rows of all steps together, at least `steps`.
         candidates: Number of ids of the epoch's order that the rows are drawn from, at least `rows`.
-        keys: Numbers of all samples, shape (N,), float32: of the candidates of a step, those with the smallest keys are its
-            rows. None where all candidates are.
-        scores: Scores of all samples, shape (N,), float32, that the keys were drawn by. None where all rows count alike.
+        keys: Function of ids, shape (n,), that returns numbers of these samples, shape (n,), float32: of the candidates of a
+            step, those with the smallest keys are its rows. None where all candidates are.
+        scores: Function of ids that returns the scores that the keys were drawn by. None where all rows count alike.
         stand_for: Numbers of candidates that samples stand for, shape (N,), float32; `draw` writes those of the rows that it
             returns. None without scores.
 
     Example:
-        >>> deal = Deal(steps=3, rows=4, candidates=8, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]))
+        >>> deal = Deal(steps=3, rows=4, candidates=8, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]).__getitem__)
         >>> list(deal.sizes(8)), list(deal.sizes(4)), list(deal.sizes(4, first=deal.step_after(2)))
         ([2, 3, 3], [1, 1, 2], [2])
         >>> deal.draw(torch.tensor([7, 0, 6]), 2)
@@ -71,8 +78,8 @@ class Deal:
     steps: int
     rows: int
     candidates: int
-    keys: Tensor | None = None
-    scores: Tensor | None = None
+    keys: ByIds | None = None
+    scores: ByIds | None = None
     stand_for: Tensor | None = None
 
     def sizes(self, total: int, first: int = 0) -> Iterator[int]:
@@ -116,12 +123,12 @@ class Deal:
         """
         if self.keys is None or len(ids) <= rows:
             return ids
-        keys = self.keys.index_select(0, ids)
+        keys = self.keys(ids.numpy())
         order = keys.argsort(stable=True)
         places = order[:rows].sort().values
         drawn = ids.index_select(0, places)
         if self.scores is not None and self.stand_for is not None:
-            found = stands_for(keys, self.scores.index_select(0, ids), places, keys[order[rows]])
+            found = stands_for(keys, self.scores(ids.numpy()), places, keys[order[rows]])
             self.stand_for.index_copy_(0, drawn, found)
         return drawn
 
@@ -158,7 +165,7 @@ class Sizes(NamedTuple):
 
 
 def smaller_sizes(
-    plan: EpochPlan,
+    plan: PackedPlan,
     whole: bool,
     ids: Callable[[], int],
     everything: int,
@@ -205,7 +212,7 @@ def smaller_sizes(
     return Sizes(steps, rows, rows if plan.keys is None else min(staying, round(plan.width * rows)))
 
 
-def deal_of(plan: EpochPlan, n: int, sizes: Sizes) -> Deal:
+def deal_of(plan: HeldPlan, n: int, sizes: Sizes) -> Deal:
     """Returns how the smaller batches of a plan are made.
 
     Args:
@@ -213,11 +220,6 @@ def deal_of(plan: EpochPlan, n: int, sizes: Sizes) -> Deal:
         n: Number of samples of the dataset.
         sizes: Numbers of the smaller batches.
     """
-    if plan.keys is None:
+    if plan.own.keys is None:
         return Deal(*sizes)
-    keys, scores = (
-        values if values is None or len(plan.ids) == n else torch.zeros(n).index_copy_(0, plan.ids, values)
-        for values in (plan.keys, plan.scores)
-    )
-    stand_for = None if scores is None else torch.ones(n)
-    return Deal(*sizes, keys, scores, stand_for)
+    return Deal(*sizes, plan.keys) if plan.own.scores is None else Deal(*sizes, plan.keys, plan.scores, torch.ones(n))

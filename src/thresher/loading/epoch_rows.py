@@ -2,20 +2,22 @@
 
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from thresher.distributed.kept import HeldPlan
+from thresher.distributed.order import Keeps
 from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal
-from thresher.loading.kept import KeptIds
 from thresher.loading.order import IdBatchSampler, KnownEnd, Order
-from thresher.plans import EpochPlan
 
 
 class Weights(Protocol):
     """The weights that the plan of an epoch gives to samples."""
 
-    def of(self, ids: Tensor) -> Tensor | None:
+    def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
         """Returns the weights of samples of the epoch, shape (k,), float32; None where all are 1."""
         ...
 
@@ -25,14 +27,14 @@ class EpochRows(NamedTuple):
 
     Attributes:
         order: Ids of the epoch.
-        kept: The samples that stay of these; None for all.
+        keeps: Function of ids that returns which of them stay; None where all do.
         stayed: Number of ids that stayed before the place that an interrupted epoch has reached, where the order begins at the
             place; None where it begins with the first id.
         weights: Weights of the samples.
     """
 
     order: Order
-    kept: KeptIds | None
+    keeps: Keeps | None
     stayed: int | None
     weights: Weights
 
@@ -71,31 +73,19 @@ class EpochOrders(Protocol):
         """Returns the number of ids per epoch of full training; for a stream without a length `seen`."""
         ...
 
-    def adopt(self, plan: EpochPlan) -> None:
-        """Makes a plan known where other processes have parts of it; all processes call it together."""
-        ...
-
-    def samples_of(self, plan: EpochPlan) -> int:
+    def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of samples in an epoch that follows a plan; it raises TypeError where that is not known."""
         ...
 
-    def kept(self, plan: EpochPlan) -> int:
-        """Returns the number of samples of a plan, of all processes."""
-        ...
-
-    def refresh_ids(self, plan: EpochPlan) -> Tensor | None:
-        """Returns the ids that this process refreshes; None where no process refreshes any."""
-        ...
-
-    def length(self, plan: EpochPlan | None) -> KnownEnd:
+    def length(self, plan: HeldPlan | None) -> KnownEnd:
         """Returns what is known of the end of an epoch before it is reached."""
         ...
 
-    def deal(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of a plan are made; None where an epoch has full batches."""
         ...
 
-    def of_epoch(self, plan: EpochPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
         """Returns the rows of an epoch."""
         ...
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher import rng
+from thresher.distributed.kept import HeldPlan
 from thresher.loading.asking import asks_on
 from thresher.loading.candidates import MapStyleBatches, StreamBatches
 from thresher.loading.collate_check import CheckedCollate, UnknownRows
@@ -22,14 +23,13 @@ from thresher.loading.control import EpochControl, OrderPlace
 from thresher.loading.dealing import Deal
 from thresher.loading.epoch_rows import EpochOrders, EpochRows, Weights
 from thresher.loading.live_settings import KEPT_SETTINGS, LiveSettings, OfUser
-from thresher.loading.order import IdBatchSampler, KnownEnd, SequentialOrder, TensorOrder
+from thresher.loading.order import IdBatchSampler, KnownEnd, Order, SequentialOrder
 from thresher.loading.prepared import PreparedLoader
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.shared_order import SharedOrder
 from thresher.loading.trees import to_device
 from thresher.loading.user_order import UserOrder
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws
-from thresher.plans import EpochPlan
 from thresher.shards import ALONE, World
 
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
@@ -59,7 +59,6 @@ class SelectedLoader(OfUser):
         self._order: EpochOrders = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
         self.ids_of_sampler, self.order_state = self._order.ids_of_sampler, self._order.state_dict
         self.generators, self.sizes = self._order.generators, self._order.sizes
-        self.adopt, self.kept, self.refresh_ids = self._order.adopt, self._order.kept, self._order.refresh_ids
         self.streams, self.n = self._order.streams, self._order.n
         self._device = device
         self.device = device or torch.device("cpu")
@@ -118,11 +117,11 @@ class SelectedLoader(OfUser):
             TypeError: The number is not known: a sampler of unknown order, a stream, or a batch method that keeps rows by
                 chance and fills them up to full batches.
         """
-        deal = None if self.streams else self.deal(self.control.plan)
+        deal = None if self.streams else self.deal(self.control.held)
         if deal is not None:
             return deal.steps
         stream: Any = self._user.dataset
-        samples = len(stream) if self.streams else self._order.samples_of(self.control.plan)
+        samples = len(stream) if self.streams else self._order.samples_of(self.control.held)
         full, rest = divmod(samples, self._ids.batch_size)
         rest = 0 if self._ids.drop_last else rest
         if self.row_buffer is None or self.row_buffer.size is None:
@@ -136,7 +135,7 @@ class SelectedLoader(OfUser):
         full, rest = divmod(rows, self._ids.batch_size)
         return full + bool(rest and not self._ids.drop_last)
 
-    def deal(self, plan: EpochPlan, *, least: int = 1) -> Deal | None:
+    def deal(self, plan: HeldPlan, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
 
         Args:
@@ -160,7 +159,7 @@ class SelectedLoader(OfUser):
         """
         known = None if self._deal is None else self._deal.stand_for
         stand_for = None if known is None else known.index_select(0, ids)
-        return None if self._weights is None else self._weights.of(ids), stand_for
+        return None if self._weights is None else self._weights.weights(ids.numpy()), stand_for
 
     def __iter__(self) -> "EpochIterator":
         if self._closed:
@@ -222,13 +221,13 @@ class SelectedLoader(OfUser):
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
 
-    def _serve(self, plan: EpochPlan, rows: EpochRows, consumed: int) -> None:
+    def _serve(self, plan: HeldPlan, rows: EpochRows, consumed: int) -> None:
         """Has the ids of an epoch come from its order; see `IdBatchSampler.serve`."""
         deal, length = self.deal(plan), self._order.length(plan)
         if deal is not None:
             length = KnownEnd(deal.rows, length.drawn)
         self._deal, self._weights = deal, rows.weights
-        self._ids.serve(rows.order, rows.kept, consumed=consumed, stayed=rows.stayed, length=length, deal=deal)
+        self._ids.serve(rows.order, rows.keeps, consumed=consumed, stayed=rows.stayed, length=length, deal=deal)
 
     def consumed_at(self, drawn: int, stayed: int) -> int:
         """Returns how many ids of full training were consumed at a place of the epoch's order.
@@ -314,9 +313,9 @@ class SelectedLoader(OfUser):
                 iter(self._loader)
             self._workers_ran = self.persistent_workers
 
-    def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
-        self._ids.serve(TensorOrder(lambda: ids), None, drop_last=False)
+        self._ids.serve(order, None, drop_last=False)
         for batch in iter(self._loader):
             self._workers_ran = self.persistent_workers
             batch_ids, *_ = self._ids.on_the_way.popleft()

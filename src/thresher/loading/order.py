@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from thresher.distributed.order import Keeps, Piece
 from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal
-from thresher.loading.kept import KeptIds
 from thresher.loading.live_settings import checked_batch_size
 
 
@@ -78,6 +78,27 @@ class TensorOrder:
     def skip(self, k: int) -> None:
         """Leaves out the next `k` ids, with the same random numbers drawn."""
         self.take(k)
+
+
+class PieceOrder:
+    """Ids that can be made between any two places.
+
+    Args:
+        piece: Function of two places, from one to another, that returns the ids between them; fewer where they end.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece, self._position = piece, 0
+
+    def take(self, k: int) -> Tensor:
+        """Returns the next `k` ids, int64; fewer when they run out."""
+        ids = torch.from_numpy(self._piece(self._position, self._position + k))
+        self._position += len(ids)
+        return ids
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` ids."""
+        self._position += k
 
 
 def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
@@ -189,7 +210,7 @@ class IdBatchSampler(Sampler[list[int]]):
         self.served = 0
         self._batches: Iterator[list[int]] = iter(())
         self._order: Order = SequentialOrder(0)
-        self._kept: KeptIds | None = None
+        self._keeps: Keeps | None = None
         self._consumed, self._stayed = 0, 0
         self.drops_last = sizes.drop_last
         """Whether a last batch that is not full is dropped in this iteration."""
@@ -211,7 +232,7 @@ class IdBatchSampler(Sampler[list[int]]):
     def serve(
         self,
         order: Order,
-        kept: KeptIds | None,
+        keeps: Keeps | None,
         *,
         consumed: int = 0,
         stayed: int | None = None,
@@ -223,7 +244,7 @@ class IdBatchSampler(Sampler[list[int]]):
 
         Args:
             order: Ids before the plan is applied.
-            kept: The samples that stay; None for all.
+            keeps: Function of ids that returns which of them stay; None where all do.
             consumed: Number of ids of the order that an interrupted epoch has consumed already.
             stayed: Number of these that stayed, where the order begins after them. Default: they are drawn again.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
@@ -232,7 +253,7 @@ class IdBatchSampler(Sampler[list[int]]):
         """
         self.on_the_way.clear()
         drawn = 0 if stayed is None else consumed
-        self._order, self._kept, self._consumed, self._stayed = order, kept, consumed - drawn, stayed or 0
+        self._order, self._keeps, self._consumed, self._stayed = order, keeps, consumed - drawn, stayed or 0
         self.replayed = torch.empty(0, dtype=torch.int64)
         self._length, self.size = length, self.batch_size
         self.drops_last = deal is None and (self.drop_last if drop_last is None else drop_last)
@@ -253,7 +274,7 @@ class IdBatchSampler(Sampler[list[int]]):
         consumed, self._consumed = self._consumed, 0
         if consumed and self._deal is None:
             ids = self._order.take(consumed)
-            self.replayed = ids if self._kept is None else ids[self._kept.has(ids)]
+            self.replayed = ids if self._keeps is None else ids[torch.from_numpy(self._keeps(ids.numpy()))]
         elif consumed:
             batches, position = [], 0
             while position < consumed:
@@ -291,7 +312,7 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def _pieces(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         """Yields the next ids that the plan keeps, in pieces, and how many ids were drawn by then."""
-        return self._all(drawn, sizes) if self._kept is None else self._staying(drawn, self._kept, sizes)
+        return self._all(drawn, sizes) if self._keeps is None else self._staying(drawn, self._keeps, sizes)
 
     def _all(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         for size in sizes:
@@ -302,7 +323,7 @@ class IdBatchSampler(Sampler[list[int]]):
             if len(ids) < size:
                 return
 
-    def _staying(self, drawn: int, kept: KeptIds, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
+    def _staying(self, drawn: int, keeps: Keeps, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         found = places = torch.empty(0, dtype=torch.int64)
         exhausted = False
         for size in sizes:
@@ -312,7 +333,7 @@ class IdBatchSampler(Sampler[list[int]]):
                 wanted = size - len(found) if unknown else LOOKED_UP * self.size
                 piece = self._order.take(wanted)
                 exhausted = len(piece) < wanted
-                stays = kept.has(piece).nonzero().flatten()
+                stays = torch.from_numpy(np.flatnonzero(keeps(piece.numpy())))
                 found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
                 drawn += len(piece)
             if len(found) < size:

@@ -10,15 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.distributed.kept import SharedPlan
-from thresher.distributed.layout import ShardLayout
+from thresher.distributed.kept import HeldPlan
 from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, continued
 from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal, Sizes, smaller_sizes
 from thresher.loading.epoch_rows import EpochRows
 from thresher.loading.order import IdBatchSampler, KnownEnd
 from thresher.loading.shared_sampler import SharedSampler
-from thresher.plans import EpochPlan
 from thresher.shards import World
 
 
@@ -40,11 +38,11 @@ class OwnRows:
     Args:
         make: Function that returns the rows; all processes call it together.
         place: Number of rows that were taken before.
-        shared: The plan.
+        plan: The plan.
     """
 
-    def __init__(self, make: Callable[[], RankRows], place: int, shared: SharedPlan) -> None:
-        self._make, self._place, self._shared = make, place, shared
+    def __init__(self, make: Callable[[], RankRows], place: int, plan: HeldPlan) -> None:
+        self._make, self._place, self._plan = make, place, plan
         self._made: RankRows | None = None
         self._sorted, self._weights = np.empty(0, dtype=np.int64), None
 
@@ -52,9 +50,9 @@ class OwnRows:
     def _rows(self) -> RankRows:
         if self._made is None:
             self._made = rows = self._make()
-            if self._shared.asks_for_weights:
+            if self._plan.asks_for_weights:
                 self._sorted = np.sort(rows.take(0, len(rows)))
-                self._weights = self._shared.weights(self._sorted)
+                self._weights = self._plan.weights(self._sorted)
         return self._made
 
     def take(self, k: int) -> Tensor:
@@ -67,15 +65,15 @@ class OwnRows:
         """Leaves out the next `k` ids."""
         self._place = min(self._place + k, len(self._rows))
 
-    def of(self, ids: Tensor) -> Tensor | None:
+    def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
         """Returns the weights of rows that were taken, shape (k,), float32; None where all are 1.
 
         Args:
             ids: Ids to look up, shape (k,), int64.
         """
         if self._weights is None:
-            return self._shared.weights(ids.numpy())
-        return self._weights[torch.from_numpy(np.searchsorted(self._sorted, ids.numpy()))]
+            return self._plan.weights(ids)
+        return self._weights[torch.from_numpy(np.searchsorted(self._sorted, ids))]
 
 
 class DrawnRows:
@@ -121,8 +119,6 @@ class SharedOrder:
         self.sizes = sampler = SharedSampler(loader, world)
         self.n, self.sampler, self._world = sampler.n, sampler.sampler, world
         self.generators, self.state_dict, self.load_state_dict = sampler.generators, sampler.state_dict, sampler.load_state_dict
-        self._layout = ShardLayout(self.n, world.size)
-        self._shared: SharedPlan | None = None
         self._kept: KeptOrder | None = None
 
     # What does not depend on the plan
@@ -141,38 +137,16 @@ class SharedOrder:
 
     # The plan of an epoch
 
-    def adopt(self, plan: EpochPlan) -> None:
-        """Makes known to all processes what each of them has to know of a plan.
-
-        Args:
-            plan: Part of the plan that is of this process's block.
-        """
-        self._shared = SharedPlan(plan, self._layout, self._world)
-
-    @property
-    def shared(self) -> SharedPlan:
-        """The plan that was adopted last."""
-        assert self._shared is not None
-        return self._shared
-
-    def samples_of(self, plan: EpochPlan) -> int:
+    def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of rows of this process in an epoch that follows a plan."""
-        return self.sizes.rows_of(self.shared.rows)
+        return self.sizes.rows_of(plan.rows)
 
-    def kept(self, plan: EpochPlan) -> int:
-        """Returns the number of samples of a plan, of all processes."""
-        return self.shared.rows
-
-    def refresh_ids(self, plan: EpochPlan) -> Tensor | None:
-        """Returns the ids that this process refreshes, an equal part of all; None where no process refreshes any."""
-        return self.shared.refresh_ids() if self.shared.refreshed else None
-
-    def length(self, plan: EpochPlan | None) -> KnownEnd:
+    def length(self, plan: HeldPlan | None) -> KnownEnd:
         """Returns what is known of the end of an epoch before it is reached."""
         assert plan is not None
         return KnownEnd(self.samples_of(plan))
 
-    def _sizes_of(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> Sizes | None:
+    def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> Sizes | None:
         """Returns the numbers of the smaller batches of this process; None where an epoch has full batches.
 
         Args:
@@ -181,15 +155,14 @@ class SharedOrder:
             everything: Number of samples of full training, of all processes; None for those of the order.
             least: Least number of rows of a step.
         """
-        if not plan.smaller_batches:
+        if not plan.own.smaller_batches:
             return None
         full = self.n if everything is None else everything
-        staying, whole = self.sizes.rows_of(self.shared.rows), self.shared.everything
-        return smaller_sizes(
-            plan, whole, lambda: staying, self.sizes.rows_of(full), sizes.batch_size, sizes.drop_last, least=least
-        )
+        staying, everything = self.sizes.rows_of(plan.rows), self.sizes.rows_of(full)
+        size, drop_last = sizes.batch_size, sizes.drop_last
+        return smaller_sizes(plan.own, plan.everything, lambda: staying, everything, size, drop_last, least=least)
 
-    def deal(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of this process are made; rows that are drawn are drawn before they are dealt.
 
         Args:
@@ -207,7 +180,7 @@ class SharedOrder:
 
     # An epoch
 
-    def of_epoch(self, plan: EpochPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
         """Returns the rows of this process in an epoch; all processes call it together.
 
         Args:
@@ -225,19 +198,19 @@ class SharedOrder:
         epoch, found = self.sizes.begin(place), self._sizes_of(plan, sizes, everything)
         if found is not None:
             Deal(found.steps, found.rows, found.rows).step_at(place.stayed)
-        rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, self.shared)
+        rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, plan)
         return EpochRows(rows, None, place.stayed, rows)
 
-    def _make(self, plan: EpochPlan, epoch: int, found: Sizes | None) -> RankRows:
+    def _make(self, plan: HeldPlan, epoch: int, found: Sizes | None) -> RankRows:
         """Returns the rows of this process in an epoch; all processes call it together."""
         piece = self.sizes.order(epoch)
-        self._kept = None if self.shared.everything else KeptOrder(piece, self.n, self.shared.keeps, self._world)
+        self._kept = None if plan.everything else KeptOrder(piece, self.n, plan.keeps, self._world)
         piece, total = (piece, self.n) if self._kept is None else (self._kept.take, len(self._kept))
         rows = self.sizes.dealt(piece, total, by_rows=found is not None)
-        if found is not None and plan.keys is not None:
+        if found is not None and plan.own.keys is not None:
             world = self._world.size
             candidates, drawn = (np.diff(_ends(number, found.steps)) * world for number in (found.candidates, found.rows))
-            steps = DrawnOrder(_continued(piece, total), candidates, drawn, self.shared.keys, self._world)
+            steps = DrawnOrder(_continued(piece, total), candidates, drawn, plan.keys, self._world)
             rows = DrawnRows(steps, found, self._world)
         return rows
 

@@ -17,10 +17,10 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
+from thresher.distributed.kept import HeldPlan
 from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal, deal_of, smaller_sizes
 from thresher.loading.epoch_rows import EpochRows
-from thresher.loading.kept import KeptIds, PlanWeights
 from thresher.loading.order import (
     IdBatchSampler,
     KnownEnd,
@@ -32,7 +32,6 @@ from thresher.loading.order import (
     shuffled,
 )
 from thresher.loading.shuffle import Shuffle, ShufflePasses
-from thresher.plans import EpochPlan
 
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with tensors."""
@@ -161,18 +160,7 @@ class UserOrder:
         own = [generator for generator in found if isinstance(generator, torch.Generator)]
         return own[:1] if len(own) == 2 and own[0] is own[1] else own
 
-    def adopt(self, plan: EpochPlan) -> None:
-        """Does nothing: there is one process."""
-
-    def kept(self, plan: EpochPlan) -> int:
-        """Returns the number of samples of a plan."""
-        return len(plan.ids)
-
-    def refresh_ids(self, plan: EpochPlan) -> Tensor | None:
-        """Returns the ids that a plan refreshes; None where it refreshes none."""
-        return plan.refresh if plan.refresh is not None and plan.refresh.numel() else None
-
-    def deal(self, plan: EpochPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
 
         Args:
@@ -185,18 +173,18 @@ class UserOrder:
         Raises:
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
-        if not plan.smaller_batches:
+        if not plan.own.smaller_batches:
             return None
         everything = self.candidates(seen) if everything is None else everything
-        whole, ids = len(plan.ids) == self.n, partial(self.samples_of, plan)
-        found = smaller_sizes(plan, whole, ids, everything, sizes.batch_size, sizes.drop_last, least=least)
+        ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
+        found = smaller_sizes(plan.own, plan.everything, ids, everything, size, drop_last, least=least)
         return None if found is None else deal_of(plan, self.n, found)
 
     def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
         """Returns how many ids of the order were drawn."""
         return drawn
 
-    def of_epoch(self, plan: EpochPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
         """Returns the rows of an epoch: the order of the sampler, and what its plan leaves of it.
 
         Args:
@@ -206,12 +194,11 @@ class UserOrder:
             everything: Number of samples of full training; None for those of the order.
         """
         order, stayed = self._order_of(plan, place)
-        whole = plan.drawn or len(plan.ids) == self.n
-        return EpochRows(order, None if whole else KeptIds(plan.ids, self.n), stayed, PlanWeights(plan))
+        return EpochRows(order, None if plan.own.drawn or plan.everything else plan.keeps, stayed, plan)
 
-    def _order_of(self, plan: EpochPlan, place: OrderPlace) -> tuple[Order, int | None]:
+    def _order_of(self, plan: HeldPlan, place: OrderPlace) -> tuple[Order, int | None]:
         """Returns the ids of an epoch before its plan leaves samples out, and `EpochRows.stayed`."""
-        self.check_unchanged(ids=len(plan.ids) != self.n)
+        self.check_unchanged(ids=plan.rows != self.n)
         if self.passes is None:
             return self._from_start(plan), None
         if len(self.sampler.data_source) > self.n:
@@ -219,12 +206,12 @@ class UserOrder:
                 f"`loader` has a Shuffle over {len(self.sampler.data_source)} samples, and its dataset has {self.n}: use "
                 "Shuffle(dataset) with the dataset of the loader"
             )
-        ids = self.passes.order(0 if plan.drawn else place.consumed)
-        return (self._from_start(plan), None) if plan.drawn else (ids, place.stayed)
+        ids = self.passes.order(0 if plan.own.drawn else place.consumed)
+        return (self._from_start(plan), None) if plan.own.drawn else (ids, place.stayed)
 
-    def _from_start(self, plan: EpochPlan) -> Order:
-        if plan.drawn:
-            return TensorOrder(lambda: plan.ids)
+    def _from_start(self, plan: HeldPlan) -> Order:
+        if plan.own.drawn:
+            return TensorOrder(lambda: plan.own.ids)
         if not self.is_known:
             return SamplerOrder(self.sampler, self.n)
         if isinstance(self.sampler, SequentialSampler):
@@ -237,7 +224,7 @@ class UserOrder:
             return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
         return seen if seen or not hasattr(self.dataset, "__len__") else len(self.dataset)  # pyright: ignore[reportArgumentType]
 
-    def length(self, plan: EpochPlan | None) -> KnownEnd:
+    def length(self, plan: HeldPlan | None) -> KnownEnd:
         """Returns what is known of the end of an epoch before it is reached.
 
         Args:
@@ -247,16 +234,16 @@ class UserOrder:
             return KnownEnd(_known(lambda: len(self.dataset)))  # pyright: ignore[reportArgumentType]
         return KnownEnd(_known(lambda: self.samples_of(plan)), _known(lambda: len(self.sampler)))
 
-    def samples_of(self, plan: EpochPlan) -> int:
+    def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of samples in an epoch that follows a plan.
 
         Raises:
             TypeError: The plan leaves samples out of an order that is not known.
         """
-        if len(plan.ids) == self.n and not plan.drawn:
+        if plan.everything:
             return len(self.sampler)
-        if plan.drawn or self.yields_once:
-            return len(plan.ids)
+        if plan.own.drawn or self.yields_once:
+            return plan.rows
         raise TypeError(
             f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
             f"{type(self.sampler).__name__}, which may repeat or skip ids"

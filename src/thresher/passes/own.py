@@ -14,6 +14,7 @@ from thresher.attribution.own_rows import layout_of
 from thresher.attribution.rows import AttributionError, RowLayout
 from thresher.cost import Cost
 from thresher.loading.collate_check import UnknownRows
+from thresher.loading.order import Order
 from thresher.loading.trees import leaves
 from thresher.losses.reader import SignalReader
 from thresher.losses.signals import labels_of
@@ -29,7 +30,7 @@ from thresher.subset.parallel import data_parallel, inside
 class Batches(Protocol):
     """The loader of a run, as far as own passes need it."""
 
-    def passes(self, ids: Tensor) -> Iterator[tuple[Any, Tensor]]:
+    def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, on the device, and their ids."""
         ...
 
@@ -105,11 +106,11 @@ class OwnPasses:
         if self._who is not None and self._forward is None:
             check_plain(batch, f"{self._who} runs passes of its own, and ")
 
-    def refresh(self, ids: Tensor, *, training: bool) -> None:
+    def refresh(self, ids: Order, *, training: bool) -> None:
         """Records the losses of samples that a plan left out, from one forward-only pass.
 
         Args:
-            ids: Ids of the samples, int64.
+            ids: Ids of the samples.
             training: Whether the model runs in training mode.
 
         Raises:
@@ -125,11 +126,11 @@ class OwnPasses:
                 self._cost.refresh += len(batch_ids)
                 self._cost.forward += len(batch_ids)
 
-    def full_pass(self, ids: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
+    def full_pass(self, ids: Order, names: Sequence[str]) -> dict[str, Tensor]:
         """Computes what is too large to be remembered, in one forward-only pass.
 
         Args:
-            ids: Ids of all samples that training has, int64.
+            ids: Ids of all samples that training has.
             names: Names out of "error", "feature" and "label".
 
         Returns:
@@ -274,7 +275,7 @@ class OwnPasses:
         with made, nullcontext() if training else self._buffers.untouched(module):
             yield
 
-    def _counted(self, ids: Tensor) -> Iterator[tuple[Any, int]]:
+    def _counted(self, ids: Order) -> Iterator[tuple[Any, int]]:
         for batch, batch_ids in self._loader.passes(ids):
             self._check_rows("look at single samples")
             self.check(batch)

@@ -184,7 +184,7 @@ def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Argume
         )
     if loader.streams or (given.spend != "batches" and not requires.smaller_batches):
         return
-    deal = loader.deal(epochs.plan, least=least_rows(given.model))
+    deal = loader.deal(epochs.held, least=least_rows(given.model))
     for signal in undefined_signals(method, checked.criterion, given.signals):
         warnings.warn(
             f"{name} has no `{signal}` of the outputs of {given.criterion!r} and {requires.optional[signal]}. Pass "

@@ -1,6 +1,5 @@
 """The epochs of a run: when one begins and ends, the plan it follows, progress, history, and what it cost."""
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -13,18 +12,22 @@ from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.rows import AttributionError
 from thresher.cost import Cost
+from thresher.distributed.kept import HeldPlan
+from thresher.distributed.packed import PackedPlan
 from thresher.loading.control import EpochStart, OrderPlace
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.order import PieceOrder
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.passes.comparison import Comparison
 from thresher.passes.own import OwnPasses
-from thresher.plans import BatchPlan, EpochPlan
+from thresher.plans import BatchPlan
 from thresher.records import Records
 from thresher.run.attached import release
 from thresher.run.batch_selection import BatchSelection, InForward
 from thresher.run.epoch_end import EpochEnd
 from thresher.run.learning_rate import StepHooks
+from thresher.run.not_finite import not_finite
 from thresher.run.pace import BatchPlace, Position
 from thresher.run.planning import Planner, RunSettings, title_of
 from thresher.run.several import check_attached_late_enough, has_group
@@ -89,7 +92,7 @@ class Epochs:
         self._active = self._resumed = self._warned = False
         self._ran_out = True
         self._place = OrderPlace()
-        self._plan: EpochPlan | None = None
+        self._plan: HeldPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
         self._warned_of_length = self._warned_of_evaluation = False
@@ -135,11 +138,11 @@ class Epochs:
         self._records.epoch = self.epoch
         self._active, self._ran_out = True, False
         self.end.begin()
-        self._weigh(plan is not None and plan.scores is not None)
-        self._attributor.begin_epoch(ids_repeat=plan is None or plan.drawn or not self._loader.yields_once)
+        self._weigh(plan is not None and plan.own.scores is not None)
+        self._attributor.begin_epoch(ids_repeat=plan is None or plan.own.drawn or not self._loader.yields_once)
         self.position.begin_pass(None if plan is None else self._loader.deal(plan))
         if self.hooks is not None:
-            self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.lr_scale
+            self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.own.lr_scale
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
         return EpochStart(plan, self._place)
@@ -198,7 +201,7 @@ class Epochs:
         self._rest()
         self._resumed, self._place = self._at_begin
         self._active = self._resumed
-        selects = self.selection.fills is not None or (plan is not None and _leaves_out(plan, self._loader))
+        selects = self.selection.fills is not None or (plan is not None and (not plan.everything or plan.own.share < 1))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
             who = title_of(self._method if stage is None else stage.method)
@@ -221,7 +224,7 @@ class Epochs:
         return min(1.0, (epoch * whole + consumed) / (epochs * whole))
 
     @property
-    def plan(self) -> EpochPlan:
+    def held(self) -> HeldPlan:
         """The plan of the epoch in progress or, between epochs, of the one that comes next; made when first asked for.
 
         Raises:
@@ -239,11 +242,11 @@ class Epochs:
     def plan_ahead(self) -> None:
         """Makes the plan of the next epoch, where processes must make it together: no other event is common to all of them."""
         if not self._alone and self.epoch < self.settings.epochs:
-            _ = self.plan
+            _ = self.held
 
-    def plan_if_any(self) -> EpochPlan | None:
+    def plan_if_any(self) -> HeldPlan | None:
         """Returns the plan; None for a stream, which has none."""
-        return None if self._loader.streams else self.plan
+        return None if self._loader.streams else self.held
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -303,7 +306,7 @@ class Epochs:
             "active": self._active,
             "ran_out": self._active or self._ran_out or not self._history[-1:] or not self._history[-1]["complete"],
             **self._place._asdict(),
-            "plan": None if plan is None else _saved(plan),
+            "plan": None if plan is None else plan.own.state_dict(),
             "batch_stage": None if stage is None else stage.state_dict(),
             "passes": self.selection.forward_passes,
             "history": [dict(entry) for entry in self._history],
@@ -312,9 +315,7 @@ class Epochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on at the position that `state_dict` returned."""
         self._history = [dict(entry) for entry in state["history"]]
-        self._plan = None if state["plan"] is None else EpochPlan(**state["plan"])
-        if self._plan is not None:
-            self._loader.adopt(self._plan)
+        self._plan = None if state["plan"] is None else self._planner.hold(PackedPlan(**state["plan"]))
         attached = self._selection_attached
         if isinstance(attached, InForward) and attached.instead is not None:
             self._switch(attached if state["passes"] == "once" else attached.instead)
@@ -353,9 +354,8 @@ class Epochs:
         self._silence.end(complete=complete)
         plan, stage = self._plan, self.selection.stage
         self._accumulator.flush()
-        refreshed = None if plan is None else self._loader.refresh_ids(plan)
-        if refreshed is not None:
-            self._passes.refresh(refreshed, training=requirements_of(self._method).refresh == "train")
+        if plan is not None and plan.refreshed:
+            self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
         self._records.come_home()
         self._accumulator.count_trained()
         self._accumulator.counts.come_home()
@@ -369,10 +369,10 @@ class Epochs:
         if plan is not None:
             deal = self._loader.deal(plan)
             entry |= {
-                "kept": self._loader.kept(plan) if deal is None else deal.rows * self._world.size,
-                "refreshed": self._world.total(0 if refreshed is None else len(refreshed)),
-                "lr_scale": plan.lr_scale,
-                **plan.facts,
+                "kept": plan.rows if deal is None else deal.rows * self._world.size,
+                "refreshed": plan.refreshed,
+                "lr_scale": plan.own.lr_scale,
+                **plan.own.facts,
             }
         else:
             entry |= {"lr_scale": requirements_of(self._method).stream_lr_scale}
@@ -409,14 +409,13 @@ class Epochs:
     def _look_for_nonfinite(self) -> None:
         if "loss" not in self._records or not self._history or "nonfinite" in self._history[-1]:
             return
-        loss = self._records["loss"]
-        bad = (loss < math.inf).logical_not_()  # nan or +inf, in one byte per sample
-        count = self._world.total(int(bad.sum()))
+        number, first = not_finite(self._records["loss"])
+        count = self._world.total(number)
         self._history[-1]["nonfinite"] = count
         if not count:
             return
         shard = self._records.shard
-        some = shard.world.join(bad.nonzero().flatten()[:5].cpu().numpy() + shard.first)[:5].tolist()
+        some = shard.world.join(first + shard.first)[:5].tolist()
         message = f"{count} samples have a loss that is not finite (ids {some}{' ...' if count > 5 else ''})"
         if self.settings.on_nonfinite == "raise":
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
@@ -425,26 +424,16 @@ class Epochs:
             warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
 
 
-def _saved(plan: EpochPlan) -> dict[str, Any]:
-    """Returns what is saved of a plan, as tensors and plain values."""
-    return {name: value for name, value in vars(plan).items() if name != "lots"} | {"facts": dict(plan.facts), "remember": {}}
-
-
-def _leaves_out(plan: EpochPlan, loader: SelectedLoader) -> bool:
-    """Whether an epoch of a plan does not have every sample once."""
-    return plan.drawn or loader.kept(plan) < loader.n or plan.share < 1
-
-
-def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: EpochPlan | None) -> str | None:
+def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:
     """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none.
 
     None, too, where the loop's passes differ from all others on purpose: BatchNorm weighs their rows by the scores of the plan.
     """
-    if plan is not None and plan.scores is not None:
+    if plan is not None and plan.own.scores is not None:
         return None
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method
         return f"{title_of(who)} chooses samples by the losses of own passes."
-    if requirements_of(method).model or (plan is not None and plan.refresh is not None):
+    if requirements_of(method).model or (plan is not None and plan.refreshed):
         return f"{title_of(method)} decides about samples by losses of own passes, beside those of the loop."
     return None

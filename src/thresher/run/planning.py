@@ -5,14 +5,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.distributed.kept import part_of_plan
+from thresher.distributed.kept import HeldPlan, part_of_plan
+from thresher.distributed.layout import ShardLayout
+from thresher.distributed.packed import PackedPlan
 from thresher.distributed.records import ShardedRecords
 from thresher.exact import exact_mean
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.order import SequentialOrder, TensorOrder
 from thresher.methods._on_stream import OnStream
 from thresher.methods._on_subset import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
@@ -69,7 +71,7 @@ class Planner:
         self._records, self._passes, self._fills, self._steps_are_seen = records, passes, fills, steps_are_seen
         self._said: set[str] = set()
 
-    def plan(self, epoch: int, seed: int) -> EpochPlan:
+    def plan(self, epoch: int, seed: int) -> HeldPlan:
         """Returns the plan of an epoch.
 
         Args:
@@ -86,12 +88,21 @@ class Planner:
         plan = self._checked(plan, shard_of(known))
         if self._gathers:
             plan = part_of_plan(plan, shard)
-        self._loader.adopt(plan)
+        held = self.hold(PackedPlan.of(plan, shard))
         self._records.remember(plan.remember)
         if plan.note and plan.note not in self._said:
             self._said.add(plan.note)
             warnings.warn(plan.note, stacklevel=5)
-        return plan
+        return held
+
+    def hold(self, own: PackedPlan) -> HeldPlan:
+        """Returns a plan as a run holds it; all processes call it together.
+
+        Args:
+            own: Part of the plan that is of this process's block.
+        """
+        shard = self._records.shard
+        return HeldPlan(own, ShardLayout(shard.n, shard.world.size), shard.world)
 
     def _known(self, epoch: int) -> Mapping[str, Tensor]:
         """What a plan is made of: the records and, where the method asks for one, the results of a full pass."""
@@ -102,7 +113,8 @@ class Planner:
         names = method.full_pass(epoch, self._settings.epochs) if requirements_of(method).full_pass else ()
         if not names:
             return self._records
-        ids = method.kept if isinstance(method, OnSubset) else torch.arange(self._loader.n)
+        kept = method.kept if isinstance(method, OnSubset) else None
+        ids = SequentialOrder(self._loader.n) if kept is None else TensorOrder(lambda: kept)
         return {**self._records, **self._passes.full_pass(ids, names)}
 
     @property

@@ -3,20 +3,20 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import TRAINED
-from thresher.distributed.kept import part_of_plan
+from thresher.distributed.kept import HeldPlan, part_of_plan
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.order import Keeps, KeptOrder
+from thresher.distributed.order import KeptOrder
+from thresher.distributed.packed import PackedPlan
 from thresher.distributed.records import ShardedRecords
 from thresher.loading.loader import SelectedLoader
 from thresher.permutation import Permutation
 from thresher.plans import EpochPlan
 from thresher.records import Records
-from thresher.shards import ALONE, World
+from thresher.shards import ALONE, Shard, World
 
 PARTS = ("ids", "weights", "refresh", "keys", "scores")
 """Fields of a saved plan that have an entry per sample."""
@@ -112,25 +112,29 @@ class Resharding:
         order, plan = state["shuffle"], self._whole_plan()
         if not state["active"] or plan is None or not self._stayed:
             return
-        kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, _keeps(plan.ids, self._n), ALONE)
-        deal, consumed = self._loader.deal(plan), self._stayed
+        held = HeldPlan.of(plan, ShardLayout(self._n, 1), ALONE)
+        kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, held.keeps, ALONE)
+        deal, consumed = self._loader.deal(held), self._stayed
         if deal is not None:
             consumed = deal.step_at(self._stayed) * deal.candidates // deal.steps
         state["consumed"] = kept.place_after(consumed)
 
     def _whole_plan(self) -> EpochPlan | None:
-        saved = [state["plan"] for state in self._states]
-        if saved[0] is None:
+        if self._first["plan"] is None:
             return None
-        parts = {name: _joined([plan[name] for plan in saved]) for name in PARTS}
-        return EpochPlan(**{**saved[0], **parts})
+        blocks = map(ShardLayout(self._n, len(self._states)).block, range(len(self._states)))
+        plans = [
+            PackedPlan(**state["plan"]).unpacked(Shard(block.start, block.stop, self._n))
+            for state, block in zip(self._states, blocks, strict=True)
+        ]
+        parts = {name: _joined([getattr(plan, name) for plan in plans]) for name in PARTS}
+        return EpochPlan(**{**vars(plans[0]), **parts})
 
     def _plan(self) -> dict[str, Any]:
         plan = self._whole_plan()
         assert plan is not None
-        if self._world.size > 1:
-            plan = part_of_plan(plan, ShardLayout(self._n, self._world.size).shard(self._world))
-        return {name: value for name, value in vars(plan).items() if name != "lots"} | {"facts": dict(plan.facts)}
+        shard = ShardLayout(self._n, self._world.size).shard(self._world)
+        return PackedPlan.of(part_of_plan(plan, shard), shard).state_dict()
 
     def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:
         """Shares out what all processes have counted."""
@@ -163,9 +167,3 @@ def _as_shard(saved: Any, n: int) -> Mapping[str, Any]:
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
     known = [part for part in parts if part is not None]
     return torch.cat(known) if known else None
-
-
-def _keeps(ids: Tensor, n: int) -> Keeps:
-    marks = np.zeros(n, dtype=np.bool_)
-    marks[ids.numpy()] = True
-    return marks.take

@@ -281,10 +281,13 @@ class Run(Uncopied):
     def plan(self) -> EpochPlan:
         """The plan of the epoch in progress or, between epochs, of the one that comes next.
 
+        The run holds a bit per sample in place of ids, so that the plan is made anew each time that it is asked for.
+        In several processes it is the part of the plan for the samples whose records this process holds.
+
         Raises:
             ValueError: The loader streams: there is nothing to plan.
         """
-        return self._epochs.plan
+        return self._epochs.held.plan()
 
     @property
     def records(self) -> Records:

@@ -20,7 +20,7 @@ from thresher.run.resharding import Resharding
 from thresher.run.state_checks import check_generators, check_position, check_shuffle, fields_of, refuse
 from thresher.run.stopwatch import Stopwatch
 
-VERSION = 3
+VERSION = 4
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from thresher import rng
 from thresher.attribution.accumulator import TRAINED
 from thresher.cost import Cost
+from thresher.distributed.packed import PackedPlan
 from thresher.loading.loader import SelectedLoader
-from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.batch_stage import BatchStage
 from thresher.run.epochs import COUNTED
@@ -131,27 +131,31 @@ def sequence(check: FieldCheck) -> FieldCheck:
 
 
 IDS = torch.empty(0, dtype=torch.int64)
+BITS = torch.empty(0, dtype=torch.uint8)
 WEIGHTS = torch.empty(0, dtype=torch.float32)
 ANY: FieldCheck = lambda *_: None  # noqa: E731
 RANDOM_STATES: dict[str, FieldCheck] = {"torch": ANY, "python": ANY, "numpy": ANY, "generators": sequence(ANY), "cuda": ANY}
+
+
+def _ids_or_bits(name: str, value: Any) -> None:
+    tensor(BITS if isinstance(value, Tensor) and value.dtype == torch.uint8 else IDS, (None,))(name, value)
+
+
 PLAN = table(
-    {name.name: ANY for name in fields(EpochPlan) if name.name != "lots"}
-    | {
-        "ids": tensor(IDS, (None,)),
+    {
+        "ids": _ids_or_bits,
         "weights": or_none(tensor(WEIGHTS, (None,))),
-        "refresh": or_none(tensor(IDS, (None,))),
+        "refresh": or_none(tensor(BITS, (None,))),
         "lr_scale": NUMBER,
         "drawn": TRUTH,
         "facts": table({}, NUMBER),
-        "remember": table({}),
         "smaller_batches": TRUTH,
         "keys": or_none(tensor(WEIGHTS, (None,))),
         "share": NUMBER,
         "width": NUMBER,
         "scores": or_none(tensor(WEIGHTS, (None,))),
         "note": TEXT,
-    },
-    may_lack=("smaller_batches", "keys", "share", "width", "scores", "note"),
+    }
 )
 SHUFFLE = table(
     {
@@ -265,7 +269,7 @@ def check_position(
         refuse("batch_stage", "None, since no batch method was attached" if stage is None else "that of a batch method", own)
     if plan is not None:
         try:
-            EpochPlan(**plan).check(shard)
+            PackedPlan(**plan).unpacked(shard).check(shard)
         except (TypeError, ValueError) as error:
             raise ValueError(f"load_state_dict: `plan` is damaged; nothing was loaded. {error}") from error
         if plan["weights"] is not None and not bool(plan["weights"].isfinite().all()):

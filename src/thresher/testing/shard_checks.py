@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from thresher import rng
-from thresher.distributed.kept import SharedPlan
+from thresher.distributed.kept import HeldPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.threads import ThreadWorld, on_ranks
 from thresher.methods.contract import requirements_of
@@ -61,7 +61,7 @@ def _part(subject: EpochSubject, records: Records, epoch: int, world: ThreadWorl
     columns = ShardColumns({name: values[shard.first : shard.last].clone() for name, values in records.items()}, shard)
     plan = subject.method.plan_epoch(columns, epoch=epoch, epochs=subject.epochs, generator=rng.seeded(0, epoch))
     plan.check(shard)
-    SharedPlan(plan, layout, world)
+    HeldPlan.of(plan, layout, world)
     return plan
 
 

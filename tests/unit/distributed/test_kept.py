@@ -1,5 +1,6 @@
 """What ranks know of a plan: who is kept, with which weight, and who is refreshed, without the records of the others."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -7,12 +8,14 @@ import pytest
 import torch
 
 from depth import depth
-from shard_cases import hard_columns, part_of_records, planned, records_of
+from shard_cases import assert_one_plan, hard_columns, part_of_records, planned, records_of
 from thresher import EpochPlan, EpochSelectiveBackprop, FullData, InfoBatch, Kakurenbo, UniformSubset, Winnow
-from thresher.distributed.kept import Marks, SharedPlan, part_of_plan
+from thresher.distributed.kept import HeldPlan, part_of_plan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder, RankOrder
 from thresher.distributed.threads import on_ranks
+from thresher.selection import Lots, ids_of
+from thresher.shards import ALONE
 
 N = 300
 ORDER = np.random.default_rng(1).permutation(N)
@@ -24,7 +27,7 @@ def shared(method, size, look, *, n=N, columns=None):
     layout = ShardLayout(n, size, 8)
 
     def plan(world):
-        return look(SharedPlan(planned(method, part_of_records(records, layout.shard(world))), layout, world), world)
+        return look(HeldPlan.of(planned(method, part_of_records(records, layout.shard(world))), layout, world), world)
 
     return on_ranks(size, plan), planned(method, records)
 
@@ -41,7 +44,7 @@ def test_every_rank_knows_the_plan_of_one_process(method, size):
         kept = np.flatnonzero(plan.keeps(np.arange(N)))
         some = np.random.default_rng(world.rank).choice(kept, 20)
         weights = plan.weights(some)
-        return plan.rows, plan.refreshed, kept, some, weights, plan.refresh_ids(), plan.everything
+        return plan.rows, plan.refreshed, kept, some, weights, torch.from_numpy(plan.refreshing()(0, N)), plan.everything
 
     found, whole = shared(method, size, look)
     weight_of = dict(
@@ -69,9 +72,9 @@ def test_one_bit_per_sample_travels_or_none(method, gathers):
     def look(world):
         part = planned(method, part_of_records(records, layout.shard(world)))
         world.reset()
-        plan = SharedPlan(part, layout, world)
-        plan.weights(plan.plan.ids.numpy())
-        plan.refresh_ids()
+        plan = HeldPlan.of(part, layout, world)
+        plan.weights(plan.plan().ids.numpy())
+        plan.refreshing()
         return world.traffic["gather"], world.calls["exchange"]
 
     bits, lots = 3 * layout.per // 8, 3 * 5 * 8  # of lots: the weights of both kinds, and whether they are right
@@ -84,7 +87,7 @@ def test_weights_of_any_kind_are_fetched():
 
     def look(world):
         ids = layout.shard(world).ids[::2]
-        plan = SharedPlan(EpochPlan(ids, weights=ids / 2), layout, world)
+        plan = HeldPlan.of(EpochPlan(ids, weights=ids / 2), layout, world)
         return plan.weights(np.array([38, 2, 20])[: world.rank + 1])
 
     assert [found.tolist() for found in on_ranks(3, look)] == [[19.0], [19.0, 1.0], [19.0, 1.0, 10.0]]
@@ -104,7 +107,7 @@ def test_scores_are_fetched_where_there_are_any():
     assert whole.scores is not None
     expected = whole.scores[torch.from_numpy(ORDER[:50])]
     assert all(torch.equal(scores.view(torch.int32), expected.view(torch.int32)) for scores in found)
-    assert shared(Winnow(), 2, lambda plan, world: plan.scores(ORDER[:5]))[0] == [None, None]
+    assert shared(Winnow(), 2, lambda plan, world: plan.own.scores)[0] == [None, None]
 
 
 def test_samples_to_refresh_that_are_not_the_others():
@@ -112,8 +115,8 @@ def test_samples_to_refresh_that_are_not_the_others():
 
     def look(world):
         own = layout.shard(world).ids
-        plan = SharedPlan(EpochPlan(own[::2], refresh=own[::4]), layout, world)
-        return plan.refresh_ids().tolist(), plan.refreshed
+        plan = HeldPlan.of(EpochPlan(own[::2], refresh=own[::4]), layout, world)
+        return plan.refreshing()(0, N).tolist(), plan.refreshed
 
     assert on_ranks(2, look) == [([0, 4], 5), ([8, 12, 16], 5)]
 
@@ -129,7 +132,7 @@ def test_lots_that_are_not_the_plan_are_refused_on_all_ranks(wrong):
             ids, weights = part.ids[1:], part.weights[1:]
             part = replace(part, ids=ids, weights=weights) if wrong == "ids" else replace(part, weights=part.weights * part.ids)
         try:
-            SharedPlan(part, layout, world)
+            HeldPlan.of(part, layout, world)
         except ValueError as error:
             return str(error)
         return ""
@@ -178,6 +181,40 @@ def test_the_batches_of_the_ranks_are_those_of_one_process(size):
         assert np.stack(parts, axis=1).reshape(-1).tolist() == kept[step * batch * size : (step + 1) * batch * size].tolist()
 
 
-def test_marks_of_nothing():
-    marks = Marks(np.zeros(2, np.uint8), 12)
-    assert marks.count == 0 and marks.ids(0, 5).tolist() == [] and marks.inverse().count == 12
+def test_values_are_found_without_ids():
+    """In one process: weights by the place among those that are kept, for a plan of some samples, of all, and of drawn ones."""
+    layout = ShardLayout(40, 1)
+    for ids in (torch.arange(0, 40, 3), torch.arange(40)):
+        held = HeldPlan.of(EpochPlan(ids, weights=ids / 2), layout, ALONE)
+        assert torch.equal(held.weights(ids.flip(0).numpy()), ids.flip(0) / 2) and not held.asks_for_weights
+    ids = torch.tensor([7, 3, 7, 30])
+    held = HeldPlan.of(EpochPlan(ids, weights=ids / 2, refresh=torch.tensor([1, 5]), drawn=True), layout, ALONE)
+    assert held.weights(np.array([30, 7])).tolist() == [15.0, 3.5] and held.rows == 4 and not held.everything
+    assert held.refreshing()(0, 9).tolist() == [1, 5] and held.plan().ids.tolist() == ids.tolist()
+
+
+def test_lots_are_not_asked_where_no_bits_travel():
+    records = records_of(InfoBatch(), hard_columns(N, 3))
+    whole = planned(InfoBatch(), records)
+    assert whole.lots is not None
+    held = HeldPlan.of(replace(whole, lots=Lots(0, -1, 0)), ShardLayout(N, 1), ALONE)
+    assert np.flatnonzero(held.keeps(np.arange(N))).tolist() == whole.ids.tolist()
+
+
+@pytest.mark.parametrize("method", [Kakurenbo(), InfoBatch()], ids=["kakurenbo", "infobatch"])
+def test_the_part_of_a_rank_comes_back(method):
+    found, whole = shared(method, 3, lambda plan, world: plan.plan())
+    assert_one_plan(found, whole)
+
+
+def test_what_one_process_holds_of_a_plan():
+    """A quarter of a byte per sample where refreshed samples are the others; ids would take eight."""
+    n = 1_000_000
+    hidden = np.random.default_rng(0).random(n) < 0.3
+    plan = EpochPlan(ids_of(~hidden), refresh=ids_of(hidden))
+    tracemalloc.start()
+    held = HeldPlan.of(plan, ShardLayout(n, 1), ALONE)
+    size, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size <= 0.3 * n and peak <= n
+    assert held.refreshed == hidden.sum() and np.array_equal(held.refreshing()(0, n), np.flatnonzero(hidden))

@@ -9,8 +9,11 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import EpochPlan
+from thresher.distributed.kept import HeldPlan
+from thresher.distributed.layout import ShardLayout
 from thresher.loading.dealing import Deal, deal_of, smaller_sizes, stands_for
 from thresher.methods.winnow import draw_keys
+from thresher.shards import ALONE
 
 
 @given(st.integers(1, 50), st.integers(0, 500))
@@ -24,7 +27,7 @@ def test_the_smallest_keys_are_drawn_in_the_order_of_the_candidates(data):
     n = data.draw(st.integers(1, 30))
     keys = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, float("inf")]), min_size=n, max_size=n)))
     ids, rows = torch.randperm(n, generator=torch.Generator().manual_seed(n)), data.draw(st.integers(1, n))
-    drawn = Deal(1, rows, n, keys).draw(ids, rows)
+    drawn = Deal(1, rows, n, keys.__getitem__).draw(ids, rows)
     by_key = sorted(range(n), key=lambda place: (float(keys[ids[place]]), place))
     assert drawn.tolist() == [int(ids[place]) for place in sorted(by_key[:rows])]
 
@@ -34,8 +37,9 @@ def test_without_keys_all_candidates_are_rows():
 
 
 def made(plan, n, ids, everything, batch_size, drop_last, *, least=1):
-    sizes = smaller_sizes(plan, len(plan.ids) == n, ids, everything, batch_size, drop_last, least=least)
-    return None if sizes is None else deal_of(plan, n, sizes)
+    held = HeldPlan.of(plan, ShardLayout(n, 1), ALONE)
+    sizes = smaller_sizes(held.own, held.everything, ids, everything, batch_size, drop_last, least=least)
+    return None if sizes is None else deal_of(held, n, sizes)
 
 
 def dealt(n, plan, *, batch_size=4, drop_last=False, ids=None):
@@ -91,7 +95,7 @@ def test_of_a_draw_from_some_ids_no_smallest_share_is_named():
 def test_keys_of_some_ids_are_those_of_the_dataset():
     plan = EpochPlan(torch.tensor([1, 3, 5, 7]), smaller_batches=True, keys=torch.tensor([4.0, 3, 2, 1]), share=0.5)
     deal = made(plan, 8, lambda: 4, 4, 2, False)
-    assert deal is not None and deal.keys is not None and deal.keys[plan.ids].tolist() == [4, 3, 2, 1]
+    assert deal is not None and deal.keys is not None and deal.keys(plan.ids.numpy()).tolist() == [4, 3, 2, 1]
 
 
 def test_less_than_one_row_a_batch_is_refused_with_the_smallest_share():
@@ -165,7 +169,7 @@ def test_rows_stand_for_the_inverse_of_their_chance(data):
     scores = torch.tensor(data.draw(st.lists(values, min_size=n, max_size=n)))
     rows, base = data.draw(st.integers(1, n - 1)), data.draw(st.integers(0, 2**40))
     keys = torch.from_numpy(draw_keys(scores.numpy(), n, base))
-    deal = Deal(1, rows, n, keys, scores, torch.ones(n))
+    deal = Deal(1, rows, n, keys.__getitem__, scores.__getitem__, torch.ones(n))
     ids = torch.randperm(n, generator=torch.Generator().manual_seed(base))
     drawn = deal.draw(ids, rows)
     places, numbers = transcribed_number(scores[ids].tolist(), keys[ids].tolist(), rows)
@@ -184,7 +188,7 @@ def test_sums_of_the_drawn_rows_are_those_of_the_candidates_on_average():
     generator = torch.Generator().manual_seed(0)
     for rows, found in sums.items():
         for own in keys:
-            deal = Deal(1, rows, n, own, scores, torch.ones(n))
+            deal = Deal(1, rows, n, own.__getitem__, scores.__getitem__, torch.ones(n))
             drawn = deal.draw(torch.randperm(n, generator=generator), rows)
             assert deal.stand_for is not None
             found[drawn] += deal.stand_for[drawn] / times
@@ -193,7 +197,7 @@ def test_sums_of_the_drawn_rows_are_those_of_the_candidates_on_average():
 
 
 def test_rows_that_are_all_candidates_stand_for_themselves():
-    deal = Deal(1, 3, 3, torch.rand(3), torch.rand(3), torch.ones(3))
+    deal = Deal(1, 3, 3, torch.rand(3).__getitem__, torch.rand(3).__getitem__, torch.ones(3))
     assert deal.draw(torch.tensor([2, 0, 1]), 3).tolist() == [2, 0, 1]
     assert deal.stand_for is not None and deal.stand_for.tolist() == [1, 1, 1]
 
@@ -208,7 +212,7 @@ def test_scores_of_some_ids_are_those_of_the_dataset():
     values = torch.tensor([4.0, 3, 2, 1])
     deal = made(EpochPlan(ids, smaller_batches=True, keys=values, scores=values / 5, share=0.5), 8, lambda: 4, 4, 2, False)
     assert deal is not None and deal.scores is not None and deal.stand_for is not None
-    assert torch.equal(deal.scores[ids], values / 5) and len(deal.stand_for) == 8
+    assert torch.equal(deal.scores(ids.numpy()), values / 5) and len(deal.stand_for) == 8
 
 
 def test_a_deal_goes_on_after_any_step():

@@ -102,10 +102,10 @@ DAMAGES = {
     "passes": [to(3), to("thrice")],
     "kept": [to(torch.arange(4))],
     "plan": [to(3), to(torch.arange(3)), lambda plan: {**plan, "more": 1}],
-    "plan.ids": [None, torch.Tensor.float, torch.Tensor.int, lambda t: t + N, lambda t: t.flip(0), lambda t: t[:0], to([1, 2])],
+    "plan.ids": [None, torch.Tensor.float, torch.Tensor.int, torch.Tensor.long, torch.zeros_like, lambda t: t[:-1], to([1, 2])],
     "plan.weights": [to(torch.ones(3)), lambda _: torch.ones(N)[:, None]],
     "plan.lr_scale": [to(-1.0), to("1"), to(float("nan"))],
-    "plan.refresh": [lambda _: torch.tensor([N])],
+    "plan.refresh": [lambda _: torch.tensor([N]), lambda t: t[:-1]],
     "plan.facts": [to(3)],
     "history": [to({}), lambda history: history[:-1], to([1])],
     "history.0.forward": [to("80"), to(-1)],
@@ -194,9 +194,9 @@ def test_what_is_the_matter_is_said(states):
     )
     assert "`state.cost` lacks ['forward']" in refused(run, at(state, "cost.forward", None))
     assert "`state` has ['more'], which this version does not know" in refused(run, at(state, "more", to(1)))
-    refused(
-        run, at(state, "plan.ids", lambda t: t + N), "`plan` is damaged; nothing was loaded. EpochPlan: `ids` must be within"
-    )
+    damaged = "`plan` is damaged; nothing was loaded. "
+    refused(run, at(state, "plan.ids", torch.zeros_like), f"{damaged}EpochPlan: `ids` is empty")
+    refused(run, at(state, "plan.ids", lambda t: t[:-1]), f"{damaged}`ids` must be one bit for each of 40 samples")
 
 
 @pytest.mark.parametrize(("batches", "way_out"), [(2, "save between epochs"), (0, "restore_rng=False")])

@@ -1,0 +1,150 @@
+"""Marks of samples, one bit each."""
+
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thresher.distributed.layout import ShardLayout
+from thresher.exact import chunks
+from thresher.selection import Mask
+from thresher.shards import World
+
+BYTES = 2**9
+"""Number of bytes of marks that are counted together."""
+
+
+def packed(ids: NDArray[np.int64], block: range) -> NDArray[np.uint8]:
+    """Returns the marks of the samples of a block, without a mask of all of them.
+
+    Args:
+        ids: Ids of the marked samples, shape (K,), ascending, within the block.
+        block: Ids of the block.
+
+    Returns:
+        Bits, lowest id first, shape (ceil(len(block) / 8),), uint8; bits beyond the block are 0.
+
+    Example:
+        >>> packed(np.array([3, 4, 12]), range(2, 14))
+        array([6, 4], dtype=uint8)
+    """
+    bits = np.zeros(-(-len(block) // 8), dtype=np.uint8)
+    for part in chunks(len(block)):
+        some = block[part]
+        low, high = np.searchsorted(ids, (some.start, some.stop))
+        mask = np.zeros(len(some), dtype=np.bool_)
+        mask[ids[low:high] - some.start] = True
+        bits[part.start // 8 : -(-part.stop // 8)] = np.packbits(mask, bitorder="little")
+    return bits
+
+
+def unpacked(bits: NDArray[np.uint8]) -> Mask:
+    """Returns marks as a mask, shape (8 * len(bits),), bool.
+
+    Args:
+        bits: Marks, lowest id first, uint8.
+    """
+    return np.unpackbits(bits, bitorder="little").view(np.bool_)
+
+
+def number(bits: NDArray[np.uint8]) -> int:
+    """Returns how many samples are marked.
+
+    Args:
+        bits: Marks, uint8.
+    """
+    return int(np.bitwise_count(bits).sum(dtype=np.int64))
+
+
+class Marks:
+    """Marks of all samples, one bit each.
+
+    Args:
+        bits: Marks, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0.
+        n: Number of samples.
+
+    Example:
+        >>> marks = Marks(np.packbits([0, 1, 0, 0, 1, 1], bitorder="little"), 6)
+        >>> marks.of(np.array([4, 0])), marks.count, marks.ids(1, 3), marks.inverse().ids(0, 9)
+        (array([ True, False]), 3, array([4, 5]), array([0, 2, 3]))
+        >>> marks.before(np.array([5, 1]))
+        array([2, 0])
+    """
+
+    def __init__(self, bits: NDArray[np.uint8], n: int) -> None:
+        self.bits, self.n = bits, n
+
+    @staticmethod
+    def gathered(packed: NDArray[np.uint8], layout: ShardLayout, world: World) -> "Marks":
+        """Returns the marks of all samples; all ranks call it.
+
+        Args:
+            packed: Marks of the samples of this rank's block, packed in bits, lowest id first.
+            layout: Blocks of the ranks.
+            world: The ranks.
+        """
+        if world.size == 1:
+            return Marks(packed, layout.n)
+        own = np.zeros(layout.per // 8, dtype=np.uint8)
+        own[: len(packed)] = packed
+        return Marks(world.gather(own).reshape(-1)[: -(-layout.n // 8)], layout.n)
+
+    def of(self, ids: NDArray[np.int64]) -> Mask:
+        """Returns the marks of some samples.
+
+        Args:
+            ids: Ids, shape (k,), within [0, n).
+        """
+        return (self.bits[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 != 0
+
+    @cached_property
+    def _ends(self) -> NDArray[np.int64]:
+        """Number of marks up to the end of each `BYTES` bytes."""
+        counts = np.bitwise_count(self.bits)
+        return np.cumsum(np.add.reduceat(counts, np.arange(0, len(counts), BYTES), dtype=np.int64))
+
+    @property
+    def count(self) -> int:
+        """Number of marked samples."""
+        return int(self._ends[-1])
+
+    def ids(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of the marked samples in ascending order, from one place to another.
+
+        Args:
+            begin: First place, 0 or more.
+            end: Place after the last one; no more ids than there are marks.
+        """
+        end = min(end, self.count)
+        if begin >= end:
+            return np.empty(0, dtype=np.int64)
+        first = int(np.searchsorted(self._ends, begin, side="right"))
+        last = int(np.searchsorted(self._ends, end, side="left")) + 1
+        found = np.flatnonzero(unpacked(self.bits[first * BYTES : last * BYTES]))
+        before = int(self._ends[first - 1]) if first else 0
+        return found[begin - before : end - before] + first * BYTES * 8
+
+    @cached_property
+    def _words(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+        """Marks of 64 samples each, and the number of marks before each of them."""
+        words = np.pad(self.bits, (0, -len(self.bits) % 8)).view(np.dtype(np.uint64).newbyteorder("<"))
+        counts = np.bitwise_count(words)
+        return words, np.cumsum(counts, dtype=np.int64) - counts
+
+    def before(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Returns how many marked samples have a lower id, for each of some samples; the place of one that is marked.
+
+        Args:
+            ids: Ids, shape (k,), within [0, n).
+        """
+        words, counts = self._words
+        word, bit = ids >> 6, (ids & 63).astype(np.uint64)
+        lower = words[word] & ((np.uint64(1) << bit) - np.uint64(1))
+        return counts[word] + np.bitwise_count(lower)
+
+    def inverse(self) -> "Marks":
+        """Returns the marks of the other samples."""
+        bits = ~self.bits
+        if self.n % 8:
+            bits[-1] &= (1 << self.n % 8) - 1
+        return Marks(bits, self.n)
