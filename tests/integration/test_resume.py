@@ -236,6 +236,8 @@ def test_states_of_another_method_or_n_are_refused():
         same.load_state_dict({**state, "n": 17})
     with pytest.raises(ValueError, match="version 0.*version 4"):
         same.load_state_dict({**state, "version": 0})
+    with pytest.raises(ValueError, match="version 3.*version 4.*the version of thresher that saved it"):
+        same.load_state_dict([state, {**state, "version": 3}])
     with pytest.raises(ValueError, match=r"columns \['loss'\]"):
         same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})
     with pytest.warns(UserWarning, match="saved with"):

@@ -16,6 +16,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.permutation import Permutation
 from thresher.plans import EpochPlan
 from thresher.records import Records
+from thresher.run.state_checks import check_version
 from thresher.shards import ALONE, Shard, World
 
 PARTS = ("ids", "weights", "refresh", "keys", "scores")
@@ -73,6 +74,7 @@ class Resharding:
         for state in self._states:
             if not isinstance(state, Mapping):
                 raise TypeError(f"load_state_dict: each state must be a result of run.state_dict(), got {type(state).__name__}")
+            check_version(state)
         found = [state.get("ranks", {"rank": 0, "size": 1}) for state in self._states]
         expected = [{"rank": rank, "size": len(found)} for rank in range(len(found))]
         if not found or found != expected:

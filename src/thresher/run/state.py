@@ -17,10 +17,16 @@ from thresher.methods import name_of
 from thresher.records import Records
 from thresher.run.epochs import Epochs
 from thresher.run.resharding import Resharding
-from thresher.run.state_checks import check_generators, check_position, check_shuffle, fields_of, refuse
+from thresher.run.state_checks import (
+    VERSION,
+    check_generators,
+    check_position,
+    check_shuffle,
+    check_version,
+    fields_of,
+    refuse,
+)
 from thresher.run.stopwatch import Stopwatch
-
-VERSION = 4
 
 
 @dataclass(frozen=True)
@@ -121,8 +127,7 @@ class SavedState:
     def _check(self, state: Any, *, restore_rng: bool) -> None:
         if not isinstance(state, Mapping):
             raise TypeError(f"load_state_dict: `state` must be a result of run.state_dict(), got {type(state).__name__}")
-        if state.get("version") != VERSION:
-            raise ValueError(f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}")
+        check_version(state)
         stage = self.epochs.selection.stage
         self._check_kind(state)
         try:

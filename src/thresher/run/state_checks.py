@@ -22,6 +22,9 @@ from thresher.shards import Shard
 FieldCheck = Callable[[str, Any], None]
 """Function of the name of a field and its value, which raises ValueError where the value is not what it must be."""
 
+VERSION = 4
+"""Number of the form of a saved state."""
+
 MOST = 2**63
 """Upper limit of whole numbers that have no other."""
 
@@ -37,6 +40,22 @@ def refuse(name: str, must: str, value: Any) -> NoReturn:
         f"load_state_dict: `{name}` must be {must}, got {got}. The state is damaged, or was changed after run.state_dict() "
         "returned it; nothing was loaded. Load another checkpoint."
     )
+
+
+def check_version(state: Mapping[str, Any]) -> None:
+    """Refuses a state of another form.
+
+    Args:
+        state: Result of `run.state_dict()`.
+
+    Raises:
+        ValueError: It has another version.
+    """
+    if state.get("version") != VERSION:
+        raise ValueError(
+            f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}. Load it with the "
+            "version of thresher that saved it, or begin the training again; nothing was loaded."
+        )
 
 
 def plain(kinds: tuple[type, ...], must: str, low: float = -MOST, high: float = MOST) -> FieldCheck:
