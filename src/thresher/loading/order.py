@@ -190,8 +190,8 @@ class KnownEnd(NamedTuple):
 UNKNOWN_END = KnownEnd()
 """KnownEnd of an order of which nothing is known."""
 
-LOOKED_UP = 64
-"""Number of batches whose ids are looked up in the plan at once."""
+LOOKED_UP = 2**13
+"""Number of ids that are looked up in the plan at once, unless a batch has more."""
 
 
 class IdBatchSampler(Sampler[list[int]]):
@@ -330,7 +330,7 @@ class IdBatchSampler(Sampler[list[int]]):
             while len(found) < size and not exhausted:
                 # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
                 unknown = isinstance(self._order, SamplerOrder)
-                wanted = size - len(found) if unknown else LOOKED_UP * self.size
+                wanted = max(size - len(found), 0 if unknown else LOOKED_UP)
                 piece = self._order.take(wanted)
                 exhausted = len(piece) < wanted
                 stays = torch.from_numpy(np.flatnonzero(keeps(piece.numpy())))
