@@ -3,8 +3,8 @@
 # make verify  the tests at full depth: every seeded instance, every combination and more random examples, which takes
 #              three times as long; run every night and before a release
 # make check   style, docstrings and types
-# make bench   measures the overhead of selection, the saving and cost of selection in the batch, how right `advise` is, and what
-#              Winnow costs beside its rows, into benchmarks/results/
+# make bench   measures the overhead of selection, the saving and cost of selection in the batch, how right `advise` is, what
+#              Winnow costs beside its rows, and a training on 10^8 samples, which takes 8 GB, into benchmarks/results/
 # make cards   the pages of the methods, into docs/methods/
 # make subset-backward
 #              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
@@ -75,6 +75,7 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grad_match
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow_cost --page docs/winnow.md
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.shuffle
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.scale --page docs/scale.md
 
 cards: .venv/installed
 	$(BIN)/python -m thresher.report.cards docs/methods

@@ -4,7 +4,6 @@
 one rank: its own block of ids, and the bits and counts of all samples. The network is not measured.
 """
 
-import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +119,6 @@ def seconds(call: Callable[[], Any]) -> float:
     """Returns the CPU seconds of a call, the smallest of three."""
     found = []
     for _ in range(3):
-        gc.collect()
         begin = time.process_time()
         call()
         found.append(time.process_time() - begin)

@@ -418,9 +418,8 @@ def resident() -> tuple[int, int]:
     """
     status = Path("/proc/self/status")
     if status.exists():
-        kilobytes = {
-            name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in status.open()) if "Vm" in name
-        }
+        parts = (line.partition(":") for line in status.read_text().splitlines())
+        kilobytes = {name: int(rest.split()[0]) for name, _, rest in parts if "Vm" in name}
         return kilobytes["VmRSS"] * 1024, kilobytes["VmHWM"] * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak, peak

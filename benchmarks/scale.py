@@ -36,6 +36,8 @@ MOST_RESIDENT, MOST_STATE, MOST_PLAN, MOST_FIRST_S = 14.0, 13.5, 1.0, 0.2
 """Limits: bytes per sample, CPU time over that of torch.randperm, and CPU seconds."""
 LARGE_BATCH = 2**11
 MODEL, CHECKED = Size(10**9, 1024), Size(2**21, 1024)
+"""Size of the training that is modelled, and that at which its traffic is counted."""
+QUICK_MODEL = Size(2**17, 16), Size(2**14, 16)
 MARKS = "<!-- model of benchmarks.scale -->", "<!-- end of the model -->"
 """Lines of a page that the model stands between."""
 
@@ -138,7 +140,7 @@ def state_and_resume(made: Attached, n: int, rounds: int) -> tuple[dict[str, Any
         rounds: Number of times that the run goes on.
     """
     epoch = steps(made)
-    while made.run.progress * 1000 % 1 < 0.25:
+    while made.run.progress * 1000 % 1 < 0.05:
         next(epoch)
     state = made.run.state_dict()
     run = attached(n, min(LARGE_BATCH, n // 16)).run
@@ -233,7 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "state": state,
         "first": first,
         "plans": [one.as_dict() for one in rows],
-        "model": many_ranks.model(Size(10**7, 64) if given.quick else MODEL, Size(2**16, 64) if given.quick else CHECKED),
+        "model": many_ranks.model(*(QUICK_MODEL if given.quick else (MODEL, CHECKED))),
     }
     missed = [one["name"] for one in (*of_memory, state, first, *results["plans"]) if not one["ok"]]
     missed += [] if results["model"]["as_expected"] else ["traffic"]

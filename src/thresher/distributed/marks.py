@@ -101,7 +101,9 @@ class Marks:
     def _ends(self) -> NDArray[np.int64]:
         """Number of marks up to the end of each `BYTES` bytes."""
         counts = np.bitwise_count(self.bits)
-        return np.cumsum(np.add.reduceat(counts, np.arange(0, len(counts), BYTES), dtype=np.int64))
+        whole = len(counts) - len(counts) % BYTES
+        of_parts = counts[:whole].reshape(-1, BYTES).sum(axis=1, dtype=np.int64)
+        return np.cumsum(np.append(of_parts, counts[whole:].sum(dtype=np.int64)))
 
     @property
     def count(self) -> int:

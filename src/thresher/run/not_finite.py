@@ -5,7 +5,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LOOKED_AT = 2**22
+LOOKED_AT = 2**20
 """Number of losses that are looked at together."""
 
 NAMED = 5
