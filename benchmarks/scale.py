@@ -38,8 +38,8 @@ LARGE_BATCH = 2**11
 MODEL, CHECKED = Size(10**9, 1024), Size(2**21, 1024)
 """Size of the training that is modelled, and that at which its traffic is counted."""
 QUICK_MODEL = Size(2**17, 16), Size(2**14, 16)
-MARKS = "<!-- model of benchmarks.scale -->", "<!-- end of the model -->"
-"""Lines of a page that the model stands between."""
+MARKS = "<!-- tables of benchmarks.scale -->", "<!-- end of the tables -->"
+"""Lines of a page that the results stand between."""
 
 
 def attached(n: int, batch: int) -> Attached:
@@ -117,18 +117,17 @@ def memory(n: int) -> tuple[Attached, list[dict[str, Any]]]:
             pass
         epochs = made.run.history
     hidden = epochs[-1]["refreshed"] / n
+    # A process of a million samples holds more for one batch than for a table.
+    held, limit = (found["resident"] - before) / n, MOST_RESIDENT if n >= N else None
     return made, [
-        row("tables of the run, counted", tables / n, MOST_RESIDENT),
-        # A process of a million samples holds more for one batch than for a table.
-        row(
-            f"resident, {hidden:.0%} of the samples hidden", (found["resident"] - before) / n, MOST_RESIDENT if n >= N else None
-        ),
+        row("tables of the run, added up", tables / n, MOST_RESIDENT),
+        row(f"resident memory, {hidden:.0%} of the samples hidden", held, limit),
     ]
 
 
-def row(name: str, value: float, limit: float | None) -> dict[str, Any]:
+def row(name: str, value: float, limit: float | None, unit: str = "B per sample") -> dict[str, Any]:
     """Returns one line of the results."""
-    return {"name": name, "value": value, "limit": limit, "ok": limit is None or value <= limit}
+    return {"name": name, "value": value, "unit": unit, "limit": limit, "ok": limit is None or value <= limit}
 
 
 def state_and_resume(made: Attached, n: int, rounds: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -146,7 +145,8 @@ def state_and_resume(made: Attached, n: int, rounds: int) -> tuple[dict[str, Any
     run = attached(n, min(LARGE_BATCH, n // 16)).run
     side = Side("", lambda _: next(iter(run.loader)), prepare=lambda: run.load_state_dict(state))
     (cpu_s,), _ = seconds_in_turns([side], pairs=rounds)
-    return row("saved state", nbytes(state) / n, MOST_STATE), row("first batch", statistics.median(cpu_s), MOST_FIRST_S)
+    first = row("first batch after a resume in mid-epoch", statistics.median(cpu_s), MOST_FIRST_S, "CPU s")
+    return row("saved state, tensors", nbytes(state) / n, MOST_STATE), first
 
 
 def plans(made: Attached, n: int, rounds: int) -> list[Row]:
@@ -165,18 +165,46 @@ def plans(made: Attached, n: int, rounds: int) -> list[Row]:
 
 def as_text(results: Mapping[str, Any], rows: Sequence[Row]) -> str:
     """Returns the tables."""
-    header = (f"N = {results['n']:,}, one process", "", "limit")
-    unit = {"first batch": "CPU s"}
     found = [
-        (one["name"], f"{one['value']:.3f} {unit.get(one['name'], 'B/sample')}", judgement(one["limit"], one["ok"]))
+        (one["name"], f"{one['value']:.3f} {one['unit']}", judgement(one["limit"], one["ok"]))
         for one in (*results["memory"], results["state"], results["first"])
     ]
-    return "\n\n".join(
-        (lines(header, found), f"a plan over torch.randperm(N)\n{ratios_table(rows)}", page_part(results["model"]))
+    table = lines((f"N = {results['n']:,}, one process", "", "limit"), found)
+    return "\n\n".join((table, f"a plan over torch.randperm(N)\n{ratios_table(rows)}", many_ranks_part(results["model"])))
+
+
+def one_process_part(results: Mapping[str, Any]) -> str:
+    """Returns what was measured in one process in Markdown.
+
+    Args:
+        results: Content of the results.
+    """
+    again, plan = results["plans"]
+    ratio = f"{plan['cpu']['median']:.2f} [{plan['cpu']['low']:.2f}, {plan['cpu']['high']:.2f}]"
+    rows = (*results["memory"], results["state"], results["first"])
+    measured = [(one["name"], f"{one['value']:.2f} {one['unit']}", one["limit"]) for one in rows]
+    measured.append((f"a plan, {plan['cpu_s']:.1f} CPU s", f"{ratio} of the CPU time of torch.randperm", plan["limit"]))
+    measured.append(("torch.randperm against itself (A/A)", f"{again['cpu']['median']:.2f}", None))
+    return "\n".join(
+        (
+            f"Kakurenbo on {results['n']:,} samples in one process, one thread:\n",
+            "| | measured | limit |",
+            "|---|---|---|",
+            *(f"| {name} | {value} | {'' if limit is None else f'{limit:g}'} |" for name, value, limit in measured),
+        )
     )
 
 
-def page_part(found: Mapping[str, Any]) -> str:
+def page_part(results: Mapping[str, Any]) -> str:
+    """Returns the part of a page that shows the results, in Markdown.
+
+    Args:
+        results: Content of the results.
+    """
+    return f"{one_process_part(results)}\n\n{many_ranks_part(results['model'])}"
+
+
+def many_ranks_part(found: Mapping[str, Any]) -> str:
     """Returns the model in Markdown.
 
     Args:
@@ -242,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(as_text(results, rows))
     write_json(given.out, {**results, "missed": missed})
     if given.page is not None:
-        given.page.write_text(between_marks(given.page.read_text(), *MARKS, page_part(results["model"])))
+        given.page.write_text(between_marks(given.page.read_text(), *MARKS, page_part(results)))
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))
     return 1 if missed else 0
 

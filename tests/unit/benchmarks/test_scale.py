@@ -23,8 +23,10 @@ def test_it_runs_judges_and_writes(monkeypatch, tmp_path, capsys, code):
     page.write_text("\n".join(("before", *scale.MARKS)))
     assert scale.main(["--quick", "--out", str(out), "--page", str(page)]) == code
     written, printed = json.loads(out.read_text()), capsys.readouterr().out
-    assert written["missed"] == (["tables of the run, counted", "saved state", "first batch"] if code else [])
-    assert f"{len(written['missed'])} limits missed" in printed and scale.page_part(written["model"]) in page.read_text()
+    assert written["missed"] == (
+        ["tables of the run, added up", "saved state, tensors", "first batch after a resume in mid-epoch"] if code else []
+    )
+    assert f"{len(written['missed'])} limits missed" in printed and scale.page_part(written) in page.read_text()
     tables, resident = written["memory"]
     assert resident["limit"] is None and 13.25 <= tables["value"] <= 13.26  # 13 bytes, and two bits
     assert 13.25 <= written["state"]["value"] <= 13.25 + 50_000 / written["n"]
@@ -82,4 +84,4 @@ def test_the_page_shows_the_results():
     results = json.loads(scale.RESULTS.read_text())
     page = Path(scale.__file__).parents[1] / "docs" / "scale.md"
     assert results["n"] == scale.N and not results["missed"]
-    assert "\n".join((scale.MARKS[0], "", scale.page_part(results["model"]), "", scale.MARKS[1])) in page.read_text()
+    assert "\n".join((scale.MARKS[0], "", scale.page_part(results), "", scale.MARKS[1])) in page.read_text()
