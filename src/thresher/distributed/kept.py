@@ -18,8 +18,6 @@ from thresher.plans import EpochPlan
 from thresher.selection import Mask
 from thresher.shards import Shard, World
 
-NO_BITS = np.empty(0, dtype=np.uint8)
-
 
 def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
     """Returns the part of a plan of all samples that is of one shard, for a method that does not plan over shards.
@@ -75,8 +73,9 @@ class HeldPlan:
     def __init__(self, own: PackedPlan, layout: ShardLayout, world: World) -> None:
         self.own, self._layout, self._world = own, layout, world
         self._block, self._kept = layout.block(world.rank), own.kept
-        bits, again = (NO_BITS if marks is None else marks.numpy() for marks in (own.ids, own.refresh))
-        both_or_none = 0 if own.drawn or own.refresh is None else len(self._block) - number(bits ^ again)
+        bits = own.ids.numpy()
+        again = np.zeros_like(bits) if own.refresh is None else own.refresh.numpy()
+        both_or_none = 0 if own.drawn else len(self._block) - number(np.bitwise_xor(bits, again))
         numbers = world.sum(np.array([self._kept, number(again), both_or_none], dtype=np.int64))
         self.rows, self.refreshed, both_or_none = numbers.tolist()
         self.everything = not own.drawn and self.rows == layout.n

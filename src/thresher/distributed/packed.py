@@ -20,7 +20,7 @@ class PackedPlan:
     Args:
         ids: Marks of the samples that are kept, one bit each, lowest id first, shape (ceil(len(shard) / 8),), uint8, with 0 in
             the bits beyond the shard; where `drawn` is True, the ids, shape (K,), int64, in the order of training.
-        weights: As in `EpochPlan`, like all that follow: shape (K,), float32.
+        weights: Factors on the losses of the kept samples, shape (K,), float32; these and what follows are as in `EpochPlan`.
         refresh: Marks of the samples that are refreshed, packed as `ids`; None where the plan names none.
         lr_scale: Factor on the learning rate.
         drawn: Whether `ids` was drawn.
