@@ -263,6 +263,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "state": state,
         "first": first,
         "plans": [one.as_dict() for one in rows],
+        "peak_bytes": resident()[1],
         "model": many_ranks.model(*(QUICK_MODEL if given.quick else (MODEL, CHECKED))),
     }
     missed = [one["name"] for one in (*of_memory, state, first, *results["plans"]) if not one["ok"]]

@@ -9,6 +9,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import thresher
+from thresher.distributed.kept import HeldPlan
+from thresher.distributed.layout import ShardLayout
 from thresher.distributed.threads import on_ranks
 from thresher.loading.control import OrderPlace
 from thresher.loading.order import IdBatchSampler
@@ -19,19 +21,29 @@ from thresher.shards import ShardColumns
 N = 3000
 
 
+def layout_of(world: Any) -> ShardLayout:
+    return ShardLayout(N, world.size)
+
+
+def block_of(world: Any) -> torch.Tensor:
+    return layout_of(world).shard(world).ids
+
+
+def held(plan: EpochPlan, world: Any) -> HeldPlan:
+    return HeldPlan.of(plan, layout_of(world), world)
+
+
 def rows_of(world: Any, make: Any, *, batch: int = 7, place: OrderPlace | None = None, drop_last: bool = False) -> Any:
     """The rows of a rank with their weights, the place after the first of them, and the plan's numbers."""
     sampler = DistributedSampler(range(N), world.size, world.rank, seed=5)
     order = SharedOrder(DataLoader(range(N), batch, sampler=sampler, drop_last=drop_last), world)  # pyright: ignore
-    block = torch.arange(N)[order._layout.block(world.rank)]
-    plan = make(block)
-    order.adopt(plan)
+    plan = held(make(block_of(world)), world)
     sizes = IdBatchSampler(order.sizes)
     found = order.of_epoch(plan, place or OrderPlace(), sizes, None)
     ids = found.order.take(N)
     deal = order.deal(plan, sizes, None, 0)
     places = [order.consumed_at(k, k, deal) for k in range(1, len(ids) + 1)] if place is None else []
-    return ids, found.weights.of(ids), places, order.samples_of(plan), order.kept(plan), order.refresh_ids(plan)
+    return ids, found.weights.weights(ids.numpy()), places, order.samples_of(plan), plan.rows, plan.refreshing()(0, N)
 
 
 def whole_order() -> list[int]:
@@ -53,7 +65,7 @@ def test_what_a_plan_keeps_is_dealt_out_in_the_order_of_the_sampler(size):
         assert ids.tolist() == padded[rank::size] and samples == len(ids) and count == len(kept)
         torch.testing.assert_close(weights, (1 + ids / N).float())
         assert places == sorted(places) and places[-1] == -(-N // size)
-    refreshed = torch.cat([one[-1] for one in found])
+    refreshed = np.concatenate([one[-1] for one in found])
     assert refreshed.tolist() == list(range(0, N, 3))
 
 
@@ -64,9 +76,10 @@ def test_an_interrupted_epoch_goes_on_at_its_rows():
     def rest(world):
         loader = DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank, seed=5))
         order = SharedOrder(loader, world)
-        order.adopt(make(torch.arange(N)[order._layout.block(world.rank)]))
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=70)
-        return order.of_epoch(order.shared.plan, OrderPlace(70, 35), IdBatchSampler(order.sizes), None).order.take(N)
+        return order.of_epoch(
+            held(make(block_of(world)), world), OrderPlace(70, 35), IdBatchSampler(order.sizes), None
+        ).order.take(N)
 
     for own, expected in zip(on_ranks(2, rest), whole, strict=True):
         assert own.tolist() == expected[35:].tolist()
@@ -76,10 +89,10 @@ def test_another_epoch_than_the_interrupted_one():
     def begin(world):
         sampler = DistributedSampler(range(N), 2, world.rank)
         order = SharedOrder(DataLoader(range(N), 7, sampler=sampler), world)
-        order.adopt(EpochPlan(torch.arange(N)[order._layout.block(world.rank)]))
+        plan = held(EpochPlan(block_of(world)), world)
         order.load_state_dict({"begun": 2, "epoch": 2}, active=True, consumed=7)
         sampler.set_epoch(3)
-        order.of_epoch(order.shared.plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
+        order.of_epoch(plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
 
     with pytest.raises(RuntimeError, match=r"of epoch 2 of its DistributedSampler, whose epoch is 3 now.*set_epoch\(2\)"):
         on_ranks(2, begin)
@@ -90,9 +103,9 @@ def test_a_dataset_that_has_grown():
 
     def begin(world):
         order = SharedOrder(DataLoader(data, 7, sampler=DistributedSampler(data, 1, 0)), world)
-        order.adopt(EpochPlan(torch.arange(N)))
+        plan = held(EpochPlan(torch.arange(N)), world)
         data.append(0)
-        order.of_epoch(order.shared.plan, OrderPlace(), IdBatchSampler(order.sizes), None)
+        order.of_epoch(plan, OrderPlace(), IdBatchSampler(order.sizes), None)
 
     with pytest.raises(ValueError, match="had 3000 samples when `attach` was called and has 3001 now"):
         on_ranks(1, begin)
@@ -104,8 +117,7 @@ def test_rows_that_are_drawn_in_each_step(size):
     batch, scores = 96 // size, torch.rand(N, generator=torch.Generator().manual_seed(1))
 
     def plan_of(world):
-        order = SharedOrder(DataLoader(range(N), batch, sampler=DistributedSampler(range(N), size, world.rank)), world)
-        shard = order._layout.shard(world)
+        shard = layout_of(world).shard(world)
         columns = {"score": scores[shard.first : shard.last].bfloat16(), "loss": scores[shard.first : shard.last].bfloat16()}
         method, generator = thresher.Winnow(0.5), torch.Generator().manual_seed(0)
         records = {name: columns.get(name, columns["score"]) for name in method.columns()}
@@ -116,8 +128,7 @@ def test_rows_that_are_drawn_in_each_step(size):
             range(N), batch, sampler=DistributedSampler(range(N), size, world.rank, drop_last=True), drop_last=True
         )
         order = SharedOrder(loader, world)
-        plan = plan_of(world)
-        order.adopt(plan)
+        plan = held(plan_of(world), world)
         sizes = IdBatchSampler(order.sizes)
         deal = order.deal(plan, sizes, None, 0)
         assert deal is not None
@@ -145,9 +156,9 @@ def _alone(world: Any, plan: Any) -> Any:
 def test_steps_with_other_numbers_of_rows():
     def begin(world):
         order = SharedOrder(DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank)), world)
-        order.adopt(EpochPlan(torch.arange(N)[order._layout.block(world.rank)][::2], smaller_batches=True))
+        plan = held(EpochPlan(block_of(world)[::2], smaller_batches=True), world)
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=10)
-        order.of_epoch(order.shared.plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)
+        order.of_epoch(plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)
 
     with pytest.raises(ValueError, match="trained on 5 rows, which are not those of the first steps"):
         on_ranks(2, begin)

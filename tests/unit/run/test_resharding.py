@@ -9,12 +9,21 @@ from torch.utils.data import DataLoader
 import thresher
 from thresher.distributed.threads import on_ranks
 from thresher.run.resharding import Resharding
+from thresher.run.state_checks import VERSION
 
 LOADER = SimpleNamespace(sizes=SimpleNamespace(batch_size=4))
 
 
 def state(rank, size, **other):
-    own = {"ranks": {"rank": rank, "size": size}, "n": 8, "stayed": 4, "active": True, "plan": None, "shuffle": None}
+    own = {
+        "version": VERSION,
+        "ranks": {"rank": rank, "size": size},
+        "n": 8,
+        "stayed": 4,
+        "active": True,
+        "plan": None,
+        "shuffle": None,
+    }
     return own | {"waiting": {"ids": torch.empty(0, dtype=torch.int64)}} | other
 
 
@@ -24,6 +33,7 @@ def state(rank, size, **other):
         ([], ValueError, "the states of all processes, in the order of their ranks; got those of process none"),
         ([state(1, 2), state(0, 2)], ValueError, "got those of process 1 of 2, 0 of 2"),
         ([state(0, 2)], ValueError, "got those of process 0 of 2"),
+        ([state(0, 2), state(1, 2, version=3)], ValueError, "the state has version 3, this is version 4"),
         ([state(0, 2), 3], TypeError, "each state must be a result of run.state_dict.., got int"),
         (
             [state(rank, 4, stayed=3) for rank in range(4)],
