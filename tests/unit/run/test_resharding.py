@@ -15,15 +15,8 @@ LOADER = SimpleNamespace(sizes=SimpleNamespace(batch_size=4))
 
 
 def state(rank, size, **other):
-    own = {
-        "version": VERSION,
-        "ranks": {"rank": rank, "size": size},
-        "n": 8,
-        "stayed": 4,
-        "active": True,
-        "plan": None,
-        "shuffle": None,
-    }
+    ranks = {"rank": rank, "size": size}
+    own = {"version": VERSION, "ranks": ranks, "n": 8, "stayed": 4, "active": True, "plan": None, "shuffle": None}
     return own | {"waiting": {"ids": torch.empty(0, dtype=torch.int64)}} | other
 
 
