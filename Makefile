@@ -4,7 +4,7 @@
 #              three times as long; run every night and before a release
 # make check   style, docstrings and types
 # make bench   measures the overhead of selection, the saving and cost of selection in the batch, how right `advise` is, what
-#              Winnow costs beside its rows, and a training on 10^8 samples, which takes 8 GB, into benchmarks/results/
+#              Winnow costs beside its rows, and a training on 10^8 samples, which takes 6 GB, into benchmarks/results/
 # make cards   the pages of the methods, into docs/methods/
 # make subset-backward
 #              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes

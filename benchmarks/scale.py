@@ -2,7 +2,7 @@
 
 `python -m benchmarks.scale [--quick] [--out FILE.json] [--page FILE.md]`; exit code 1 where a limit is missed. Memory
 is what the process holds beyond what it held before `attach`, at its largest from the first batch after a plan to the end of
-the epoch, the forward-only pass over hidden samples included. The benchmark takes about 8 GB, most of it to load a state beside
+the epoch, the forward-only pass over hidden samples included. The benchmark takes 6 GB, most of it to load a state beside
 a run.
 
 The model of a training in many processes is made of parts that `benchmarks.many_ranks` counts and times.
