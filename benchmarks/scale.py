@@ -182,7 +182,7 @@ def one_process_part(results: Mapping[str, Any]) -> str:
     again, plan = results["plans"]
     ratio = f"{plan['cpu']['median']:.2f} [{plan['cpu']['low']:.2f}, {plan['cpu']['high']:.2f}]"
     rows = (*results["memory"], results["state"], results["first"])
-    measured = [(one["name"], f"{one['value']:.2f} {one['unit']}", one["limit"]) for one in rows]
+    measured = [(one["name"], f"{one['value']:.3f} {one['unit']}", one["limit"]) for one in rows]
     measured.append((f"a plan, {plan['cpu_s']:.1f} CPU s", f"{ratio} of the CPU time of torch.randperm", plan["limit"]))
     measured.append(("torch.randperm against itself (A/A)", f"{again['cpu']['median']:.2f}", None))
     return "\n".join(
