@@ -409,7 +409,7 @@ def test_samplers_of_other_sizes():
 
 
 def test_processes_that_share_the_ids_are_refused():
-    with pytest.raises(ValueError, match="a Shuffle for 2 processes: training in several processes is not supported"):
+    with pytest.raises(ValueError, match="a Shuffle for 2 processes, and there is no process group of several processes"):
         Training(shuffle=Shuffle(range(N), num_replicas=2, rank=0))
     Training(shuffle=Shuffle(range(N), num_replicas=1, rank=0)).epoch()
 
