@@ -56,6 +56,24 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         )
 
 
+def check_unchanged(dataset: Any, n: int) -> None:
+    """Refuses a dataset that has another number of samples than when the run was attached.
+
+    Args:
+        dataset: Dataset of the loader.
+        n: Number of samples that it had.
+
+    Raises:
+        ValueError: It has another number now.
+    """
+    if len(dataset) != n:
+        raise ValueError(
+            f"The dataset of the loader had {n} samples when `attach` was called and has {len(dataset)} now, but the records "
+            "and the plans of a run are for a fixed number of samples. Call run.detach() and attach again after the "
+            "dataset has changed."
+        )
+
+
 OF_ITERATION = ("__iter__", "__len__", "_get_iterator")
 """Methods of a DataLoader that make its batches."""
 

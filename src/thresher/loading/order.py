@@ -164,6 +164,18 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
     return ids
 
 
+def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
+    """Returns the generators that a loader and its sampler draw from, each once.
+
+    Args:
+        sampler: Sampler of the loader.
+        loader: The user's loader.
+    """
+    found = [getattr(sampler, "generator", None), loader.generator]
+    own = [generator for generator in found if isinstance(generator, torch.Generator)]
+    return own[:1] if len(own) == 2 and own[0] is own[1] else own
+
+
 class KnownEnd(NamedTuple):
     """What is known of the end of an order before it is reached, so that no id has to be drawn early.
 

@@ -194,7 +194,6 @@ class SharedOrder:
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
             ValueError: An interrupted epoch goes on, whose steps had other numbers of rows.
         """
-        self.sizes.check_unchanged()
         epoch, found = self.sizes.begin(place), self._sizes_of(plan, sizes, everything)
         if found is not None:
             Deal(found.steps, found.rows, found.rows).step_at(place.stayed)

@@ -11,8 +11,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.agreement import agree
 from thresher.distributed.order import Piece, RankBatches, RankOrder
+from thresher.loading.checks import check_unchanged
 from thresher.loading.control import OrderPlace
-from thresher.loading.order import as_ids
+from thresher.loading.order import as_ids, generators_of
 from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate, share_states
 from thresher.loading.shuffle import Shuffle
 from thresher.permutation import Permutation
@@ -59,25 +60,9 @@ class SharedSampler:
     def _drops(self) -> bool:
         return bool(self._batches.drop_last if self._by_batches else getattr(self.sampler, "drop_last", False))
 
-    def check_unchanged(self) -> None:
-        """Refuses a dataset that has another number of samples than when the run was attached.
-
-        Raises:
-            ValueError: It has.
-        """
-        now = len(self._dataset)  # pyright: ignore[reportArgumentType]
-        if now != self.n:
-            raise ValueError(
-                f"The dataset of the loader had {self.n} samples when `attach` was called and has {now} now, but the records "
-                "and the plans of a run are for a fixed number of samples. Call run.detach() and attach again after the "
-                "dataset has changed."
-            )
-
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""
-        found = [getattr(self.sampler, "generator", None), self._loader.generator]
-        own = [generator for generator in found if isinstance(generator, torch.Generator)]
-        return own[:1] if len(own) == 2 and own[0] is own[1] else own
+        return generators_of(self.sampler, self._loader)
 
     def rows_of(self, total: int) -> int:
         """Returns how many rows each process has of an order.
@@ -126,7 +111,9 @@ class SharedSampler:
 
         Raises:
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
+            ValueError: The number of samples has changed.
         """
+        check_unchanged(self._dataset, self.n)
         share_states(self._loader)
         sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
         if place.consumed and epoch != self._epoch:

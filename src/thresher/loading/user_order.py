@@ -18,6 +18,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.kept import HeldPlan
+from thresher.loading.checks import check_unchanged
 from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal, deal_of, smaller_sizes
 from thresher.loading.epoch_rows import EpochRows
@@ -29,6 +30,7 @@ from thresher.loading.order import (
     SequentialOrder,
     TensorOrder,
     as_ids,
+    generators_of,
     shuffled,
 )
 from thresher.loading.shuffle import Shuffle, ShufflePasses
@@ -134,13 +136,7 @@ class UserOrder:
         Raises:
             ValueError: The number of samples, or the ids of the sampler, have changed.
         """
-        now = len(self.dataset)  # pyright: ignore[reportArgumentType]
-        if now != self.n:
-            raise ValueError(
-                f"The dataset of the loader had {self.n} samples when `attach` was called and has {now} now, but the records "
-                "and the plans of a run are for a fixed number of samples. Call run.detach() and attach again after the "
-                "dataset has changed."
-            )
+        check_unchanged(self.dataset, self.n)
         if ids and self.some_ids is not None:
             found = self._find_some_ids()
             if found is None or not torch.equal(found, self.some_ids):
@@ -156,9 +152,7 @@ class UserOrder:
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""
-        found = [getattr(self.sampler, "generator", None), self._loader.generator]
-        own = [generator for generator in found if isinstance(generator, torch.Generator)]
-        return own[:1] if len(own) == 2 and own[0] is own[1] else own
+        return generators_of(self.sampler, self._loader)
 
     def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
         """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
