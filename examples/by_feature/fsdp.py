@@ -44,7 +44,8 @@ def main():
     distributed.init_process_group("gloo")  # "nccl" where each process has a GPU
     torch.manual_seed(0)
     train, test = data()
-    model = fully_shard(network())
+    model = network()
+    fully_shard(model)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     sampler = DistributedSampler(train)
