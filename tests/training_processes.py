@@ -16,7 +16,7 @@ from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor, distributed, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, TensorDataset
 
 import thresher
 from thresher.distributed import world as worlds
@@ -69,10 +69,20 @@ def loader_of(kind: str, rank: int, size: int, data: Any, *, drop_last: bool = T
     if kind == "Shuffle":
         sampler = thresher.Shuffle(data, SEED, num_replicas=size, rank=rank, drop_last=drop_last)
         return DataLoader(data, batch, sampler=sampler, drop_last=drop_last)
-    settings = DataLoaderConfiguration(use_seedable_sampler=kind == "accelerate, seedable")
+    seedable, generator = kind == "accelerate, seedable", torch.Generator().manual_seed(SEED)
     torch.manual_seed(SEED)
-    plain = DataLoader(data, batch, shuffle=True, drop_last=drop_last, generator=torch.Generator().manual_seed(SEED))
+    if alone and seedable:
+        return DataLoader(data, batch, sampler=reseeded(data, generator=generator), drop_last=drop_last)
+    plain = DataLoader(data, batch, shuffle=True, drop_last=drop_last, generator=generator)
+    settings = DataLoaderConfiguration(use_seedable_sampler=seedable)
     return plain if alone else Accelerator(cpu=True, dataloader_config=settings).prepare(plain)
+
+
+def reseeded(data: Any, generator: torch.Generator) -> RandomSampler:
+    """The order of accelerate's seedable sampler, whose generator is seeded anew by `set_epoch`."""
+    sampler = RandomSampler(data, generator=generator)
+    sampler.set_epoch = lambda epoch: generator.manual_seed(SEED + epoch)  # pyright: ignore[reportAttributeAccessIssue]
+    return sampler
 
 
 WORLD = [2]
@@ -117,7 +127,7 @@ class Training:
     def epoch(self, number: int, *, every: int = 1, stop: int | None = None) -> None:
         """Trains one epoch, or its first steps."""
         sampler = getattr(self.user, "sampler", None)
-        if isinstance(sampler, DistributedSampler):
+        if isinstance(sampler, DistributedSampler) or (self.model is self.plain and hasattr(sampler, "set_epoch")):
             sampler.set_epoch(number)
         run, batches = self.run, list[Tensor]()
         criterion = nn.CrossEntropyLoss() if run is None else run.criterion

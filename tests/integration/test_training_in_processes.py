@@ -49,26 +49,16 @@ def test_the_training_is_that_of_one_process(results, name, kind):
     assert_one_training([one["plans"][f"{name}, {kind}"] for one in results], whole)
 
 
-def steps_of(found, number):
-    """Ids of all processes in each step of an epoch."""
-    return [torch.cat(parts) for parts in zip(*(one["seen"][number] for one in found), strict=True)]
-
-
 @pytest.mark.parametrize("kind", ["accelerate", "accelerate, seedable"])
 @pytest.mark.parametrize("name", ["UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"])
 def test_loaders_that_accelerate_prepared(results, name, kind):
-    """Every sample of a plan once, all processes with the same weights, and the counts of one process."""
-    found = [one["prepared"][f"{name}, {kind}"] for one in results]
-    whole = cases.trained(cases.loader_of("Shuffle", 0, 1, cases.samples()), 0, 1, cases.METHODS[name]())
-    for number, batches in enumerate(whole["seen"]):
-        steps = steps_of(found, number)
-        assert all(len(torch.cat(steps).unique()) == sum(map(len, steps)) for _ in steps)
-        if name == "UniformSubset":
-            assert [len(step) for step in steps] == [len(batch) for batch in batches]
-            assert set(torch.cat(steps).tolist()) <= set(range(cases.N))
-    assert all(torch.equal(one, other) for one, other in zip(found[0]["weights"], found[-1]["weights"], strict=True))
-    trained = torch.cat(of_all(found, "trained"))
-    assert int(trained.sum()) == sum(len(step) for number in range(cases.EPOCHS) for step in steps_of(found, number))
+    whole = cases.trained(cases.loader_of(kind, 0, 1, cases.samples()), 0, 1, cases.METHODS[name]())
+    assert_one_training([one["prepared"][f"{name}, {kind}"] for one in results], whole)
+
+
+def steps_of(found, number):
+    """Ids of all processes in each step of an epoch."""
+    return [torch.cat(parts) for parts in zip(*(one["seen"][number] for one in found), strict=True)]
 
 
 @pytest.mark.parametrize("name", ["Kakurenbo", "Winnow", "InfoBatch", "UniformSubset"])
