@@ -4,6 +4,7 @@
 """
 
 import datetime
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -355,7 +356,50 @@ def _one_alone(rank: int) -> str:
     return "nothing"
 
 
-CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, resharded, refusals)
+def left_open(rank: int, size: int) -> dict[str, Any]:
+    """Loops whose last epoch is not ended by a step, and what `detach` makes of it; what one process alone may do."""
+    found: dict[str, Any] = {}
+    for name, every, stop in (("accumulated", 3, None), ("islice", 1, 20), ("break", 1, 7)):
+        training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, thresher.InfoBatch())
+        for number in range(EPOCHS - 1):
+            training.epoch(number)
+        run, batches = training.run, training.run.loader
+        for step, (x, y) in enumerate(itertools.islice(batches, 20) if name == "islice" else batches):
+            run.criterion(run.model(x), y).backward()
+            if (step + 1) % every == 0:
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+            if step + 1 == stop:
+                break
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            _ = run.history, run.records
+        warned = any("Call run.detach() in all processes" in str(one.message) for one in said)
+        run.detach()
+        found[name] = warned, run.trained.clone(), len(run.history)
+    method = Above(keep=0.5)
+    training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, method)
+    for x, y in training.run.loader:
+        outputs = training.run.model(x)
+        loss = training.run.criterion(outputs, y)
+        if rank == 0:
+            assert training.run.criterion(outputs, y).item() == loss.item()  # for a log, in one process alone
+        loss.backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+    found["weights"] = [p.detach().clone() for p in training.plain.parameters()]
+    for number in range(1, EPOCHS):
+        training.epoch(number)
+    try:
+        if rank == 0:
+            len(training.run.loader)
+    except RuntimeError as error:
+        found["length"] = str(error)
+    distributed.barrier()
+    return found
+
+
+CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, resharded, left_open, refusals)
 
 
 def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None:

@@ -148,3 +148,20 @@ def test_attached_too_early(monkeypatch):
     with pytest.raises(RuntimeError, match="before torch.distributed.init_process_group, so that each of the 2 processes"):
         iter(run.loader)
     check_attached_late_enough(had_group=True)
+
+
+@two
+@pytest.mark.parametrize(("name", "kept"), [("accumulated", 20), ("islice", 20), ("break", 7)])
+def test_the_last_epoch_ends_with_detach(results, name, kept):
+    """The losses of its last steps come home, also where the loop left it without a step or a question."""
+    warned, trained, entries = zip(*(one["left_open"][name] for one in results), strict=True)
+    assert set(warned) == {name != "break"} and set(entries) == {cases.EPOCHS - (name == "break")}
+    before = sum(int(part.sum()) for part in trained)
+    assert before >= 2 * cases.BATCH * kept
+
+
+@two
+def test_one_process_alone_may_log_a_loss_and_not_ask_for_a_plan_after_the_training(results):
+    for own, other in zip(*(one["left_open"]["weights"] for one in results), strict=True):
+        assert torch.equal(own, other)
+    assert "no plan of epoch 5 before all processes begin it together" in results[0]["left_open"]["length"]

@@ -61,7 +61,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     records = _records(_columns(given, checked), loader.n, here, checked.world)
     cost = Cost()
     for one in methods:
-        cost.add_scores(one.cost if requirements_of(one).cost else None)
+        cost.add_scores(_own_part(one.cost, checked.world) if requirements_of(one).cost else None)
     meter = Meter(cost)
     counts = _records({} if loader.streams else COUNT_OF_TRAINED, loader.n, here, checked.world)
     accumulator = StepAccumulator(records, meter, counts, count_steps=given.optimizer is None)
@@ -92,17 +92,22 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         steps_are_seen=given.optimizer is not None,
     )
     loader.connect(epochs)
+    epochs.plan_ahead()
     _check_smaller_batches(epochs, loader, given, checked)
     loader.prepared.follow(given.optimizer)
     if given.optimizer is not None:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
         epochs.step_checks = StepChecks(hooks, type(given.optimizer).__name__, parameters_elsewhere(given.model, hooks))
     claim(epochs, [given.loader, *optimizers_of(given)])
-    epochs.plan_ahead()
     state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
     return Run(
         Parts(methods[-1], loader, model, checked.criterion, epochs, attributor, accumulator, records, cost, stopwatch, state)
     )
+
+
+def _own_part(cost: tuple[int, int] | None, world: World) -> tuple[int, int] | None:
+    """The part of this process in the cost of scores, which the processes share out among them."""
+    return None if cost is None else ((cost[0] + world.rank) // world.size, (cost[1] + world.rank) // world.size)
 
 
 def _records(columns: dict[str, Column], n: int, device: torch.device, world: World) -> Records:

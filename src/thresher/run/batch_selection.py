@@ -203,7 +203,7 @@ class InForward(NoSelection):
         self.stage = self._stage = stage
         self._trained, self.instead = trained, instead
         self.measure = self._measure_chosen
-        self._chosen_in_step: list[tuple[Any, BatchPlan]] = []
+        self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
         self._before: dict[str, Any] = {}
         tools.attributor.on_disowned = self.disown
         self._share = 1.0
@@ -230,7 +230,7 @@ class InForward(NoSelection):
             raise ValueError(kept_losses_only(self._stage.method, criterion.own))
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
-        plan = self._choose_rows(attribution, found if all_count else _without_ignored(found))
+        plan, factor = self._choose_rows(attribution, found if all_count else _without_ignored(found))
         weights, k = _product(plan, weights), len(plan.rows)
         outputs, targets = (_take_samples(tree, plan, layout) for tree in (outputs, targets))
         small, alone = RowLayout(k, layout.repeat), None
@@ -248,14 +248,15 @@ class InForward(NoSelection):
             raise not_by_rows(error, criterion.own, k, layout.n) from error
         if to_compare:
             self._compare(alone, found["loss"].index_select(0, plan.rows))
-        return self._of_all_ranks(value, k), found, plan.rows
+        return _times(value, factor), found, plan.rows
 
-    def _of_all_ranks(self, value: Tensor, k: int) -> Tensor:
-        """Returns a mean over k rows so that the mean over the processes is that over the rows of all of them."""
+    def _factor(self, k: int) -> Tensor | None:
+        """Returns the factor of a mean over k rows, so that the mean over the processes is that over the rows of all of them.
+
+        None where processes keep equally many rows.
+        """
         world = self._tools.records.shard.world
-        if world.size == 1 or not self._by_chance:
-            return value
-        return value * world.share_of_mean(k, value.device).to(value.dtype)
+        return world.share_of_mean(k, self._tools.device) if world.size > 1 and self._by_chance else None
 
     def measuring(self, given: GivenLosses) -> MeasureLoss:
         """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
@@ -263,9 +264,9 @@ class InForward(NoSelection):
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
             layout = attribution.layout
             found = self._beside(given, layout, outputs[1], targets, self._tools.reader.chosen_by)
-            plan = self._choose_rows(attribution, found if given.all_count else _without_ignored(found))
+            plan, factor = self._choose_rows(attribution, found if given.all_count else _without_ignored(found))
             value = given.value(layout, _product(plan, weights), plan.rows)
-            return value if given.has_total else self._of_all_ranks(value, len(plan.rows)), found, plan.rows
+            return _times(value, None if given.has_total else factor), found, plan.rows
 
         return measure
 
@@ -289,18 +290,24 @@ class InForward(NoSelection):
                 )
         self._compared = True
 
-    def _choose_rows(self, attribution: Attribution, found: Mapping[str, Tensor]) -> BatchPlan:
-        """Asks the method about some rows; the same answer for a second loss of the same rows in a step."""
-        plan = next((one for key, one in self._chosen_in_step if key is not None and key == attribution.key), None)
-        if plan is None:
+    def _choose_rows(self, attribution: Attribution, found: Mapping[str, Tensor]) -> tuple[BatchPlan, Tensor | None]:
+        """Asks the method about some rows; the same answer for a second loss of the same rows in a step.
+
+        Returns:
+            The plan, and the factor of `_factor`.
+        """
+        chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
+        if chosen is None:
             ids, device = attribution.ids, self._tools.device
             inactive = self._is_inactive(self._stage)
             if not (self._attributor.trains_model or self._chosen_in_step):
                 self._before = self._stage.state_dict()
             plan = self._stage.whole(len(ids), device) if inactive else self._stage.plan(ids, found)
-            self._chosen_in_step.append((attribution.key, plan))
+            chosen = attribution.key, plan, self._factor(len(plan.rows))
+            self._chosen_in_step.append(chosen)
+        _, plan, factor = chosen
         self._share = len(plan.rows) / attribution.layout.n
-        return plan
+        return plan, factor
 
     def at_epoch_start(self) -> BatchSelection:
         """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
@@ -332,7 +339,7 @@ class InForward(NoSelection):
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches that are not in use any more."""
         first = number - BATCHES_AHEAD
-        self._chosen_in_step = [(key, plan) for key, plan in self._chosen_in_step if key is not None and key[0] > first]
+        self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
 
 
 class BeforeForward(NoSelection):
@@ -424,6 +431,10 @@ def _take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
 def _without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
     """Signals to choose by: a sample all of whose labels are ignored has nothing to teach, rather than no loss yet."""
     return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
+
+
+def _times(value: Tensor, factor: Tensor | None) -> Tensor:
+    return value if factor is None else value * factor.to(value.dtype)
 
 
 def _product(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:

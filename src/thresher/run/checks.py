@@ -118,7 +118,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
 
     Args:
         given: The arguments.
-        process_group: The process group; several processes are not supported yet.
+        process_group: Process group of the processes that train together; None for the default one.
 
     Raises:
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.

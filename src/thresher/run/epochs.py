@@ -30,7 +30,7 @@ from thresher.run.learning_rate import StepHooks
 from thresher.run.not_finite import not_finite
 from thresher.run.pace import BatchPlace, Position
 from thresher.run.planning import Planner, RunSettings, title_of
-from thresher.run.several import check_attached_late_enough, has_group
+from thresher.run.several import NO_FURTHER_PLAN, check_attached_late_enough, has_group
 from thresher.run.silence import SilentEpochs, plans_by_losses
 from thresher.run.step_checks import StepChecks
 
@@ -228,12 +228,18 @@ class Epochs:
         """The plan of the epoch in progress or, between epochs, of the one that comes next; made when first asked for.
 
         Raises:
+            RuntimeError: Several processes train, and the training is over.
             ValueError: The loader streams: there is nothing to plan.
         """
         if self._loader.streams:
             raise ValueError("run.plan: an IterableDataset has no epoch plan; rows are chosen in every batch")
         if self._alone:
             self.end.if_due()
+        elif self._plan is None:
+            raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self.settings.epochs))
+        return self._made_plan()
+
+    def _made_plan(self) -> HeldPlan:
         if self._plan is None:
             self._settle()
             self._plan = self._planner.plan(self.epoch, self._seed)
@@ -242,11 +248,20 @@ class Epochs:
     def plan_ahead(self) -> None:
         """Makes the plan of the next epoch, where processes must make it together: no other event is common to all of them."""
         if not self._alone and self.epoch < self.settings.epochs:
-            _ = self.held
+            self._made_plan()
 
     def plan_if_any(self) -> HeldPlan | None:
-        """Returns the plan; None for a stream, which has none."""
-        return None if self._loader.streams else self.held
+        """Returns the plan, which all processes ask for together; None for a stream, which has none."""
+        if self._alone:
+            self.end.if_due()
+        return None if self._loader.streams else self._made_plan()
+
+    def come_home(self) -> None:
+        """Stores what was recorded of samples whose records other processes hold; all processes call it together."""
+        self._accumulator.settle()
+        self._records.come_home()
+        self._accumulator.count_trained()
+        self._accumulator.counts.come_home()
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -356,9 +371,7 @@ class Epochs:
         self._accumulator.flush()
         if plan is not None and plan.refreshed:
             self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
-        self._records.come_home()
-        self._accumulator.count_trained()
-        self._accumulator.counts.come_home()
+        self.come_home()
         if complete:
             rest = max(0, self._loader.candidates - self._place.consumed)
             self._cost.full_forward += rest

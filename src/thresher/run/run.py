@@ -291,14 +291,23 @@ class Run(Uncopied):
 
     @property
     def records(self) -> Records:
-        """What is remembered of every sample, up to the last call of the criterion."""
+        """What is remembered of every sample, up to the last call of the criterion.
+
+        In several processes: of the samples of this one's block, `records.shard`, up to the end of the last epoch, or to
+        `detach`.
+        """
+        self._warn_if_open()
         self._epochs.end.if_due(after_last_step=True, reads=True)
         self._parts.accumulator.flush()
         return self._parts.records
 
     @property
     def trained(self) -> Tensor:
-        """Number of times each sample was trained on, shape (N,), int32; empty for a stream."""
+        """Number of times each sample was trained on, shape (N,), int32; empty for a stream.
+
+        In several processes of the samples of this one's block, as `records`.
+        """
+        self._warn_if_open()
         self._parts.accumulator.flush()
         return self._parts.accumulator.count_trained()
 
@@ -314,7 +323,18 @@ class Run(Uncopied):
     @property
     def history(self) -> list[dict[str, Any]]:
         """One entry per epoch that is over: the facts of its plan, what it computed, how many losses were not finite."""
+        self._warn_if_open()
         return self._epochs.history
+
+    def _warn_if_open(self) -> None:
+        """Says of several processes that an epoch is over, and that they have not ended it together."""
+        if self._parts.records.shard.world.size > 1 and self._epochs.end.due:
+            warnings.warn(
+                "The last epoch is over, and the processes have not ended it together: its last gradients were not stepped "
+                "with, or the loop did not ask run.loader for a further batch. Its records and its entry of run.history are "
+                "missing. Call run.detach() in all processes, and read them then.",
+                stacklevel=3,
+            )
 
     # Saving and leaving
 
@@ -353,9 +373,12 @@ class Run(Uncopied):
         self._parts.state.load(state, restore_rng=restore_rng)
 
     def detach(self) -> None:
-        """Takes the hooks off the optimizer and lets go of the data; the user's objects are as they were."""
+        """Takes the hooks off the optimizer and lets go of the data; the user's objects are as they were.
+
+        Several processes call it together. What they have recorded since the last epoch ended is then in `records`, too.
+        """
         self._epochs.end.if_due()
-        self._parts.accumulator.settle()
+        self._epochs.come_home()
         self._epochs.detach()
         self.loader.close()
 

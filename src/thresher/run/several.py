@@ -14,6 +14,10 @@ from thresher.passes.scoring import Scoring
 from thresher.shards import ALONE, World
 from thresher.subset.parallel import in_several_processes
 
+NO_FURTHER_PLAN = (
+    "There is no plan of epoch {} before all processes begin it together by iterating run.loader: attach was given epochs={}. "
+    "Ask for run.plan and len(run.loader) before the training is over."
+)
 NOT_SHARED = "sampler.generator"
 """Fact about a sampler in which processes may differ: accelerate gives all of them the same state before each epoch."""
 
