@@ -272,7 +272,7 @@ def overview(found: Mapping[str, Any]) -> str:
             _with_interval(arms["winnow"]["to_smaller"]),
             _with_interval(arms["shorter"]["to_full"]),
             f"{arms['winnow']['cost']:.3f}",
-            _in_words(one),
+            _in_words(one, arms["winnow"]["to_full"], found["margin"]),
         )
         for task, one in shown.items()
         for arms in (half["tasks"][task],)
@@ -292,16 +292,18 @@ def _title(task: str) -> str:
     return TITLES.get(task, task)
 
 
-def _in_words(one: Mapping[str, Any]) -> str:
-    counts = "" if one["counts"] else "; does not count: no way to spend less is shown to lose"
-    return f"{WORDS[one['to_full']]}; {WORDS[one['to_smaller'],]}{counts}"
+def _in_words(one: Mapping[str, Any], to_full: Mapping[str, Any], margin: float) -> str:
+    counts = "" if one["counts"] else f"; does not count: no way to spend less is shown to lose more than {margin:g}"
+    loses = one["to_full"] == "unclear" and to_full["high"] is not None and to_full["high"] < 0
+    words = f"some loss, not shown to exceed {margin:g}" if loses else WORDS[one["to_full"]]
+    return f"{words}; {WORDS[one['to_smaller'],]}{counts}"
 
 
 def _goal_in_words(found: Mapping[str, Any]) -> str:
     met, n = found["goal"], len(found["design"]["tasks"])
     return (
-        f"{_number(met['tasks'], n)} complete; what fell short comes first. On {met['counting']} of them something is lost by "
-        f"spending less. There, Winnow is shown to lose no more than {found['margin']:g} points on {met['no_loss']}, and to be "
+        f"{_number(met['tasks'], n)} complete; what fell short comes first. On {met['counting']} of them fewer epochs or "
+        f"random rows are shown, after the correction, to lose more than {found['margin']:g} points. There, Winnow is shown to lose no more than {found['margin']:g} points on {met['no_loss']}, and to be "
         f"better than smaller batches on {met['better']}. It is shown to be worse than smaller batches on {met['worse']}. The "
         f"goal that was set before the first training, {NO_LOSS_ON}, {BETTER_ON} and 0 tasks, is "
         f"{'met' if met['met'] else 'not met'}{'' if met['tasks'] == n else ' so far'}."
@@ -318,7 +320,8 @@ def _with_interval(paired: Mapping[str, Any]) -> str:
 
 
 def _finding(found: Mapping[str, Any]) -> str:
-    counts = "" if found["counts"] else "; the task does not count, because no way to spend less is shown to lose"
+    lose = f"no way to spend less is shown to lose more than {MARGIN:g} points after the correction"
+    counts = "" if found["counts"] else f"; the task does not count, because {lose}"
     return f"to full training: {found['to_full']}; to smaller batches: {found['to_smaller']}{counts}"
 
 

@@ -346,8 +346,6 @@ class Epochs:
         self._rest()
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
 
-    # Parts
-
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
             self.selection = selection
