@@ -20,7 +20,7 @@ from thresher.passes.engine import own_pass
 from thresher.run.attach import attach
 from thresher.run.pace import PacedLR
 from thresher.run.run import Run
-from thresher.transformers.checks import check_known_length, check_has_ids, check_settings_of, batches_in_epoch
+from thresher.transformers.checks import batches_in_epoch, check_has_ids, check_known_length, check_settings_of
 from thresher.transformers.losses import GIVE_LOSSES, PerPosition, divides_by_total, losses_of, without_loss
 
 Base: Any = object
