@@ -61,7 +61,7 @@ def by_hand(folder, method, accumulate):
     return net, run, updates
 
 
-@pytest.mark.parametrize(("method", "accumulate"), depth([("infobatch", 3), ("kakurenbo", 3), ("selective_backprop", 1)],
+@pytest.mark.parametrize(("method", "accumulate"), depth([("infobatch", 3), ("kakurenbo", 3)],
                                                          [(name, every) for name in METHODS for every in (1, 3)]))  # fmt: skip
 def test_equals_a_plain_loop(method, accumulate, tmp_path):
     method = METHODS[method]
