@@ -41,7 +41,7 @@ def test_readme(capsys, monkeypatch):
     assert run.cost.backward == len(module.dataset) // 2
 
 
-@pytest.mark.filterwarnings("ignore:.*tensorboardX", "ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:.*tensorboardX", "ignore:Checkpoint directory", "ignore:.*pin_memory")
 def test_frameworks(tmp_path, monkeypatch):
     """Trains with Lightning, as the page shows it."""
     monkeypatch.chdir(tmp_path)
@@ -49,6 +49,8 @@ def test_frameworks(tmp_path, monkeypatch):
     cost, method = names["selection"].run.cost, names["selection"].method
     assert isinstance(method, thresher.InfoBatch)
     assert 0 < cost.backward < cost.full_backward == 4 * 1000
+    cost = names["trainer"].run.cost
+    assert 0 < cost.backward < cost.full_backward == 4 * 400
 
 
 @pytest.mark.parametrize("page", ["docs/attribution.md", "docs/subset-backward.md"])

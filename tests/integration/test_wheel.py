@@ -28,7 +28,7 @@ for _ in range(2):
         optimizer.zero_grad()
 print(thresher.__file__)
 print(run.cost.backward)
-others = {"accelerate", "scipy", "sklearn", "typer", "rich", "pydantic", "yaml", "lightning"} & set(sys.modules)
+others = {"accelerate", "scipy", "sklearn", "typer", "rich", "pydantic", "yaml", "lightning", "transformers"} & set(sys.modules)
 print(sorted(others))
 """
 

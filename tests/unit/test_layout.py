@@ -21,7 +21,7 @@ FLOORS = (
     ("experiments.tasks",),
     ("experiments.training",),
     ("testing",),
-    ("lightning", "progress_lr"),
+    ("lightning", "transformers", "progress_lr"),
     ("run",),
     ("methods",),
     ("scores",),

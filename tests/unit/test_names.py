@@ -42,6 +42,7 @@ FORMER_FUNCTIONS = {"stages": "split_by_stage"}
 
 COMMAND = "the command has the name of the function that it calls"
 SHARED = {
+    "Selection": "the entrance of each framework, named in the same way",
     "DEFAULT_MARGIN": "the command line must answer without importing the statistics; a test holds the two equal",
     "advise": COMMAND,
     "compare": COMMAND,

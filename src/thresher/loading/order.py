@@ -20,6 +20,7 @@ from thresher.distributed.order import Keeps, Piece
 from thresher.loading.control import OrderPlace
 from thresher.loading.dealing import Deal
 from thresher.loading.live_settings import checked_batch_size
+from thresher.loading.prepared import is_seeded_by_epoch
 
 
 class Order(Protocol):
@@ -165,13 +166,14 @@ def as_ids(numbers: Iterable[Any], sampler: Any, n: int) -> Tensor:
 
 
 def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
-    """Returns the generators that a loader and its sampler draw from, each once.
+    """Returns the generators that a loader and its sampler draw from and do not seed themselves, each once.
 
     Args:
         sampler: Sampler of the loader.
         loader: The user's loader.
     """
-    found = [getattr(sampler, "generator", None), loader.generator]
+    of_sampler = None if is_seeded_by_epoch(sampler) else getattr(sampler, "generator", None)
+    found = [of_sampler, loader.generator]
     own = [generator for generator in found if isinstance(generator, torch.Generator)]
     return own[:1] if len(own) == 2 and own[0] is own[1] else own
 

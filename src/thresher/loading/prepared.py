@@ -104,6 +104,12 @@ def inner_sampler(batches: Any) -> Any:
     return (batches.batch_sampler if is_shard_of_accelerate(batches) else batches).sampler
 
 
+def is_seeded_by_epoch(sampler: Any) -> bool:
+    """Whether a sampler is the shuffle of accelerate that seeds its generator by the epoch, before each of its orders."""
+    loaders = sys.modules.get("accelerate.data_loader")
+    return loaders is not None and type(sampler) is loaders.SeedableRandomSampler
+
+
 def share_states(loader: Any) -> None:
     """Gives all processes the random states of the first one, as a loader that accelerate prepared does before each epoch."""
     if getattr(loader, "rng_types", None) is not None:

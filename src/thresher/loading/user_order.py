@@ -33,6 +33,7 @@ from thresher.loading.order import (
     generators_of,
     shuffled,
 )
+from thresher.loading.prepared import is_seeded_by_epoch
 from thresher.loading.shuffle import Shuffle, ShufflePasses
 
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
@@ -59,10 +60,17 @@ class UserOrder:
     @property
     def is_known(self) -> bool:
         """Whether the sampler yields every id once, in an order that tensors can reproduce with the same random numbers."""
-        kind = type(self.sampler)
-        if kind not in KNOWN or len(self.sampler.data_source) != self.n:
-            return False
-        return kind is not RandomSampler or (not self.sampler.replacement and self.sampler.num_samples == self.n)
+        return type(self.sampler) in KNOWN and self._has_all_once()
+
+    def _has_all_once(self) -> bool:
+        draws = isinstance(self.sampler, RandomSampler)
+        once = not draws or (not self.sampler.replacement and self.sampler.num_samples == self.n)
+        return once and len(self.sampler.data_source) == self.n
+
+    @property
+    def _is_seeded_shuffle(self) -> bool:
+        """Whether the order is a plain shuffle that the sampler makes itself."""
+        return is_seeded_by_epoch(self.sampler) and self._has_all_once()
 
     def _find_some_ids(self) -> Tensor | None:
         sampler, kind = self.sampler, type(self.sampler)
@@ -101,6 +109,7 @@ class UserOrder:
         once = self.some_ids is not None and not getattr(self.sampler, "replacement", False)
         return (
             self.is_known
+            or self._is_seeded_shuffle
             or type(self.sampler) is DistributedSampler
             or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
         )
@@ -148,7 +157,7 @@ class UserOrder:
     @property
     def is_free(self) -> bool:
         """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
-        return self.is_known and isinstance(self.sampler, RandomSampler | Shuffle)
+        return self._is_seeded_shuffle or (self.is_known and isinstance(self.sampler, RandomSampler | Shuffle))
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""

@@ -114,3 +114,32 @@ def test_a_shuffle_has_the_epochs_that_accelerate_counts():
         orders.append([[*ids(loader if run is None else run.loader, run)] for _ in range(3)])
     assert orders[0] == orders[1] == [[*thresher.Shuffle(range(N), seed=2)], *orders[1][1:]]
     assert len({tuple(order) for order in orders[0]}) == 3
+
+
+def test_the_shuffle_of_accelerate_has_every_sample_once():
+    """It seeds its generator by the epoch: plans may leave samples out of its order, and no state of it is saved."""
+    settings = {"criterion": nn.CrossEntropyLoss(), "model": nn.Linear(1, 4), "epochs": 3}
+    config = accelerate.utils.DataLoaderConfiguration(use_seedable_sampler=True)
+    data = TensorDataset(torch.arange(float(N)).unsqueeze(1), torch.arange(N) % 4)
+
+    def attached(method):
+        loader = accelerate.Accelerator(cpu=True, dataloader_config=config).prepare(DataLoader(data, B, shuffle=True))
+        return loader, thresher.attach(method, loader=loader, **settings)
+
+    def ids(loader, run=None):
+        for x, y in loader:
+            if run is not None:
+                run.criterion(run.model(x), y)
+            yield from x.flatten().int().tolist()
+
+    plain, _ = attached(thresher.FullData())
+    _, full = attached(thresher.FullData())
+    expected = [[*ids(plain)] for _ in range(3)]
+    assert [[*ids(full.loader, full)] for _ in range(3)] == expected
+    assert len({tuple(order) for order in expected}) == 3
+    _, run = attached(thresher.UniformSubset(keep=0.5))
+    assert run.loader.yields_once and run.loader.order_is_free and run.loader.generators() == []
+    for order in expected:
+        kept = set(run.plan.ids.tolist())
+        assert len(run.loader) == -(-len(kept) // B)
+        assert [*ids(run.loader, run)] == [one for one in order if one in kept]

@@ -1,0 +1,140 @@
+"""What `Selection` refuses: settings of Trainer under which a selection would be wrong."""
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from thresher.loading.loader import SelectedLoader
+from thresher.loading.prepared import inner_sampler
+from thresher.methods.full import FullData
+from thresher.run.checks import by_share, split_by_stage
+
+
+def unsupported(what: str, way_out: str) -> ValueError:
+    """Returns the error of a setting that is not supported.
+
+    Args:
+        what: Name of the setting and what was got.
+        way_out: Sentences that say why, and what to do.
+    """
+    return ValueError(f"thresher.transformers.Selection: {what} is not supported. {way_out}")
+
+
+def check_settings_of(trainer: Any, *, losses_are_given: bool) -> None:
+    """Refuses settings of a trainer.
+
+    Args:
+        trainer: Trainer, before it trains.
+        losses_are_given: Whether the user gave the losses by position.
+
+    Raises:
+        ValueError: A setting is not supported.
+    """
+    args = trainer.args
+    if args.max_steps > 0:
+        raise unsupported(
+            f"TrainingArguments(max_steps={args.max_steps})",
+            "How many steps an epoch has depends on the method: give num_train_epochs alone.",
+        )
+    if args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1:
+        raise unsupported(
+            f"TrainingArguments(num_train_epochs={args.num_train_epochs})",
+            "Methods plan whole epochs: give a whole number, 1 or more.",
+        )
+    if trainer.compute_loss_func is not None:
+        raise unsupported(
+            "Trainer(compute_loss_func=)",
+            "It returns the mean of the losses, and the method needs each of them: give per_position=, a function (outputs, "
+            "labels) -> (losses, valid).",
+        )
+    if trainer.label_smoother is not None and not losses_are_given:
+        raise unsupported(
+            f"TrainingArguments(label_smoothing_factor={args.label_smoothing_factor})",
+            "Smooth the labels in per_position=, a function (outputs, labels) -> (losses, valid), as with "
+            "torch.nn.functional.cross_entropy(..., label_smoothing=, reduction='none').",
+        )
+    for name in ("auto_find_batch_size", "enable_jit_checkpoint", "torch_compile"):
+        if getattr(args, name, False):
+            raise unsupported(f"TrainingArguments({name}=True)", _WHY[name])
+    _check_processes(trainer)
+
+
+_WHY = {
+    "auto_find_batch_size": "It begins the training again with the model that it has by then: give "
+    "per_device_train_batch_size, and gradient_accumulation_steps where memory is short.",
+    "enable_jit_checkpoint": "It saves between the batches of a step, whose losses a training that goes on would not see "
+    "again. Use save_strategy='steps' with save_steps=.",
+    "torch_compile": "In this version the model must not be compiled. A loop with thresher.attach takes compiled models.",
+}
+
+
+def _check_processes(trainer: Any) -> None:
+    args = trainer.args
+    sharded = trainer.is_deepspeed_enabled or trainer.is_fsdp_enabled or trainer.is_distributed_loading_by_transformers
+    if sharded or getattr(trainer.accelerator, "parallelism_config", None) is not None:
+        raise unsupported(
+            "A model in shards (DeepSpeed, FSDP, tensor or context parallelism)",
+            "Use data parallelism: torchrun with a model that fits into the memory of each device.",
+        )
+    if args.n_gpu > 1 or trainer.is_model_parallel:
+        raise unsupported(
+            f"One process with several devices (n_gpu={args.n_gpu})",
+            "Start one process per device with torchrun, or show one device with CUDA_VISIBLE_DEVICES.",
+        )
+
+
+def check_has_ids(loader: Any) -> None:
+    """Refuses a loader whose samples have no ids.
+
+    Args:
+        loader: Training loader of a trainer.
+
+    Raises:
+        ValueError: It is no DataLoader of a map-style dataset.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        dataset = type(getattr(loader, "dataset", loader)).__name__
+        raise unsupported(
+            f"A training loader over {dataset}",
+            "Give a train_dataset with __getitem__ and __len__. A loop with thresher.attach also takes streams.",
+        )
+
+
+def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:
+    """Refuses a run of which the number of batches of an epoch, now or later, is not known when it begins.
+
+    Args:
+        loader: Loader of the run.
+        method: Method, or list of methods, as `thresher.attach` takes it.
+        processes: Number of processes; of several, `attach` takes samplers of a known length only.
+
+    Raises:
+        ValueError: The sampler may repeat samples, and an epoch method leaves some out; or a batch method keeps rows by chance
+            and fills them up to full batches.
+    """
+    batches_in_epoch(loader)
+    epoch_method = split_by_stage(by_share(method)).epoch
+    if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
+        sampler = type(inner_sampler(loader.batch_sampler)).__name__
+        raise unsupported(
+            f"{type(epoch_method).__name__} beside a {sampler}, which may repeat samples,",
+            "Trainer needs to know the number of batches of an epoch when it begins. Use the sampler of Trainer itself.",
+        )
+
+
+def batches_in_epoch(loader: SelectedLoader) -> int:
+    """Returns the number of batches of an epoch, which Trainer needs to know when the epoch begins.
+
+    Args:
+        loader: Loader of a run.
+
+    Raises:
+        ValueError: It is not known before the epoch is over.
+    """
+    try:
+        return len(loader)
+    except TypeError as error:
+        raise ValueError(
+            f"thresher.transformers.Selection: {error} Trainer steps with the last batches of an accumulation by the number of "
+            "batches. Use the sampler of Trainer itself; for a method that chooses in the batch, forward_passes='once'."
+        ) from error

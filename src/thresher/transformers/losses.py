@@ -1,0 +1,185 @@
+"""Losses by position of a model's outputs, and their comparison with the loss that the model computes itself."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thresher.attribution.rows import RowLayout
+from thresher.losses.given import GivenLosses
+
+IGNORED = -100
+"""Label of a position that does not count."""
+
+PerPosition = Callable[[Any, Tensor], tuple[Tensor, Tensor]]
+"""`(outputs, labels) -> (losses, valid)`, both of shape (rows, ...)."""
+
+GIVE_LOSSES = (
+    "Give per_position=, a function (outputs, labels) -> (losses, valid) of the model's outputs without its own loss: the loss "
+    "of each position and whether it counts, both of shape (rows, ...)."
+)
+
+
+class Losses(Protocol):
+    """The losses of a training."""
+
+    criterion: Any
+    """Criterion of `forward`, as `thresher.attach` takes it."""
+    is_given: bool
+    """Whether the user gave the losses, so that they need not be those of the model."""
+
+    @property
+    def by_position(self) -> PerPosition:
+        """Function that returns the losses and whether they count, both of shape (rows, ...)."""
+        ...
+
+    def pair(self, outputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
+        """Returns the arguments of the criterion."""
+        ...
+
+
+class ClassLosses:
+    """Cross-entropy by position, with the label -100 for positions that do not count.
+
+    Args:
+        shifts: Whether the outputs at a position are of the label at the next one, as in causal language models.
+
+    Example:
+        >>> losses, valid = ClassLosses(shifts=True).by_position((torch.zeros(1, 3, 4),), torch.tensor([[1, 2, -100]]))
+        >>> valid
+        tensor([[ True, False, False]])
+    """
+
+    is_given = False
+
+    def __init__(self, *, shifts: bool) -> None:
+        self.criterion, self._shifts = nn.CrossEntropyLoss(ignore_index=IGNORED), shifts
+
+    def by_position(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the losses in float32, and whether the positions count, both of the shape of the labels.
+
+        Args:
+            outputs: Outputs of the model, with logits of shape (rows, ..., classes).
+            labels: Classes, shape (rows, ...), int64.
+
+        Raises:
+            ValueError: The shapes do not fit, or the labels are no classes.
+        """
+        logits, targets = self._checked(outputs, labels)
+        losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        return losses.view(targets.shape), targets != IGNORED
+
+    def pair(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns logits of shape (rows, classes, ...) and targets of shape (rows, ...), for `nn.CrossEntropyLoss`."""
+        logits, targets = self._checked(outputs, labels)
+        return logits.movedim(-1, 1), targets
+
+    def _checked(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
+        logits = outputs.get("logits") if isinstance(outputs, Mapping) else outputs[0]
+        if not isinstance(logits, Tensor) or labels.is_floating_point() or logits.shape[:-1] != labels.shape:
+            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ValueError(
+                f"thresher.transformers.Selection: labels of shape {tuple(labels.shape)} and dtype {labels.dtype} are no "
+                f"classes of the model's logits, {got}. {GIVE_LOSSES}"
+            )
+        return logits.float(), F.pad(labels[:, 1:], (0, 1), value=IGNORED) if self._shifts else labels
+
+
+class UsersLosses:
+    """Losses of the user's function.
+
+    Args:
+        function: Function `(outputs, labels) -> (losses, valid)`.
+    """
+
+    is_given = True
+
+    def __init__(self, function: PerPosition) -> None:
+        self.by_position, self.criterion = function, self
+
+    def __repr__(self) -> str:
+        return f"per_position={getattr(self.by_position, '__name__', self.by_position)}"
+
+    def pair(self, outputs: Any, labels: Tensor) -> tuple[Any, Tensor]:
+        """Returns its arguments."""
+        return outputs, labels
+
+    def __call__(self, outputs: Any, labels: Tensor) -> Tensor:
+        """Returns the loss of each sample, shape (rows,)."""
+        losses, valid = self.by_position(outputs, labels)
+        return GivenLosses(losses, valid).means(RowLayout(len(losses)))
+
+
+def losses_of(model: Any, per_position: PerPosition | None) -> Losses:
+    """Returns the losses of a model.
+
+    Args:
+        model: Model of the package transformers, without the wrapper of peft.
+        per_position: The user's function; None for the cross-entropy that the heads of most models compute.
+    """
+    if per_position is not None:
+        return UsersLosses(per_position)
+    decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return ClassLosses(shifts=type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not decodes)
+
+
+TrainerLoss = Callable[[Any, Any], Tensor]
+"""`(compute_loss_func, num_items_in_batch) -> loss` of a trainer for one batch."""
+
+
+def divides_by_total(
+    loss: TrainerLoss, losses: Losses, answer: Callable[[], tuple[Any, Tensor]], *, takes_total: bool, scale: int = 1
+) -> bool:
+    """Compares losses by position with the loss of a trainer, and returns whether this divides by `num_items_in_batch`.
+
+    Args:
+        loss: Function that computes the loss of the trainer, in evaluation mode, also by a function of its own.
+        losses: Losses to compare.
+        answer: Function that returns the outputs of the model for inputs with labels, without its own loss, and the labels.
+        takes_total: Whether the trainer counts `num_items_in_batch`; some models take it and leave it unread.
+        scale: Number by which the trainer multiplies a loss where it has counted. Default: 1.
+
+    Raises:
+        ValueError: The trainer has another loss, or none of these losses.
+    """
+    noted: list[tuple[Tensor, Tensor]] = []
+
+    def plain(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        noted.append(losses.by_position(outputs, labels))
+        return GivenLosses(*noted[-1]).plain()
+
+    mean = loss(plain, None)
+    if not noted:
+        raise ValueError(
+            "thresher.transformers.Selection: compute_loss of the trainer does not call compute_loss_func, as that of Trainer "
+            f"does, so that nothing would be selected. Call super().compute_loss in it. {GIVE_LOSSES}"
+        )
+    if losses.is_given:
+        return True
+    of_training, valid = noted[0]
+    of_answer, _ = losses.by_position(*answer())
+    own = [loss(None, None)]
+    if takes_total:
+        own.append(loss(None, 2 * valid.sum()) / scale)
+    divides = takes_total and _same(own[1], mean / 2)
+    follows = _same(own[0], mean) and (divides or _same(own[-1], mean))
+    if not (follows and torch.allclose(of_training, of_answer, rtol=1e-4, atol=1e-5)):
+        raise ValueError(
+            f"thresher.transformers.Selection: the loss of the trainer is {own[0].item():.6g} on the first batch, and the mean "
+            f"cross-entropy of its positions without labels is {mean.item():.6g}: the selection would train another loss. "
+            f"{GIVE_LOSSES} For an encoder with a decoder, the batch must have decoder_input_ids, as those of "
+            "DataCollatorForSeq2Seq(tokenizer, model=model)."
+        )
+    return divides
+
+
+def without_loss(outputs: Any) -> Any:
+    """Returns the outputs of a model that was given labels as those without labels; a tuple begins with the loss."""
+    return outputs if isinstance(outputs, Mapping) else outputs[1:]
+
+
+def _same(own: Tensor, other: Tensor) -> bool:
+    tolerance = 1e-4 if own.dtype in (torch.float32, torch.float64) else 2e-2
+    return torch.allclose(own.float(), other.float(), rtol=tolerance, atol=1e-6)

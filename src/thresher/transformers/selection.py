@@ -1,0 +1,397 @@
+"""`Selection`: the mixin that has a Trainer train on a choice of samples."""
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from transformers import Trainer, TrainerCallback
+from transformers.trainer_utils import IntervalStrategy, SaveStrategy, get_last_checkpoint
+
+from thresher.attribution.rows import AttributionError
+from thresher.loading.trees import leaves
+from thresher.passes.engine import own_pass
+from thresher.run.attach import attach
+from thresher.run.pace import PacedLR
+from thresher.run.run import Run
+from thresher.transformers.checks import batches_in_epoch, check_has_ids, check_known_length, check_settings_of
+from thresher.transformers.losses import GIVE_LOSSES, PerPosition, divides_by_total, losses_of, without_loss
+
+Base: Any = object
+"""Base of the mixin: beside the class of a trainer, whose methods it calls by `super`, it needs none."""
+
+GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "forward", "device", "process_group"}
+"""Arguments of `attach` that are no settings: `Selection` has its own, or Trainer knows them."""
+
+
+class Selection(Base):
+    """Trains with Trainer, or a subclass of it, on the samples that a method chooses.
+
+    Write it before the class of the trainer. The samples of each epoch are those of the plan, and every update of the
+    weights, evaluation and checkpoint comes where it would come in a training of so many batches. The scheduler is paced as by
+    `Run.pace`, and checkpoints have the state of the run beside Trainer's own files. See docs/frameworks.md for what is
+    supported.
+
+    The loss is the cross-entropy by position of the model's logits, without the positions with the label -100; with the first
+    batch it is compared with the loss of the model itself, and another loss is refused.
+
+    Args:
+        args: Arguments of the trainer, as without a selection.
+        selection: Method, list of methods or share of the cost, as `thresher.attach` takes it.
+        per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is no cross-entropy: the loss of each
+            position, shape (rows, ...), and a mask of those that count, of the same shape. Default: cross-entropy.
+        selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `signals`, `seed`,
+            `on_nonfinite` and `spend`. Default: none.
+        kwargs: Arguments of the trainer by name, as without a selection.
+
+    Raises:
+        TypeError: A setting is no argument of `thresher.attach`, or one that Trainer knows; or the class of the trainer is
+            written before `Selection`.
+        ValueError: Something that is not supported is given, or `train` is called with it; nothing was trained.
+
+    Example:
+        >>> import torch, transformers, thresher.transformers
+        >>> class MyTrainer(thresher.transformers.Selection, transformers.Trainer):
+        ...     pass
+        >>> MyTrainer.__mro__[1].__module__
+        'thresher.transformers.selection'
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        selection: Any,
+        per_position: PerPosition | None = None,
+        selection_settings: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        settings = dict(selection_settings or {})
+        known = set(inspect.signature(attach).parameters) - GIVEN_BY_TRAINER
+        if unknown := sorted(set(settings) - known):
+            raise TypeError(
+                f"Selection: selection_settings: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}"
+            )
+        super().__init__(*args, **kwargs)
+        self.selection, self.per_position, self.selection_settings = selection, per_position, settings
+        self._run: Run | None = None
+        self._saved: dict[str, Any] | None = None
+        self._scheduler_state: dict[str, Any] = {}
+        self._trains = False
+        self._divides: bool | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._ids: Tensor | None = None
+        self._done = self._length = 0
+        check_settings_of(self, losses_are_given=per_position is not None)
+        self.add_callback(StepEnd(self))
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+        if Trainer in order and order.index(Trainer) < order.index(Selection):
+            raise TypeError(
+                f"class {cls.__name__}: Trainer comes before thresher.transformers.Selection, so that nothing would be "
+                f"selected. Write class {cls.__name__}(thresher.transformers.Selection, Trainer)."
+            )
+
+    @property
+    def run(self) -> Run:
+        """The run of the training in progress or, after it, of the last one, with its cost, history and records.
+
+        Raises:
+            ValueError: No training has begun.
+        """
+        if self._run is None:
+            raise ValueError("thresher.transformers.Selection.run: no training has begun; call train() first")
+        return self._run
+
+    # What Trainer calls, in the order in which it does
+
+    def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains as `Trainer.train` does, on the samples that the method chooses.
+
+        Args:
+            resume_from_checkpoint: Folder of a checkpoint, or True for the last one, as `Trainer.train` takes it.
+            args: Further arguments of `Trainer.train`.
+            kwargs: Further arguments of `Trainer.train` by name.
+
+        Raises:
+            ValueError: A setting is not supported, or the checkpoint has no state of the run.
+        """
+        check_settings_of(self, losses_are_given=self.per_position is not None)
+        self._saved, self._divides = self._state_of(resume_from_checkpoint), None
+        try:
+            return super().train(resume_from_checkpoint, *args, **kwargs)
+        finally:
+            self._leave()
+
+    def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """Begins with the epoch of the run, because the number of steps does not tell it where epochs are shorter."""
+        found = super()._init_training_state(*args, **kwargs)
+        return found if self._saved is None else (self._saved["epoch"], 0)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Keeps the state of the scheduler until this is paced."""
+        own, held = self.lr_scheduler, HeldState()
+        self.lr_scheduler: Any = held
+        try:
+            super()._load_optimizer_and_scheduler(checkpoint)
+        finally:
+            self.lr_scheduler, self._scheduler_state = own, held.state
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> tuple[Any, Any]:
+        """Attaches the run, and goes on where the checkpoint was saved."""
+        check_has_ids(train_dataloader)
+        model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self._losses = losses = losses_of(self._users_model(), self.per_position)
+        self._run = run = attach(
+            self.selection,
+            loader=loader,
+            criterion=losses.criterion,
+            model=model,
+            optimizer=self.optimizer,
+            epochs=int(self.args.num_train_epochs),
+            forward=lambda module, batch: losses.pair(module(**without_labels(batch)), batch["labels"]),
+            device=self.args.device,
+            **self.selection_settings,
+        )
+        self._trains = True
+        check_known_length(run.loader, self.selection, processes=self.args.world_size)
+        self._pace(run, max_steps)
+        self._done = 0
+        if self._saved is not None:
+            run.load_state_dict(self._saved["run"])
+            self._done = self._saved["batches"]
+        self.callback_handler.lr_scheduler = self.lr_scheduler
+        self.callback_handler.train_dataloader = run.loader
+        return model, run.loader
+
+    def _run_epoch(self, *args: Any, steps_in_epoch: int, num_update_steps_per_epoch: int, **kwargs: Any) -> None:
+        """Runs an epoch with as many batches as its plan has; of an interrupted one those that are left."""
+        self._length = batches_in_epoch(self.run.loader)
+        steps = self._length - self._done
+        updates = math.ceil(steps / self.args.gradient_accumulation_steps)
+        super()._run_epoch(*args, steps_in_epoch=steps, num_update_steps_per_epoch=updates, **kwargs)
+        self._done = 0
+
+    def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> tuple[list[Any], Any]:
+        """Returns the batches of the next step, and the number of their positions that count."""
+        batches, total = super().get_batch_samples(epoch_iterator, num_batches, device)
+        self._batches = epoch_iterator
+        if self._trains and len(batches) < num_batches:
+            raise RuntimeError(self._wrong_length("fewer"))
+        return batches, total
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Trains on one batch, whose ids are those of the batch that the loader of the run has yielded."""
+        self._ids, self._done = ids_of_batch(self.run, inputs), self._done + 1
+        try:
+            return super().training_step(self.run.model, inputs, num_items_in_batch)
+        finally:
+            self._ids = None
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+        """Returns the loss: in training that of the selected samples, else that of the trainer."""
+        if self._ids is None:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        if self._divides is None:
+            self._compare(inputs, num_items_in_batch)
+        self.compute_loss_func = self._reduced
+        try:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        finally:
+            self.compute_loss_func = None
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Saves the states of the optimizer, of the scheduler without its pace, and of the run."""
+        if not self._trains:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        with self._users_scheduler() as pace:
+            super()._save_optimizer_and_scheduler(output_dir)
+        state = {"run": self.run.state_dict(), "epoch": self.run.epoch, "batches": self._done, "pace": pace}
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
+        torch.save(state | {"processes": self.args.world_size}, self._file_in(output_dir))
+
+    # Parts
+
+    def _users_model(self) -> Any:
+        """The model without the wrapper of peft, which has the names of the model's own class."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    def _file_in(self, checkpoint: Any) -> Path:
+        several = f"_{self.args.process_index}" if self.args.world_size > 1 else ""
+        return Path(checkpoint) / f"thresher{several}.pt"
+
+    def _state_of(self, checkpoint: Any) -> dict[str, Any] | None:
+        """Returns what `_save_optimizer_and_scheduler` saved; None for a training from its beginning."""
+        if checkpoint is True:
+            checkpoint = get_last_checkpoint(self.args.output_dir)
+        if checkpoint in (None, False):
+            return None
+        file, processes = self._file_in(checkpoint), self.args.world_size
+        if not file.is_file():
+            raise ValueError(
+                f"thresher.transformers.Selection: {checkpoint} has no file {file.name}, the state of the run: it was saved "
+                "without Selection, with save_only_model=True, or by another number of processes. Records and plans would "
+                "begin anew in the middle of the training. Load the weights alone, by from_pretrained, and call train() "
+                "without resume_from_checkpoint."
+            )
+        state = torch.load(file, weights_only=True, map_location="cpu")
+        if state["processes"] != processes:
+            raise ValueError(
+                f"thresher.transformers.Selection: {checkpoint} was saved by {state['processes']} processes, and these are "
+                f"{processes}. Go on with as many."
+            )
+        return state
+
+    def _pace(self, run: Run, max_steps: int) -> None:
+        """Paces the scheduler, and loads its state."""
+        own = self.lr_scheduler
+        counts = isinstance(own, LRScheduler) and not isinstance(own, ReduceLROnPlateau)
+        self.lr_scheduler = run.pace(own, max_steps) if counts else own
+        if self._saved is None:
+            return
+        pace = self._saved["pace"]
+        if (pace is None) == counts:
+            raise ValueError(
+                f"thresher.transformers.Selection: the checkpoint was saved with another kind of scheduler than "
+                f"{type(own).__name__}, and its state counts other steps. Use the same lr_scheduler_type."
+            )
+        self.lr_scheduler.load_state_dict({"scheduler": self._scheduler_state, **pace} if counts else self._scheduler_state)
+
+    @contextmanager
+    def _users_scheduler(self) -> Iterator[dict[str, Any] | None]:
+        """Has the user's scheduler in the place of the paced one, and gives the state of the pace."""
+        paced = self.lr_scheduler
+        if not isinstance(paced, PacedLR):
+            yield None
+            return
+        self.lr_scheduler = paced.scheduler
+        try:
+            yield {name: value for name, value in paced.state_dict().items() if name != "scheduler"}
+        finally:
+            self.lr_scheduler = paced
+
+    def _compare(self, inputs: Mapping[str, Any], total: Any) -> None:
+        """Finds out whether the loss is divided by the number of positions of the step, and that it is this loss."""
+        if "labels" not in inputs:
+            names = ", ".join(inputs)
+            raise ValueError(
+                f"thresher.transformers.Selection: the batch has no `labels`, only {names}. Name the labels so in the dataset "
+                "or in the data_collator, and say what the loss is where it is no cross-entropy: " + GIVE_LOSSES
+            )
+        compute, metrics = super().compute_loss, copy.deepcopy(getattr(self, "_metrics", None))
+        scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+
+        def loss(function: Any, total: Any) -> Tensor:
+            self.compute_loss_func = function
+            return compute(self.model, {**inputs}, num_items_in_batch=total)
+
+        try:
+            with own_pass([self.model], devices=[self.args.device]), self.compute_loss_context_manager():
+                self._divides = divides_by_total(
+                    loss,
+                    self._losses,
+                    lambda: (without_loss(self.model(**inputs)), inputs["labels"]),
+                    takes_total=total is not None,
+                    scale=scale,
+                )
+        finally:
+            self.compute_loss_func = None
+            if metrics is not None:  # of trl's trainers, which note them in every call
+                self._metrics = metrics
+
+    def _reduced(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """Returns the loss of the selected samples, as Trainer calls `compute_loss_func`."""
+        losses, valid = self._losses.by_position(outputs, labels)
+        made, targets = self._losses.pair(outputs, labels)
+        total = num_items_in_batch if self._divides else None
+        return self.run.reduce(losses, self._ids, made, targets, valid=valid, total=total)
+
+    def _step_is_over(self, control: Any) -> None:
+        """Ends the epoch after its last step: before evaluation and before checkpoints."""
+        args, state, run = self.args, self.state, self.run
+        state.epoch = run.epoch + self._done / self._length if self._done < self._length else state.epoch
+        if self._done < self._length:
+            return
+        if next(self._batches, None) is not None:
+            raise RuntimeError(self._wrong_length("more"))
+        self._done, state.epoch = 0, float(run.epoch)
+        if run.epoch < run.epochs or control.should_training_stop:
+            return
+        control.should_training_stop = True
+        if args.eval_strategy == IntervalStrategy.STEPS and args.eval_delay <= state.global_step:
+            control.should_evaluate = True
+        if args.save_strategy == SaveStrategy.STEPS:
+            control.should_save = True
+
+    def _wrong_length(self, what: str) -> str:
+        return (
+            f"The epoch has {what} batches than the {self._length} that its loader has named: its sampler does not yield as "
+            "many ids as it says. Make the sampler's __len__ right, or use the sampler of Trainer itself."
+        )
+
+    def _leave(self) -> None:
+        """Leaves the scheduler as it was, and detaches the run."""
+        self._saved, self._batches = None, iter(())
+        if isinstance(self.lr_scheduler, PacedLR):
+            self.lr_scheduler = self.callback_handler.lr_scheduler = self.lr_scheduler.scheduler
+        if self._trains:
+            self._trains = False
+            self.run.detach()
+
+
+class StepEnd(TrainerCallback):
+    """Tells a trainer that a step is over.
+
+    Args:
+        trainer: The trainer.
+    """
+
+    def __init__(self, trainer: Selection) -> None:
+        self._trainer = trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Tells it."""
+        self._trainer._step_is_over(control)
+
+
+class HeldState:
+    """Holds the state that is loaded into it."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Holds a state."""
+        self.state = state_dict
+
+
+def ids_of_batch(run: Run, batch: Any) -> Tensor | None:
+    """Returns the ids of a batch of the run; None where it has no tensor, for which Trainer has an error.
+
+    A tensor with as many columns as rows does not tell which of them are the samples; one of fewer dimensions does.
+
+    Args:
+        run: The run.
+        batch: Batch that its loader has yielded.
+
+    Raises:
+        AttributionError: No tensor of the batch names its samples.
+    """
+    tensors = sorted(leaves(batch), key=Tensor.dim)
+    for tensor in tensors[:-1]:
+        with suppress(AttributionError):
+            return run.ids_of(tensor)
+    return run.ids_of(tensors[-1]) if tensors else None
+
+
+def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the inputs of a batch."""
+    return {name: value for name, value in batch.items() if name != "labels"}

@@ -1,0 +1,196 @@
+"""Trainer trains on a choice of samples, as a plain loop with `thresher.attach` does."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import BatchEncoding, default_data_collator
+
+import thresher
+from depth import depth
+from helpers import assert_same
+from transformers_cases import EPOCHS, FULL, METHODS, N, Sentences, model, outcome, trainer
+
+pytestmark = [pytest.mark.usefixtures("shared_traces"), pytest.mark.filterwarnings("ignore:.*saves time on this model")]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("causal", [False, True])
+def test_full_data_changes_nothing(causal, accumulate, tmp_path):
+    settings = {"gradient_accumulation_steps": accumulate, "eval_strategy": "epoch"}
+    found = []
+    for method in (None, thresher.FullData()):
+        made = trainer(tmp_path, method, causal, **settings)
+        made.train()
+        found.append((outcome(made), made.rates, made.evaluated, made.seen))
+    assert_same(found[1], found[0])
+    assert made.lr_scheduler.get_last_lr() == [0, 0]
+    assert not list(tmp_path.iterdir())
+
+
+def by_hand(folder, method, accumulate):
+    """The same training of the classification as a plain loop; Trainer adds the means of its micro-batches up."""
+    made = trainer(folder, gradient_accumulation_steps=accumulate)
+    net, loader, steps = made.model, made.get_train_dataloader(), EPOCHS * -(-FULL // accumulate)
+    optimizer = made.create_optimizer()
+    run = thresher.attach(
+        method,
+        loader=loader,
+        model=net,
+        criterion=nn.CrossEntropyLoss(),
+        optimizer=optimizer,
+        epochs=EPOCHS,
+        forward=lambda net, batch: (net(batch["input_ids"], batch["attention_mask"]).logits, batch["labels"]),
+    )
+    scheduler, updates = run.pace(made.create_scheduler(steps), steps), []
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        last = len(run.loader)
+        for number, batch in enumerate(run.loader, 1):
+            net.train()
+            outputs = run.model(batch["input_ids"], batch["attention_mask"]).logits
+            losses = F.cross_entropy(outputs, batch["labels"], reduction="none")
+            run.reduce(losses, outputs=outputs, targets=batch["labels"]).backward()
+            if number % accumulate == 0 or number == last:
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        made.evaluate()  # its loader draws a random number
+        updates.append(-(-last // accumulate))
+    return net, run, updates
+
+
+@pytest.mark.parametrize(("method", "accumulate"), depth([("infobatch", 3), ("kakurenbo", 3)],
+                                                         [(name, every) for name in METHODS for every in (1, 3)]))  # fmt: skip
+def test_equals_a_plain_loop(method, accumulate, tmp_path):
+    method = METHODS[method]
+    net, run, updates = by_hand(tmp_path, method, accumulate)
+    made = trainer(tmp_path, method, gradient_accumulation_steps=accumulate, eval_strategy="epoch")
+    made.train()
+    for name, value in net.state_dict().items():
+        assert torch.allclose(made.model.state_dict()[name], value, atol=1e-6), name
+    assert [dict(entry) for entry in made.run.history] == [dict(entry) for entry in run.history]
+    assert made.state.global_step == sum(updates) == made.run.cost.steps
+    assert [step for _, step in made.evaluated] == torch.tensor(updates).cumsum(0).tolist()
+    assert [epoch for epoch, _ in made.evaluated] == [1, 2, 3]
+    assert all(one.grad is None for one in made.model.parameters())
+    assert made.lr_scheduler.get_last_lr() == [0, 0]
+    assert type(made.lr_scheduler) is torch.optim.lr_scheduler.LambdaLR
+
+
+@pytest.mark.parametrize("method", depth(["infobatch", "selective_backprop"], list(METHODS)))
+def test_a_causal_model(method, tmp_path):
+    made = trainer(tmp_path, METHODS[method], causal=True, gradient_accumulation_steps=3, eval_strategy="epoch")
+    made.train()
+    assert made.lr_scheduler.get_last_lr() == [0, 0]
+    assert len(made.evaluated) == EPOCHS
+    losses = made.run.records["loss"]
+    assert losses.isfinite().all() and losses.min() > 0
+    kept = sum(entry["kept"] for entry in made.run.history)
+    of_batches = EPOCHS * FULL  # SelectiveBackprop keeps one of four rows, and of the one row of the last batch
+    assert made.run.cost.backward == (of_batches if method == "selective_backprop" else kept if method != "winnow" else 3 * 22)
+
+
+def test_the_loss_of_a_sample_is_the_mean_over_its_words(tmp_path):
+    made = trainer(tmp_path, thresher.FullData(), causal=True, learning_rate=0.0, num_train_epochs=1, weight_decay=0.0)
+    made.model.eval()
+    made.model.train = lambda mode=True: made.model  # no dropout
+    made.train()
+    data = Sentences(causal=True)
+    with torch.no_grad():
+        logits = made.model(data.words, attention_mask=data.mask).logits[:, :-1]
+    losses = F.cross_entropy(logits.mT, data.labels[:, 1:], reduction="none")
+    expected = losses.sum(1) / (data.labels[:, 1:] != -100).sum(1)
+    assert torch.allclose(made.run.records["loss"], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("strategy", ["steps", "no"])
+def test_the_end_of_a_shorter_training(strategy, tmp_path):
+    """Trainer evaluates and saves at the last step; it would not know which it is."""
+    settings = {"eval_strategy": strategy, "save_strategy": strategy, "eval_steps": 1000, "save_steps": 1000}
+    made = trainer(tmp_path, thresher.UniformSubset(keep=0.5), **settings)
+    made.train()
+    assert made.state.global_step == EPOCHS * 6 < made.state.max_steps
+    assert made.state.epoch == EPOCHS
+    assert made.evaluated == ([(EPOCHS, EPOCHS * 6)] if strategy == "steps" else [])
+    assert [path.name for path in tmp_path.iterdir()] == (["checkpoint-18"] if strategy == "steps" else [])
+
+
+def test_forward_passes_before_the_loop(tmp_path):
+    settings = {"forward_passes": "twice", "seed": 3}
+    made = trainer(tmp_path, METHODS["selective_backprop"], causal=True, with_selection_settings=settings)
+    made.train()
+    assert made.run.cost.scoring == EPOCHS * N
+    assert made.lr_scheduler.get_last_lr() == [0, 0]
+
+
+def test_scheduler_by_a_metric_and_one_of_the_user(tmp_path):
+    settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "lr_scheduler_kwargs": {"patience": 0}}
+    made = trainer(tmp_path, METHODS["infobatch"], **settings)
+    made.train()
+    assert type(made.lr_scheduler) is torch.optim.lr_scheduler.ReduceLROnPlateau
+    assert made.lr_scheduler.last_epoch == EPOCHS
+    net = model(causal=False)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=EPOCHS * FULL)
+    made = trainer(tmp_path, METHODS["infobatch"], net=net, with_optimizers=(optimizer, scheduler))
+    made.train()
+    assert made.lr_scheduler is scheduler
+    assert scheduler.last_epoch == EPOCHS * FULL
+
+
+def test_a_second_training_and_an_evaluation(tmp_path):
+    made = trainer(tmp_path, METHODS["kakurenbo"])
+    with pytest.raises(ValueError, match="no training has begun"):
+        _ = made.run
+    before = made.evaluate()["eval_loss"]
+    runs = []
+    for _ in range(2):
+        made.train()
+        runs.append(made.run)
+        assert len(made.run.history) == EPOCHS
+    assert runs[0] is not runs[1]
+    assert made.evaluate()["eval_loss"] != before
+    assert made.compute_loss_func is None
+
+
+def test_other_collate_functions(tmp_path):
+    made = trainer(
+        tmp_path, METHODS["infobatch"], with_data_collator=lambda rows: BatchEncoding(default_data_collator(rows)),
+        dataloader_drop_last=True, train_sampling_strategy="sequential",
+    )  # fmt: skip
+    made.train()
+    assert made.state.epoch == EPOCHS
+    assert set(made.seen) == {4}
+
+
+class Lengths(Sentences):
+    """A regression of the number of words."""
+
+    def __getitem__(self, index):
+        row = super().__getitem__(index)
+        return row | {"labels": row["attention_mask"].sum().float()}
+
+
+def squares(outputs, labels):
+    losses = F.mse_loss(outputs.logits.squeeze(-1), labels, reduction="none")
+    return losses, torch.ones_like(losses, dtype=torch.bool)
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_losses_of_the_user(accumulate, tmp_path):
+    found = []
+    data = {"with_train_dataset": Lengths(causal=False), "gradient_accumulation_steps": accumulate}
+    for method, own in ((None, {}), (thresher.FullData(), {"with_per_position": squares})):
+        made = trainer(tmp_path, method, net=model(causal=False, num_labels=1), **data, **own)
+        made.train()
+        found.append(made.model.state_dict())
+    if accumulate == 1:
+        for name, value in found[0].items():
+            assert torch.allclose(found[1][name], value, atol=1e-5), name
+    net = model(causal=False, num_labels=1)
+    settings = {"with_per_position": squares, "with_selection_settings": {"forward_passes": "twice"}}
+    made = trainer(tmp_path, METHODS["selective_backprop"], net=net, **settings, **data)
+    made.train()
+    assert made.run.cost.scoring == EPOCHS * N

@@ -1,0 +1,84 @@
+"""A training with Trainer that goes on from a checkpoint has the bits of one that was not interrupted."""
+
+import pytest
+import torch
+
+import thresher
+from depth import DEEP, depth
+from helpers import assert_same
+from transformers_cases import METHODS, outcome, trainer
+
+pytestmark = pytest.mark.usefixtures("shared_traces")
+CASES = [("infobatch", False, 1), ("kakurenbo", True, 3)]
+
+
+def saved(folder, method, causal, **settings):
+    settings = {"save_strategy": "steps", "save_steps": 1} | settings
+    made = trainer(folder, method, causal, **settings)
+    made.train()
+    return made, sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+
+
+@pytest.mark.parametrize(
+    ("method", "causal", "accumulate"),
+    depth(CASES, [(name, causal, every) for name in METHODS for causal in (False, True) for every in (1, 3)]),
+)
+def test_goes_on_after_any_step(method, causal, accumulate, tmp_path):
+    method, settings = METHODS[method], {"gradient_accumulation_steps": accumulate}
+    made, checkpoints = saved(tmp_path / "whole", method, causal, **settings)
+    expected = outcome(made)
+    assert all((path / "thresher.pt").is_file() for path in checkpoints)
+    for path in checkpoints if DEEP else checkpoints[1 :: len(checkpoints) // 2]:
+        torch.manual_seed(9)
+        again = trainer(tmp_path / "again", method, causal, **settings)
+        again.train(str(path))
+        assert_same(outcome(again), expected, path.name)
+        assert again.rates == made.rates[len(made.rates) - len(again.rates) :]
+        assert [dict(entry) for entry in again.run.history] == [dict(entry) for entry in made.run.history]
+
+
+def test_goes_on_after_an_evaluation(tmp_path):
+    settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "dataloader_num_workers": 1}
+    made, checkpoints = saved(tmp_path, METHODS["infobatch"], causal=False, **settings)
+    expected = outcome(made)
+    again = trainer(tmp_path, METHODS["infobatch"], **settings)
+    again.train(str(checkpoints[1]))
+    assert again.evaluated == made.evaluated[2:]
+    assert_same(outcome(again), expected)
+    last = trainer(tmp_path, METHODS["infobatch"], **settings)
+    last.train(resume_from_checkpoint=True)
+    assert last.seen == []
+    assert_same(last.model.state_dict(), made.model.state_dict())
+
+
+def test_the_scheduler_file_is_that_of_trainer(tmp_path):
+    made, checkpoints = saved(tmp_path, thresher.UniformSubset(keep=0.5), causal=False, save_steps=1000)
+    state = torch.load(checkpoints[0] / "scheduler.pt", weights_only=True)
+    assert state["last_epoch"] == 36
+    plain = trainer(tmp_path / "plain", num_train_epochs=6)
+    plain.train(str(checkpoints[0]))
+    assert plain.lr_scheduler.last_epoch == 36 + len(plain.seen)
+
+
+def test_refused_checkpoints(tmp_path):
+    method = thresher.UniformSubset(keep=0.5)
+    plain, with_run = tmp_path / "plain", tmp_path / "run"
+    made = trainer(plain, save_strategy="epoch", num_train_epochs=1)
+    made.train()
+    _, checkpoints = saved(with_run, method, causal=False, save_strategy="epoch")
+    _, weights = saved(tmp_path / "weights", method, causal=False, save_strategy="epoch", save_only_model=True)
+    for path in (plain / "checkpoint-12", weights[0]):
+        again = trainer(tmp_path / "again", method)
+        before = {name: value.clone() for name, value in again.model.state_dict().items()}
+        with pytest.raises(ValueError, match="no file thresher.pt, the state of the run"):
+            again.train(str(path))
+        assert_same(again.model.state_dict(), before)
+    settings = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch"}
+    with pytest.raises(ValueError, match="another kind of scheduler than ReduceLROnPlateau"):
+        trainer(tmp_path / "again", method, **settings).train(str(checkpoints[0]))
+    with pytest.raises(ValueError, match="total=36, this one has total=48"):
+        trainer(tmp_path / "again", method, num_train_epochs=4).train(str(checkpoints[0]))
+    state = torch.load(checkpoints[0] / "thresher.pt", weights_only=True)
+    torch.save(state | {"processes": 2}, checkpoints[0] / "thresher.pt")
+    with pytest.raises(ValueError, match="saved by 2 processes, and these are 1"):
+        trainer(tmp_path / "again", method).train(str(checkpoints[0]))
