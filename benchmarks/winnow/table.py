@@ -303,8 +303,9 @@ def _goal_in_words(found: Mapping[str, Any]) -> str:
     met, n = found["goal"], len(found["design"]["tasks"])
     return (
         f"{_number(met['tasks'], n)} complete; what fell short comes first. On {met['counting']} of them fewer epochs or "
-        f"random rows are shown, after the correction, to lose more than {found['margin']:g} points. There, Winnow is shown to lose no more than {found['margin']:g} points on {met['no_loss']}, and to be "
-        f"better than smaller batches on {met['better']}. It is shown to be worse than smaller batches on {met['worse']}. The "
+        f"random rows are shown, after the correction, to lose more than {found['margin']:g} points. There, Winnow is shown to "
+        f"lose no more than {found['margin']:g} points on {met['no_loss']}, and to be better than smaller batches on "
+        f"{met['better']}. It is shown to be worse than smaller batches on {met['worse']}. The "
         f"goal that was set before the first training, {NO_LOSS_ON}, {BETTER_ON} and 0 tasks, is "
         f"{'met' if met['met'] else 'not met'}{'' if met['tasks'] == n else ' so far'}."
     )

@@ -379,6 +379,13 @@ class StepAccumulator:
             if entry.dirty:
                 self._write(entry)
 
+    def come_home(self) -> None:
+        """Writes everything, and stores what other processes have recorded of the samples whose records are held here."""
+        self.settle()
+        self.count_trained()
+        self._records.come_home()
+        self.counts.come_home()
+
     def settle(self) -> None:
         """Writes everything, and adds the numbers that the device counted."""
         self.flush()

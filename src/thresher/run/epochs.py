@@ -233,35 +233,25 @@ class Epochs:
         """
         if self._loader.streams:
             raise ValueError("run.plan: an IterableDataset has no epoch plan; rows are chosen in every batch")
-        if self._alone:
-            self.end.if_due()
-        elif self._plan is None:
+        if self._plan is None and not self._alone:
             raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self.settings.epochs))
-        return self._made_plan()
-
-    def _made_plan(self) -> HeldPlan:
-        if self._plan is None:
-            self._settle()
-            self._plan = self._planner.plan(self.epoch, self._seed)
-        return self._plan
+        plan = self.plan_if_any()
+        assert plan is not None
+        return plan
 
     def plan_ahead(self) -> None:
         """Makes the plan of the next epoch, where processes must make it together: no other event is common to all of them."""
         if not self._alone and self.epoch < self.settings.epochs:
-            self._made_plan()
+            self.plan_if_any()
 
     def plan_if_any(self) -> HeldPlan | None:
         """Returns the plan, which all processes ask for together; None for a stream, which has none."""
         if self._alone:
             self.end.if_due()
-        return None if self._loader.streams else self._made_plan()
-
-    def come_home(self) -> None:
-        """Stores what was recorded of samples whose records other processes hold; all processes call it together."""
-        self._accumulator.settle()
-        self._records.come_home()
-        self._accumulator.count_trained()
-        self._accumulator.counts.come_home()
+        if self._plan is None and not self._loader.streams:
+            self._settle()
+            self._plan = self._planner.plan(self.epoch, self._seed)
+        return self._plan
 
     @property
     def history(self) -> list[dict[str, Any]]:
@@ -369,7 +359,7 @@ class Epochs:
         self._accumulator.flush()
         if plan is not None and plan.refreshed:
             self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
-        self.come_home()
+        self._accumulator.come_home()
         if complete:
             rest = max(0, self._loader.candidates - self._place.consumed)
             self._cost.full_forward += rest

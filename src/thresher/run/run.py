@@ -378,7 +378,7 @@ class Run(Uncopied):
         Several processes call it together. What they have recorded since the last epoch ended is then in `records`, too.
         """
         self._epochs.end.if_due()
-        self._epochs.come_home()
+        self._parts.accumulator.come_home()
         self._epochs.detach()
         self.loader.close()
 
