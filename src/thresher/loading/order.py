@@ -1,7 +1,7 @@
-"""The loader of a run: the user's DataLoader rebuilt, its order filtered by the plan.
+"""The ids of an epoch in the order of the user's sampler, and the batch sampler that serves those which the plan keeps.
 
-The user's sampler decides the order, the plan only who stays. RandomSampler and SequentialSampler have a fast path on
-tensors that draws the same random numbers; any other sampler is filtered as it comes.
+Orders that are known come in tensors, with the same random numbers drawn; the ids of any other sampler are filtered as they
+come.
 """
 
 import operator

@@ -80,7 +80,7 @@ class DrawnRows:
     """The rows of this process where the rows of each step are drawn from candidates.
 
     Args:
-        drawn: RankRows of each step, of all ranks.
+        drawn: Rows of each step, of all ranks.
         sizes: Numbers of one process.
         world: The ranks.
     """
