@@ -1,7 +1,8 @@
 """The cost of a run in samples, beside the cost that full training would have had by now."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 UNSEEN = "the loop called neither run.model nor run.criterion, so that its passes cannot be counted"
 
@@ -72,6 +73,24 @@ class Cost:
         full = self.full_forward + backward_to_forward * self.full_backward
         return (self.forward + backward_to_forward * self.backward) / full if full else float("nan")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the counts, the cost and what was saved, as plain values for a log or a JSON file.
+
+        Returns:
+            The fields of the class by name, and `ratio`, the cost with 2 forwards a backward; `measured_ratio`, the cost with
+            the measured `backward_to_forward`; and `time_saved`, the share of full training's time in passes through the model
+            that was saved, 1 - `measured_ratio`, negative where more was spent. What is not known is None.
+
+        Example:
+            >>> cost = Cost(forward=100, backward=50, steps=10, full_forward=100, full_backward=100, backward_to_forward=1.0)
+            >>> {name: cost.to_dict()[name] for name in ("ratio", "measured_ratio", "time_saved")}
+            {'ratio': 0.6666666666666666, 'measured_ratio': 0.75, 'time_saved': 0.25}
+        """
+        own = self.backward_to_forward
+        measured = None if own is None else _known(self.ratio(own))
+        saved = None if measured is None else 1 - measured
+        return asdict(self) | {"ratio": _known(self.ratio()), "measured_ratio": measured, "time_saved": saved}
+
     @property
     def _why_unknown(self) -> str | None:
         if self.unknown is None and (self.full_forward or self.steps) and self.forward <= self.refresh + self.scoring:
@@ -93,6 +112,10 @@ class Cost:
             f"{self.scoring:,}), backward {self.backward:,} of {self.full_backward:,}, {self.steps:,} steps: "
             f"{self.ratio():.3f} of full training at 2 forwards a backward{measured}"
         )
+
+
+def _known(ratio: float) -> float | None:
+    return None if math.isnan(ratio) else ratio
 
 
 def break_even(forward_s: float, backward_s: float) -> float:

@@ -47,3 +47,12 @@ def test_break_even_refuses(value: float) -> None:
     for name, arguments in (("forward_s", (value, 1.0)), ("backward_s", (1.0, value))):
         with pytest.raises(ValueError, match=f"^break_even: `{name}` must be a positive finite number of seconds, got {value}"):
             break_even(*arguments)
+
+
+def test_as_plain_values() -> None:
+    cost = Cost(forward=100, backward=50, scoring=10, steps=10, full_forward=100, full_backward=100)
+    assert cost.to_dict() == dataclasses.asdict(cost) | {"ratio": 200 / 300, "measured_ratio": None, "time_saved": None}
+    measured = dataclasses.replace(cost, backward_to_forward=3.0).to_dict()
+    assert (measured["measured_ratio"], measured["time_saved"]) == (250 / 400, 1 - 250 / 400)
+    unknown = dataclasses.replace(cost, backward_to_forward=3.0, unknown="a reason").to_dict()
+    assert (unknown["ratio"], unknown["measured_ratio"], unknown["time_saved"]) == (None, None, None)

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from thresher.lightning.epoch_batches import length_of
 from thresher.loading.loader import SelectedLoader
 from thresher.methods.full import FullData
-from thresher.run.checks import by_share, split_by_stage
+from thresher.run.checks import split_by_stage
+from thresher.run.naming import method_of
 
 
 def not_supported(what: str, way_out: str) -> ValueError:
@@ -151,7 +152,7 @@ def check_length(loader: SelectedLoader, method: Any) -> None:
             and fills them up to full batches.
     """
     length_of(loader)
-    epoch_method = split_by_stage(by_share(method)).epoch
+    epoch_method = split_by_stage(method_of(method)).epoch
     if not loader.yields_once and not isinstance(epoch_method, FullData):
         raise not_supported(
             f"{type(epoch_method).__name__} beside a {type(loader.sampler).__name__}, which may repeat samples,",

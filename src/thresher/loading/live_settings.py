@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.collate_check import CheckedCollate, UnknownRows, checked
 from thresher.loading.prepared import inner_sampler
@@ -30,6 +30,11 @@ class OfUser(Uncopied):
     """Base of a loader that shows the attributes of the user's loader as its own, and sets them there."""
 
     _user: DataLoader[Any]
+
+    def __repr__(self) -> str:
+        user = self._user
+        samples = "a stream" if isinstance(user.dataset, IterableDataset) else f"{self.n:,} samples"
+        return f"{type(self).__name__}({samples}, {type(user).__name__} with batch_size={user.batch_size})"
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

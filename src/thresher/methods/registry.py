@@ -5,6 +5,9 @@ list of the methods needs neither a method nor torch to be imported.
 """
 
 import ast
+import difflib
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib import import_module
@@ -139,9 +142,16 @@ def load(name: str) -> type:
     """
     known = _targets()
     if name not in known:
-        raise ValueError(f"no method {name!r}; there are {', '.join(sorted(known))}")
+        raise ValueError(f"no method {name!r}; there are {', '.join(sorted(known))}{_nearest(name, known)}")
     module, _, attribute = known[name].partition(":")
     return getattr(import_module(module), attribute)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    """Returns a question that names the method that was probably meant; "" where none is near."""
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\s-]+", "_", name).lower()
+    near = difflib.get_close_matches(snake, sorted(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def create(name: str, **settings: Any) -> Any:

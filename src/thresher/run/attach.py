@@ -14,12 +14,13 @@ from thresher.methods.contract import Method
 from thresher.passes.engine import Forward
 from thresher.passes.scoring import Scoring
 from thresher.run.assembly import build_run
-from thresher.run.checks import Arguments, by_share, check
+from thresher.run.checks import Arguments, check
+from thresher.run.naming import method_of
 from thresher.run.run import Run
 
 
 def attach(
-    method: Method | Sequence[Method] | float | str,
+    method: Method | float | str | Sequence[Method | float | str],
     *,
     loader: DataLoader[Any],
     criterion: Any,
@@ -40,12 +41,13 @@ def attach(
 
     Args:
         method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch). A
-            number such as 0.5, or "50%", is the share of the cost of full training to spend: `Winnow(share)`.
+            number such as 0.5, or "50%", is the share of the cost of full training to spend: `Winnow(share)`. A name of
+            `thresher methods`, such as "kakurenbo", is that method with its default settings.
         loader: Training DataLoader; its settings and the order of its sampler are kept. Batch methods, and a share alone, also
             take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none".
-        model: Model; names the rows of its outputs. Needed where the method makes forward passes of its own.
+        model: Model, whose outputs name their rows. Needed where the method makes forward passes of its own.
         optimizer: Optimizer; its steps are counted. Needed where the method scales the learning rate.
         epochs: Number of epochs of the whole training, 1 or more, to which schedules of methods refer.
         forward: Function `(model, batch) -> (outputs, targets)` of own passes. Default: `(model(batch[0]), batch[1])`.
@@ -74,7 +76,6 @@ def attach(
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
-    method = by_share(method)
-    given = Arguments(method, loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
+    given = Arguments(method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
     given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend)
     return build_run(given, check(given, process_group))

@@ -19,7 +19,6 @@ from thresher.losses.signals import ABOUT_CLASSES
 from thresher.methods._on_stream import OnStream
 from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
 from thresher.methods.full import FullData
-from thresher.methods.winnow import Winnow
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.attached import check_free
@@ -267,30 +266,6 @@ def check_settings(epochs: Any, forward_passes: Any, scoring: Any, on_nonfinite:
         raise ValueError(f"`on_nonfinite` must be 'keep' or 'raise', got {on_nonfinite!r}")
     if not isinstance(seed, int):
         raise TypeError(f"`seed` must be an int, got {type(seed).__name__}")
-
-
-def by_share(method: Any) -> Any:
-    """Returns `Winnow(share)` for a number or a percentage; anything else as it is.
-
-    Args:
-        method: Argument of `attach`.
-
-    Raises:
-        ValueError: A text is no percentage, or the share is outside (0, 1].
-    """
-    if isinstance(method, bool) or not isinstance(method, int | float | str):
-        return method
-    share = method
-    if isinstance(method, str):
-        try:
-            share = float(method.removesuffix("%")) / 100 if method.endswith("%") else float("nan")
-        except ValueError:
-            share = float("nan")
-    if not 0 < float(share) <= 1:
-        raise ValueError(
-            f"`method`: the share of the cost of full training must be within (0, 1], such as 0.5 or '50%', got {method!r}"
-        )
-    return Winnow(share=float(share))
 
 
 def check_spend(spend: Any, method: EpochMethod, *, streams: bool) -> None:

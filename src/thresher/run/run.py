@@ -23,6 +23,8 @@ from thresher.run.epochs import Epochs
 from thresher.run.pace import PacedLR, paced
 from thresher.run.state import SavedState
 from thresher.run.stopwatch import Stopwatch
+from thresher.run.summary import Facts, as_html, as_text, facts, numbers_of
+from thresher.run.trackers import log_of
 
 
 @dataclass(frozen=True)
@@ -335,6 +337,65 @@ class Run(Uncopied):
                 "missing. Call run.detach() in all processes, and read them then.",
                 stacklevel=3,
             )
+
+    def summary(self) -> str:
+        """Returns a few lines about the run: its method, the last epoch that is over, cost, and time saved in the model.
+
+        Example:
+            >>> import torch, thresher
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
+            >>> run = thresher.attach("infobatch", loader=loader, criterion=torch.nn.CrossEntropyLoss(), epochs=9)
+            >>> print(run.summary())
+            method   InfoBatch()
+            epochs   0 of 9 are over
+            samples  4
+            cost     no steps yet, so that there is no cost yet
+        """
+        return as_text(self._facts())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._facts())
+
+    def _facts(self) -> Facts:
+        cost, history = self.cost, self.history
+        samples = None if self.loader.streams else self.loader.n
+        return facts(self.method, f"{self.epoch} of {self.epochs} are over", samples, history[-1] if history else None, cost)
+
+    def log(self, tracker: Any, *, step: int | None = None, prefix: str = "thresher/") -> None:
+        """Gives the numbers of the last epoch that is over to a tracker; call it once after each epoch.
+
+        They are the numbers of its entry in `run.history`, and those of `run.cost.to_dict()` for the whole run, with "run/"
+        before their names. What is not known is left out.
+
+        Args:
+            tracker: TensorBoard's SummaryWriter, a run of W&B, the module mlflow, a tracker of accelerate, a logger of
+                Lightning, or a function `(numbers, step)`.
+            step: Step to log at, for trackers that take steps in ascending order only. Default: the number of the epoch,
+                0-based.
+            prefix: Text before each name. Default: "thresher/".
+
+        Raises:
+            TypeError: The tracker has no known way to take numbers.
+            ValueError: No epoch is over yet.
+
+        Example:
+            >>> import torch, thresher
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
+            >>> model, criterion = torch.nn.Linear(2, 2), torch.nn.CrossEntropyLoss()
+            >>> run = thresher.attach("full", loader=loader, criterion=criterion, model=model, epochs=1)
+            >>> for x, y in run.loader:
+            ...     run.criterion(run.model(x), y).backward()
+            >>> run.log(lambda numbers, step: print(step, numbers["thresher/kept"], numbers["thresher/run/ratio"]))
+            0 4 1.0
+        """
+        log, cost, history = log_of(tracker), self.cost, self.history
+        if not history:
+            raise ValueError("run.log: no epoch is over yet; call it after the loop over run.loader has ended")
+        entry = history[-1]
+        numbers = numbers_of([entry, {f"run/{name}": value for name, value in cost.to_dict().items()}])
+        log({prefix + name: value for name, value in numbers.items()}, entry["epoch"] if step is None else step)
 
     # Saving and leaving
 

@@ -7,7 +7,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.prepared import inner_sampler
 from thresher.methods.full import FullData
-from thresher.run.checks import by_share, split_by_stage
+from thresher.run.checks import split_by_stage
+from thresher.run.naming import method_of
 
 
 def unsupported(what: str, way_out: str) -> ValueError:
@@ -113,7 +114,7 @@ def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -
             and fills them up to full batches.
     """
     batches_in_epoch(loader)
-    epoch_method = split_by_stage(by_share(method)).epoch
+    epoch_method = split_by_stage(method_of(method)).epoch
     if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         sampler = type(inner_sampler(loader.batch_sampler)).__name__
         raise unsupported(

@@ -1,0 +1,165 @@
+"""What a run says of itself."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import thresher
+from thresher.cost import Cost
+from thresher.run.summary import as_html, as_text, as_written, facts, numbers_of
+
+N = 40
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(TensorDataset(torch.randn(N, 3), torch.arange(N) % 2))
+
+
+def attached(method, dataset=None, epochs=4):
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = dataset or TensorDataset(torch.randn(N, 3), torch.arange(N) % 2)
+    loader = DataLoader(data, 5, shuffle=None if dataset else True)
+    run = thresher.attach(
+        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=epochs
+    )
+    return run, optimizer
+
+
+def trained(run, optimizer, epochs=1):
+    for _ in range(epochs):
+        for x, y in run.loader:
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run
+
+
+def lines_of(run):
+    return dict(line.split("  ", 1) for line in run.summary().splitlines())
+
+
+def test_before_anything_was_trained():
+    run, _ = attached(thresher.Kakurenbo(max_fraction=0.4))
+    found = {name.strip(): value.strip() for name, value in lines_of(run).items()}
+    assert found == {
+        "method": "Kakurenbo(max_fraction=0.4)",
+        "epochs": "0 of 4 are over",
+        "samples": "40",
+        "cost": "no steps yet, so that there is no cost yet",
+    }
+
+
+def test_after_epochs():
+    run = trained(*attached(thresher.UniformSubset(keep=0.5)), epochs=2)
+    run._parts.stopwatch._pairs.clear()
+    run._parts.cost.backward_to_forward = None
+    found = {name.strip(): value.strip() for name, value in lines_of(run).items()}
+    assert found["epochs"] == "2 of 4 are over"
+    assert found["last epoch"] == "planned 20 samples, 50.0%; 20 went backward in 4 steps"
+    assert found["passes"] == "forward 40 of 80 samples, backward 40 of 80, 8 steps"
+    assert found["cost"] == "0.500 of full training at 2 forwards a backward"
+    assert found["time in the model"].startswith("unknown: too few steps were timed")
+
+
+def test_time_saved_needs_the_measured_ratio():
+    run = trained(*attached(thresher.UniformSubset(keep=0.5), epochs=9), epochs=6)
+    found = {name.strip(): value.strip() for name, value in lines_of(run).items()}
+    assert found["time in the model"].startswith("50.0% saved, by the measured ")
+    assert run.cost.to_dict()["time_saved"] == pytest.approx(0.5)
+
+
+def test_an_unknown_cost_is_printed_as_unknown():
+    run, optimizer = attached(thresher.UniformSubset(keep=0.5))
+    with pytest.warns(UserWarning, match="no loss was credited in a whole epoch"):
+        for _ in run.loader:
+            optimizer.step()
+    assert "unknown after" in run.summary() and "saved" not in run.summary()
+    assert run.cost.to_dict()["ratio"] is None
+
+
+def test_a_scaled_rate_and_losses_that_are_not_finite_are_said():
+    entry = {"kept": 30, "steps": 6, "backward": 30, "lr_scale": 1.3333, "nonfinite": 2}
+    found = dict(facts(thresher.FullData(), "1 of 2 are over", 40, entry, Cost()))
+    assert found["last epoch"].endswith("; learning rate times 1.33; 2 losses not finite")
+
+
+def test_a_stream_has_no_number_of_samples():
+    run, _ = attached(thresher.RandomBackprop(keep=0.5), Stream())
+    assert "a stream" in run.summary() and "a stream" in repr(run.loader)
+
+
+def test_a_notebook_gets_a_table_and_markup_in_names_is_text():
+    run, _ = attached(thresher.UniformSubset(keep=0.5))
+    assert run._repr_html_().startswith("<table><tr><th") and "UniformSubset(keep=0.5)" in run._repr_html_()
+    assert as_html([("<b>", "<i>")]).count("&lt;") == 2
+
+
+def test_the_loader_says_what_it_is_and_plans_nothing():
+    run, _ = attached(thresher.UniformSubset(keep=0.5))
+    assert repr(run.loader) == "SelectedLoader(40 samples, DataLoader with batch_size=5)"
+    assert run._epochs._plan is None
+
+
+def test_values_stand_below_each_other():
+    assert as_text([("a", "1"), ("long name", "2")]) == "a          1\nlong name  2"
+
+
+def test_a_method_is_written_with_what_differs():
+    @dataclass(frozen=True)
+    class Own:
+        keep: float
+        other: int = 3
+
+    assert as_written(Own(0.5)) == "Own(keep=0.5)" and as_written(Own(0.5, 4)) == "Own(keep=0.5, other=4)"
+    assert as_written("text") == "'text'"
+
+
+class Board:
+    def __init__(self):
+        self.seen = {}
+
+    def add_scalar(self, name, value, step):
+        self.seen[name, step] = value
+
+
+class Weights:
+    def __init__(self):
+        self.seen = {}
+
+    def log(self, numbers, step=None):
+        self.seen |= {(name, step): value for name, value in numbers.items()}
+
+
+class Flow(Weights):
+    def log_metrics(self, metrics, step=None, synchronous=None):
+        Weights.log(self, metrics, step)
+
+
+@pytest.mark.parametrize("kind", [Board, Weights, Flow])
+def test_each_tracker_gets_the_numbers_of_the_last_epoch(kind):
+    run = trained(*attached(thresher.UniformSubset(keep=0.5)), epochs=2)
+    tracker = kind()
+    run.log(tracker)
+    run.log(tracker, step=70, prefix="")
+    assert tracker.seen["thresher/kept", 1] == 20 and tracker.seen["thresher/run/ratio", 1] == 0.5
+    assert tracker.seen["kept", 70] == 20 and tracker.seen["run/steps", 70] == 8
+    assert ("thresher/run/time_saved", 1) not in tracker.seen or run.cost.backward_to_forward is not None
+    assert all(isinstance(value, int | float) and not isinstance(value, bool) for value in tracker.seen.values())
+
+
+def test_log_refuses():
+    run, optimizer = attached(thresher.UniformSubset(keep=0.5))
+    with pytest.raises(ValueError, match="run.log: no epoch is over yet; call it after"):
+        run.log(print)
+    with pytest.raises(TypeError, match=r"`tracker` must have add_scalar, log_metrics or log, or be a .* got int; for"):
+        run.log(3)
+
+
+def test_only_numbers_are_logged():
+    assert numbers_of([{"a": 1, "b": None, "c": "x", "d": True, "e": [1]}, {"a": 2.5}]) == {"a": 2.5}
