@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def run_and_print(task: str, methods: str, seeds: str, epochs: int, out: Path, **options: Any) -> None:
-    """Runs a comparison and prints its table, its sentences, and the paths of the report and the results.
+    """Runs a comparison and prints its verdicts, what to do, and the paths of the report and the results.
 
     Args:
         task: Name of a task, or the user's own training as FILE.py:FUNCTION.
@@ -27,17 +27,15 @@ def run_and_print(task: str, methods: str, seeds: str, epochs: int, out: Path, *
         ValueError: An argument is not valid, or does not fit the others.
         FileNotFoundError: The data is not there.
     """
-    from thresher.cli._console import CAPTION, open_console, summary_table
+    from thresher.cli._console import open_console
+    from thresher.cli._summary import print_summary
     from thresher.experiments.training.store import RESULTS
     from thresher.report.page import write_report
 
     console = open_console()
     results = run_with_progress(console, task, methods, seeds, epochs, out, **options)
-    console.print(summary_table(results))
-    for row in results["summary"]:
-        if row["control_of"] is None:
-            console.print(row["sentence"], markup=False, highlight=False)
-    typer.echo(f"\n{CAPTION}\n{write_report(out, options.get('data'))}\n{out / RESULTS}")
+    print_summary(console, results)
+    typer.echo(f"{write_report(out, options.get('data'))}\n{out / RESULTS}")
 
 
 def run_with_progress(

@@ -9,12 +9,8 @@ if TYPE_CHECKING:
 PLAIN_WIDTH = 120
 """Width in columns where the output is not a terminal."""
 
-CAPTION = """\
-cost and CPU time are shares of full training
-controls, at the cost of the method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs,
-smaller@ with smaller batches, and placebo@ as the method does, with its losses or scores permuted among samples
-"""
-"""Text below the table of a comparison."""
+LEAST_NAME = 16
+"""Columns that the names in a table have at least."""
 
 
 def open_console() -> "Console":
@@ -27,39 +23,34 @@ def open_console() -> "Console":
     return console
 
 
+def print_table(console: "Console", table: "Table") -> None:
+    """Prints a table; where the console is too narrow for its columns, each row as lines, the heading before each cell.
+
+    Args:
+        console: Console to print to.
+        table: Table whose first column names the rows.
+    """
+    from rich.measure import Measurement
+    from rich.padding import Padding
+    from rich.text import Text
+
+    unlimited = console.options.update(max_width=1_000_000)
+    if Measurement.get(console, unlimited, table).minimum <= console.width:
+        console.print(table)
+        return
+    headings = [" ".join(str(column.header).split()) for column in table.columns]
+    if table.title is not None:
+        console.print(table.title, markup=False, highlight=False)
+    for name, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        console.print(f"\n{name}", markup=False, highlight=False)
+        for heading, cell in zip(headings[1:], cells, strict=True):
+            if cell:
+                console.print(Padding(Text(f"{heading}: {cell}"), (0, 0, 0, 4)))
+
+
 def percent(share: float) -> str:
     """Returns a share as percent with two decimals."""
     return f"{100 * share:.2f} %"
-
-
-def summary_table(results: dict[str, Any]) -> "Table":
-    """Returns the table of the summary in results.json.
-
-    Args:
-        results: Content of results.json.
-    """
-    from rich import box
-    from rich.table import Table
-
-    metric = results["runs"][0]["metric"]["name"]
-    seeds = len({run["seed"] for run in results["runs"]})
-    title = f"{results['task']}, {results['epochs']} epochs, {seeds} seed{'s' if seeds > 1 else ''}, {results['device']}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    named = [(_name_cell(row), word) for row in results["summary"] for word in row["method"].split()]
-    table.add_column("\nmethod", width=max(len(word) + len(cell) - len(cell.lstrip()) for cell, word in named))
-    for heading in (f"{metric},\n%", "difference to full\n[95 % interval]", "\ncost", "CPU\ntime"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("\nverdict", min_width=12)
-    for row in results["summary"]:
-        table.add_row(
-            _name_cell(row),
-            _mean_cell(row),
-            _difference_cell(row),
-            f"{row['cost_ratio']:.3f}",
-            f"{row['cpu_ratio']:.2f}",
-            row["verdict"],
-        )
-    return table
 
 
 def targets_table(measured: dict[str, Any]) -> "Table":
@@ -72,7 +63,7 @@ def targets_table(measured: dict[str, Any]) -> "Table":
     from rich.table import Table
 
     table = Table(title="cost and CPU time to reach an error of", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("\nmethod", overflow="fold")
+    table.add_column("\nmethod", overflow="fold", min_width=LEAST_NAME)
     table.add_column("error at\nthe end", justify="right", no_wrap=True)
     for target in measured["targets"]:
         table.add_column(f"{percent(target['error'])} ({target['factor']:g}x)\ncost, CPU, seeds", justify="right", no_wrap=True)
@@ -87,19 +78,3 @@ def _target_cell(reached: dict[str, Any]) -> str:
     if reached["cost_to_full"] is None:
         return f"not reached, {seeds}"
     return f"{reached['cost_to_full']:.2f}, {reached['cpu_to_full']:.2f}, {seeds}"
-
-
-def _name_cell(row: dict[str, Any]) -> str:
-    return f"  {row['method']}" if row["control_of"] else row["method"]
-
-
-def _mean_cell(row: dict[str, Any]) -> str:
-    spread = "" if row["std"] is None else f" ± {100 * row['std']:.2f}"
-    return f"{100 * row['mean']:.2f}{spread}"
-
-
-def _difference_cell(row: dict[str, Any]) -> str:
-    if row["difference"] is None:
-        return ""
-    bounds = "" if row["ci95"] is None else " [{:+.2f}, {:+.2f}]".format(*(100 * bound for bound in row["ci95"]))
-    return f"{100 * row['difference']:+.2f}{bounds}"

@@ -1,11 +1,23 @@
 """Progress of a comparison: bars on a terminal, plain lines elsewhere."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from threading import Event, Thread
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 
 from thresher.cli._console import percent
 from thresher.experiments.comparison.compare import Watcher
@@ -16,79 +28,77 @@ REDRAWS_PER_SECOND = 2
 """Redraws of the bars per second; few, because drawing takes time from the training."""
 
 
+HEARTBEAT_S = 60.0
+"""Seconds between the lines that say how far it is, where there is no terminal."""
+WIDE = 100
+"""Columns of a terminal from which the metric and the time that has passed are shown beside the bars."""
+
+
 @contextmanager
 def progress_on(console: Console) -> Iterator[Watcher]:
-    """Yields a watcher of a comparison that shows bars on a terminal, and elsewhere prints one line per finished run.
+    """Yields a watcher of a comparison that shows bars on a terminal.
+
+    Elsewhere it prints one line per finished run, and each minute one that says how far it is.
 
     Args:
         console: Console to print to.
     """
-    if not console.is_terminal:
-        yield RunLines(console)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("epochs {task.fields[note]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+    shown = console.is_terminal
+    bars = Progress(
+        *_columns(console.width),
+        console=console,
+        expand=True,
+        disable=not shown,
+        refresh_per_second=REDRAWS_PER_SECOND,
+        speed_estimate_period=3600,
     )
-    with Progress(*columns, console=console, refresh_per_second=REDRAWS_PER_SECOND, speed_estimate_period=120) as progress:
-        yield RunBars(console, progress)
+    with bars as progress:
+        watcher = RunProgress(console, progress)
+        with nullcontext() if shown else _each(HEARTBEAT_S, watcher.beat):
+            yield watcher
 
 
-class RunLines(Watcher):
-    """Prints one plain line per finished run."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._runs, self._done = 0, 0
-
-    def planned(self, runs: int, epochs: int) -> None:
-        """Restarts the count, since several comparisons may follow each other."""
-        self._runs, self._done = runs, 0
-        self._print(f"up to {runs} runs of {epochs} epochs")
-
-    def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
-        """Prints the metric of a finished run and the time that it took."""
-        self._done += 1
-        took = "kept from before" if reused else f"{run['wall_s']:.1f} s"
-        metric = run["metric"]
-        self._print(f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {percent(metric['value'])}, {took}")
-
-    def shared(self, job: Job) -> None:
-        """Prints that a control serves several methods, and counts one run fewer."""
-        self._runs -= 1
-        self._print(f"{job.name}: a control of several methods, trained once")
-
-    def left_out(self, method: str, control: Control, why: str) -> None:
-        """Prints which control a method does not have, and why."""
-        self._print(left_out_sentence({"method": method, "control": control, "why": why}))
-
-    def dropped(self, job: Job) -> None:
-        """Counts one run fewer."""
-        self._runs -= 1
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _columns(width: int) -> list[ProgressColumn]:
+    """Returns columns that are whole at any width from 60, but for the name of the run, which gives way."""
+    name = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    counts = MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9))
+    left = [TextColumn("left"), TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))]
+    if width < WIDE:
+        return [name, BarColumn(8), counts, *left]
+    return [name, BarColumn(30), counts, TextColumn("epochs {task.fields[note]}"), TimeElapsedColumn(), *left]
 
 
-class RunBars(RunLines):
-    """Shows one bar for all runs and one for each run in progress, with the time left."""
+@contextmanager
+def _each(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+    """Calls a function in regular intervals, in a thread of its own, until the block is left."""
+    over = Event()
+
+    def beat() -> None:
+        while not over.wait(seconds):
+            call()
+
+    thread = Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class RunProgress(Watcher):
+    """Prints one line per finished run, and keeps one bar for all runs and one for each run in progress."""
 
     def __init__(self, console: Console, progress: Progress) -> None:
-        super().__init__(console)
-        self._progress = progress
-        self._epochs = 0
+        self._console, self._progress = console, progress
+        self._runs, self._done, self._epochs = 0, 0, 0
         self._all = progress.add_task("all runs", total=None, note="")
         self._bars: dict[str, TaskID] = {}
 
     def planned(self, runs: int, epochs: int) -> None:
-        """Sets the length of the bar of all runs."""
-        super().planned(runs, epochs)
-        self._epochs = epochs
+        """Restarts the counts, since several comparisons may follow each other."""
+        self._runs, self._done, self._epochs = runs, 0, epochs
+        self._print(f"up to {runs} runs of {epochs} epochs")
         self._progress.reset(self._all, total=runs * epochs)
 
     def started(self, job: Job) -> None:
@@ -102,22 +112,38 @@ class RunBars(RunLines):
         self._progress.advance(self._all)
 
     def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
-        """Removes the bar of the run; a run that was kept from before does not count for the time left."""
-        super().finished(job, run, reused=reused)
+        """Prints the metric of a finished run and its time; one that was kept from before does not count for the time left."""
+        self._done += 1
+        took = "kept from before" if reused else f"{run['wall_s']:.1f} s"
+        metric = run["metric"]
+        self._print(f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {percent(metric['value'])}, {took}")
         if reused:
             self._shorten(self._epochs)
         else:
             self._remove_bar(job)
 
     def shared(self, job: Job) -> None:
-        """Shortens the bar of all runs by the run that is not repeated."""
-        super().shared(job)
+        """Prints that a control serves several methods, and counts one run fewer."""
+        self._runs -= 1
+        self._print(f"{job.name}: a control of several methods, trained once")
         self._shorten(self._epochs)
 
+    def left_out(self, method: str, control: Control, why: str) -> None:
+        """Prints which control a method does not have, and why."""
+        self._print(left_out_sentence({"method": method, "control": control, "why": why}))
+
     def dropped(self, job: Job) -> None:
-        """Removes the bar of the run, and shortens the bar of all runs by it."""
-        super().dropped(job)
+        """Counts one run fewer, and removes its bar."""
+        self._runs -= 1
         self._remove_bar(job)
+
+    def beat(self) -> None:
+        """Prints how far it is, and about how long it will take."""
+        whole = self._progress.tasks[0]
+        left = "not known before the first epoch is over"
+        if whole.completed:
+            left = f"about {timedelta(seconds=round((whole.elapsed or 0) / whole.completed * (whole.remaining or 0)))}"
+        self._print(f"{self._done} of {self._runs} runs done, {whole.completed:g} of {whole.total:g} epochs; time left: {left}")
 
     def _remove_bar(self, job: Job) -> None:
         """Removes the bar of a run, and shortens the bar of all runs by the epochs that are not trained any more."""
@@ -129,3 +155,6 @@ class RunBars(RunLines):
     def _shorten(self, epochs: int) -> None:
         """Shortens the bar of all runs by this number of epochs."""
         self._progress.update(self._all, total=(self._progress.tasks[0].total or 0) - epochs)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -45,7 +45,7 @@ def advise(
     data: DataOption = None,
 ) -> None:
     """Probe a training for a short while, and estimate what share of its time each method could save."""
-    from thresher.cli._console import open_console
+    from thresher.cli._console import open_console, print_table
     from thresher.experiments.advise.advise import advise
     from thresher.experiments.advise.budget import budget_advice
     from thresher.experiments.comparison.job import parse_budget
@@ -58,7 +58,7 @@ def advise(
     if shares:
         advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads)
     console = open_console()
-    console.print(advice_table(advice))
+    print_table(console, advice_table(advice))
     for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):
         console.print(sentence, markup=False, highlight=False)
     if json is not None:
@@ -75,9 +75,11 @@ def advice_table(advice: dict[str, Any]) -> "Table":
     from rich import box
     from rich.table import Table
 
+    from thresher.cli._console import LEAST_NAME
+
     title = f"{advice['task']}, {advice['epochs']} epochs, {advice['device']}: time saved, % of full training"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("\nmethod", overflow="fold")
+    table.add_column("\nmethod", overflow="fold", min_width=LEAST_NAME)
     for heading in ("samples\nleft out", "saved at\nthese losses", "saved if all\nwere learned"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in advice["methods"]:

@@ -20,17 +20,23 @@ def methods(
     ] = None,
 ) -> None:
     """List the methods by name, or print the card of one method."""
-    from thresher.cli._console import open_console
+    from thresher.cli._console import open_console, print_table
 
-    open_console().print(_methods_table() if name is None else _method_card(name))
+    if name is None:
+        print_table(open_console(), _methods_table())
+    else:
+        open_console().print(_method_card(name))
 
 
 def _methods_table() -> "Table":
     from rich.table import Table
 
-    table = Table("method", "stage", "paper", "what it does", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("what it does, and its paper", min_width=24)
     for name, info in sorted(registry.infos().items()):
-        table.add_row(name, info.stage, info.paper, info.summary)
+        table.add_row(name, info.stage, info.summary + f" ({info.paper})" * bool(info.paper))
     return table
 
 
@@ -39,4 +45,4 @@ def _method_card(name: str) -> "Markdown":
 
     from thresher.report import cards
 
-    return Markdown(cards.card_page(name))
+    return Markdown(cards.card_page(name, as_lists=True))

@@ -21,11 +21,11 @@ def recipes(
     """List the recipes of the papers' experiments, or show one in detail."""
     from rich.markup import escape
 
-    from thresher.cli._console import open_console
+    from thresher.cli._console import open_console, print_table
 
     console = open_console()
     if name is None:
-        console.print(_recipe_table())
+        print_table(console, _recipe_table())
         return
     from thresher.experiments.recipes import loading
 
@@ -57,7 +57,9 @@ def _recipe_table() -> "Table":
 
     from thresher.experiments.recipes import loading
 
-    table = Table("recipe", "paper", "experiment", "published", box=None, pad_edge=False)
+    table = Table("recipe", "paper", box=None, pad_edge=False)
+    for heading in ("experiment", "published"):
+        table.add_column(heading, min_width=24)
     for name in loading.recipe_names():
         recipe = loading.read_recipe(loading.file_of(name))
         published = "; ".join(f"{one.what}: {one.value}" for one in recipe.published[:LISTED_RESULTS])

@@ -32,12 +32,12 @@ def reproduce(
     jobs: JobsOption = 2,
 ) -> None:
     """Train what tables and figures of the papers need, judge their claims, and write a page with all results."""
-    from thresher.cli._console import open_console
+    from thresher.cli._console import open_console, print_table
     from thresher.experiments.reproduction import ARTEFACTS
     from thresher.experiments.reproduction.page import section
 
     if not names:
-        open_console().print(_artefact_table())
+        print_table(open_console(), _artefact_table())
         return
     unknown = [name for name in names if name not in ARTEFACTS and name != "all"]
     if unknown:
@@ -82,7 +82,9 @@ def _artefact_table() -> "Table":
 
     from thresher.experiments.reproduction import ARTEFACTS
 
-    table = Table("name", "in the paper", "what it shows", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for heading, least in (("name", 30), ("in the paper", 12), ("what it shows", 30)):
+        table.add_column(heading, min_width=least)
     for artefact in ARTEFACTS.values():
         table.add_row(artefact.name, artefact.paper, artefact.shows)
     return table

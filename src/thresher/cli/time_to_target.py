@@ -43,7 +43,7 @@ def time_to_target(
 ) -> None:
     """Measure cost and CPU time until each method reaches 1.4, 1.2 and 1.1 times the final error of full training."""
     from thresher.cli._comparison import run_with_progress
-    from thresher.cli._console import open_console, targets_table
+    from thresher.cli._console import open_console, print_table, targets_table
     from thresher.experiments.comparison.time_to_target import measure
     from thresher.experiments.training.store import write_json
     from thresher.report.panels import check_figure_path, draw, error_panels, write_figure
@@ -55,7 +55,7 @@ def time_to_target(
     measured = measure(compared)
     write_json(results, measured)
     write_figure(draw(error_panels(measured)), figure)
-    console.print(targets_table(measured))
+    print_table(console, targets_table(measured))
     typer.echo(
         "Cost and CPU time are shares of what full training took to reach the same error, medians over the seeds.\n"
         f"\n{results}\n{figure}"

@@ -13,13 +13,14 @@ def why(
     """Show when a sample was trained on, when it was left out, and by which rule."""
     from rich.table import Table
 
-    from thresher.cli._console import open_console
+    from thresher.cli._console import open_console, print_table
     from thresher.experiments.comparison.histories import history_of
 
     found = history_of(run, sample)
-    table = Table("epoch", "loss after it", "times trained", "why not", box=None, pad_edge=False)
+    table = Table("epoch", "loss after it", "times trained", box=None, pad_edge=False)
+    table.add_column("why not", min_width=20)
     for entry in found.epochs:
         table.add_row(*map(str, (entry.epoch, f"{entry.loss:.4g}", entry.trained, entry.rule)))
     console = open_console()
     console.print(found.title, markup=False, highlight=False)
-    console.print(table)
+    print_table(console, table)

@@ -32,13 +32,14 @@ EXAMPLE_EPOCHS = 20
 Row = dict[str, Any]
 
 
-def card_page(name: str, results: Path | None = None) -> str:
+def card_page(name: str, results: Path | None = None, *, as_lists: bool = False) -> str:
     """Returns the card of a registered method as Markdown.
 
     Args:
         name: Name of the method, one of `thresher.methods.names()`.
         results: Folder with results.json files of comparisons, under any name; the page then ends with the results of the
             method in them. Default None: without results.
+        as_lists: Whether the settings are a list, which a narrow terminal shows whole, in place of a table. Default: False.
 
     Raises:
         ValueError: No method has this name, its class has no card, or its docstring does not explain a setting.
@@ -54,7 +55,7 @@ def card_page(name: str, results: Path | None = None) -> str:
         f"# {name}",
         f"`{_import_path(kind)}`: {card.summary or info.summary}.",
         "\n".join(f"- **{title}:** {fact}" for title, fact in _fact_lines(kind, card).items()),
-        f"## Settings\n\n{_settings_table(kind)}",
+        f"## Settings\n\n{_settings(kind, as_lists=as_lists)}",
         *(f"## {title}\n\n" + "\n".join(f"- {entry}" for entry in entries) for title, entries in listed.items() if entries),
         *([f"## Caveat\n\n{_as_sentence(card.caveat)}"] if card.caveat else []),
         *([] if results is None else [f"## What it reached here\n\n{_measurements(name, results)}"]),
@@ -164,7 +165,7 @@ def _has_no_default(field: Field[Any]) -> bool:
     return field.init and field.default is MISSING and field.default_factory is MISSING
 
 
-def _settings_table(kind: Any) -> str:
+def _settings(kind: Any, *, as_lists: bool) -> str:
     meanings = setting_meanings(kind)
     settings = [field for field in fields(kind) if field.init]
     unknown = [field.name for field in settings if field.name not in meanings]
@@ -173,6 +174,8 @@ def _settings_table(kind: Any) -> str:
     if not settings:
         return "None."
     rows = [(f"`{field.name}`", _type_of(field.type), _default_of(field), meanings[field.name]) for field in settings]
+    if as_lists:
+        return "\n".join(f"- {name} ({of}; default: {default}): {meaning}" for name, of, default, meaning in rows)
     return markdown_table(("setting", "type", "default", "meaning"), rows)
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 import thresher
 from thresher import cli
 from thresher.cli import demo, time_to_target
-from thresher.cli._console import summary_table, targets_table
+from thresher.cli._console import targets_table
 from thresher.cli._progress import progress_on
 from thresher.experiments.comparison.job import Job
 from thresher.experiments.recipes.resolve import task_of
@@ -159,9 +159,8 @@ def test_progress(terminal):
         watcher.started(second)
         for epoch in range(5):
             watcher.advanced(second, epoch + 1, 0.5)
-        if terminal:
-            whole = watcher._progress.tasks[0]
-            assert (whole.completed, whole.total) == (5, 5)
+        whole = watcher._progress.tasks[0]
+        assert (whole.completed, whole.total) == (5, 5)
         watcher.finished(second, RUN, reused=False)
     text = console.file.getvalue()
     assert "up to 2 runs of 5 epochs" in text
@@ -178,9 +177,8 @@ def test_progress_with_controls_that_are_shorter_or_shared(terminal):
         watcher.planned(3, 10)
         watcher.shared(uniform)
         watcher.started(shorter)
-        if terminal:
-            whole, bar = watcher._progress.tasks
-            assert (whole.total, bar.total) == (16, 6)
+        whole, bar = watcher._progress.tasks
+        assert (whole.total, bar.total) == (16, 6)
         for epoch in range(5):  # of its 6 epochs the last had no whole step
             watcher.advanced(shorter, epoch + 1, 0.5)
         watcher.finished(shorter, RUN, reused=False)
@@ -201,9 +199,8 @@ def test_progress_without_a_control(terminal):
         watcher.started(smaller)
         watcher.dropped(smaller)
         watcher.left_out("m", "smaller", "Less than one row a batch.")
-        if terminal:
-            [whole] = watcher._progress.tasks
-            assert whole.total == 20
+        [whole] = watcher._progress.tasks
+        assert whole.total == 20
         watcher.finished(Job.of(MethodSpec("full"), 0), RUN, reused=True)
     text = console.file.getvalue()
     assert "Left out is the control placebo of random_backprop. RandomBackprop chooses without losses.\n" in text
@@ -222,54 +219,11 @@ def test_progress_of_several_comparisons_is_that_of_each(terminal):
                 watcher.started(job)
                 watcher.advanced(job, 1, 0.5)
                 watcher.finished(job, RUN, reused=False)
-        if terminal:
-            whole = watcher._progress.tasks[0]
-            assert (whole.completed, whole.total) == (2, 2)
+        whole = watcher._progress.tasks[0]
+        assert (whole.completed, whole.total) == (2, 2)
     lines = [line for line in console.file.getvalue().splitlines() if "accuracy" in line]
     assert ["[1/1]" in line for line in lines] == [True, False, False]
     assert ["/2]" in line for line in lines] == [False, True, True]
-
-
-def test_table():
-    row = {"method": "full", "control_of": None, "mean": 0.9, "std": None, "difference": None, "ci95": None}
-    row |= {"cost_ratio": 1.0, "wall_ratio": 1.0, "cpu_ratio": 1.0, "verdict": "the baseline"}
-    other = row | {"method": "m", "std": 0.01, "difference": -0.012, "ci95": [-0.02, 0.004], "cost_ratio": 0.5, "verdict": "v"}
-    control = other | {"method": "uniform@0.500", "control_of": "m"}
-    results = {"task": "digits", "epochs": 3, "device": "cpu", "runs": [RUN | {"seed": 0}], "summary": [row, other, control]}
-    console = Console(file=io.StringIO(), width=100)
-    console.print(summary_table(results))
-    text = console.file.getvalue()
-    assert "digits, 3 epochs, 1 seed, cpu" in text
-    assert "90.00 ± 1.00" in text and "-1.20 [-2.00, +0.40]" in text and "0.500" in text
-    assert "   uniform@0.500" in text
-
-
-def test_a_long_name_leaves_the_table_100_columns_wide():
-    row = {"method": "full", "control_of": None, "mean": 0.977, "std": 0.001, "difference": None, "ci95": None}
-    row |= {"cost_ratio": 1.0, "wall_ratio": 1.0, "cpu_ratio": 1.0, "verdict": "the baseline"}
-    long = row | {"method": "selective_backprop:beta=1 twice every=3 bfloat16", "difference": -0.012, "ci95": [-0.02, 0.004]}
-    long |= {"verdict": "no difference shown; beats uniform; not told from shorter"}
-    results = {"task": "digits", "epochs": 3, "device": "cpu", "runs": [RUN | {"seed": 0}], "summary": [row, long]}
-    console = Console(file=io.StringIO(), width=100)
-    console.print(summary_table(results))
-    lines = console.file.getvalue().splitlines()
-    assert max(map(len, lines)) <= 100 and any("-1.20 [-2.00, +0.40]" in line for line in lines)
-    words = " ".join(" ".join(lines).split())
-    assert all(word in words for word in ("selective_backprop:beta=1", "every=3", "bfloat16", "97.70 ± 0.10"))
-
-
-def test_a_verdict_on_four_controls_is_whole():
-    row = {"method": "full", "control_of": None, "mean": 0.977, "std": 0.146, "difference": None, "ci95": None}
-    row |= {"cost_ratio": 1.0, "wall_ratio": 1.0, "cpu_ratio": 1.0, "verdict": "the baseline"}
-    verdict = "loses; better than random and fewer epochs at the same cost; not told from smaller batches and permuted signals"
-    long = row | {"method": "random_backprop:keep=0.03", "difference": -0.35, "ci95": [-1.2875, 0.5], "verdict": verdict}
-    control = long | {"method": "uniform@0.016", "control_of": long["method"], "verdict": "loses"}
-    results = {"task": "digits", "epochs": 3, "device": "cpu", "runs": [RUN | {"seed": 0}], "summary": [row, long, control]}
-    console = Console(file=io.StringIO(), width=120)
-    console.print(summary_table(results))
-    words = " ".join(console.file.getvalue().split())
-    assert all(word in words for word in verdict.split())
-    assert "random_backprop:keep=0.03" in words
 
 
 def test_table_of_targets():

@@ -1,0 +1,136 @@
+"""What to do after a comparison, in a few sentences: a pick, or what would decide."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, RowDict, is_share, listed, summarise
+
+MARGINS = tuple(step * size for size in (0.1, 1.0, 10.0) for step in (1, 1.5, 2, 3, 5, 7))
+"""Margins that may be named, in points, smallest first."""
+MOST_LISTED = 12
+"""Number of seeds up to which a sentence lists all of them."""
+SAVES = 0.99
+"""Cost above which a method is not said to save anything."""
+SIMPLEST = ("smaller", "shorter", "uniform")
+"""Controls that can take the place of a method, the one that is usually best first."""
+
+
+def closing(results: Mapping[str, Any]) -> list[str]:
+    """Returns sentences that say what to do with a comparison.
+
+    Args:
+        results: Content of results.json.
+
+    Returns:
+        A pick where a method is shown to lose no more than the margin, and what its controls say of it; else the seeds or the
+        margin that would decide; else that nothing saves without a loss.
+    """
+    rows = [row for row in results["summary"] if row["control_of"] is None and row["difference"] is not None]
+    judged = [row for row in rows if row["finding"] is not None]
+    saving = [row for row in judged if row["finding"] == "no loss" and row["cost_ratio"] <= SAVES and not _worse(row)]
+    if saving:
+        return _pick(min(saving, key=lambda row: (_standing(row), row["cost_ratio"])), results)
+    if unclear := [row for row in judged if row["finding"] == "unclear"]:
+        return _undecided(max(unclear, key=lambda row: row["difference"]), results)
+    if not judged:
+        return ["There is nothing to pick from: no method has a verdict."]
+    if without_loss := [row for row in judged if row["finding"] == "no loss"]:
+        names = listed([row["method"] for row in without_loss])
+        return [
+            f"Nothing to pick. No loss is shown for {names}, but nothing is saved, or a control of the same cost is better."
+        ]
+    best = max(judged, key=lambda row: row["difference"])
+    return [
+        f"Nothing to pick: every method loses. The smallest loss is that of {best['method']}, {_amount(results, best)} at "
+        f"{best['cost_ratio']:.3f} of the cost. Try a larger share of the cost, or train on everything."
+    ]
+
+
+def _worse(row: RowDict) -> bool:
+    return any(found["finding"] == "worse" for found in row["against"].values())
+
+
+def _standing(row: RowDict) -> int:
+    """Returns 0 for a method that beats all its controls, 1 for one that beats some or has none, 2 for any other."""
+    found = [one["finding"] for one in row["against"].values()]
+    return 0 if found and set(found) == {"better"} else 1 if not found or "better" in found else 2
+
+
+def _pick(row: RowDict, results: Mapping[str, Any]) -> list[str]:
+    kept = f"loses no more than {_in_words(results, results['margin'])} at {row['cost_ratio']:.3f} of the cost of full training"
+    if not row["against"]:
+        tail = "No controls were trained: whether smaller batches of the same cost would do as well is not known."
+        return [f"Our pick: {row['method']}. It {kept}.", tail]
+    if not (equal := [kind for kind, one in row["against"].items() if one["finding"] != "better"]):
+        return [f"Our pick: {row['method']}. It {kept}, and is better than all of its controls."]
+    if "placebo" in equal and len(equal) < len(row["against"]):
+        beside = "permuted signals do as well as far as these seeds tell, so that it is not shown that its choice matters."
+        return [f"Our pick: {row['method']}. It {kept}. Yet {beside}"]
+    found = {control["method"].partition("@")[0]: control for control in _controls_of(row, results)}
+    for kind in (kind for kind in SIMPLEST if kind in equal and found[kind]["finding"] == "no loss"):
+        return [
+            f"Our pick: {found[kind]['method']}, {CONTROLS_IN_WORDS[kind]}. {row['method']} {kept}, and so does this control, "
+            "which is simpler and not shown to be worse."
+        ]
+    names = listed([CONTROLS_IN_WORDS[kind] for kind in equal])
+    return [f"Our pick: {row['method']}. It {kept}. It is not shown to be better than {names} of the same cost."]
+
+
+def _controls_of(row: RowDict, results: Mapping[str, Any]) -> list[RowDict]:
+    return [control for control in results["summary"] if control["control_of"] == row["method"]]
+
+
+def _undecided(row: RowDict, results: Mapping[str, Any]) -> list[str]:
+    seeds = sorted({run["seed"] for run in results["runs"]})
+    ways = [way for way in (_seeds_in_words(row["seeds_needed"], seeds), _margin_in_words(row, results)) if way]
+    if not ways:
+        counted = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
+        return [f"Cannot tell yet with {counted}. Repeat the command with more of them, such as --seeds 0,1,2,3,4."]
+    varies = "" if (spread := _spread(row, results)) is None else f": between seeds, the differences vary by {spread}"
+    return [f"Cannot tell yet{varies}. For {row['method']}, {' or '.join(ways)} would decide."]
+
+
+def _seeds_in_words(needed: int | None, seeds: Sequence[int]) -> str:
+    if needed is None:
+        return ""
+    if needed > MOST_LISTED:
+        return f"about {needed} seeds"
+    more = [seed for seed in range(needed + len(seeds)) if seed not in seeds]
+    return f"about {needed} seeds (--seeds {','.join(map(str, [*seeds, *more][:needed]))})"
+
+
+def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
+    """Returns the smallest round margin with which these seeds show no loss of a method; "" where there is none."""
+    unit = 1.0 if _whole(results) else max(1e-12, abs(_full(results)["mean"]) / 100)
+    for margin in (size * unit for size in MARGINS if size * unit > results["margin"]):
+        found = next(one for one in summarise(results["runs"], margin) if one["method"] == row["method"])
+        if found["finding"] == "no loss":
+            return f"a margin of {_in_words(results, margin)} (--margin {margin:.4g})"
+    return ""
+
+
+def _spread(row: RowDict, results: Mapping[str, Any]) -> str | None:
+    values = {run["seed"]: run["metric"]["value"] for run in results["runs"] if run["method"] == "full"}
+    own = [run for run in results["runs"] if run["method"] == row["method"] and run["control_of"] is None]
+    differences = [run["metric"]["value"] - values[run["seed"]] for run in own]
+    if len(differences) < 2:
+        return None
+    return _in_words(results, (100 if _whole(results) else 1) * (max(differences) - min(differences)))
+
+
+def _full(results: Mapping[str, Any]) -> RowDict:
+    return next(row for row in results["summary"] if row["method"] == "full")
+
+
+def _whole(results: Mapping[str, Any]) -> bool:
+    return is_share(results["runs"])
+
+
+def _in_words(results: Mapping[str, Any], amount: float) -> str:
+    """Returns an amount of the metric, which is in points where the metric is a share."""
+    return f"{amount:.2g} point{'s' if f'{amount:.2g}' != '1' else ''}" if _whole(results) else f"{amount:.3g}"
+
+
+def _amount(results: Mapping[str, Any], row: RowDict) -> str:
+    scale: Callable[[float], float] = (lambda value: 100 * value) if _whole(results) else (lambda value: value)
+    return _in_words(results, abs(scale(row["difference"])))
