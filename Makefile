@@ -45,7 +45,7 @@ RESULTS := benchmarks/results
 
 .venv/for-tests: .venv/installed
 	$(PIP) install -q -c constraints.txt --group test --group build
-	$(PIP) install -q -c constraints.txt --no-deps timm torchvision
+	$(PIP) install -q -c constraints.txt --no-deps timm torchvision axe-playwright-python
 	touch $@
 
 .venv/for-checks: .venv/for-tests

@@ -3,6 +3,7 @@ const root = document.documentElement;
 const system = matchMedia("(prefers-color-scheme: dark)");
 const toggle = document.getElementById("theme");
 const shown = new Map();
+const drawn = new Set();
 
 const isDark = () => (root.dataset.theme ?? (system.matches ? "dark" : "light")) === "dark";
 
@@ -56,10 +57,14 @@ function draw(chart) {
 
 const themeInk = () => (isDark() ? "#e9e9ec" : "#1c1d21");
 
-function drawAll() {
+function paint() {
   toggle.textContent = isDark() ? "light" : "dark";
   toggle.ariaPressed = isDark();
-  document.querySelectorAll(".chart").forEach(draw);
+}
+
+function drawAll() {
+  paint();
+  drawn.forEach(draw);
 }
 
 function valueOf(row, column) {
@@ -99,15 +104,35 @@ async function inflated(id) {
   return new Response(stream).text();
 }
 
-inflated("plotly").then((source) => {
-  const script = document.createElement("script");
-  script.textContent = source;
-  document.head.append(script);
-  document.querySelectorAll(".chart").forEach((chart) => chart.addEventListener("change", () => draw(chart)));
-  toggle.addEventListener("click", () => {
-    root.dataset.theme = isDark() ? "light" : "dark";
-    drawAll();
+let library;
+
+function loaded() {
+  library ??= inflated("plotly").then((source) => {
+    const script = document.createElement("script");
+    script.textContent = source;
+    document.head.append(script);
   });
-  system.addEventListener("change", drawAll);
+  return library;
+}
+
+// A chart is drawn when it is scrolled to: the library that draws it takes longer to start than the page to read.
+const seen = new IntersectionObserver((entries) => {
+  for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
+    seen.unobserve(target);
+    loaded().then(() => {
+      drawn.add(target);
+      draw(target);
+    });
+  }
+}, { rootMargin: "200px" });
+
+for (const chart of document.querySelectorAll(".chart")) {
+  seen.observe(chart);
+  chart.addEventListener("change", () => drawn.has(chart) && draw(chart));
+}
+toggle.addEventListener("click", () => {
+  root.dataset.theme = isDark() ? "light" : "dark";
   drawAll();
 });
+system.addEventListener("change", drawAll);
+paint();

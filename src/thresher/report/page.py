@@ -16,6 +16,7 @@ from plotly.offline import get_plotlyjs
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
 from thresher.experiments.training.store import whole
 from thresher.report import charts, sample_charts
+from thresher.report.bottom_line import bottom_line
 from thresher.report.loading import ResultsDict, Samples, controls, load_comparison, runs_by_method
 from thresher.report.sheets import ImageArray, sheets, training_images
 from thresher.report.style import INK
@@ -238,6 +239,7 @@ def render_page(results: ResultsDict, samples: Samples, images: ImageArray | Non
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("page.html.jinja").render(
         results=results,
+        first=bottom_line(results),
         seeds=sorted({run["seed"] for run in results["runs"]}),
         columns=(*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:]),
         margin=margin_text(results, results.get("margin")),

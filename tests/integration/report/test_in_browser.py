@@ -1,13 +1,19 @@
+import importlib.util
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from depth import DEEP
 from integration.inline import train_in_threads
+from thresher.experiments.comparison.closing import conclude
 from thresher.experiments.comparison.compare import compare
+from thresher.experiments.comparison.summary import summarise
 from thresher.experiments.training.specs import parse_methods
+from thresher.report.bottom_line import bottom_line
 from thresher.report.chart_images import write_chart_images
 from thresher.report.loading import load_comparison, runs_by_method
 from thresher.report.page import SECTIONS, write_report
@@ -38,8 +44,9 @@ WIDE, PHONE = (1280, 900), (390, 844)
 
 
 def made_up(folder):
-    """Names that would be HTML, and charts for everything that a run may tell."""
-    results, samples = comparison({"full": 0.0, "kakurenbo": 0.3, HOSTILE: 0.4}, task="digits@50")
+    """Names that would be HTML, charts for everything that a run may tell, and a margin so wide that there is a pick."""
+    results, samples = comparison({"full": 0.0, "kakurenbo": 0.45, HOSTILE: 0.4}, task="digits@50")
+    results |= {"margin": 2.0, "summary": summarise(results["runs"], 2.0)}
     for run in results["runs"]:
         for entry in run["history"]:
             entry["weight_loss"] = 0.5
@@ -89,7 +96,7 @@ def browser(tmp_path_factory):
 def opened(browser, address):
     """Shows the page, which is loaded once for all tests that do not ask for a fresh one."""
 
-    def open_page(size=WIDE, scheme="light", *, fresh=False):
+    def open_page(size=WIDE, scheme="light", *, fresh=False, untouched=False):
         metrics = {"width": size[0], "height": size[1], "deviceScaleFactor": 1, "mobile": size == PHONE}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         features = [{"name": "prefers-color-scheme", "value": scheme}]
@@ -98,10 +105,21 @@ def opened(browser, address):
             browser.get_log(log)
         if fresh or browser.current_url != address:
             browser.get(address)
-            WebDriverWait(browser, 30).until(lambda page: page.execute_script("return typeof Plotly === 'object'"))
+        if not untouched:
+            scroll_through(browser)
         return browser
 
     return open_page
+
+
+def scroll_through(browser):
+    """Scrolls to every chart, where it is drawn, and back to the top."""
+    chart = "document.querySelectorAll('.chart')[arguments[0]]"
+    for number in range(len(browser.find_elements(By.CSS_SELECTOR, ".chart"))):
+        if not browser.execute_script(f"return drawn.has({chart})", number):
+            browser.execute_script(f"{chart}.scrollIntoView()", number)
+            WebDriverWait(browser, 30).until(lambda page, at=number: page.execute_script(f"return drawn.has({chart})", at))
+    browser.execute_script("scrollTo(0, 0)")
 
 
 DRAWN = """
@@ -246,3 +264,47 @@ def test_images_of_all_views(made, tmp_path):
     assert len(written) == len(set(written)) == views
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in written)
     assert (tmp_path / "figures" / "curves-1-epochs.png") in written
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["wide", "phone"])
+def test_the_first_screen_has_the_bottom_line_and_the_code(opened, made, size, tmp_path):
+    browser = opened(size, fresh=True, untouched=True)
+    first = browser.find_element(By.ID, "bottom-line")
+    box = "const box = arguments[0].getBoundingClientRect(); return [box.top, box.bottom, box.left, box.right]"
+    code = first.find_elements(By.TAG_NAME, "pre")
+    assert bool(code) == (bottom_line(made[0]).code is not None)
+    for element in (first.find_element(By.TAG_NAME, "p"), *code):
+        top, bottom, left, right = browser.execute_script(box, element)
+        assert top >= 0 and bottom <= size[1] and left >= 0 and right <= size[0]
+    assert first.find_element(By.TAG_NAME, "p").text == conclude(made[0]).sentences[0]
+    assert [one.text for one in code] == [bottom_line(made[0]).code] * len(code)
+    assert len(first.find_elements(By.CSS_SELECTOR, "svg circle")) == len(made[0]["summary"])
+    if folder := os.environ.get("THRESHER_SCREENSHOTS"):
+        browser.save_screenshot(str(Path(folder) / f"first-screen-{size[0]}x{size[1]}.png"))
+
+
+def test_charts_wait_until_they_are_scrolled_to(opened):
+    """What draws the charts takes seconds to start on a phone: the page is there before it."""
+    browser = opened(PHONE, fresh=True, untouched=True)
+    assert browser.execute_script("return [typeof Plotly, drawn.size]") == ["undefined", 0]
+    longest = """
+        const done = arguments[0];
+        new PerformanceObserver((list) => done(Math.max(...list.getEntries().map((one) => one.duration))))
+            .observe({ type: "longtask", buffered: true });
+        setTimeout(() => done(0), 300);"""
+    assert browser.execute_async_script(longest) < 1500
+    scroll_through(browser)
+    assert browser.execute_script("return typeof Plotly") == "object"
+    assert browser.execute_script("return drawn.size") == len(browser.find_elements(By.CSS_SELECTOR, ".chart"))
+
+
+AXE = importlib.util.find_spec("axe_playwright_python")
+
+
+@pytest.mark.skipif(AXE is None, reason="needs pip install --no-deps axe-playwright-python, for its copy of axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_can_be_used_by_everybody(opened, scheme):
+    browser = opened(scheme=scheme)
+    browser.execute_script((Path(AXE.origin).parent / "axe.min.js").read_text())
+    found = browser.execute_async_script("const done = arguments[0]; axe.run().then((result) => done(result.violations))")
+    assert [(one["id"], [node["html"][:120] for node in one["nodes"]][:3]) for one in found] == []

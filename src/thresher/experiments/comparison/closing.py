@@ -1,9 +1,10 @@
 """What to do after a comparison, in a few sentences: a pick, or what would decide."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, RowDict, is_share, listed, summarise
+from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, RowDict, is_share, listed, methods_without_loss
 
 MARGINS = tuple(step * size for size in (0.1, 1.0, 10.0) for step in (1, 1.5, 2, 3, 5, 7))
 """Margins that may be named, in points, smallest first."""
@@ -13,6 +14,19 @@ SAVES = 0.99
 """Cost above which a method is not said to save anything."""
 SIMPLEST = ("smaller", "shorter", "uniform")
 """Controls that can take the place of a method, the one that is usually best first."""
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a comparison comes to.
+
+    Args:
+        pick: Row of the summary that is picked, of a method or of a control; None where nothing is.
+        sentences: Sentences that say what to do, and why.
+    """
+
+    pick: RowDict | None
+    sentences: list[str]
 
 
 def closing(results: Mapping[str, Any]) -> list[str]:
@@ -25,11 +39,24 @@ def closing(results: Mapping[str, Any]) -> list[str]:
         A pick where a method is shown to lose no more than the margin, and what its controls say of it; else the seeds or the
         margin that would decide; else that nothing saves without a loss.
     """
+    return conclude(results).sentences
+
+
+def conclude(results: Mapping[str, Any]) -> Conclusion:
+    """Returns the pick of a comparison beside the sentences of `closing`.
+
+    Args:
+        results: Content of results.json.
+    """
     rows = [row for row in results["summary"] if row["control_of"] is None and row["difference"] is not None]
-    judged = [row for row in rows if row["finding"] is not None]
+    judged = [row for row in rows if row.get("finding") is not None]
     saving = [row for row in judged if row["finding"] == "no loss" and row["cost_ratio"] <= SAVES and not _worse(row)]
     if saving:
         return _pick(min(saving, key=lambda row: (_standing(row), row["cost_ratio"])), results)
+    return Conclusion(None, _without_a_pick(judged, results))
+
+
+def _without_a_pick(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[str]:
     if unclear := [row for row in judged if row["finding"] == "unclear"]:
         return _undecided(max(unclear, key=lambda row: row["difference"]), results)
     if not judged:
@@ -56,24 +83,26 @@ def _standing(row: RowDict) -> int:
     return 0 if found and set(found) == {"better"} else 1 if not found or "better" in found else 2
 
 
-def _pick(row: RowDict, results: Mapping[str, Any]) -> list[str]:
+def _pick(row: RowDict, results: Mapping[str, Any]) -> Conclusion:
     kept = f"loses no more than {_in_words(results, results['margin'])} at {row['cost_ratio']:.3f} of the cost of full training"
+    picked = f"Our pick: {row['method']}. It {kept}"
     if not row["against"]:
         tail = "No controls were trained: whether smaller batches of the same cost would do as well is not known."
-        return [f"Our pick: {row['method']}. It {kept}.", tail]
+        return Conclusion(row, [f"{picked}.", tail])
     if not (equal := [kind for kind, one in row["against"].items() if one["finding"] != "better"]):
-        return [f"Our pick: {row['method']}. It {kept}, and is better than all of its controls."]
+        return Conclusion(row, [f"{picked}, and is better than all of its controls."])
     if "placebo" in equal and len(equal) < len(row["against"]):
         beside = "permuted signals do as well as far as these seeds tell, so that it is not shown that its choice matters."
-        return [f"Our pick: {row['method']}. It {kept}. Yet {beside}"]
+        return Conclusion(row, [f"{picked}. Yet {beside}"])
     found = {control["method"].partition("@")[0]: control for control in _controls_of(row, results)}
     for kind in (kind for kind in SIMPLEST if kind in equal and found[kind]["finding"] == "no loss"):
-        return [
+        said = (
             f"Our pick: {found[kind]['method']}, {CONTROLS_IN_WORDS[kind]}. {row['method']} {kept}, and so does this control, "
             "which is simpler and not shown to be worse."
-        ]
+        )
+        return Conclusion(found[kind], [said])
     names = listed([CONTROLS_IN_WORDS[kind] for kind in equal])
-    return [f"Our pick: {row['method']}. It {kept}. It is not shown to be better than {names} of the same cost."]
+    return Conclusion(row, [f"{picked}. It is not shown to be better than {names} of the same cost."])
 
 
 def _controls_of(row: RowDict, results: Mapping[str, Any]) -> list[RowDict]:
@@ -103,8 +132,7 @@ def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
     """Returns the smallest round margin with which these seeds show no loss of a method; "" where there is none."""
     unit = 1.0 if _whole(results) else max(1e-12, abs(_full(results)["mean"]) / 100)
     for margin in (size * unit for size in MARGINS if size * unit > results["margin"]):
-        found = next(one for one in summarise(results["runs"], margin) if one["method"] == row["method"])
-        if found["finding"] == "no loss":
+        if row["method"] in methods_without_loss(results["runs"], margin):
             return f"a margin of {_in_words(results, margin)} (--margin {margin:.4g})"
     return ""
 

@@ -1,6 +1,7 @@
 """Statistics of paired differences: intervals, equivalence within a margin, and how many seeds would be enough."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeVar
@@ -90,7 +91,9 @@ class Paired:
 
 def _power(n: NDArray[np.int64], effect: float, alpha: float) -> NDArray[np.float64]:
     """Returns the power of one-sided t-tests with n differences whose mean is `effect` standard deviations from the limit."""
-    power = stats.nct.sf(stats.t.ppf(1 - alpha, n - 1), n - 1, effect * np.sqrt(n))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # scipy's, of a series that does not converge
+        power = stats.nct.sf(stats.t.ppf(1 - alpha, n - 1), n - 1, effect * np.sqrt(n))
     return np.where(np.isfinite(power), power, 1.0)  # an effect so large that the series fails
 
 

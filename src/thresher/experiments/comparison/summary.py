@@ -89,6 +89,20 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN) -> list[R
     return [row | {"sentence": _row_sentence(row, baseline, len(full), metric, whole)} for row in rows]
 
 
+def methods_without_loss(runs: Sequence[RunDict], margin: float) -> set[str]:
+    """Returns the methods of which runs show no loss beyond a margin, corrected for their number.
+
+    Args:
+        runs: Runs as for `summarise`.
+        margin: Loss that does not matter, as for `summarise`.
+    """
+    groups = _grouped_runs(runs)
+    full = groups["full", None]
+    to_full = {place[0]: _paired(group, full) for place, group in groups.items() if place[0] != "full" and place[1] is None}
+    found = findings(to_full, margin / 100 if is_share(runs) else margin)
+    return {name for name, finding in found.items() if finding == "no loss"}
+
+
 def _grouped_runs(runs: Sequence[RunDict]) -> dict[Place, list[RunDict]]:
     """Returns the runs of each method and control; methods come in the order of their first runs, before their controls."""
     groups: dict[str, dict[str | None, list[RunDict]]] = {}
