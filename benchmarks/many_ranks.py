@@ -107,7 +107,7 @@ def home() -> dict[str, float]:
         for columns in (Kakurenbo().columns(), TRAINED):
             records = ShardedRecords(columns, layout, world, torch.device("cpu"))
             records.write(ids, {name: torch.zeros(rows, dtype=column.dtype) for name, column in columns.items()})
-            held += sum(values.nbytes for values in records.state_dict()["outbox"].values())
+            held += sum(values.nbytes for values in records._outbox.rows().values())
             records.come_home()
         return held / rows, world.traffic["exchange"] / rows
 

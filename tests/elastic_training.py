@@ -9,13 +9,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed, nn
+from torch.distributed import checkpoint
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from training_processes import OptimizerState
 
 N, BATCH, EPOCHS = 2500, 50, 4
 
@@ -39,14 +42,12 @@ def main(folder: Path, killed_at: int | None) -> None:
         optimizer=optimizer,
         epochs=EPOCHS,
     )
-    first, saved = 0, folder / f"state-{rank}"
-    if saved.exists():
-        state = torch.load(saved, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        run.load_state_dict(state["run"])
-        first = state["step"]
-    step, rows = first, []
+    parts: dict[str, Any] = {"run": run, "model": model, "optimizer": OptimizerState(model, optimizer), "step": 0}
+    last = max((path for path in folder.glob("*-steps") if (path / ".metadata").exists()), default=None)
+    if last is not None:
+        checkpoint.load(parts, checkpoint_id=last)
+    step, rows = parts["step"], []
+    first = step
     while run.epoch < EPOCHS:
         for inputs, targets in run.loader:
             if step == killed_at and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
@@ -57,16 +58,7 @@ def main(folder: Path, killed_at: int | None) -> None:
             rows.append(run.ids.clone())
             step += 1
             if step % 5 == 0:
-                saves = {
-                    "run": run.state_dict(),
-                    "model": model.state_dict(),
-                    "optimizer": optimizer.state_dict(),
-                    "step": step,
-                }
-                torch.save(saves, folder / f"new-{rank}")
-                distributed.barrier()
-                (folder / f"new-{rank}").replace(saved)
-                distributed.barrier()
+                checkpoint.save({**parts, "step": step}, checkpoint_id=folder / f"{step:04}-steps")
     torch.save({"first": first, "rows": rows, "weights": list(model.parameters())}, folder / f"found-{rank}")
     distributed.barrier()
     distributed.destroy_process_group()

@@ -60,3 +60,9 @@ def assert_same(a, b, path=""):
             assert_same(x, y, f"{path}/{i}")
     else:
         assert a == b, path
+
+
+def changed(state, **fields):
+    """A saved state of one process with other values of what this process has by itself."""
+    (own,) = state["ranks"]
+    return {**state, "ranks": ({**own, **fields},)}

@@ -9,13 +9,17 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 from torch import Tensor, distributed, nn
+from torch.distributed import checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, TensorDataset
 
@@ -90,6 +94,20 @@ WORLD = [2]
 """Number of processes."""
 
 
+@dataclass
+class OptimizerState:
+    """The state of an optimizer, for torch.distributed.checkpoint: one that has not stepped has no tensors to load into."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return get_optimizer_state_dict(self.model, self.optimizer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        set_optimizer_state_dict(self.model, self.optimizer, state)
+
+
 class Training:
     """One training, with a run or without.
 
@@ -125,7 +143,9 @@ class Training:
             )
         self.seen: list[list[Tensor]] = []
 
-    def epoch(self, number: int, *, every: int = 1, stop: int | None = None) -> None:
+    def epoch(
+        self, number: int, *, every: int = 1, stop: int | None = None, after_step: Callable[[int], Any] = lambda step: None
+    ) -> None:
         """Trains one epoch, or its first steps."""
         sampler = getattr(self.user, "sampler", None)
         if isinstance(sampler, DistributedSampler) or (self.model is self.plain and hasattr(sampler, "set_epoch")):
@@ -143,9 +163,14 @@ class Training:
                 self.optimizer.zero_grad()
             if run is not None and self.rank == 0:
                 _ = run.progress, run.plan, len(run.loader), run.cost.steps, repr(run)  # one process alone may look
+            after_step(step)
             if step + 1 == stop:
                 break
         self.seen.append(batches)
+
+    def parts(self) -> dict[str, Any]:
+        """What a checkpoint has, each part with `state_dict` and `load_state_dict`."""
+        return {"run": self.run, "model": self.plain, "optimizer": OptimizerState(self.plain, self.optimizer)}
 
     def found(self) -> dict[str, Any]:
         """What is compared."""
@@ -257,28 +282,59 @@ def resumed(rank: int, size: int) -> dict[str, bool]:
     return found
 
 
+RESHARDED = ("Kakurenbo", "Winnow", "InfoBatch", "UniformSubset")
+ROWS = 192
+"""Rows of a step of all processes together, which 1, 2, 3 and 4 processes share equally."""
+
+
 def resharded(rank: int, size: int) -> dict[str, Any]:
-    """A training that is interrupted in the middle of an epoch, and the same with half as many processes, or with one."""
+    """A training that is interrupted in the middle of an epoch, and goes on with as many processes, and with fewer."""
     found = {}
-    for name in ("Kakurenbo", "Winnow", "InfoBatch", "UniformSubset"):
-        training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
+    for name in RESHARDED:
+        training = Training(shared_out(rank, size), rank, size, METHODS[name]())
         training.epoch(0)
         training.epoch(1, stop=3)
-        torch.save([training.run.state_dict(), training.plain.state_dict(), training.optimizer.state_dict()], f"part.{rank}")
-        distributed.barrier()
-        for fewer in sorted({size, size // 2, 1}):
-            parts = [torch.load(f"part.{one}", weights_only=True) for one in range(size)]
+        before = {column: values.clone() for column, values in training.run.records.items()}
+        checkpoint.save(training.parts(), checkpoint_id=f"checkpoint-{name}")
+        found[f"{name}, as it was"] = all(torch.equal(before[column], training.run.records[column]) for column in before)
+        for fewer in range(size, 0, -1):
             group = distributed.new_group(list(range(fewer)))
             if rank < fewer:
-                second = Training(loader_of("Shuffle", rank, fewer, samples()), rank, fewer, METHODS[name](), group)
-                second.plain.load_state_dict(parts[0][1])
-                second.optimizer.load_state_dict(parts[0][2])
-                second.run.load_state_dict([state for state, *_ in parts])
-                for number in range(1, EPOCHS):
-                    second.epoch(number)
-                found[f"{name}, {fewer}"] = second.found()
+                found[f"{name}, {fewer}"] = gone_on(f"checkpoint-{name}", name, rank, fewer, group)
             distributed.barrier()
     return found
+
+
+GROWN = ("Kakurenbo", "Winnow")
+
+
+def begun_alone(folder: str) -> None:
+    """Trainings that one process without a group interrupts in the middle of an epoch."""
+    for name in GROWN:
+        training = Training(shared_out(0, 1), 0, 1, METHODS[name]())
+        training.epoch(0)
+        training.epoch(1, stop=3)
+        checkpoint.save(training.parts(), checkpoint_id=f"{folder}/alone-{name}")
+
+
+def grown(rank: int, size: int) -> dict[str, Any]:
+    """The rest of what one process has begun, in all processes."""
+    return {name: gone_on(f"alone-{name}", name, rank, size) for name in GROWN}
+
+
+def shared_out(rank: int, size: int) -> DataLoader[Any]:
+    data = samples()
+    sampler = thresher.Shuffle(data, SEED, num_replicas=size, rank=rank, drop_last=True)
+    return DataLoader(data, ROWS // size, sampler=sampler, drop_last=True)
+
+
+def gone_on(folder: str, name: str, rank: int = 0, size: int = 1, group: Any = None) -> dict[str, Any]:
+    """The rest of the training that was interrupted, in these processes; without a group in one."""
+    training = Training(shared_out(rank, size), rank, size, METHODS[name](), group)
+    checkpoint.load(training.parts(), checkpoint_id=folder, process_group=group)
+    for number in range(1, EPOCHS):
+        training.epoch(number)
+    return training.found()
 
 
 def _equal(own: dict[str, Any], whole: dict[str, Any]) -> bool:
@@ -326,7 +382,7 @@ def refusals(rank: int, size: int) -> dict[str, str]:
             found[name] = "nothing"
         except (ValueError, RuntimeError) as error:
             found[name] = f"{type(error).__name__}: {error}"
-    return found | {"another epoch": _another_epoch(rank, size), "one alone": _one_alone(rank)}
+    return found | {"another epoch": _another_epoch(rank, size)}
 
 
 def _another_epoch(rank: int, size: int) -> str:
@@ -340,20 +396,29 @@ def _another_epoch(rank: int, size: int) -> str:
     return "nothing"
 
 
-def _one_alone(rank: int) -> str:
-    """The message where one process alone asks for its part of the state."""
-    group = distributed.new_group(timeout=datetime.timedelta(seconds=60))
-    world = worlds.ProcessWorld(group)
-    before, worlds.PATIENCE = worlds.PATIENCE, datetime.timedelta(seconds=1)
-    try:
+def one_alone(rank: int, size: int) -> dict[str, Any]:
+    """Messages where process 0 alone saves, within an epoch and between two, and whether the training is as without it."""
+    found, name = {}, "Kakurenbo"
+    training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
+    before, worlds.PATIENCE = worlds.PATIENCE, datetime.timedelta(seconds=0.3)
+
+    def save(when: str) -> None:
         if rank == 0:
-            world.meet("run.state_dict()")
-    except RuntimeError as error:
-        return str(error)
+            with pytest.raises(RuntimeError) as error:
+                training.run.state_dict()
+            found[when] = str(error.value)
+
+    try:
+        training.epoch(0)
+        save("between")
+        training.epoch(1, after_step=lambda step: save("within") if step == 2 else None)
     finally:
         worlds.PATIENCE = before
-        distributed.barrier()
-    return "nothing"
+    assert training.run.state_dict()["ranks"][rank]["epoch"] == 2
+    for number in range(2, EPOCHS):
+        training.epoch(number)
+    whole = trained(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
+    return found | {"undisturbed": _equal(training.found(), whole)}
 
 
 def left_open(rank: int, size: int) -> dict[str, Any]:
@@ -399,7 +464,7 @@ def left_open(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, resharded, left_open, refusals)
+CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, resharded, grown, left_open, refusals, one_alone)
 
 
 def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None:

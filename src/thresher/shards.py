@@ -56,6 +56,15 @@ class World(ABC):
         """
         return torch.full((), self.size * count / max(1, self.total(count)), dtype=torch.float64, device=device)
 
+    def sharded(self, part: Tensor, total: int) -> Tensor:
+        """Returns a tensor of the values of all ranks: each has the whole here, and its part of a DTensor between processes.
+
+        Args:
+            part: Values of this rank, shape (n,): its part as `torch.chunk` cuts the whole.
+            total: Number of values of all ranks.
+        """
+        return torch.from_numpy(self.join(part.numpy()))
+
     def total(self, number: int) -> int:
         """Returns the sum of one number over all ranks.
 

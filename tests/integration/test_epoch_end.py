@@ -125,7 +125,7 @@ def test_saved_after_the_loader_ran_out():
         other.run.load_state_dict(training.saved())
         again = other.saved()
     assert other.sizes(3) == [4, 4, 4]
-    assert again["ran_out"]
+    assert again["ranks"][0]["ran_out"]
 
 
 def counted(loader):
@@ -141,6 +141,6 @@ def test_left_at_the_last_batch(ends):
         with pytest.warns(UserWarning, match=NOT_ASKED):
             other.run.load_state_dict(state)
     assert other.run.epoch == 1
-    assert not other.saved()["ran_out"]  # saved again as it was loaded
+    assert not other.saved()["ranks"][0]["ran_out"]  # saved again as it was loaded
     assert other.sizes(3) == [4, 4, 4]
-    assert other.saved()["ran_out"]
+    assert other.saved()["ranks"][0]["ran_out"]

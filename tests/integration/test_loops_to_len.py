@@ -98,8 +98,8 @@ class Training:
     def seen(self):
         """All that remains of the training; `ran_out` is whether the loop has asked for a further batch."""
         state = self.run.state_dict()
-        del state["ran_out"]
-        state["cost"] = {name: value for name, value in state["cost"].items() if name != MEASURED}
+        (own,) = state["ranks"]
+        del own["ran_out"], own["cost"][MEASURED]
         saved = io.BytesIO()
         torch.save({"run": state, "net": self.net.state_dict(), "random": torch.get_rng_state()}, saved)
         saved.seek(0)

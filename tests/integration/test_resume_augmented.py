@@ -124,7 +124,7 @@ quiet = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves ti
 @quiet
 def test_selected_rows_that_waited_are_warned_about():
     *_, state, _ = train(of_torch, 2, method=HALF)
-    assert len(state["run"]["waiting"]["ids"])
+    assert len(state["run"]["ranks"][0]["waiting"]["ids"])
     with pytest.warns(UserWarning, match=f"{NOT_THE_SAME} for selected samples.*save between epochs[.]"):
         train(of_torch, 2, state=state, method=HALF)
 

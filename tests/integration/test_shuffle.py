@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import thresher
 from depth import depth
-from helpers import assert_same
+from helpers import assert_same, changed
 from thresher import Shuffle, rng
 from thresher.permutation import PIECE, Permutation
 
@@ -147,15 +147,13 @@ def resumed(method, stop, *, mid=0, **settings):
     second.net.load_state_dict(parts[0])
     second.optimizer.load_state_dict(parts[1])
     second.run.load_state_dict(state)
-    assert_same({**second.run.state_dict(), "rng": 0}, {**state, "rng": 0})
+    assert_same(changed(second.run.state_dict(), rng=0), changed(state, rng=0))
     second.log = first.log
     while second.run.epoch < 4:
         second.epoch()
     assert_same([ids for _, ids in second.log], [ids for _, ids in whole.log])
     assert_same(second.result(), whole.result())
-    left = ("cost", "rng", "epoch_start")
-    ends = [{name: value for name, value in run.state_dict().items() if name not in left} for run in (second.run, whole.run)]
-    assert_same(*ends)
+    assert_same(*(changed(run.state_dict(), cost=0, rng=0, epoch_start=0) for run in (second.run, whole.run)))
 
 
 OTHER_LOADERS = ({"num_workers": 2}, {"drop_last": True}, {"num_workers": 1, "persistent_workers": True})
@@ -200,14 +198,15 @@ def test_the_ids_before_the_place_are_not_made_again(monkeypatch):
     first = Training(thresher.UniformSubset(keep=0.5), data=DATA)
     first.epoch(batches=5)
     state = first.run.state_dict()
-    assert 20 < state["consumed"] < N and state["stayed"] == 20
+    (own,) = state["ranks"]
+    assert 20 < own["consumed"] < N and own["stayed"] == 20
     made, piece = [], Permutation.piece
     monkeypatch.setattr(Permutation, "piece", lambda self, begin, *rest: (made.append(begin), piece(self, begin, *rest))[1])
     second = Training(thresher.UniformSubset(keep=0.5), data=DATA)
     second.run.load_state_dict(state)
     assert len(second.run.loader) == 7
     second.epoch()
-    assert min(made) == state["consumed"]
+    assert min(made) == own["consumed"]
 
 
 def test_smaller_batches_do_not_make_the_ids_that_they_leave_out(monkeypatch):
@@ -241,7 +240,7 @@ def test_an_evaluation_of_the_rest_of_an_epoch_is_taken_back():
     with torch.no_grad(), pytest.warns(UserWarning, match="does not count as an epoch"):
         for x, _ in second.loader:
             second.call(x)
-    assert second.run.state_dict()["stayed"] == 3 * B
+    assert second.run.state_dict()["ranks"][0]["stayed"] == 3 * B
     second.epoch()
     assert second.ids() == rest and second.run.epoch == 1
     second.log.clear()
@@ -351,7 +350,7 @@ def test_another_order_between_epochs():
         other.run.load_state_dict(state)
     Training(data=DATA, shuffle=list(range(N))).run.load_state_dict(state)
     plain = Training(data=DATA, shuffle=list(range(N))).run.state_dict()
-    assert plain["shuffle"] is None
+    assert plain["ranks"][0]["shuffle"] is None
     other.shuffle.set_epoch(4)
     other.run.load_state_dict(plain)
     assert other.shuffle.epoch == 4
@@ -369,7 +368,7 @@ def test_another_order_between_epochs():
     ],
 )
 def test_damaged_states_are_refused(change, message):
-    state, training = interrupted() | change, Training(PLANS["uniform"], data=DATA)
+    state, training = changed(interrupted(), **change), Training(PLANS["uniform"], data=DATA)
     before = training.run.state_dict()
     with pytest.raises(ValueError, match=message):
         training.run.load_state_dict(state)

@@ -1,5 +1,10 @@
 """`attach` in several processes: the training is that of one process, and what cannot be so is refused in all of them."""
 
+import functools
+import operator
+import warnings
+from typing import Any
+
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -10,20 +15,36 @@ from depth import depth
 from thresher.run.several import check_attached_late_enough
 
 SIZES = (2,) if depth(1, 2) == 1 else (2, 4)
-NAMES = {2: tuple(case.__name__ for case in cases.CASES), 4: ("plans", "prepared", "resharded")}
+NAMES = {2: tuple(case.__name__ for case in cases.CASES), 4: ("plans", "prepared", "resharded", "grown")}
+
+
+class Results(list[Any]):
+    """What every case returned in each process.
+
+    Args:
+        found: Cases by name, of each process.
+        folder: Where the processes have saved.
+    """
+
+    def __init__(self, found, folder):
+        super().__init__(found)
+        self.folder = folder
 
 
 @pytest.fixture(scope="module", params=SIZES)
 def results(request, tmp_path_factory):
     """What every case returned in each process."""
     size, folder = request.param, tmp_path_factory.mktemp("processes")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases.begun_alone(str(folder))
     mp.spawn(cases.run_cases, (size, str(folder), NAMES[size]), nprocs=size)
     cases.WORLD[0] = size
-    return [torch.load(folder / str(rank), weights_only=False) for rank in range(size)]
+    return Results([torch.load(folder / str(rank), weights_only=False) for rank in range(size)], folder)
 
 
-def of_all(found, name):
-    return [one[name] for one in found]
+def of_all(found, *path):
+    return [functools.reduce(operator.getitem, path, one) for one in found]
 
 
 def assert_one_training(found, whole):
@@ -61,23 +82,35 @@ def steps_of(found, number):
     return [torch.cat(parts) for parts in zip(*(one["seen"][number] for one in found), strict=True)]
 
 
-@pytest.mark.parametrize("name", ["Kakurenbo", "Winnow", "InfoBatch", "UniformSubset"])
-def test_a_run_goes_on_with_fewer_processes(results, name):
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", cases.RESHARDED)
+def test_a_run_goes_on_with_other_numbers_of_processes(results, name):
     """In the middle of an epoch: the same batches of all processes together, and the same weights and records."""
-    size = len(results)
-    whole = [one["resharded"][f"{name}, {size}"] for one in results]
-    for fewer in {size // 2, 1}:
-        found = [one["resharded"][f"{name}, {fewer}"] for one in results[:fewer]]
-        for number in range(cases.EPOCHS - 1):
-            steps = [[step.sort().values.tolist() for step in steps_of(some, number)] for some in (found, whole)]
-            assert steps[0] == steps[1]
-        for own, expected in zip(found[0]["weights"], whole[0]["weights"], strict=True):
-            torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
-        assert torch.equal(torch.cat(of_all(found, "trained")), torch.cat(of_all(whole, "trained")))
-        for column in whole[0]["records"]:
-            own, expected = (torch.cat([one["records"][column] for one in some]) for some in (found, whole))
-            torch.testing.assert_close(own, expected, equal_nan=True)
-        assert sum(of_all(found, "forward")) == sum(of_all(whole, "forward"))
+    found, folder = list(results), results.folder
+    whole = [one["resharded"][f"{name}, {len(found)}"] for one in found]
+    assert all(one["resharded"][f"{name}, as it was"] for one in found)
+    for fewer in range(len(found) - 1, 0, -1):
+        assert_gone_on([one["resharded"][f"{name}, {fewer}"] for one in found[:fewer]], whole)
+    assert_gone_on([cases.gone_on(folder / f"checkpoint-{name}", name)], whole)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize("name", cases.GROWN)
+def test_a_run_of_one_process_goes_on_with_several(results, name):
+    assert_gone_on(of_all(results, "grown", name), [cases.gone_on(results.folder / f"alone-{name}", name)])
+
+
+def assert_gone_on(found, whole):
+    for number in range(cases.EPOCHS - 1):
+        steps = [[step.sort().values.tolist() for step in steps_of(some, number)] for some in (found, whole)]
+        assert steps[0] == steps[1]
+    for own, expected in zip(found[0]["weights"], whole[0]["weights"], strict=True):
+        torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
+    assert torch.equal(torch.cat(of_all(found, "trained")), torch.cat(of_all(whole, "trained")))
+    for column in whole[0]["records"]:
+        own, expected = (torch.cat([one["records"][column] for one in some]) for some in (found, whole))
+        torch.testing.assert_close(own, expected, equal_nan=True)
+    assert sum(of_all(found, "forward")) == sum(of_all(whole, "forward"))
 
 
 two = pytest.mark.parametrize("results", [2], indirect=True)
@@ -134,9 +167,12 @@ def test_refused_in_all_processes(results, case):
 
 
 @two
-def test_one_process_alone_is_not_left_to_wait(results):
-    found = [one["refusals"]["one alone"] for one in results]
-    assert "process 0 of 2, and not in all of them within 1 s" in found[0] and found[1] == "nothing"
+def test_a_state_that_one_process_alone_saves_is_refused_and_the_training_goes_on(results):
+    """Within an epoch the other process is in the middle of the gradients, which must not be mixed with a call of the run."""
+    found = of_all(results, "one_alone")
+    for when in ("within", "between"):
+        assert "run.state_dict() was called in process 0 of 2, and not in all of them within 0.3 s" in found[0][when]
+    assert [one["undisturbed"] for one in found] == [True, True]
 
 
 def test_attached_too_early(monkeypatch):

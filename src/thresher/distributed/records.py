@@ -1,6 +1,6 @@
 """Records in shards: each rank holds those of its block of ids; what it writes of other samples travels once per epoch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -86,17 +86,22 @@ class ShardedRecords(Records):
 
     def come_home(self) -> None:
         """Sends what was written to the ranks that hold the samples, and stores it there; all ranks call it."""
+        if (arrivals := self._arrivals()) is not None:
+            self._store(arrivals)
+            self._outbox.clear()
+
+    def _arrivals(self) -> Arrivals | None:
+        """Returns what all ranks have written of the samples of this block; None where no rank has written."""
         world, rows = self.shard.world, self._outbox.rows()
         if not world.total(len(self._outbox)):
-            return
+            return None
         dtypes = {name: self.columns[name].dtype for name in self._sent} | common_dtypes(rows, self._by_function, world)
         if self._by_function:
             dtypes[FIRST] = torch.bool
         certain = rows[CERTAIN] if rows else torch.empty(0, dtype=torch.bool)
         ids = rows[ID][certain].cpu().numpy() if rows else np.empty(0, dtype=np.int64)
         sent = {name: rows[name][certain] for name in dtypes} if rows else {}
-        self._store(send_home(ids, sent, dtypes, self.layout, world))
-        self._outbox.clear()
+        return send_home(ids, sent, dtypes, self.layout, world)
 
     def _store(self, arrivals: Arrivals) -> None:
         """Stores rows of this block."""
@@ -141,58 +146,18 @@ class ShardedRecords(Records):
         return ShardColumns(columns, Shard.whole(self.shard.n))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns copies of the columns of this block, and what has not come home yet, as tensors and plain values."""
-        columns = super().state_dict()
-        return {"first": self.shard.first, "n": self.shard.n, "columns": columns, "outbox": self._outbox.rows()}
+        """Returns the columns of this block as they were if everything had come home, which it has not; all ranks call it."""
+        arrivals, home = self._arrivals(), ShardedRecords(self.columns, self.layout, self.shard.world, self._device)
+        home.load_state_dict(self)
+        home.epoch = self.epoch
+        if arrivals is not None:
+            home._store(arrivals)
+        return dict(home)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Takes over the saved state of the same block; see `load_shards` for another number of ranks.
-
-        Raises:
-            ValueError: The state is that of another block.
-        """
-        block = state["first"], state["first"] + len(next(iter(state["columns"].values())))
-        if (*block, state["n"]) != (self.shard.first, self.shard.last, self.shard.n):
-            raise ValueError(
-                f"load_state_dict: the records are of the ids {block[0]} to {block[1]} of {state['n']}, and this process holds "
-                f"{self.shard.first} to {self.shard.last} of {self.shard.n}: the number of processes has changed. Load the "
-                "states of all processes with load_shards."
-            )
-        self.load_shards([{**state, "outbox": {}}])
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copies saved columns of this block into these, and forgets what has not come home."""
+        super().load_state_dict(state)
         self._outbox.clear()
-        if state["outbox"]:
-            self._outbox.add({name: values.to(self._device) for name, values in state["outbox"].items()})
-
-    def load_shards(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Takes over the states that all ranks of another run have saved, whatever their number was.
-
-        Args:
-            states: Results of `state_dict` in the order of the ranks.
-
-        Raises:
-            ValueError: The states are of another number of samples, or do not cover the block of this rank.
-        """
-        first, last, missing = self.shard.first, self.shard.last, len(self.shard)
-        for state in states:
-            if state["n"] != self.shard.n:
-                raise ValueError(f"load_shards: a state is of {state['n']} samples, this run has {self.shard.n}")
-            begin = state["first"]
-            low, high = max(first, begin), min(last, begin + len(next(iter(state["columns"].values()))))
-            missing -= max(0, high - low)
-        if missing:
-            raise ValueError(
-                f"load_shards: the states lack {missing} of the samples {first} to {last}; give those of all ranks"
-            )
-        self._outbox.clear()
-        for state in states:
-            begin = state["first"]
-            for name, saved in state["columns"].items():
-                low, high = max(first, begin), min(last, begin + len(saved))
-                if low < high:
-                    self[name][low - first : high - first] = saved[low - begin : high - begin].to(self._device)
-        for state in states[self.shard.world.rank :: self.shard.world.size]:
-            if state["outbox"]:
-                self._outbox.add({name: values.to(self._device) for name, values in state["outbox"].items()})
 
 
 def _for_each(flag: bool | Tensor, ids: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """The ranks of a training as processes of torch.distributed, and the count of what they send."""
 
+import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ from thresher.shards import World
 
 PATIENCE = timedelta(seconds=60)
 """Time that a rank waits for the others where a loop may have called only one of them."""
+BETWEEN_LOOKS_S = 0.01
+"""Seconds after which a rank that waits looks again whether the others have come."""
 
 
 class CountedWorld(World):
@@ -101,22 +104,38 @@ class ProcessWorld(CountedWorld):
 
     def meet(self, what: str) -> None:
         """Waits for all ranks, `PATIENCE` at most; see `World`."""
-        here = torch.zeros((), device=self._device)
-        work: Any = dist.all_reduce(here, group=self._group, async_op=True)
-        try:
-            work.wait(PATIENCE)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"{what} was called in process {self.rank} of {self.size}, and not in all of them within "
-                f"{PATIENCE.total_seconds():g} s. Each process holds a part of the run: call it in every process, and save "
-                "what it returns in each of them, under a name with its rank."
-            ) from error
+        # Over the store, because ranks that are not here may be in a collective call of the training, which would mix with one.
+        whole: Any = dist.group.WORLD
+        group: Any = self._group or whole
+        store = dist.PrefixStore(f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}", whole.get_group_store())
+        place = f"{store.add('over', 0)}"
+        if store.add(place, 1) == self.size:
+            store.add("over", 1)
+            store.set(f"{place}/all", "here")
+            return
+        end = time.monotonic() + PATIENCE.total_seconds()
+        while not store.check([f"{place}/all"]):
+            if time.monotonic() > end and store.add(place, -1) < self.size - 1:
+                raise RuntimeError(
+                    f"{what} was called in process {self.rank} of {self.size}, and not in all of them within "
+                    f"{PATIENCE.total_seconds():g} s. Each process holds a part of the run: call it in every process, also "
+                    "where one alone writes the file. Nothing was sent to the others, and the training can go on."
+                )
+            time.sleep(BETWEEN_LOOKS_S)
 
     def share_of_mean(self, count: int, device: torch.device) -> torch.Tensor:
         """Returns the factor of a mean over rows of this rank; see `World`. Nothing waits for the device."""
         rows = torch.full((), count, dtype=torch.float64, device=device)
         dist.all_reduce(rows, group=self._group)
         return self.size * count / rows.clamp(min=1)
+
+    def sharded(self, part: torch.Tensor, total: int) -> torch.Tensor:
+        """Returns a DTensor of which this rank has a part; see `World`."""
+        from torch.distributed.device_mesh import DeviceMesh  # a second to import, for those who save
+        from torch.distributed.tensor import DTensor, Shard
+
+        mesh = DeviceMesh.from_group(self._group or dist.group.WORLD, part.device.type)
+        return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=torch.Size([total]), stride=(1,))
 
     def _sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         tensor = torch.from_numpy(numbers.copy()).to(self._device)

@@ -1,7 +1,7 @@
 """`Run`: a method attached to one training loop, as the loop sees it. Its parts do the work."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -402,6 +402,9 @@ class Run(Uncopied):
     def state_dict(self) -> dict[str, Any]:
         """Returns everything the run remembers: tensors and plain values, so that it loads with `weights_only=True`.
 
+        Several processes call it together; what is known by id is then in DTensors, for `torch.distributed.checkpoint`, which
+        loads the same names and sizes in any number of processes. Before the training there is room for any plan.
+
         Warns where batches were yielded whose loss was not credited yet: after resuming they will not come again.
 
         A state that is saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: the next
@@ -409,6 +412,9 @@ class Run(Uncopied):
         state that is saved after the loader ran out goes on with the next epoch. Where the loop got the last batch and did not
         ask for a further one (`break`, `return`, `zip`, `islice`, a counted number of calls of `next`), it is not known whether
         that code has run: the epoch is over with the step of its last batch, and `load_state_dict` warns.
+
+        Raises:
+            RuntimeError: Not all processes have called it within a minute.
         """
         if (self._epochs.in_progress or self._epochs.end.credits) and self._parts.attributor.waits_for_credit:
             warnings.warn(
@@ -418,12 +424,12 @@ class Run(Uncopied):
             )
         return self._parts.state.save()
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, restore_rng: bool = True) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool = True) -> None:
         """Goes on where a saved run stopped: at the next `iter(run.loader)`, after the last batch that was yielded.
 
         Args:
-            state: Result of `state_dict` of a run of the same method over as many samples. Of several processes, each loads
-                its own; where their number has changed, each loads the list of the states of all, in the order of the ranks.
+            state: Result of `state_dict` of a run of the same method over as many samples, of any number of processes that
+                saved it with `torch.distributed.checkpoint`; or what as many processes have saved each for itself.
             restore_rng: Whether the random states that the run and its loader draw from are put back, too.
 
         Raises:

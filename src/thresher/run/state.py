@@ -1,7 +1,7 @@
 """What a run saves, and how it goes on from there."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,14 +17,20 @@ from thresher.methods import name_of
 from thresher.records import Records
 from thresher.run.epochs import Epochs
 from thresher.run.resharding import Resharding
+from thresher.run.saved_form import SavedForm
 from thresher.run.state_checks import (
-    VERSION,
+    MAY_LACK,
+    PLAN,
+    check_form,
     check_generators,
     check_position,
     check_shuffle,
-    check_version,
     fields_of,
+    fields_of_process,
+    or_none,
     refuse,
+    sequence,
+    table,
 )
 from thresher.run.stopwatch import Stopwatch
 
@@ -59,31 +65,29 @@ class SavedState:
 
     def save(self) -> dict[str, Any]:
         """Returns everything that the run remembers."""
-        world = self.records.shard.world
-        world.meet("run.state_dict()")
+        self.records.shard.world.meet("run.state_dict()")
         position = self.epochs.state_dict()
         self.accumulator.settle()
         self.stopwatch.update(self.cost)
-        return {
-            "version": VERSION,
+        own = {
             "method": self._name(),
             "settings": self._settings(),
             "n": self.loader.n,
-            "kept": self.kept,
             **position,
             **self.loader.state_dict(),
-            "trained": self._trained(),
-            **({} if world.size == 1 else {"ranks": {"rank": world.rank, "size": world.size}}),
-            "records": self.records.state_dict(),
             "cost": asdict(self.cost),
             "rng": rng.capture(self.device, self.loader.generators()),
         }
+        trained = self.accumulator.count_trained()
+        by_id = {"records": self.records.state_dict(), "trained": self.accumulator.counts.state_dict().get(TRAINED, trained)}
+        is_fresh = not (position["active"] or position["epoch"])
+        return SavedForm(self.records.shard).made(own, by_id, self.kept, is_fresh=is_fresh)
 
-    def load(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, restore_rng: bool) -> None:
+    def load(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         """Goes on where a saved run stopped.
 
         Args:
-            state: Result of `save`; or those of all processes, in the order of their ranks.
+            state: Result of `save`, of any number of processes.
             restore_rng: Whether random states are put back.
 
         Raises:
@@ -91,32 +95,37 @@ class SavedState:
             ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
                 changed.
         """
-        if isinstance(state, list | tuple):
-            world = self.records.shard.world
-            if len(state) == world.size:
-                state = state[world.rank]
-            else:
-                state = Resharding(state, world, self.loader).state(self.records, self.accumulator.counts)
+        check_form(state)
+        state = self._of_this_process(state)
         self._check(state, restore_rng=restore_rng)
-        assert isinstance(state, Mapping)
-        state = {**state, "plan": _on_host(state["plan"]), "waiting": _on_host(state["waiting"])}
+        state |= {"waiting": _on_host(state["waiting"])}
         self.accumulator.end_step()
         self.accumulator.settle()
         self.records.load_state_dict(state["records"])
         vars(self.cost).update(state["cost"])
         self.accumulator.meter.restart()
         self.accumulator.count_trained()
-        self.accumulator.counts.load_state_dict(state["trained"] if "ranks" in state else {TRAINED: state["trained"]})
+        self.accumulator.counts.load_state_dict({TRAINED: state["trained"]})
         self.epochs.load_state_dict(state)
         self.loader.load_state_dict(state)
         self.attributor.forget_batches()
         if restore_rng:
             rng.restore(state["rng"], self.device, self.loader.generators())
 
-    def _trained(self) -> Any:
-        """How often each sample was trained on: a tensor; in several processes the part that this one holds."""
-        found, counts = self.accumulator.count_trained().clone(), self.accumulator.counts
-        return found if counts.shard.world.size == 1 else counts.state_dict()
+    def _of_this_process(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what this process goes on with, of the state of this or another number of processes."""
+        shard, ranks = self.records.shard, state["ranks"]
+        form = SavedForm(shard)
+        self._check_kind({**ranks[0], "kept": state["kept"], "records": state["records"]})
+        plan = form.plan(state)
+        if len(ranks) == shard.world.size:
+            own = ranks[shard.world.rank]
+        else:
+            check = table(fields_of_process(self.loader, self.epochs.selection.stage), may_lack=MAY_LACK)
+            sequence(check)("state.ranks", ranks)
+            or_none(PLAN)("state.plan", plan)
+            own = Resharding(ranks, plan, shard.world, self.loader).state()
+        return form.joined(state, own, plan)
 
     def _name(self) -> str:
         return "+".join(name_of(method) for method in self.methods)
@@ -124,12 +133,8 @@ class SavedState:
     def _settings(self) -> str:
         return " ".join(repr(method) for method in self.methods)
 
-    def _check(self, state: Any, *, restore_rng: bool) -> None:
-        if not isinstance(state, Mapping):
-            raise TypeError(f"load_state_dict: `state` must be a result of run.state_dict(), got {type(state).__name__}")
-        check_version(state)
+    def _check(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         stage = self.epochs.selection.stage
-        self._check_kind(state)
         try:
             fields_of(self.loader, stage, self.accumulator.count_trained(), self.records)("state", state)
         except ValueError as error:
@@ -163,14 +168,6 @@ class SavedState:
 
     def _check_kind(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another run, which is no damage."""
-        world = self.records.shard.world
-        own, saved = {"rank": world.rank, "size": world.size}, state.get("ranks", {"rank": 0, "size": 1})
-        if saved != own:
-            raise ValueError(
-                f"load_state_dict: the state was saved by process {saved['rank']} of {saved['size']}, and this is process "
-                f"{own['rank']} of {own['size']}. Each process loads what it has saved itself; to go on with another number of "
-                "processes, give each of them the list of the states of all ranks."
-            )
         if (method := state.get("method", self._name())) != self._name():
             raise ValueError(f"load_state_dict: the state is of method {method!r}, this run has {self._name()!r}")
         if (n := state.get("n", self.loader.n)) != self.loader.n:
@@ -184,8 +181,6 @@ class SavedState:
         if "kept" in state and (kept is None) != (given is None):
             refuse("kept", "None, since nothing was pruned" if kept is None else "the ids that pruning left", given)
         records = state.get("records")
-        if isinstance(records, Mapping) and "ranks" in state:
-            records = records.get("columns")
         if isinstance(records, Mapping) and set(records) != set(self.records):
             raise ValueError(
                 f"load_state_dict: the state has columns {sorted(map(str, records))}, this run {sorted(self.records)}"

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.attribution.accumulator import TRAINED
 from thresher.cost import Cost
 from thresher.distributed.packed import PackedPlan
 from thresher.loading.loader import SelectedLoader
@@ -22,8 +21,15 @@ from thresher.shards import Shard
 FieldCheck = Callable[[str, Any], None]
 """Function of the name of a field and its value, which raises ValueError where the value is not what it must be."""
 
-VERSION = 4
+VERSION = 5
 """Number of the form of a saved state."""
+
+MARKS = ("ids", "refresh")
+"""Parts of a plan that are marks of samples."""
+OF_KEPT = ("weights", "keys", "scores")
+"""Parts of a plan that have a number for each sample that is kept."""
+BY_ID = "by_id"
+"""Entry of the plan of a process: names of the parts that are in the tensors of all samples."""
 
 MOST = 2**63
 """Upper limit of whole numbers that have no other."""
@@ -195,57 +201,91 @@ HISTORY = sequence(
 )
 
 
-def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor, records: Records) -> FieldCheck:
-    """Returns the check of the types, shapes, dtypes and ranges of a whole state."""
-    n, alone = loader.n, records.shard.world.size == 1
-    ids = tensor(IDS, (None,), 0, None if loader.streams else n)
-    waiting = table({"ids": ids, "weights": or_none(tensor(WEIGHTS, (None,)))})
+FORM = table(
+    {
+        **dict.fromkeys(("version", "kept", "records", "trained"), ANY),
+        "plan": table(dict.fromkeys((*MARKS, *OF_KEPT), ANY)),
+        "ranks": sequence(table({}, ANY)),
+    }
+)
+
+
+def check_form(state: Any) -> None:
+    """Checks that a state has the parts of one, whatever is in them.
+
+    Args:
+        state: Argument of `load_state_dict`.
+
+    Raises:
+        TypeError: It is no mapping.
+        ValueError: It has another version, or lacks a part.
+    """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"load_state_dict: `state` must be a result of run.state_dict(), got {type(state).__name__}")
+    check_version(state)
+    FORM("state", state)
+    if not state["ranks"]:
+        refuse("state.ranks", "what each process had by itself", state["ranks"])
+    for rank, own in enumerate(state["ranks"]):
+        if not isinstance(plan := own.get("plan"), Mapping):
+            continue
+        by_id, parts = plan.get(BY_ID), state["plan"]
+        if not isinstance(by_id, list | tuple) or not all(name in parts for name in by_id):
+            refuse(f"state.ranks[{rank}].plan.{BY_ID}", f"names out of {', '.join(parts)}", by_id)
+        for name in by_id:
+            if not isinstance(parts[name], Tensor):
+                refuse(f"state.plan.{name}", "a tensor", parts[name])
+
+
+def fields_of_process(loader: SelectedLoader, stage: BatchStage | None) -> dict[str, FieldCheck]:
+    """Returns the checks of what a process has by itself, by name."""
+    ids = tensor(IDS, (None,), 0, None if loader.streams else loader.n)
     number_or_none = or_none(plain((int, float), "a number of at least 0", 0))
+    return {
+        "method": TEXT,
+        "settings": TEXT,
+        "n": whole_number(),
+        "epochs": whole_number(1),
+        "seed": plain((int,), "a whole number", -float("inf"), float("inf")),
+        "epoch": whole_number(),
+        "active": TRUTH,
+        "ran_out": TRUTH,
+        "consumed": whole_number(),
+        "stayed": whole_number(),
+        "checksum": whole_number(0, 2**32 - 1),
+        "plan": ANY,
+        "batch_stage": or_none(_stage(stage)),
+        "passes": or_none(TEXT),
+        "history": HISTORY,
+        "waiting": table({"ids": ids, "weights": or_none(tensor(WEIGHTS, (None,)))}),
+        "seen": whole_number(),
+        "epoch_start": or_none(table({**RANDOM_STATES, "workers_ran": TRUTH}, may_lack=("cuda",))),
+        "shuffle": or_none(SHUFFLE),
+        "cost": table(
+            {field.name: whole_number() if field.default == 0 else number_or_none for field in fields(Cost)}
+            | {"unknown": or_none(TEXT)}
+        ),
+        "rng": table(RANDOM_STATES, may_lack=("cuda",)),
+    }
+
+
+MAY_LACK = ("ran_out", "stayed", "shuffle")
+"""Names of what a process may lack."""
+
+
+def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor, records: Records) -> FieldCheck:
+    """Returns the check of the types, shapes, dtypes and ranges of all that a process goes on with."""
     return table(
-        {
+        fields_of_process(loader, stage)
+        | {
             "version": whole_number(),
-            "method": TEXT,
-            "settings": TEXT,
-            "n": whole_number(),
             "kept": or_none(tensor(IDS, (None,))),
-            "epochs": whole_number(1),
-            "seed": plain((int,), "a whole number", -float("inf"), float("inf")),
-            "epoch": whole_number(),
-            "active": TRUTH,
-            "ran_out": TRUTH,
-            "consumed": whole_number(),
-            "stayed": whole_number(),
-            "checksum": whole_number(0, 2**32 - 1),
             "plan": or_none(PLAN),
-            "batch_stage": or_none(_stage(stage)),
-            "passes": or_none(TEXT),
-            "history": HISTORY,
-            "waiting": waiting,
-            "seen": whole_number(),
-            "epoch_start": or_none(table({**RANDOM_STATES, "workers_ran": TRUTH}, may_lack=("cuda",))),
-            "shuffle": or_none(SHUFFLE),
-            "trained": tensor(trained, tuple(trained.shape), 0) if alone else _shard({TRAINED: trained}),
-            "records": table({name: tensor(column, (n,)) for name, column in records.items()}) if alone else _shard(records),
-            "ranks": table({"rank": whole_number(), "size": whole_number(2)}),
-            "cost": table(
-                {field.name: whole_number() if field.default == 0 else number_or_none for field in fields(Cost)}
-                | {"unknown": or_none(TEXT)}
-            ),
-            "rng": table(RANDOM_STATES, may_lack=("cuda",)),
+            "trained": tensor(trained, tuple(trained.shape), 0),
+            "records": table({name: tensor(column, tuple(column.shape)) for name, column in records.items()}),
         },
-        may_lack=("ran_out", "stayed", "shuffle", *(("ranks",) if alone else ())),
+        may_lack=MAY_LACK,
     )
-
-
-def _shard(columns: Mapping[str, Tensor]) -> FieldCheck:
-    """Returns the check of the state of records of which a process holds a part."""
-    own = {name: tensor(column, tuple(column.shape)) for name, column in columns.items()}
-    return table({"first": whole_number(), "n": whole_number(), "columns": table(own), "outbox": table({}, _any_tensor)})
-
-
-def _any_tensor(name: str, value: Any) -> None:
-    if not isinstance(value, Tensor):
-        refuse(name, "a tensor", value)
 
 
 def _stage(stage: BatchStage | None) -> FieldCheck:

@@ -34,7 +34,8 @@ def test_every_piece_of_an_epoch_is_made(monkeypatch):
 @pytest.mark.parametrize("computed", [False, True])
 def test_the_state_is_one_of_the_middle(computed):
     state = shuffle.middle_of(thresher.UniformSubset(keep=0.5), 4000, computed=computed)
-    assert state["active"] and 2000 <= state["consumed"] <= 2600 and 0.45 < state["stayed"] / state["consumed"] < 0.55
+    (own,) = state["ranks"]
+    assert own["active"] and 2000 <= own["consumed"] <= 2600 and 0.45 < own["stayed"] / own["consumed"] < 0.55
     run = shuffle.attached(thresher.UniformSubset(keep=0.5), 4000, shuffle.BATCH, computed=computed)
     run.load_state_dict(state)
     assert len(next(iter(run.loader))) == shuffle.BATCH

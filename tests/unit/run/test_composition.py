@@ -166,7 +166,7 @@ def test_three_stages_and_resume():
 
     run, net, optimizer = start()
     train(run, optimizer)
-    assert run.state_dict()["method"] == "Keeps+uniform+Twice"
+    assert run.state_dict()["ranks"][0]["method"] == "Keeps+uniform+Twice"
     state = run.state_dict()
     params = {name: value.clone() for name, value in net.state_dict().items()}
     rest = train(run, optimizer, epochs=2)
