@@ -1,11 +1,18 @@
 """The training of base.py in several processes, with DistributedDataParallel.
 
-torchrun --standalone --nproc_per_node=2 examples/by_feature/ddp.py
+torchrun --standalone --nproc_per_node=2 examples/by_feature/ddp.py [FOLDER]
+
+With a folder it saves after each epoch, and the same command goes on from there, also with another number of processes.
 """
+
+import sys
+from pathlib import Path
 
 import torch
 from sklearn.datasets import load_digits
 from torch import distributed, nn
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -38,6 +45,17 @@ def accuracy(model, dataset):
     return right
 
 
+class Weights:
+    def __init__(self, *parts):
+        self.parts = parts
+
+    def state_dict(self):
+        return dict(zip(("model", "optimizer"), get_state_dict(*self.parts), strict=True))
+
+    def load_state_dict(self, state):
+        set_state_dict(*self.parts, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+
+
 def main():
     distributed.init_process_group("gloo")  # "nccl" where each process has a GPU
     torch.manual_seed(0)
@@ -52,7 +70,11 @@ def main():
         loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS,
     )  # fmt: skip
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, EPOCHS)
-    for epoch in range(EPOCHS):
+    parts = {"run": run, "weights": Weights(model, optimizer), "scheduler": scheduler}
+    saved = [path.parent for folder in sys.argv[1:] for path in Path(folder).glob("*/.metadata")]
+    if saved:
+        checkpoint.load(parts, checkpoint_id=max(saved))
+    for epoch in range(run.epoch, EPOCHS):
         sampler.set_epoch(epoch)
         for x, y in run.loader:  # was: loader
             loss = run.criterion(run.model(x), y)  # was: criterion(model(x), y)
@@ -60,6 +82,8 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
         scheduler.step()
+        if sys.argv[1:]:
+            checkpoint.save(parts, checkpoint_id=Path(sys.argv[1], f"{run.epoch:03}"))  # all processes
     if distributed.get_rank() == 0:
         print(f"test accuracy {accuracy(model.module, test):.3f}")
         print(run.cost)

@@ -29,6 +29,20 @@ def test_runs_in_two_processes(name):
     assert done.stdout.count("of full training") == 1 and "of 7,500 samples" in done.stdout  # half of them in each process
 
 
+@pytest.mark.parametrize("processes", [1, 3] if DEEP else [1])
+def test_goes_on_with_another_number_of_processes(processes, tmp_path):
+    """All of its epochs are over: it has the weights, the records and what all processes have computed."""
+    said = []
+    for number in (2, processes):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={number}"]
+        command = [*launch, FOLDER / "ddp.py", tmp_path / "saved"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout.split("\n")[0])
+    assert said[0] == said[1] and "test accuracy 0.9" in said[0]
+    assert len([*(tmp_path / "saved").glob("*/.metadata")]) == 10
+
+
 @pytest.mark.parametrize("path", [path for path in FILES if path.stem not in SEVERAL[:2]], ids=lambda path: path.stem)
 def test_runs(path, capsys):
     if DEEP and path.stem == "base":  # one real process
@@ -49,7 +63,7 @@ def test_differs_by_one_feature(path):
     base = (FOLDER / "base.py").read_text().splitlines()
     lines = path.read_text().splitlines()
     changed = [line for line in difflib.ndiff(base, lines) if line[0] in "+-" and line[1:].strip()]
-    assert 0 < len(changed) < 40
+    assert 0 < len(changed) < 45
 
 
 def test_there_are_three_beside_the_base():
