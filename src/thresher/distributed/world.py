@@ -134,7 +134,8 @@ class ProcessWorld(CountedWorld):
         from torch.distributed.device_mesh import DeviceMesh  # a second to import, for those who save
         from torch.distributed.tensor import DTensor, Shard
 
-        mesh = DeviceMesh.from_group(self._group or dist.group.WORLD, part.device.type)
+        group: Any = self._group or dist.group.WORLD
+        mesh = DeviceMesh.from_group(group, part.device.type)
         return DTensor.from_local(part, mesh, [Shard(0)], run_check=False, shape=torch.Size([total]), stride=(1,))
 
     def _sum(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:

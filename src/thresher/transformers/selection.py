@@ -1,6 +1,7 @@
 """`Selection`: the mixin that has a Trainer train on a choice of samples."""
 
 import copy
+import importlib
 import inspect
 import math
 from collections.abc import Iterator, Mapping
@@ -242,6 +243,8 @@ class Selection(Base):
                 "begin anew in the middle of the training. Load the weights alone, by from_pretrained, and call train() "
                 "without resume_from_checkpoint."
             )
+        if processes > 1:
+            importlib.import_module("torch.distributed.tensor")  # torch.load knows DTensors once it is imported
         state = torch.load(file, weights_only=True, map_location="cpu")
         if state["processes"] != processes:
             raise ValueError(
