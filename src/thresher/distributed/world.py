@@ -107,10 +107,10 @@ class ProcessWorld(CountedWorld):
         # Over the store, because ranks that are not here may be in a collective call of the training, which would mix with one.
         whole: Any = dist.group.WORLD
         group: Any = self._group or whole
-        store = dist.PrefixStore(f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}", whole.get_group_store())
-        place = f"{store.add('over', 0)}"
+        store, room = whole.get_group_store(), f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}"
+        place = f"{room}/{store.add(f'{room}/over', 0)}"
         if store.add(place, 1) == self.size:
-            store.add("over", 1)
+            store.add(f"{room}/over", 1)
             store.set(f"{place}/all", "here")
             return
         end = time.monotonic() + PATIENCE.total_seconds()

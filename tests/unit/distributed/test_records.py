@@ -254,6 +254,20 @@ def test_a_state_has_what_has_not_come_home_and_the_run_goes_on_as_without_it(si
         assert all(torch.equal(state[name], whole[name]) and torch.equal(again[name], whole[name]) for name in COLUMNS)
 
 
+def test_of_a_sample_that_comes_again_after_a_resume_the_later_value_counts():
+    def train(records, rank, resumed):
+        for turn in (0, 1):
+            if rank == turn:
+                records.write(torch.tensor([5]), values(float(turn)))
+            if resumed and not turn:
+                records.load_state_dict(records.state_dict())
+        records.come_home()
+        return records["loss"][5].item()
+
+    for resumed in (False, True):
+        assert in_two(lambda records, rank, resumed=resumed: train(records, rank, resumed))[0] == resumed
+
+
 def test_a_copy_is_saved():
     def train(records, rank):
         state = records.state_dict()
