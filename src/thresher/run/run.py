@@ -402,9 +402,7 @@ class Run(Uncopied):
     def state_dict(self) -> dict[str, Any]:
         """Returns everything the run remembers: tensors and plain values, so that it loads with `weights_only=True`.
 
-        Several processes call it together; what is known by id is then in DTensors, for `torch.distributed.checkpoint`, which
-        loads the same names and sizes in any number of processes. Before the training there is room for any plan.
-
+        Several processes call it together, and values by id are then DTensors, for `torch.distributed.checkpoint`.
         Warns where batches were yielded whose loss was not credited yet: after resuming they will not come again.
 
         A state that is saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: the next
