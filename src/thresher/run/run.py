@@ -426,8 +426,7 @@ class Run(Uncopied):
         """Goes on where a saved run stopped: at the next `iter(run.loader)`, after the last batch that was yielded.
 
         Args:
-            state: Result of `state_dict` of a run of the same method over as many samples, of any number of processes that
-                saved it with `torch.distributed.checkpoint`; or what as many processes have saved each for itself.
+            state: Result of `state_dict` of a run of the same method over as many samples, in any number of processes.
             restore_rng: Whether the random states that the run and its loader draw from are put back, too.
 
         Raises:
