@@ -78,7 +78,7 @@ def winners(k: int, generator: torch.Generator, among: Iterable[int]) -> set[int
 
 
 def hard_losses(kind: str, number: int, most: int = 60) -> list[float]:
-    """Losses of a kind that is hard to order: "plain", "ties", "one", "equal", "nonfinite", "lost", "huge", "tiny", "negative"."""
+    """Losses of one of `HARD_KINDS`, which are hard to order."""
     r = np.random.default_rng([number, *kind.encode()])
     n = 1 if kind == "one" else int(r.integers(2, most))
     loss = r.gamma(0.7, 1.0, n).astype(np.float32)

@@ -18,10 +18,12 @@ from thresher.rng import seeded
 N, BATCH, ALPHA = 22, 8, 0.75
 
 
-def trained(
-    method: Any, *, one_loss: bool = False, epochs: int = 3
-) -> tuple[thresher.Run, list[list[tuple[list[int], float]]]]:
-    """Trains, and returns the run and what a loop sees: the ids and the mean loss of each batch, the last of which is partial."""
+Seen = list[list[tuple[list[int], float]]]
+"""The ids and the mean loss of each batch of each epoch."""
+
+
+def trained(method: Any, *, one_loss: bool = False, epochs: int = 3) -> tuple[thresher.Run, Seen]:
+    """Trains, and returns the run and what the loop saw; the last batch of the first epoch is partial."""
     x = torch.randn(N, 3, generator=seeded(1))
     y = (x[:, 0] > 0).long()
     model = nn.Linear(3, 2)
@@ -46,7 +48,7 @@ def trained(
     return run, seen
 
 
-def transcribed(seen: list[list[tuple[list[int], float]]]) -> list[float]:
+def transcribed(seen: Seen) -> list[float]:
     score = [math.nan] * N
     for batches in seen:
         for ids, loss in batches:

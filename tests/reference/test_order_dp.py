@@ -11,7 +11,7 @@ import torch
 from depth import depth
 from helpers import HARD_KINDS, hard_losses, noted, winners
 from thresher import EpochPlan, OrderDp
-from thresher.methods.order_dp import UNSEEN
+from thresher.methods.order_dp import NEW_SAMPLE
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -23,13 +23,13 @@ def planned(method: OrderDp, loss: list[float], key: int = 0, epoch: int = 1) ->
 
 
 def transcribed(loss: list[float], keep: Fraction, pool: Fraction, generator: torch.Generator) -> set[int]:
-    """The kept samples: a random pool, of which the largest losses; unseen ones first, by lot; those that are not finite always."""
+    """The kept samples: the largest losses of a random pool, unseen ones first, by lot; and all that are not finite."""
     n = len(loss)
     finite = [i for i in range(n) if math.isfinite(loss[i])]
     wanted = max(1, math.floor(keep * n)) - (n - len(finite))
     wanted = min(max(wanted, 0), len(finite))
     inside = winners(max(wanted, math.floor(pool * len(finite))), generator, finite)
-    unseen = {i for i in inside if loss[i] == UNSEEN}
+    unseen = {i for i in inside if loss[i] == NEW_SAMPLE}
     if len(unseen) > wanted:
         best = winners(wanted, generator, unseen)
     else:
@@ -43,7 +43,7 @@ def test_the_plan_is_that_of_the_paper(kind: str) -> None:
         loss = hard_losses(kind, number)
         r = np.random.default_rng(number)
         if number % 3 == 0:
-            loss = [UNSEEN if r.random() < 0.5 else value for value in loss]
+            loss = [NEW_SAMPLE if r.random() < 0.5 else value for value in loss]
         keep, pool = sorted(r.integers(1, 101, 2).tolist())
         plan = planned(OrderDp(keep / 100, pool / 100), loss, number)
         expected = transcribed(loss, Fraction(keep, 100), Fraction(pool, 100), seeded(number))

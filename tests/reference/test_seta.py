@@ -3,6 +3,7 @@
 import math
 import struct
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def groups_of(loss: list[float], groups: int) -> dict[int, int]:
         for group in sorted(set(found.values())):
             inside = [x for x in levels if found[x] == group]
             means.append(sum(x * len(members[x]) for x in inside) / sum(len(members[x]) for x in inside))
-        again = {x: sum(x >= (a + b) / 2 for a, b in zip(means, means[1:], strict=False)) for x in levels}
+        again = {x: sum(x >= (a + b) / 2 for a, b in pairwise(means)) for x in levels}
         if again == found:
             break
         found = again

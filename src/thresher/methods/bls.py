@@ -78,8 +78,8 @@ class Bls(InfoBatch):
             "Samples that were not seen yet are kept.",
         ),
         bytes_per_sample=4,
-        caveat="The score holds almost no information about a single sample: it is a random subset of about the same size, "
-        "with weights that it would not need. It is meant for trainings without losses of single samples, and as a control.",
+        caveat="The score holds little about a single sample, because all samples of a batch share its loss. It is meant for "
+        "trainings without losses of single samples, and as a control.",
         missing=("SeTa by these scores.",),
     )
     alpha: float = 0.9

@@ -28,7 +28,7 @@ from thresher.records import Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, largest, on_host, share
 from thresher.shards import Shard, shard_of
 
-UNSEEN = float(torch.finfo(torch.float32).max)
+NEW_SAMPLE = float(torch.finfo(torch.float32).max)
 """Loss of a sample that was never seen: finite, and as large as can be, so that it comes first and the share stays exact."""
 
 
@@ -36,21 +36,21 @@ def best_of_pool(loss: Values, k: int, pool: float, generator: torch.Generator, 
     """Marks the `k` samples with the largest losses of a random pool.
 
     Args:
-        loss: Last loss of each sample, shape (N,), float32; `UNSEEN` where there is none.
+        loss: Last loss of each sample, shape (N,), float32; `NEW_SAMPLE` where there is none.
         k: Number of samples to mark; samples without a finite loss are marked first, and all of them.
         pool: Share of the samples with a finite loss that are in the pool, which has `k` samples at least.
         generator: Random generator on the CPU.
         shard: Shard that the losses are of. Default: there is one process.
 
     Returns:
-        Bool mask (N,). Of equal losses those with the higher ids are marked, except that `UNSEEN` ones are drawn.
+        Bool mask (N,). Of equal losses those with the higher ids are marked, except that `NEW_SAMPLE` ones are drawn.
     """
     shard = Shard.whole(len(loss)) if shard is None else shard
     usable = np.isfinite(loss)
     known = shard.count(usable)
     k = min(max(0, k - (shard.n - known)), known)
     inside = draw_lots(max(k, share(pool, known)), generator, shard, usable)[0]
-    new = inside & (loss == np.float32(UNSEEN))
+    new = inside & (loss == np.float32(NEW_SAMPLE))
     news = shard.count(new)
     if news > k:
         return draw_lots(k, generator, shard, new)[0] | ~usable
@@ -114,7 +114,7 @@ class OrderDp:
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns that are recorded for each sample: the last loss, 4 bytes per sample."""
-        return {"loss": Column(torch.float32, fill=UNSEEN)}
+        return {"loss": Column(torch.float32, fill=NEW_SAMPLE)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with the largest losses of a new pool."""

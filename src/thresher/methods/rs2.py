@@ -1,7 +1,8 @@
 """RS2: a random subset in each epoch, drawn anew or cut from one order, so that all samples have a turn before any has two.
 
-Okanovic et al., "Repeated Random Sampling for Minimizing the Time-to-Accuracy of Learning", ICLR 2024, arXiv:2305.18424. Read
-in the code of github.com/atif-hassan/RCAP-dynamic-dataset-pruning (datacull/methods/RS2.py). It is unbiased in both modes.
+Okanovic et al., "Repeated Random Sampling for Minimizing the Time-to-Accuracy of Learning", ICLR 2024, arXiv:2305.18424 (both
+recalled, not checked). Read in the code of github.com/atif-hassan/RCAP-dynamic-dataset-pruning (datacull/methods/RS2.py). It is
+unbiased in both modes.
 
 With replacement, each epoch draws its subset from all samples, as `thresher.UniformSubset` does. Without, the code cuts one
 random order of the samples into consecutive slices and makes a new order where the rest is shorter than a slice. Here each
@@ -65,8 +66,8 @@ class Rs2:
             "distribution.",
         ),
         bytes_per_sample=1,
-        caveat="It is random selection. Without replacement it is a shorter training: as many passes over all samples as "
-        "`keep` times the number of epochs.",
+        caveat="It looks at no losses. Without replacement it is a shorter training, of `keep` times as many passes over all "
+        "samples; what it gains over a new random subset in each epoch is that all samples come equally often.",
     )
     keep: float = 0.5
     replace: bool = False
