@@ -48,7 +48,8 @@ def bends(loss: Values, history: Mapping[str, Values]) -> tuple[Values, dict[str
         history: Columns `HISTORY`, each of shape (N,), float32; NaN where nothing is known yet.
 
     Returns:
-        Means, shape (N,), float32, NaN where one of the last five losses is not known or not finite; and the new history.
+        Means, shape (N,), float32, NaN where one of the last five losses is not known or not finite; and the new history, in
+        which what only moved on is the array that was given. It is to be stored in this order.
 
     Example:
         >>> history = {name: np.full(1, np.nan, np.float32) for name in HISTORY}
@@ -57,17 +58,14 @@ def bends(loss: Values, history: Mapping[str, Values]) -> tuple[Values, dict[str
         >>> round(float(mean[0]), 4)  # of 0.1, 0.05 and 0.02
         0.0567
     """
-    mean, after = np.empty_like(loss), {name: np.empty_like(loss) for name in HISTORY}
+    mean, slope, bend = np.empty_like(loss), np.empty_like(loss), np.empty_like(loss)
     for part in chunks(len(loss)):
-        last, slope, bend, before = (history[name][part] for name in HISTORY)
         with np.errstate(invalid="ignore", over="ignore"):
-            rise = loss[part] - last
-            now = np.abs(rise - slope)
-            mean[part] = (now.astype(np.float64) + bend + before) / 3
-        for name, values in zip(HISTORY, (loss[part], rise, now, bend), strict=True):
-            after[name][part] = np.where(np.isfinite(values), values, np.nan)
-    mean[~np.isfinite(mean)] = np.nan
-    return mean, after
+            slope[part] = loss[part] - history["last"][part]
+            bend[part] = np.abs(slope[part] - history["slope"][part])
+            sums = bend[part].astype(np.float64) + history["bend"][part] + history["bend_before"][part]
+            mean[part] = np.where(np.isfinite(sums), sums / 3, np.nan)
+    return mean, {"last": loss, "bend_before": history["bend"], "slope": slope, "bend": bend}
 
 
 @dataclass(frozen=True)
@@ -150,6 +148,7 @@ class Ies:
         else:
             out, level = self._mastered(mean, records, epoch, epochs, shard)
             remember |= level
+        del mean
         left_out = shard.count(out) / shard.n
         plan = EpochPlan(
             ids_of(~out, shard.first),

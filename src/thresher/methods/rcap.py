@@ -16,9 +16,9 @@ Where the code differs:
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -34,6 +34,9 @@ from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, ids_of, on_host, share
+
+TABLE = 2**20
+"""Largest label for which classes are numbered by a table."""
 
 
 def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.int64]:
@@ -70,36 +73,102 @@ def budgets(wanted: Values, sizes: NDArray[np.int64], total: int) -> NDArray[np.
     return found
 
 
-def drawn_by_class(label: NDArray[np.int32], score: Values, counts: NDArray[np.int64], base: int) -> Mask:
+class Classified:
+    """The samples that have a finite loss and a label, in pieces, with classes that are numbered from 0.
+
+    Args:
+        loss: Last loss of each sample, shape (N,).
+        label: Class of each sample, shape (N,), integers; negative where there is none.
+        beta: Temperature, > 0.
+
+    Attributes:
+        n: Number of samples N.
+        sizes: Numbers of samples of the classes, shape (C,), 1 or more.
+
+    Example:
+        >>> samples = Classified(np.float32([0.5, 9.0, np.nan]), np.int32([7, 3, 7]), beta=2.0)
+        >>> samples.sizes, samples.part(slice(0, 3))[1].round(3)  # log 2 is the largest loss that counts
+        (array([1, 1]), array([0.25 , 0.347, 0.   ]))
+    """
+
+    def __init__(self, loss: Values, label: NDArray[np.int32], beta: float) -> None:
+        self.n, self._loss, self._label, self._beta = len(loss), loss, label, beta
+        self._number, self.sizes = self._classes()
+
+    def _classes(self) -> tuple[Callable[[Any], Any], NDArray[np.int64]]:
+        """Returns the function from labels to numbers of classes, and how many samples each class has."""
+        largest = int(self._label.max(initial=0))
+        if largest < TABLE:
+            counts = np.zeros(largest + 1, np.int64)
+            for part in chunks(self.n):
+                label = self._label[part]
+                counts += np.bincount(label[np.isfinite(self._loss[part]) & (label >= 0)], minlength=largest + 1)
+            numbers = np.cumsum(counts > 0) - 1
+            return lambda label: numbers[label], counts[counts > 0]
+        there, sizes = np.unique(self._label[np.isfinite(self._loss) & (self._label >= 0)], return_counts=True)
+        return lambda label: np.searchsorted(there, label), sizes
+
+    def part(self, part: slice) -> tuple[NDArray[np.int64], Values]:
+        """Returns the classes of some samples, -1 where one takes no part, and their losses within [0, log C] over beta."""
+        loss, label = self._loss[part], self._label[part]
+        inside = np.isfinite(loss) & (label >= 0)
+        of_class = np.where(inside, self._number(np.maximum(label, 0)), -1)
+        with np.errstate(invalid="ignore"):
+            cut = np.clip(loss.astype(np.float64), 0, math.log(max(1, len(self.sizes))))
+        return of_class, np.where(inside, cut, 0) / self._beta
+
+    def lasting(self, before: Mask) -> Values:
+        """Returns the sum of the chances of those samples of each class that are marked, shape (C,).
+
+        Args:
+            before: Marks of the samples, shape (N,).
+        """
+        classes = len(self.sizes)
+        marked, total = np.zeros(classes), np.zeros(classes)
+        for part in chunks(self.n):
+            of_class, score = self.part(part)
+            inside = of_class >= 0
+            mass = np.exp(score[inside] - math.log(classes) / self._beta)
+            total += np.bincount(of_class[inside], mass, classes)
+            marked += np.bincount(of_class[inside], mass * before[part][inside], classes)
+        return marked / total
+
+    def keys(self, part: slice, base: int) -> NDArray[np.uint64]:
+        """Returns numbers with the class in the upper 32 bits, and in the lower ones the lot, weighed by exp(score)."""
+        of_class, score = self.part(part)
+        u = (rng.lots(base, range(part.start, part.stop)) + 0.5) * 2.0**-32
+        bits = (np.log(-np.log(u)) - score).astype(np.float32).view(np.uint32)
+        ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
+        return of_class.astype(np.uint64) << np.uint64(32) | ordered
+
+
+def drawn_by_class(samples: Classified, counts: NDArray[np.int64], base: int) -> Mask:
     """Draws samples of each class without replacement, with chances in proportion to exp(score).
 
     Args:
-        label: Class of each sample, shape (N,), [0, C); negative for samples that take no part.
-        score: Scores, shape (N,), finite where the sample takes part.
+        samples: The samples.
         counts: Number of samples to draw of each class, shape (C,), at most its size.
         base: Number that differs from draw to draw, as in `rng.lots`.
 
     Returns:
-        Bool mask (N,).
+        Bool mask (N,); of equal lots at the end of a class the lower ids are drawn.
     """
-    key = np.full(len(label), np.iinfo(np.uint64).max)
-    for part in chunks(len(label)):
-        inside = label[part] >= 0
-        u = (rng.lots(base, range(part.start, part.stop)) + 0.5) * 2.0**-32
-        order = (np.log(-np.log(u)) - score[part]).astype(np.float32)  # the smallest of a class are drawn
-        bits = order.view(np.uint32)
-        ordered = np.where(bits >> 31, ~bits, bits | np.uint32(1 << 31)).astype(np.uint64)
-        key[part] = np.where(inside, label[part].astype(np.uint64) << np.uint64(32) | ordered, key[part])
-    last = np.cumsum(np.bincount(label[label >= 0], minlength=len(counts)))
-    first = last - np.bincount(label[label >= 0], minlength=len(counts))
-    ascending = np.sort(key)
-    mask = np.zeros(len(label), dtype=np.bool_)
-    cuts = np.where(counts > 0, ascending[np.clip(first + counts - 1, 0, len(label) - 1)], 0)
-    inside = np.flatnonzero(label >= 0)
-    mask[inside] = key[inside] <= cuts[label[inside]]
-    for tied in np.flatnonzero(np.bincount(label[mask], minlength=len(counts)) > counts):
-        equal = np.flatnonzero(key == cuts[tied])
-        mask[equal[len(equal) - (np.count_nonzero(label[mask] == tied) - counts[tied]) :]] = False
+    keys, mask = np.empty(samples.n, dtype=np.uint64), np.zeros(samples.n, dtype=np.bool_)
+    for part in chunks(samples.n):
+        keys[part] = samples.keys(part, base)  # those that take no part are the largest
+    ascending = np.sort(keys)
+    first, drawing = np.cumsum(samples.sizes) - samples.sizes, counts > 0
+    last = np.where(drawing, ascending[np.maximum(first + counts - 1, 0)], np.uint64(0))
+    room = np.where(drawing, first + counts - np.searchsorted(ascending, last), 0)
+    for part in chunks(samples.n):
+        key = keys[part]
+        of_class = (key >> np.uint64(32)).astype(np.int64)
+        inside = of_class < len(counts)
+        of_class[~inside] = 0
+        mask[part] = inside & (key < last[of_class])
+        for i in np.flatnonzero(inside & drawing[of_class] & (key == last[of_class])):
+            mask[part.start + i] = room[of_class[i]] > 0
+            room[of_class[i]] -= 1
     return mask
 
 
@@ -163,37 +232,16 @@ class Rcap:
         if epoch == 0:
             plan, kept = full_plan(n), np.ones(n, dtype=np.bool_)
             return EpochPlan(plan.ids, facts=plan.facts, remember={"kept": torch.from_numpy(kept)})
-        label = np.where(np.isfinite(loss), on_host(records["label"]), np.int32(-1))
-        known = int(np.count_nonzero(label >= 0))
+        samples = Classified(loss, on_host(records["label"]), self.beta)
+        known = int(samples.sizes.sum())
         total = min(known, max(0, max(1, share(self.keep, n)) - (n - known)))
-        kept = label < 0
+        kept = ~np.isfinite(loss) | (on_host(records["label"]) < 0)
         if total:
-            label = _numbered(label)
-            score = self._scores(loss, label)
-            counts = self._counts(score, label, on_host(records["kept"]), total)
-            kept |= drawn_by_class(label, score, counts, int(torch.randint(2**62, (), generator=generator)))
+            wanted = np.sqrt(samples.lasting(on_host(records["kept"])) * samples.sizes)
+            counts = budgets(wanted, samples.sizes, total)
+            kept |= drawn_by_class(samples, counts, int(torch.randint(2**62, (), generator=generator)))
         return EpochPlan(
             ids_of(kept),
             facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - int(np.count_nonzero(kept)) / n},
             remember={"kept": torch.from_numpy(kept)},
         )
-
-    def _scores(self, loss: Values, label: NDArray[np.int32]) -> Values:
-        """Returns the losses within [0, log C], divided by the temperature; 0 for samples that take no part."""
-        return np.where(label >= 0, np.clip(loss, 0, np.float32(math.log(label.max() + 1))), 0) / np.float32(self.beta)
-
-    def _counts(self, score: Values, label: NDArray[np.int32], before: Mask, total: int) -> NDArray[np.int64]:
-        """Returns how many samples of each class are drawn."""
-        inside = label >= 0
-        of_class, chance = label[inside], np.exp(score[inside].astype(np.float64) - score.max())
-        sizes = np.bincount(of_class)
-        lasting = np.bincount(of_class, chance * before[inside], len(sizes)) / np.bincount(of_class, chance)
-        return budgets(np.sqrt(lasting * sizes), sizes, total)
-
-
-def _numbered(label: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Returns the classes numbered from 0 without gaps; negative numbers stay."""
-    there = np.unique(label[label >= 0]) if label.max() >= 2**20 else np.flatnonzero(np.bincount(label[label >= 0]))
-    if len(there) == int(there[-1]) + 1:
-        return label
-    return np.where(label >= 0, np.searchsorted(there, label), -1).astype(np.int32)

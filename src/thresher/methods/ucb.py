@@ -142,26 +142,33 @@ class Ucb:
             return full_plan(shard)
         seen = on_host(records["epoch"]) == epoch - 1
         mean, variance = moments(loss, on_host(records["mean"]), on_host(records["variance"]), seen, self.alpha)
-        before = on_host(records["kept"])
-        choice = before
-        if (epoch - 1) % self.every == 0 or not shard.count(before):
-            choice = self._chosen(np.where(np.isfinite(loss), mean, np.float32(np.nan)), variance, generator, shard)
-        kept = choice | ~(np.isfinite(loss) & np.isfinite(mean))
+        known = np.isfinite(loss) & np.isfinite(mean)
+        choice = on_host(records["kept"])
+        if (epoch - 1) % self.every == 0 or not shard.count(choice):
+            choice = self._chosen(self._scores(mean, variance, known), known, generator, shard)
+        kept = choice | ~known
         return EpochPlan(
             ids_of(kept, shard.first),
             facts={"scheduled_fraction": 1 - self.keep, "actual_fraction": shard.count(~kept) / shard.n},
             remember={name: torch.from_numpy(v) for name, v in (("mean", mean), ("variance", variance), ("kept", choice))},
         )
 
-    def _chosen(self, mean: Values, variance: Values, generator: torch.Generator, shard: Shard) -> Mask:
-        """Marks the samples of the largest scores, so many that those without a mean fill up the share."""
-        unknown = shard.count(~np.isfinite(mean))
-        k = max(0, max(1, share(self.keep, shard.n)) - unknown)
+    def _scores(self, mean: Values, variance: Values, known: Mask) -> Values:
+        """Returns the scores, shape (N,), float32; NaN where they are not known."""
+        score = np.empty_like(mean)
+        c = np.float32(self.c if self.explore == "ucb" else 0)
+        for part in chunks(len(mean)):
+            with np.errstate(over="ignore"):
+                upper = np.minimum(mean[part] + c * variance[part], LARGEST)
+            score[part] = np.where(known[part], upper, np.nan)
+        return score
+
+    def _chosen(self, score: Values, known: Mask, generator: torch.Generator, shard: Shard) -> Mask:
+        """Marks the samples of the largest scores, so many that those without a score fill up the share."""
+        k = max(0, max(1, share(self.keep, shard.n)) - shard.count(~known))
         drawn = share(self.epsilon, k) if self.explore == "epsilon" else 0
-        with np.errstate(over="ignore"):
-            score = mean + np.float32(self.c) * variance if self.explore == "ucb" else mean
-        score = np.minimum(score, LARGEST)
         best = largest(score, k - drawn, world=shard.world)
+        del score
         if drawn:
-            best |= draw_lots(drawn, generator, shard, ~best & np.isfinite(mean))[0]
+            best |= draw_lots(drawn, generator, shard, known & ~best)[0]
         return best
