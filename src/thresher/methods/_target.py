@@ -18,8 +18,11 @@ from thresher.records import Column
 from thresher.selection import Mask, on_host, share
 from thresher.shards import Shard
 
-LEFT_OUT = {"left_out": Column(torch.int32, merge="plan")}
+LEFT_OUT = {"left_out": Column(torch.int16, merge="plan")}
 """Column with the number of epochs that left a sample out."""
+
+MOST_EPOCHS = int(torch.iinfo(torch.int16).max)
+"""Largest number of epochs that such a column can count."""
 
 MOST = 0.9
 """Largest share of the samples that one epoch leaves out for a target."""
@@ -49,6 +52,23 @@ def check_target(method: object, target: float | None) -> None:
         )
 
 
+def check_epochs(method: object, epochs: int) -> None:
+    """Refuses a training of more epochs than a column `LEFT_OUT` can count.
+
+    Args:
+        method: Method that has the column; its class name begins the message.
+        epochs: Number of epochs of the training.
+
+    Raises:
+        ValueError: There are more than 32,767.
+    """
+    if epochs > MOST_EPOCHS:
+        raise ValueError(
+            f"{type(method).__name__} counts in 16 bits how often a sample was left out, got {epochs:,} epochs: train for "
+            f"{MOST_EPOCHS:,} or fewer"
+        )
+
+
 @dataclass(frozen=True)
 class Target:
     """A share of the samples to leave out, over all epochs of a training.
@@ -61,13 +81,13 @@ class Target:
         epochs: Number of epochs of the training.
 
     Raises:
-        ValueError: The epochs that may leave out samples are too few for the share.
+        ValueError: The epochs that may leave out samples are too few for the share, or too many to be counted.
 
     Example:
         A training of ten epochs, of which the first and the last keep every sample.
 
         >>> target = Target(None, share=0.4, start=1, stop=9, epochs=10)
-        >>> target.due({"left_out": torch.zeros(1000, dtype=torch.int32)}, Shard.whole(1000), epoch=1)
+        >>> target.due({"left_out": torch.zeros(1000, dtype=torch.int16)}, Shard.whole(1000), epoch=1)
         500
     """
 
@@ -78,6 +98,7 @@ class Target:
     epochs: int
 
     def __post_init__(self) -> None:
+        check_epochs(self.method, self.epochs)
         pruning = max(0, self.stop - self.start)
         most = MOST * pruning / self.epochs
         if self.share > most + 1e-9:
@@ -119,7 +140,7 @@ class Target:
             shard: Samples that the columns are of.
             epoch: Number of the epoch.
         """
-        so_far = (self.left_out(records, shard) + shard.count(~kept)) / shard.n
+        so_far = (self.left_out(records, shard) + shard.n - shard.count(kept)) / shard.n
         realised, note = so_far / self.epochs, ""
         if epoch == self.stop - 1 and abs(realised - self.share) > CLOSE:
             note = (

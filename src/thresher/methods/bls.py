@@ -91,6 +91,6 @@ class Bls(InfoBatch):
             raise ValueError(f"Bls: `alpha` is the weight of the old score, within [0, 1), got {self.alpha}")
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns: the score, 4 bytes per sample, and 4 more with a target."""
+        """Returns the recorded columns: the score, 4 bytes per sample, and 2 more with a target."""
         merge = partial(moving_mean, alpha=self.alpha)
         return super().columns() | {"score": Column(torch.float32, fill=NEVER_SEEN, signal="batch_loss", merge=merge)}

@@ -36,36 +36,38 @@ START = 6
 """First epoch that leaves out samples."""
 CALIBRATED = 0.15
 """Share of the epochs after which the threshold is set."""
-HISTORY = ("last", "slope", "bend", "bend_before")
+HISTORY = {"last": torch.float32, "slope": torch.float32, "bend": torch.bfloat16, "bend_before": torch.bfloat16}
 """Columns with the loss one epoch ago, its difference to the one before, and the last two absolute second differences."""
 
 
-def bends(loss: Values, history: Mapping[str, Values]) -> tuple[Values, dict[str, Values]]:
+def bends(loss: Tensor, history: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
     """Returns the mean of the last three absolute second differences of the losses, and the history after this epoch.
 
     Args:
-        loss: Last loss of each sample, shape (N,), float32.
-        history: Columns `HISTORY`, each of shape (N,), float32; NaN where nothing is known yet.
+        loss: Last loss of each sample, shape (N,), float32, on the CPU.
+        history: Columns `HISTORY`, each of shape (N,), on the CPU; NaN where nothing is known yet.
 
     Returns:
-        Means, shape (N,), float32, NaN where one of the last five losses is not known or not finite; and the new history, in
-        which what only moved on is the array that was given. It is to be stored in this order.
+        Means, shape (N,), float32, NaN where one of the last five losses is not known or not finite; and the new history.
 
     Example:
-        >>> history = {name: np.full(1, np.nan, np.float32) for name in HISTORY}
+        >>> history = {name: torch.full((1,), torch.nan, dtype=dtype) for name, dtype in HISTORY.items()}
         >>> for loss in (1.0, 0.5, 0.3, 0.2, 0.15, 0.12):
-        ...     mean, history = bends(np.float32([loss]), history)
-        >>> round(float(mean[0]), 4)  # of 0.1, 0.05 and 0.02
-        0.0567
+        ...     mean, history = bends(torch.tensor([loss]), history)
+        >>> round(mean.item(), 3)  # of 0.1, 0.05 and 0.02
+        0.057
     """
-    mean, slope, bend = np.empty_like(loss), np.empty_like(loss), np.empty_like(loss)
+    new = {name: torch.empty(len(loss), dtype=dtype) for name, dtype in HISTORY.items()}
+    mean = torch.empty_like(loss)
     for part in chunks(len(loss)):
-        with np.errstate(invalid="ignore", over="ignore"):
-            slope[part] = loss[part] - history["last"][part]
-            bend[part] = np.abs(slope[part] - history["slope"][part])
-            sums = bend[part].astype(np.float64) + history["bend"][part] + history["bend_before"][part]
-            mean[part] = np.where(np.isfinite(sums), sums / 3, np.nan)
-    return mean, {"last": loss, "bend_before": history["bend"], "slope": slope, "bend": bend}
+        last, slope, bend, before = (history[name][part] for name in HISTORY)
+        rise = loss[part] - last
+        now = (rise - slope).abs()
+        sums = now.double() + bend + before
+        mean[part] = torch.where(sums.isfinite(), sums / 3, torch.nan)
+        for name, values in zip(HISTORY, (loss[part], rise, now, bend), strict=True):
+            new[name][part] = values
+    return mean, new
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class Ies:
     Example:
         >>> import torch
         >>> from thresher import Ies
-        >>> records = {name: torch.zeros(3) for name in ("last", "slope", "bend", "bend_before", "threshold")}
+        >>> records = {name: torch.zeros(3) for name in ("last", "slope", "bend", "bend_before")}
         >>> records["loss"] = torch.tensor([0.0, 0.3, 0.0009])
         >>> plan = Ies(threshold=0.001).plan_epoch(records, epoch=6, epochs=20, generator=torch.Generator())
         >>> plan.ids, plan.refresh
@@ -105,11 +107,12 @@ class Ies:
         differences=(
             "The default threshold comes from the noise of this training, by a formula of our own; the published ones are "
             "numbers.",
+            "The second differences of the two epochs before are stored with 8 bits of precision.",
             "A sample that was not seen in an epoch counts as one whose loss did not change.",
             "Samples without a finite loss in the last five epochs are kept.",
             "The size of the last batch follows the loader; the code changes it after the first exclusion.",
         ),
-        bytes_per_sample=24,
+        bytes_per_sample=20,
         missing=("The bound on the number of epochs in a row, which TG-IES computes.",),
     )
     threshold: float | Literal["noise"] = "noise"
@@ -125,8 +128,8 @@ class Ies:
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns: the loss, four numbers of its history, and the threshold or the count for a target; 24 bytes."""
-        own = {name: Column(torch.float32, fill=math.nan, merge="plan") for name in HISTORY}
+        """Returns the columns: the loss, four numbers of its history, and the threshold or the count for a target; 20 bytes."""
+        own = {name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()}
         level = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if self._calibrates else {}
         return {"loss": Column(torch.float32, fill=NEVER_SEEN), **own, **level, **({} if self.target is None else LEFT_OUT)}
 
@@ -140,23 +143,27 @@ class Ies:
         target = None if self.target is None else Target(self, self.target, START, epochs, epochs)
         if epoch == 0:
             return full_plan(shard)
-        mean, history = bends(on_host(records["loss"]), {name: on_host(records[name]) for name in HISTORY})
-        remember = {name: torch.from_numpy(values) for name, values in history.items()}
+        mean, remember = self._straightness(records)
         if target is not None:
-            due = target.due(records, shard, epoch)
-            out = smallest(mean, min(due, shard.n - 1), world=shard.world)
+            out = smallest(mean, min(target.due(records, shard, epoch), shard.n - 1), world=shard.world)
         else:
             out, level = self._mastered(mean, records, epoch, epochs, shard)
             remember |= level
         del mean
-        left_out = shard.count(out) / shard.n
+        left_out, kept = shard.count(out) / shard.n, ~out
         plan = EpochPlan(
-            ids_of(~out, shard.first),
+            ids_of(kept, shard.first),
             refresh=ids_of(out, shard.first),
             facts={"scheduled_fraction": left_out, "actual_fraction": left_out},
             remember=remember,
         )
-        return plan if target is None else target.counted(plan, ~out, records, shard, epoch)
+        del out
+        return plan if target is None else target.counted(plan, kept, records, shard, epoch)
+
+    def _straightness(self, records: Mapping[str, Tensor]) -> tuple[Values, dict[str, Tensor]]:
+        """Returns the means of the last second differences, and the columns of the history after this epoch."""
+        mean, history = bends(records["loss"].detach().cpu(), {name: records[name].detach().cpu() for name in HISTORY})
+        return mean.numpy(), history
 
     def _mastered(
         self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int, shard: Shard

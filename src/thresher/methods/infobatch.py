@@ -123,7 +123,7 @@ class InfoBatch:
             )
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns: the last loss, 4 bytes per sample, and 4 more with a target; weights take 4."""
+        """Returns the recorded columns: the last loss, 4 bytes per sample, and 2 more with a target; weights take 4."""
         return {self._column: Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thresher.exact import chunks
 from thresher.methods._drawing import full_plan
-from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_target, counted
+from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_epochs, check_target, counted
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
@@ -59,7 +59,7 @@ class RePb:
             it. Default None: `prune_fraction` of those below.
 
     Raises:
-        ValueError: A setting is out of its range, or the epochs are too few for the target.
+        ValueError: A setting is out of its range, or the epochs are too few for the target or too many to be counted.
 
     Example:
         >>> import torch
@@ -67,7 +67,7 @@ class RePb:
         >>> records = {
         ...     "loss": torch.tensor([0.1, 0.9, 0.2, 0.8]),
         ...     "batch_loss": torch.tensor([0.5, 0.5, 0.5, 0.5]),
-        ...     "left_out": torch.tensor([1, 0, 1, 0], dtype=torch.int32),
+        ...     "left_out": torch.tensor([1, 0, 1, 0], dtype=torch.int16),
         ... }
         >>> plan = RePb().plan_epoch(records, epoch=2, epochs=10, generator=torch.Generator().manual_seed(0))
         >>> len(plan.ids), sorted(plan.weights.tolist())
@@ -91,7 +91,7 @@ class RePb:
             "Weights are at most 1 / (1 - rho); in the paper they have no limit.",
             "The mean is that of the rows for which the loop called the criterion, on each process by itself.",
         ),
-        bytes_per_sample=12,
+        bytes_per_sample=10,
         missing=("Windows of more than one batch, and means over them.",),
     )
     prune_fraction: float = 0.5
@@ -103,13 +103,14 @@ class RePb:
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns, 12 bytes per sample: the loss, the mean of its batch, and the epochs left out."""
+        """Returns the recorded columns, 10 bytes per sample: the loss, the mean of its batch, and the epochs left out."""
         return {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", "batch_loss")} | LEFT_OUT
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan without a random part of the samples below the means of their batches."""
         shard = shard_of(records)
         target = None if self.target is None else Target(self, self.target, 1, epochs, epochs)
+        check_epochs(self, epochs)
         if epoch == 0:
             return full_plan(shard)
         above = _above_the_mean(on_host(records["loss"]), on_host(records["batch_loss"]))

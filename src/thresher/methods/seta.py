@@ -176,7 +176,7 @@ class SeTa:
         check_target(self, self.target)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the recorded columns: the last loss, 4 bytes per sample, and 4 more with a target."""
+        """Returns the recorded columns: the last loss, 4 bytes per sample, and 2 more with a target."""
         return {"loss": Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:

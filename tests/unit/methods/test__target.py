@@ -72,7 +72,7 @@ def test_counts_of_many_samples_are_those_of_each() -> None:
     records["left_out"].copy_(torch.arange(n) % 7)
     kept = np.random.default_rng(0).random(n) < 0.5
     found = counted(records, kept)["left_out"]
-    assert found.dtype == torch.int32
+    assert found.dtype == torch.int16
     assert np.array_equal(found.numpy(), np.arange(n) % 7 + ~kept)
     assert records["left_out"].sum() == (torch.arange(n) % 7).sum(), "the records stay as they are"
 
@@ -111,3 +111,11 @@ def test_infobatch_with_a_target_stays_unbiased() -> None:
     mean = total / 2000
     assert mean[-2:].tolist() == [1, 1]
     assert float((mean - 1).abs().max()) < 4 * math.sqrt(1.5 / 2000)
+
+
+@pytest.mark.parametrize("method", [RePb(), InfoBatch(target=0.1)], ids=["RePb", "InfoBatch"])
+def test_more_epochs_than_can_be_counted_are_refused(method: Any) -> None:
+    records = Records(method.columns(), 4, torch.device("cpu"))
+    method.plan_epoch(records, epoch=0, epochs=32_767, generator=seeded(0))
+    with pytest.raises(ValueError, match=r"counts in 16 bits how often .* got 32,768 epochs: train for 32,767 or fewer"):
+        method.plan_epoch(records, epoch=0, epochs=32_768, generator=seeded(0))
