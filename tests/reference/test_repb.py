@@ -38,11 +38,10 @@ def transcribed(batches: list[list[tuple[float, float]]], rho: Fraction, key: in
 def test_the_plans_are_those_of_the_paper(kind: str) -> None:
     for number in range(depth(10, 50)):
         r = np.random.default_rng(number)
-        losses = [np.float32(hard_losses(kind, number)) for _ in range(EPOCHS)]
-        losses = [np.float32(r.permutation(one)) for one in losses]
-        means = [np.float32(r.permutation(one)) for one in losses]
+        one = np.array(hard_losses(kind, number), np.float32)
+        losses, means = ([r.permutation(one) for _ in range(EPOCHS)] for _ in range(2))
         rho = Fraction(int(r.choice([10, 29, 50, 90])), 100)
-        both = [list(zip(a.tolist(), b.tolist(), strict=True)) for a, b in zip(losses, means, strict=True)]
+        both: Any = [list(zip(a.tolist(), b.tolist(), strict=True)) for a, b in zip(losses, means, strict=True)]
         expected = transcribed(both, rho, number)
         method = RePb(float(rho))
         records = Records(method.columns(), len(losses[0]), torch.device("cpu"))

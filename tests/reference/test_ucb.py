@@ -19,10 +19,9 @@ EPOCHS = 8
 
 def losses_of(number: int, kind: str) -> list[list[float]]:
     """The losses after each epoch, which a sample has only where it was trained on."""
-    first = hard_losses(kind, number, most=30)
+    first = np.array(hard_losses(kind, number, most=30), np.float32)
     r = np.random.default_rng(number)
-    changed = [np.float32(first) * np.float32(r.choice([0.25, 0.5, 1, 2], len(first))) for _ in range(EPOCHS)]
-    return [one.tolist() for one in changed]
+    return [(first * r.choice(np.array([0.25, 0.5, 1, 2], np.float32), len(first))).tolist() for _ in range(EPOCHS)]
 
 
 def transcribed(losses: list[list[float]], method: Ucb, keep: Fraction, epsilon: Fraction, key: int) -> list[set[int]]:
@@ -61,7 +60,7 @@ def test_the_plans_are_those_of_the_paper(kind: str) -> None:
         percent, part = int(r.choice([1, 29, 50, 90])), int(r.choice([0, 10, 50, 100]))
         method = Ucb(
             keep=percent / 100,
-            explore=str(r.choice(["ucb", "epsilon"])),
+            explore="ucb" if r.random() < 0.5 else "epsilon",
             c=float(r.choice([0, 1, 4])),
             epsilon=part / 100,
             alpha=float(r.choice([0.25, 0.5, 1])),
@@ -93,7 +92,7 @@ def test_huge_losses_overflow_to_the_largest_score_and_keep_the_share() -> None:
 
 def test_the_bonus_brings_a_sample_of_changing_loss_before_one_of_the_same_mean() -> None:
     steady, changing = torch.tensor([1.0, 1.0, 1.0]), torch.tensor([1.0, 4.0, 0.0])
-    kept = {}
+    kept: dict[float, list[int]] = {}
     for c in (0.0, 1.0):
         method = Ucb(keep=0.5, c=c, alpha=0.5)
         records = Records(method.columns(), 2, torch.device("cpu"))
@@ -103,7 +102,7 @@ def test_the_bonus_brings_a_sample_of_changing_loss_before_one_of_the_same_mean(
             records.epoch = epoch
             if epoch < 3:
                 records.write(torch.arange(2), {"loss": torch.stack([changing[epoch], steady[epoch]])})
-        kept[c] = plan.ids.tolist()
+            kept[c] = plan.ids.tolist()
     assert records["mean"].tolist() == [1.25, 1.0] and kept[1.0] == [0]
     assert records["variance"].tolist() == [pytest.approx(0.5 * 0.5 * 9 + 0.5 * 2.5**2), 0.0]
 

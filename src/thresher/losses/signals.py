@@ -250,13 +250,16 @@ def batch_loss(loss: Tensor) -> Tensor:
     """Returns the mean loss of a batch, for each of its samples.
 
     Args:
-        loss: Loss of each sample, shape (n,), float.
+        loss: Loss of each sample, shape (n,), float; -inf for a sample without a valid position, which does not count.
 
     Returns:
-        Shape (n,), of the dtype of `loss`; never above the largest loss, so that no sample of equal ones is below it.
+        Shape (n,), of the dtype of `loss`; never above the largest loss, so that no sample of equal ones is below it. NaN where
+        no sample counts.
 
     Example:
         >>> batch_loss(torch.tensor([1.0, 3.0, 5.0])).tolist()
         [3.0, 3.0, 3.0]
     """
-    return torch.minimum(loss.mean(), loss.amax()).expand_as(loss) if len(loss) else loss
+    counts = loss != -torch.inf
+    mean = loss.where(counts, 0).sum() / counts.sum()
+    return torch.minimum(mean, loss.amax()).expand_as(loss) if len(loss) else loss
