@@ -67,9 +67,12 @@ class InfoBatch:
         threshold: Threshold of the loss: "mean" (default and published), or a quantile within (0, 1).
         rescale: Weight of the remaining samples below the threshold: "mass" (default) is their number before pruning over
             their number afterwards; "ratio" is 1 / (1 - r), as in the official code.
+        target: Share of the samples that the whole training leaves out, [0, 0.9], at most that of the epochs that prune. The
+            threshold of each epoch follows from it; where it would be above 95 % of the losses, the prune fraction is raised
+            instead. Default None: the share that the threshold happens to give.
 
     Raises:
-        ValueError: A setting is out of its range.
+        ValueError: A setting is out of its range, settings contradict each other, or the epochs are too few for the target.
 
     Example:
         >>> import torch

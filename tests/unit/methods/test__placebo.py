@@ -106,7 +106,7 @@ def test_the_results_of_a_full_pass_are_permuted_and_what_was_remembered_stays()
     assert between.ids.tolist() == list(range(1, 40, 2))
 
 
-CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop"}
+CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop", "rs2"}
 
 
 @pytest.mark.parametrize("name", sorted(set(methods.BUILT_IN) - {"prune", "rho_loss"}))
