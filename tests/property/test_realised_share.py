@@ -14,7 +14,7 @@ from thresher import methods, rng
 from thresher.methods.contract import requirements_of
 from thresher.testing.subjects import EpochSubject
 
-N, EPOCHS, POINT = 2000, 24, 0.01
+N, EPOCHS, POINT = 1000, 24, 0.01
 WITH_A_SHARE = {
     (name, setting)
     for name, info in methods.infos().items()

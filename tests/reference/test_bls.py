@@ -18,8 +18,8 @@ from thresher.rng import seeded
 N, BATCH, ALPHA = 22, 8, 0.75
 
 
-Seen = list[list[tuple[list[int], float]]]
-"""The ids and the mean loss of each batch of each epoch."""
+Seen = list[list[tuple[list[int], float, float]]]
+"""The ids of each batch of each epoch, its mean loss, and the scalar that the loop gets."""
 
 
 def trained(method: Any, *, one_loss: bool = False, epochs: int = 3) -> tuple[thresher.Run, Seen]:
@@ -39,8 +39,8 @@ def trained(method: Any, *, one_loss: bool = False, epochs: int = 3) -> tuple[th
         for inputs, targets, ids in run.loader:
             outputs = run.model(inputs)
             loss = nn.functional.cross_entropy(outputs, targets)
-            batches.append((ids.tolist(), loss.item()))
             value = run.reduce(loss.expand(len(ids)), ids=run.ids) if one_loss else run.criterion(outputs, targets)
+            batches.append((ids.tolist(), loss.item(), value.item()))
             optimizer.zero_grad()
             value.backward()
             optimizer.step()
@@ -51,7 +51,7 @@ def trained(method: Any, *, one_loss: bool = False, epochs: int = 3) -> tuple[th
 def transcribed(seen: Seen) -> list[float]:
     score = [math.nan] * N
     for batches in seen:
-        for ids, loss in batches:
+        for ids, loss, _ in batches:
             for i in ids:
                 score[i] = loss if math.isnan(score[i]) else ALPHA * score[i] + (1 - ALPHA) * loss
     return score
@@ -61,9 +61,12 @@ def transcribed(seen: Seen) -> list[float]:
 @pytest.mark.filterwarnings("ignore:.*BatchNorm.*")
 def test_scores_are_moving_means_of_the_losses_of_batches(one_loss: bool) -> None:
     run, seen = trained(Bls(alpha=ALPHA, delta=1.0), one_loss=one_loss)
-    assert [len(ids) for ids, _ in seen[0]] == [8, 8, 6]
-    assert sum(len(ids) for ids, _ in seen[2]) < N
+    assert [len(ids) for ids, _, _ in seen[0]] == [8, 8, 6]
+    assert sum(len(ids) for ids, _, _ in seen[2]) < N
     np.testing.assert_allclose(run.records["score"].numpy(), transcribed(seen), rtol=1e-5)
+    if one_loss:  # times the mean of the weights of the batch, which add up to the number of samples
+        for epoch in seen:
+            assert sum(len(ids) * value / loss for ids, loss, value in epoch) == pytest.approx(N, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", HARD_KINDS)

@@ -1,6 +1,6 @@
 """IES: leave out samples whose loss curve has become straight, by the second differences of their losses over the epochs.
 
-"Instance-dependent Early Stopping", ICLR 2025, arXiv:2502.07547; described after notes on its code. A sample is mastered while
+"Instance-dependent Early Stopping", ICLR 2025, arXiv:2502.07547. Read in the code and the abstract. A sample is mastered while
 the mean of the last three |l_t - 2 l_{t-1} + l_{t-2}| is below a threshold. It is then left out of the backward pass, its loss
 is still computed once an epoch, in eval mode, and it can return. It is biased towards samples whose losses still change:
 nothing is re-weighted. The first six epochs keep every sample.

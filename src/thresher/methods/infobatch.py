@@ -69,7 +69,7 @@ class InfoBatch:
             their number afterwards; "ratio" is 1 / (1 - r), as in the official code.
         target: Share of the samples that the whole training leaves out, [0, 0.9], at most that of the epochs that prune. The
             threshold of each epoch follows from it; where it would be above 95 % of the losses, the prune fraction is raised
-            instead. Default None: the share that the threshold happens to give.
+            instead, and with it the weights, to 19 at most. Default None: the share that the threshold happens to give.
 
     Raises:
         ValueError: A setting is out of its range, settings contradict each other, or the epochs are too few for the target.

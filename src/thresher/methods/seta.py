@@ -1,6 +1,6 @@
 """SeTa: a random part of the samples whose losses are in a window of groups, which moves from easy to hard and begins again.
 
-"SeTa", CVPR 2025, arXiv:2503.13385; described after notes on its code, without access to the paper. The losses of all samples
+"SeTa", CVPR 2025, arXiv:2503.13385. Read in the code and the abstract, not in the paper. The losses of all samples
 are cut into G groups by k-means. A window of round(w * G) groups starts one group higher in each epoch, and at the lowest
 group again after the highest; samples outside the window are left out, and of those inside a random share r. Nothing is
 re-weighted. In the last epochs there is no window ("partial annealing"): each of them leaves out a random share r of all
