@@ -68,8 +68,7 @@ class Bls(InfoBatch):
         rule="pruned: the losses of its batches were below the {threshold}, and it was drawn with chance {prune_fraction}",
         biased="No: the expected weighted sum of the losses over an epoch is that of all data.",
         forwards="None.",
-        claim="Works where no losses of single samples can be had, at the savings of the methods that it gives scores to "
-        "(read in the code and the abstract only).",
+        claim="Works without losses of single samples; its numbers are not known: read in the code only.",
         differences=(
             "A score starts with the mean loss of the first batch that a sample was in; in the code it starts at 0.",
             "Where the losses of single samples are known, each of them is multiplied by its own weight; the code multiplies "

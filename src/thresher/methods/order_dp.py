@@ -89,8 +89,7 @@ class OrderDp:
         biased="Yes, towards samples of large loss: nothing is re-weighted. The expected loss weighs a sample by the chance "
         "that its rank is kept.",
         forwards="None.",
-        claim="At most as much loss of accuracy as other methods at 30 % of the samples of CIFAR (read in the code and the "
-        "abstract only).",
+        claim="Not known: read in the code and its README only.",
         differences=(
             "Samples that were not trained on yet come first; in the code they have a loss of 3.",
             "Samples whose loss is not finite are kept.",

@@ -201,7 +201,7 @@ class Rcap:
         rule="not drawn by its last loss within the budget of its class",
         biased="Yes, towards samples of large loss and classes that are small or hard: nothing is re-weighted.",
         forwards="None.",
-        claim="Read in the code only.",
+        claim="Not known: read in the code only.",
         differences=(
             "The numbers of the classes add up to the budget; the code rounds each of them up.",
             "The first epoch keeps every sample, because labels are known from the training.",

@@ -12,7 +12,7 @@ were least above it may be left out, too.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -134,7 +134,7 @@ class RePb:
             facts={"scheduled_fraction": scheduled, "actual_fraction": left_out},
         )
         if target is None:
-            return EpochPlan(**{**vars(plan), "remember": counted(records, kept)})
+            return replace(plan, remember=counted(records, kept))
         return target.counted(plan, kept, records, shard, epoch)
 
     def _for_target(self, above: Values, due: int, shard: Shard) -> tuple[Mask, int, int]:

@@ -32,7 +32,7 @@ class Rs2:
     """Trains each epoch on a random subset of the samples; by default no sample comes twice before all had a turn.
 
     Args:
-        keep: Share kept, (0, 1]: floor(keep * N) samples, at least one. Default 0.5; published: 0.05 to 0.3.
+        keep: Share kept, (0, 1]: floor(keep * N) samples, at least one. Default 0.5, which is not taken from the paper.
         replace: Whether a subset is drawn from all samples, also from those of the epochs before. Default False: from the
             samples that had no turn yet; where too few are left for an epoch, all samples are there again.
 
