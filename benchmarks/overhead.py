@@ -46,6 +46,19 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "Forgetting": lambda: thresher.Forgetting(start=1),
     "Forgetting, once": lambda: thresher.Forgetting(start=1, hide="once"),
     "MinibatchDropping": thresher.MinibatchDropping,
+    "InfoBatch, target": lambda: thresher.InfoBatch(target=0.4),
+    "Bls": thresher.Bls,
+    "SeTa": thresher.SeTa,
+    "SeTa, target": lambda: thresher.SeTa(target=0.5),
+    "OrderDp": thresher.OrderDp,
+    "RePb": thresher.RePb,
+    "RePb, target": lambda: thresher.RePb(target=0.5),
+    "Ies": thresher.Ies,
+    "Ies, target": lambda: thresher.Ies(target=0.4),
+    "Ucb": thresher.Ucb,
+    "Ucb, epsilon": lambda: thresher.Ucb(explore="epsilon"),
+    "Rcap": thresher.Rcap,
+    "Rs2": thresher.Rs2,
     "Winnow": thresher.Winnow,
     "Winnow, probe": lambda: thresher.Winnow(probe=500),
     "Winnow, weighted BatchNorm": lambda: thresher.Winnow(batch_norm="weighted"),
@@ -55,7 +68,16 @@ OTHERS: dict[str, Callable[[], Any]] = {
 is a search that takes far longer than a plan, see `benchmarks/grad_match`."""
 
 DRAWING = ("ImportanceSampling", "ImportanceSampling, unbiased", "Mercury", "Rais")
-"""Those that draw with repetition, of which the memory is measured, too."""
+"""Those that draw with repetition."""
+
+WEIGHED = (
+    *DRAWING,
+    *(name for name in OTHERS if name.split(",")[0] in ("Bls", "SeTa", "OrderDp", "RePb", "Ies", "Ucb", "Rcap", "Rs2")),
+)
+"""Those of which the memory is measured, beside the methods of the other tables."""
+
+MIDDLE = {"Ies": 200, "Ies, target": 200}
+"""Epochs of the plans that are measured; epoch 1 where none is named."""
 
 PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0}
 OTHERS_LIMIT = 6.0
@@ -147,6 +169,12 @@ def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
             column.uniform_(generator=generator)
         elif name == "forgetting":
             column.random_(0, 12, generator=generator)
+        elif name in ("score", "batch_loss", "last", "slope", "bend", "bend_before", "mean", "variance"):
+            column.exponential_(0.5, generator=generator)
+        elif name == "threshold":
+            column.fill_(0.5)
+        elif name == "label":
+            column.random_(0, 1000, generator=generator)
         elif name not in ("confidence", "correct"):
             column.fill_(-1 if name == "epoch_then" else 0)
     if "weight" in records:
@@ -185,7 +213,7 @@ def plan_times(names: Sequence[str], n: int, pairs: int, calls: int, device: tor
 
         def plan(_: None) -> None:
             generator = torch.Generator().manual_seed(next(seeds))
-            method.plan_epoch(records, epoch=1, epochs=EPOCHS, generator=generator)
+            method.plan_epoch(records, epoch=MIDDLE.get(name, 1), epochs=EPOCHS, generator=generator)
 
         seconds = SECONDS_LIMIT * n if name.startswith("ImportanceSampling") and device.type == "cpu" else None
         limit = OTHERS_LIMIT if name in OTHERS and n >= TEN_MILLION else PLAN_LIMITS.get(name)
@@ -461,7 +489,7 @@ def measure_plan(name: str, n: int, device: torch.device) -> dict[str, int]:
     for size in (1000, n):  # the first plan loads what plans need
         method, records = filled(name, size, device)
         (before, _), generator = resident(), torch.Generator().manual_seed(1)
-        method.plan_epoch(records, epoch=1, epochs=EPOCHS, generator=generator)
+        method.plan_epoch(records, epoch=MIDDLE.get(name, 1), epochs=EPOCHS, generator=generator)
     return {"host": resident()[1] - before, "device": 0}
 
 
@@ -477,7 +505,8 @@ def plan_memory(n: int, device: torch.device, names: Sequence[str] = STARTED) ->
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
         extra = json.loads(done.stdout)
-        limit = MEMORY_LIMIT if name in METHODS or name.startswith("ImportanceSampling") else None
+        limited = name in METHODS or name.startswith("ImportanceSampling") or (name in WEIGHED and name not in DRAWING)
+        limit = MEMORY_LIMIT if limited else None
         rows.append(MemoryRow(name, (extra["host"] + extra["device"]) / n, limit, extra["device"] / n))
     return rows
 
@@ -536,7 +565,7 @@ def tables(sizes: Sequence[int], memory_n: int, only: Sequence[str], device: tor
         yield Table("memory", f"peak extra memory of plan and order, N = {n:,}", n, plan_memory(n, device))
     if "other plans" in only:
         title = f"peak extra memory of plan_epoch beside the records, its plan included, N = {n:,}"
-        yield Table("memory of draws", title, n, plan_memory(n, device, DRAWING[:1] if quick else DRAWING))
+        yield Table("memory of draws", title, n, plan_memory(n, device, WEIGHED[:1] if quick else WEIGHED))
     n, pairs, calls = sizes[0], 31 if quick else 101, 20
     tail = f"N = {n:,}, {pairs} pairs of {calls} calls"
     if "criterion" in only:

@@ -66,3 +66,43 @@ def changed(state, **fields):
     """A saved state of one process with other values of what this process has by itself."""
     (own,) = state["ranks"]
     return {**state, "ranks": ({**own, **fields},)}
+
+
+def lot(base: int, i: int) -> int:
+    """The random number of a sample: the upper half of a counter that is mixed (SplitMix64), in plain integers."""
+    bits = (i + 1) * 0x9E3779B97F4A7C15 + base
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        bits %= 2**64
+        bits = (bits ^ (bits >> shift)) * factor
+    return (bits % 2**64) >> 32
+
+
+def winners(k: int, generator: torch.Generator, among: Iterable[int]) -> set[int]:
+    """The samples that a draw without replacement chooses, which takes one number from the generator."""
+    base = int(torch.randint(2**62, (), generator=generator))
+    return set(sorted(among, key=lambda i: (lot(base, i), i))[:k])
+
+
+def hard_losses(kind: str, number: int, most: int = 60) -> list[float]:
+    """Losses of one of `HARD_KINDS`, which are hard to order."""
+    r = np.random.default_rng([number, *kind.encode()])
+    n = 1 if kind == "one" else int(r.integers(2, most))
+    loss = r.gamma(0.7, 1.0, n).astype(np.float32)
+    if kind == "ties":
+        loss = r.choice(np.float32([0.5, 1.0, 1.5, 4]), n)
+    if kind == "equal":
+        loss[:] = r.choice(np.float32([0, 0.1, 3]))
+    if kind in ("nonfinite", "lost"):
+        bad = r.random(n) < (0.3 if kind == "nonfinite" else 2)
+        loss[bad] = r.choice(np.float32([np.nan, np.inf, -np.inf]), int(bad.sum()))
+    if kind == "huge":
+        loss *= np.float32(1e37)
+    if kind == "tiny":
+        loss *= np.float32(1e-42)
+    if kind == "negative":
+        loss -= np.float32(1.5)
+    return loss.tolist()
+
+
+HARD_KINDS = ("plain", "ties", "one", "equal", "nonfinite", "lost", "huge", "tiny", "negative")
+"""Kinds of `hard_losses`."""

@@ -16,6 +16,9 @@ from thresher.shards import Shard, ShardColumns
 
 HARD = np.float32([0.0, -0.0, 0.5, 0.5, 1.0, 1e-42, -1e-42, -2.0, 3e38, np.nan, np.inf, -np.inf])
 
+OF_PLANS = ("last", "slope", "bend", "bend_before", "mean", "variance")
+"""Columns of numbers that plans write."""
+
 
 def hard_columns(n: int, seed: int) -> dict[str, Tensor]:
     """Values of the columns of all epoch methods: ties, signed zeros, denormals, NaN and infinities among other numbers."""
@@ -28,6 +31,12 @@ def hard_columns(n: int, seed: int) -> dict[str, Tensor]:
         "correct": torch.from_numpy(r.random(n) < 0.8),
         "confidence": torch.from_numpy(r.choice(np.float32([0.2, 0.7, 0.70001, 1.0]), n)),
         "forgetting": torch.from_numpy(r.integers(-1, 8, n)),
+        "label": torch.from_numpy(r.integers(-1, 5, n)),
+        "epoch": torch.from_numpy(r.choice([-1, 20, 39], n)),
+        "left_out": torch.from_numpy(r.integers(0, 20, n)),
+        **{name: torch.from_numpy(r.random(n) < 0.4) for name in ("kept", "used")},
+        **{name: torch.from_numpy(np.where(r.random(n) < 0.9, r.gamma(0.7, 1.0, n), np.nan)) for name in OF_PLANS},
+        **{name: torch.from_numpy(r.permutation(loss)) for name in ("batch_loss", "score")},
     }
 
 
@@ -77,4 +86,5 @@ def assert_one_plan(parts: list[EpochPlan], whole: EpochPlan) -> None:
             assert getattr(part, name) == getattr(whole, name), name
         assert list(part.remember) == list(whole.remember)
     for name, values in whole.remember.items():
-        assert torch.equal(torch.cat([part.remember[name] for part in parts]), values)
+        joined = torch.cat([part.remember[name] for part in parts])
+        assert torch.equal(joined.view(torch.uint8), values.view(torch.uint8)), name

@@ -60,6 +60,9 @@ METHODS: dict[str, Callable[[], Any]] = {
     "Kakurenbo": lambda: thresher.Kakurenbo(max_fraction=0.4),
     "Winnow": lambda: thresher.Winnow(0.5),
     "Forgetting": lambda: thresher.Forgetting(fraction=0.3, start=1),
+    "InfoBatch, target": lambda: thresher.InfoBatch(target=0.2),
+    "Ucb": thresher.Ucb,
+    "Rcap": thresher.Rcap,
     "by chance": lambda: Above(keep=0.5),
 }
 """Methods of which several processes make the training of one process, as long as batches are full."""

@@ -90,7 +90,10 @@ def largest(values: Values, k: int, *, world: World = ALONE) -> Mask:
         array([3, 4])
     """
     usable = np.isfinite(values)
-    return _least(_with_others_last(-values, usable), k, usable, world, highest_first=True)[0]
+    negative = -values
+    if not usable.all():
+        negative[~usable] = np.inf
+    return _least(negative, k, usable, world, highest_first=True)[0]
 
 
 def _with_others_last(values: Values, usable: Mask) -> Values:

@@ -38,7 +38,20 @@ CASES: dict[str, list[dict[str, Any]]] = {
         # Not candidates="threshold": of one sample it may hide the one, and says so.
         {"confidence": "batch", "lr_fraction": "scheduled", "refresh": "train", "merge": "sum", "tau": 0.9},
     ],
-    "infobatch": [{}, {"prune_fraction": 0.9, "threshold": 0.8, "delta": 1.0, "rescale": "ratio"}, {"prune_fraction": 0.0}],
+    "infobatch": [
+        {},
+        {"prune_fraction": 0.9, "threshold": 0.8, "delta": 1.0, "rescale": "ratio"},
+        {"prune_fraction": 0.0},
+        {"target": 0.4},
+    ],
+    "bls": [{}, {"alpha": 0.0, "threshold": 0.8}, {"target": 0.4, "alpha": 0.5}],
+    "seta": [{}, {"groups": 3, "window": 0.4, "delta": 0.3, "prune_fraction": 0.5}, {"target": 0.6, "window": 0.5}],
+    "order_dp": [{}, {"keep": 0.01, "pool": 0.01}, {"keep": 0.7, "pool": 1.0}],
+    "repb": [{}, {"prune_fraction": 0.9}, {"target": 0.6}],
+    "ies": [{}, {"threshold": 0.05}, {"noise": 2.0}],  # not a target, which takes more epochs than the training of the check
+    "ucb": [{}, {"every": 3, "c": 0.0}, {"explore": "epsilon", "epsilon": 0.5, "keep": 0.3, "alpha": 1.0}],
+    "rcap": [{}, {"keep": 0.05, "beta": 0.1}, {"keep": 0.9, "beta": 3.0}],
+    "rs2": [{}, {"keep": 1.0}, {"replace": True, "keep": 0.3}],
     "importance_sampling": [
         {},
         {"weights": "unbiased", "losses": "last", "keep": 0.3},

@@ -26,6 +26,11 @@ METHODS = {
         max_fraction=0.5, tau=0.1, confidence="batch", lr_fraction="scheduled", refresh="train", merge="sum"
     ),
     "infobatch": thresher.InfoBatch(),
+    "infobatch, target": thresher.InfoBatch(target=0.3),
+    "repb, target": thresher.RePb(target=0.3),
+    "ucb": thresher.Ucb(every=2),
+    "rcap": thresher.Rcap(),
+    "rs2": thresher.Rs2(keep=0.6),
     "winnow": thresher.Winnow(share=0.3, least_agreement=-1),
 }
 

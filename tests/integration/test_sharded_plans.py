@@ -10,12 +10,19 @@ import torch
 from depth import depth
 from shard_cases import assert_one_plan, hard_columns, part_of_records, planned, planned_in_shards, records_of
 from thresher import (
+    Bls,
     EpochSelectiveBackprop,
     Forgetting,
     FullData,
+    Ies,
     InfoBatch,
     Kakurenbo,
+    OrderDp,
     Prune,
+    RePb,
+    Rs2,
+    SeTa,
+    Ucb,
     UniformSubset,
     Winnow,
     methods,
@@ -38,6 +45,20 @@ METHODS = [
     Kakurenbo(0.3, merge="sum", candidates="threshold", lr_fraction="scheduled"),
     InfoBatch(),
     InfoBatch(0.3, threshold=0.8, rescale="ratio"),
+    InfoBatch(target=0.4),
+    Bls(),
+    SeTa(),
+    SeTa(target=0.5, groups=20, window=0.4),
+    OrderDp(),
+    RePb(),
+    RePb(target=0.5),
+    Ies(threshold=0.5),
+    Ies(),
+    Ies(target=0.5),
+    Ucb(),
+    Ucb(explore="epsilon", every=5),
+    Rs2(),
+    Rs2(replace=True),
     Winnow(),
     Winnow(share=0.3, score="loss", least_agreement=-1),
     Winnow(batch_norm="weighted", least_agreement=-1),
@@ -119,7 +140,7 @@ def test_after_pruning(method, columns):
 
 def test_every_method_over_shards_is_in_the_roster():
     declared = {type(m).__name__ for m in map(methods.create, ["full", "kakurenbo", "infobatch", "winnow", "uniform"])}
-    declared |= {"EpochSelectiveBackprop", "Forgetting"}
+    declared |= {"EpochSelectiveBackprop", "Forgetting", "Bls", "SeTa", "OrderDp", "RePb", "Ies", "Ucb", "Rs2"}
     assert {type(method).__name__ for method in METHODS} == declared
     assert not requirements_of(EpochSelectiveBackprop(percentile="rank")).sharded
 

@@ -205,7 +205,8 @@ class Criterion:
         if rows is None:
             rows = layout.rows(self.plain_positions(outputs, targets))
         loss = rows.squeeze(1) if all_count and rows.shape[1] == 1 else self.means(rows, targets)
-        return {"loss": loss, **self.read(outputs, targets, wanted, layout.n)}
+        found = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
+        return found | {"batch_loss": reading.batch_loss(loss)} if "batch_loss" in wanted else found
 
     def unweighted(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
         """Returns the scalar without weights where `_weighted` needs it, shape (), detached; else None."""
@@ -257,7 +258,11 @@ class Criterion:
         if not rest:
             return found
         kind = self.reads(outputs, targets)
-        if kind == "classes":
+        if kind == "classes" and "label" in rest:
+            given = self.class_targets(targets)
+            found["label"] = given.argmax(1) if given.is_floating_point() and given.dim() == 2 else reading.labels_of(given, n)
+            rest = rest - {"label"}
+        if kind == "classes" and rest:
             log_probs = self.log_probs(outputs)
             if rest & (reading.ABOUT_CLASSES | {"uncertainty"}):
                 valid = self.valid(targets)
@@ -267,6 +272,7 @@ class Criterion:
                 one, index = targets.dim() == 1 and len(targets) == n, self.ignore_index
                 ignore = None if one and index is not None and index < 0 else index
                 found |= reading.classes(log_probs, targets, n=n, ignore_index=ignore)
+        if kind == "classes":
             return found
         if kind == "labels" and not rest & reading.ABOUT_CLASSES:
             if "uncertainty" in rest:

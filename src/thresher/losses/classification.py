@@ -138,7 +138,7 @@ class CrossEntropy(ClassCriterion):
                 losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
                 return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
         # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
-        likely = outputs.dim() > 1 and not targets.dtype.is_floating_point and "batch_confidence" not in wanted
+        likely = outputs.dim() > 1 and not targets.dtype.is_floating_point and reading.OF_A_BATCH.isdisjoint(wanted)
         if likely and weights is None and targets.shape[0] == attribution.layout.n:
             log_probs = torch.log_softmax(outputs, 1)
             value = _nll_loss(log_probs, targets, None, 1, own["ignore_index"])

@@ -1,6 +1,6 @@
 """Signals of one forward pass besides the loss.
 
-They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n` and `grad_norm`.
+They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label` and `batch_loss`.
 
 With one label per sample, a sample is correct where the largest class probability is at its label, and its confidence is that
 largest probability.
@@ -16,7 +16,8 @@ of |p - y|, of the probability of the label less the largest other probability, 
 of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that two labels differ which are drawn with the
 probabilities of the model. `grad_norm` is the norm of the gradient of a sample's mean loss with respect to the model's outputs,
 which bounds the norm of the whole gradient up to a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors`
-computes it.
+computes it. `label` is the class of a sample with one label. `batch_loss` is the mean loss of the samples for which the loop
+called the criterion together.
 """
 
 from collections.abc import Set
@@ -28,8 +29,11 @@ from torch import Tensor
 OutputKind = Literal["classes", "labels", "values", "unknown"]
 """Meaning of outputs: scores of classes along dimension 1, scores of independent labels, plain values, or not known."""
 
-ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy"})
+ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy", "label"})
 """Signals that are defined only where the outputs score classes."""
+
+OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
+"""Signals that depend on the other samples of the batch, so that batches cannot be read together."""
 
 
 def classes(
@@ -240,3 +244,22 @@ def batch_confidence(outputs: Tensor, *, n: int) -> Tensor:
         [0.91, 0.33, 0.33]
     """
     return outputs.float().softmax(0).amax(1).reshape(n, -1).mean(1)
+
+
+def batch_loss(loss: Tensor) -> Tensor:
+    """Returns the mean loss of a batch, for each of its samples.
+
+    Args:
+        loss: Loss of each sample, shape (n,), float; -inf for a sample without a valid position, which does not count.
+
+    Returns:
+        Shape (n,), of the dtype of `loss`; never above the largest loss, so that no sample of equal ones is below it. NaN where
+        no sample counts.
+
+    Example:
+        >>> batch_loss(torch.tensor([1.0, 3.0, 5.0])).tolist()
+        [3.0, 3.0, 3.0]
+    """
+    counts = loss != -torch.inf
+    mean = loss.where(counts, 0).sum() / counts.sum()
+    return torch.minimum(mean, loss.amax()).expand_as(loss) if len(loss) else loss

@@ -86,11 +86,13 @@ def _marks(column: Column) -> bool:
 
 
 def _with_values(columns: Mapping[str, Tensor], declared: Mapping[str, Column]) -> Tensor:
-    """Returns the ids of the samples that have a value in all columns: a finite one, or a count other than at the start."""
+    """Returns the ids of the samples that have a value in all columns: a finite one, or one other than at the start."""
     there = torch.ones(len(next(iter(columns.values()))), dtype=torch.bool)
     for name, column in columns.items():
         if column.is_floating_point():
             there &= column.isfinite().flatten(1).all(1).cpu() if column.ndim > 1 else column.isfinite().cpu()
+            if name in declared and declared[name].merge != "plan" and declared[name].fill:
+                there &= (column != declared[name].fill).cpu()
         elif name in declared and column.dtype is not torch.bool:
             there &= (column != declared[name].fill).cpu()
     return there.nonzero().flatten()

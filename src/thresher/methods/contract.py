@@ -30,7 +30,7 @@ class Requirements:
             `shuffle=True`. Default False.
         active: Whether the method defines the function `active(progress, step)`. Default False.
         report: Whether the method defines the function `report(state)`. Default False.
-        check: Whether the method defines the function `check(ids)`. Default False.
+        check: Whether the method of an epoch or a batch defines the function `check(ids)`. Default False.
         cost: Whether the method has the property `cost`: the numbers of samples that were put through (forward, backward)
             passes before training, for scores that the method uses. Default False.
         records: Whether the plans of an epoch method depend on what the losses of the loop recorded, without which the training
@@ -108,6 +108,9 @@ class BeforeMethod(Protocol):
 @runtime_checkable
 class EpochMethod(Protocol):
     """A method that decides before each epoch; a frozen dataclass that owns no tensors and no random state.
+
+    With `requires = Requirements(check=True)` it also defines `check(ids)`, which raises ValueError where the method cannot
+    plan for the samples with these ids; `attach` calls it.
 
     With `requires = Requirements(full_pass=...)` it also defines `full_pass(epoch, epochs)`, which returns the names of the
     values that it needs for all samples before this plan: "error" (the gradient of a sample's mean loss with respect to the
@@ -190,7 +193,7 @@ STAGES: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch":
 
 CONTRACT_FUNCTIONS = {
     "before": {"kept", "cost"},
-    "epoch": {"columns", "plan_epoch", "full_pass", "cost"},
+    "epoch": {"columns", "plan_epoch", "full_pass", "check", "cost"},
     "batch": {"init_state", "count", "plan_batch", "active", "report", "check", "cost"},
 }
 """Functions and properties that the contract knows, by stage."""

@@ -76,6 +76,9 @@ class GradMatch:
         weights_divisor: Divisor of the sum of the weighted losses over the subset: "weights" (default and published) is the sum
             of the weights, so that their mean is 1; "samples" is the number of all samples, so that the gradient is about as
             long as that of all data.
+        memory: Largest memory of the inner products of a selection, in GiB, > 0: R * R numbers of 8 bytes for R mini-batches,
+            and those of the chosen ones again; for "class", those of the chosen samples of a class with all of its samples.
+            What needs more is refused: mini-batches by `attach`, classes by the first selection. Default 4.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -121,7 +124,9 @@ class GradMatch:
         ),
         missing=(
             "Matching the gradient of a validation set.",
-            "Selection on several machines: the gradients of all samples must fit on one machine.",
+            "Selection on several machines: the gradients of all samples must fit on one machine. A selection of mini-batches "
+            "holds the inner products of all pairs of them: 33 GB for 1.28 million samples in mini-batches of 20, which "
+            "`attach` refuses.",
             "Class weights of the criterion in the gradients that are matched, and the shares of samples with ignored "
             "positions.",
         ),
@@ -138,6 +143,7 @@ class GradMatch:
     runs: Literal["shuffled", "consecutive"] = "shuffled"
     fill: bool = True
     weights_divisor: Literal["weights", "samples"] = "weights"
+    memory: float = 4.0
 
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
@@ -161,6 +167,8 @@ class GradMatch:
             raise ValueError(f"GradMatch: `penalty` must be a finite number of 0 or more, got {self.penalty}")
         if not 0 <= self.tolerance < 1:
             raise ValueError(f"GradMatch: `tolerance` is a relative distance, within [0, 1), got {self.tolerance}")
+        if not 0 < self.memory < math.inf:
+            raise ValueError(f"GradMatch: `memory` is a number of GiB, above 0, got {self.memory}")
         if not 0 <= self.warm_start <= 1:
             raise ValueError(f"GradMatch: `warm_start` is a share of the epochs, within [0, 1], got {self.warm_start}")
 
@@ -184,7 +192,38 @@ class GradMatch:
         """Returns the needs: a pass over all samples before each selection."""
         wanted = {"error": True, "feature": self.gradient == "full", "label": self.per != "batch"}
         names = tuple(name for name, needed in wanted.items() if needed)
-        return Requirements(full_pass=names, switches={"feature": 'gradient="bias"'})
+        return Requirements(full_pass=names, check=True, switches={"feature": 'gradient="bias"'})
+
+    def check(self, ids: Tensor) -> None:
+        """Refuses more samples than a selection of mini-batches can hold the inner products of.
+
+        Args:
+            ids: Ids of the samples.
+
+        Raises:
+            ValueError: The inner products take more than `memory`.
+        """
+        if self.per == "batch" and self.keep < 1:
+            self._check_runs(len(ids))
+
+    def _check_runs(self, n: int) -> None:
+        runs = -(-n // self.batch_size)
+        chosen_runs = -(-share(self.keep, n) // self.batch_size)
+        most = math.isqrt(int(self.memory * 2**27 / (1 + self.keep)))  # numbers of 8 bytes
+        self._check_held(
+            runs * (runs + chosen_runs),
+            f"{runs:,} mini-batches of {n:,} samples",
+            f"`batch_size`={-(-n // max(1, most))} or more",
+        )
+
+    def _check_held(self, numbers: int, of: str, way_out: str) -> None:
+        """Refuses inner products that take more than `memory`."""
+        held = numbers / 2**27
+        if held > self.memory:
+            raise ValueError(
+                f"GradMatch: a selection holds the inner products of {of}, which take {held:.1f} GiB, and `memory` allows "
+                f"{self.memory:g} GiB: use {way_out}, or raise `memory`"
+            )
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with the subset of a new or of the last selection; with every sample before the first selection."""
@@ -221,6 +260,9 @@ class GradMatch:
             return np.zeros(len(error)), 0.0
         settings = {"penalty": self.penalty, "tolerance": self.tolerance}
         if self.per != "batch":
+            largest = int(np.bincount(labels).max())
+            wanted = -(-budget * largest // len(error))
+            self._check_held(wanted * largest, f"{wanted:,} of {largest:,} samples of a class", "`per`='batch'")
             return match_classes(error, feature, labels, budget, own_row=self.per == "class_gradient", **settings)
         shuffled = self.runs == "shuffled"
         order = torch.randperm(len(error), generator=generator).numpy() if shuffled else np.arange(len(error))

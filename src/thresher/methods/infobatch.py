@@ -7,6 +7,11 @@ The code keeps int((1 - r) * n) of the n samples below the mean with a weight of
 is lost. Here their weight is n over the number kept, which is at least one (`rescale="ratio"` restores the weight of the
 code). Two habits of the code are left out: old weights in the annealing epochs, and a loss of 3 for samples that were not seen
 yet.
+
+A prune fraction of 0.3, 0.5 or 0.7 leaves out 12, 20 or 28 % of CIFAR-10, because it is a share of the samples below the mean,
+in the epochs that prune. `target` is the share of all samples over the whole training, which is not part of the paper: the
+threshold of each epoch is then the quantile of the losses that leaves out as much. The expectation stays that of all data,
+whatever the threshold is, because it depends on nothing but earlier epochs. The first epoch keeps every sample.
 """
 
 from collections.abc import Mapping
@@ -19,12 +24,13 @@ from torch import Tensor
 
 from thresher.exact import exact_mean
 from thresher.methods._drawing import full_plan
+from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_target
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, quantile_cut, share
-from thresher.shards import ALONE, World, shard_of
+from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, quantile_cut, share, smallest
+from thresher.shards import ALONE, Shard, World, shard_of
 
 
 def well_learned(loss: Values, threshold: float | Literal["mean"], world: World = ALONE) -> Mask:
@@ -61,9 +67,12 @@ class InfoBatch:
         threshold: Threshold of the loss: "mean" (default and published), or a quantile within (0, 1).
         rescale: Weight of the remaining samples below the threshold: "mass" (default) is their number before pruning over
             their number afterwards; "ratio" is 1 / (1 - r), as in the official code.
+        target: Share of the samples that the whole training leaves out, [0, 0.9], at most that of the epochs that prune. The
+            threshold of each epoch follows from it; where it would be above 95 % of the losses, the prune fraction is raised
+            instead, and with it the weights, to 19 at most. Default None: the share that the threshold happens to give.
 
     Raises:
-        ValueError: A setting is out of its range.
+        ValueError: A setting is out of its range, settings contradict each other, or the epochs are too few for the target.
 
     Example:
         >>> import torch
@@ -96,34 +105,60 @@ class InfoBatch:
     delta: float = 0.875
     threshold: float | Literal["mean"] = "mean"
     rescale: Literal["mass", "ratio"] = "mass"
+    target: float | None = None
+    _column: ClassVar[str] = "loss"
 
     def __post_init__(self) -> None:
+        name = type(self).__name__
         if not 0 <= self.prune_fraction < 1:
-            raise ValueError(f"InfoBatch: `prune_fraction` is a share removed, within [0, 1), got {self.prune_fraction}")
+            raise ValueError(f"{name}: `prune_fraction` is a share removed, within [0, 1), got {self.prune_fraction}")
         if not 0 <= self.delta <= 1:
-            raise ValueError(f"InfoBatch: `delta` is a share of the epochs, within [0, 1], got {self.delta}")
+            raise ValueError(f"{name}: `delta` is a share of the epochs, within [0, 1], got {self.delta}")
         if self.threshold != "mean" and not (isinstance(self.threshold, float) and 0 < self.threshold < 1):
-            raise ValueError(f"InfoBatch: `threshold` must be 'mean' or a quantile within (0, 1), got {self.threshold!r}")
+            raise ValueError(f"{name}: `threshold` must be 'mean' or a quantile within (0, 1), got {self.threshold!r}")
         if self.rescale not in ("mass", "ratio"):
-            raise ValueError(f"InfoBatch: `rescale` must be 'mass' or 'ratio', got {self.rescale!r}")
+            raise ValueError(f"{name}: `rescale` must be 'mass' or 'ratio', got {self.rescale!r}")
+        check_target(self, self.target)
+        if self.target is not None and (not self.prune_fraction or self.threshold != "mean" or self.rescale != "mass"):
+            raise ValueError(
+                f"{name}: `target`={self.target} sets the threshold and the weights by itself; it needs a `prune_fraction` "
+                "above 0, and leaves `threshold` and `rescale` as they are by default"
+            )
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded for each sample: the last loss, 4 bytes; a plan has weights of 4 bytes more."""
-        return {"loss": Column(torch.float32, fill=NEVER_SEEN)}
+        """Returns the recorded columns: the last loss, 4 bytes per sample, and 2 more with a target; weights take 4."""
+        return {self._column: Column(torch.float32, fill=NEVER_SEEN), **({} if self.target is None else LEFT_OUT)}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with all samples above the threshold and a random part of the others, with their weights."""
-        loss, shard = on_host(records["loss"]), shard_of(records)
-        if not self.prune_fraction or epoch == 0 or epoch + 1 > self.delta * epochs + 1e-9:
+        loss, shard = on_host(records[self._column]), shard_of(records)
+        stop = share(self.delta, epochs)
+        target = None if self.target is None else Target(self, self.target, 1, stop, epochs)
+        if not self.prune_fraction or not 1 <= epoch < stop:
             return full_plan(shard)
-        below = well_learned(loss, self.threshold, shard.world)
-        learned = shard.count(below)
-        kept = max(1, share(1 - self.prune_fraction, learned))
+        if target is None:
+            below = well_learned(loss, self.threshold, shard.world)
+            learned = shard.count(below)
+            kept = max(1, share(1 - self.prune_fraction, learned))
+        else:
+            below, learned, kept = self._for_target(loss, target.due(records, shard, epoch), shard)
         if kept >= learned:
-            return full_plan(shard)
-        mask, lots = draw_lots(kept, generator, shard, below)
-        mask |= ~below
-        factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
-        weights = np.array([1, factor], dtype=np.float32)[below[np.flatnonzero(mask)].view(np.uint8)]
-        facts = {"scheduled_fraction": self.prune_fraction, "actual_fraction": 1 - (shard.n - learned + kept) / shard.n}
-        return EpochPlan(ids_of(mask, shard.first), weights=torch.from_numpy(weights), facts=facts, lots=lots)
+            plan, mask = full_plan(shard), np.ones(len(shard), dtype=np.bool_)
+        else:
+            mask, lots = draw_lots(kept, generator, shard, below)
+            mask |= ~below
+            factor = learned / kept if self.rescale == "mass" else 1 / (1 - self.prune_fraction)
+            weights = np.array([1, factor], dtype=np.float32)[below[np.flatnonzero(mask)].view(np.uint8)]
+            left_out = 1 - (shard.n - learned + kept) / shard.n
+            scheduled = self.prune_fraction if target is None else left_out
+            facts = {"scheduled_fraction": scheduled, "actual_fraction": left_out}
+            plan = EpochPlan(ids_of(mask, shard.first), weights=torch.from_numpy(weights), facts=facts, lots=lots)
+        return plan if target is None else target.counted(plan, mask, records, shard, epoch)
+
+    def _for_target(self, loss: Values, due: int, shard: Shard) -> tuple[Mask, int, int]:
+        """Returns who may be pruned so that `due` samples are, how many that are, and how many of them are kept."""
+        usable = np.isfinite(loss)
+        wanted = max(due + 1, round(due / self.prune_fraction))
+        learned = min(max(due + 1, min(wanted, share(CANDIDATES, shard.n))), shard.count(usable))
+        below = smallest(loss, learned, usable=usable, world=shard.world)
+        return below, learned, max(1, learned - due) if due else learned

@@ -17,6 +17,7 @@ from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.loading.trees import leaves, map_where
 from thresher.losses.given import GivenLosses
 from thresher.losses.reader import SignalReader
+from thresher.losses.signals import batch_loss
 from thresher.methods.contract import way_around
 from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
@@ -153,7 +154,10 @@ class NoSelection:
     def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
         self._dimension.check(given.losses, layout.n, by_sample=given.of_samples)
-        return {"loss": given.means(layout), **self._tools.reader.beside(outputs, targets, layout.n, wanted, self._missing)}
+        found = {"loss": given.means(layout)}
+        if "batch_loss" in wanted:
+            found["batch_loss"] = batch_loss(found["loss"])
+        return found | self._tools.reader.beside(outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing)
 
     def _missing(self, wanted: set[str]) -> str:
         method = self._tools.method

@@ -146,7 +146,8 @@ def check(given: Arguments, process_group: Any) -> Checked:
         check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
     check_several(world, given.loader, epoch_method, batch_method, passes, given.scoring)
     kept = None if before is None or samples is None else kept_of(before, samples)
-    _check_ids(batch_method, samples, kept)
+    for method in (epoch_method, batch_method):
+        _check_ids(method, samples, kept)
     on_stream = _on_stream(epoch_method, given) if streams else None
     return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world)
 
@@ -230,16 +231,16 @@ def _on_stream(method: EpochMethod, given: Arguments) -> OnStream | None:
     return OnStream(method, kept, least)
 
 
-def _check_ids(batch_method: Any, samples: int | None, kept: Tensor | None) -> None:
-    """Lets a batch method that looks samples up by their ids check these."""
-    if batch_method is None or not requirements_of(batch_method).check:
+def _check_ids(method: Any, samples: int | None, kept: Tensor | None) -> None:
+    """Lets a method check the ids of the samples, where it looks samples up by them or depends on their number."""
+    if method is None or not requirements_of(method).check:
         return
     if samples is None:
         raise ValueError(
-            f"{type(batch_method).__name__} needs the ids of samples, and those of an IterableDataset have none: "
+            f"{type(method).__name__} needs the ids of samples, and those of an IterableDataset have none: "
             "use a map-style dataset"
         )
-    batch_method.check(torch.arange(samples) if kept is None else kept)
+    method.check(torch.arange(samples) if kept is None else kept)
 
 
 def kept_of(before: Any, n: int) -> Tensor:

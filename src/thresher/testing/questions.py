@@ -25,6 +25,8 @@ SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
     "margin": lambda r, n: r.uniform(-1, 1, n),
     "confidence": lambda r, n: r.random(n),
     "batch_confidence": lambda r, n: r.random(n),
+    "batch_loss": lambda r, n: r.gamma(4.0, 0.25, n),
+    "label": lambda r, n: r.integers(0, 4, n),
     "correct": lambda r, n: r.random(n) < 0.8,
 }
 VALUE_KINDS = ("tied", "smooth", "equal", "zero", "huge", "spoilt", "lost")
@@ -41,7 +43,7 @@ def signal_values(generator: SignalGenerator, kind: str, seed: tuple[int, ...], 
         n: Number of values.
 
     Returns:
-        Values, shape (n,), float32 or bool.
+        Values, shape (n,), float32, bool or int64.
 
     Example:
         >>> signal_values(SIGNAL_GENERATORS["loss"], "equal", (0, 1), 3)
@@ -51,6 +53,8 @@ def signal_values(generator: SignalGenerator, kind: str, seed: tuple[int, ...], 
     values = np.asarray(generator(r, n))
     if values.dtype == np.bool_:
         return torch.from_numpy(np.ones(n, dtype=np.bool_) if kind in ("equal", "zero") else values)
+    if values.dtype.kind == "i":
+        return torch.from_numpy(values.astype(np.int64) * (kind not in ("equal", "zero")))
     values = values.astype(np.float32)
     if kind != "smooth":
         values = np.round(values * 8) / 8  # sums of eighths are exact in any order

@@ -156,3 +156,45 @@ def test_where_labels_that_are_not_negative_all_count(criterion, targets, negati
 def test_losses_without_a_dimension() -> None:
     with pytest.raises(ValueError, match=r"Losses of shape \(\) for 1 samples"):
         adapt(nn.CrossEntropyLoss()).measure(randn(C), torch.tensor(1), RowLayout(1), weights=None, wanted=set())
+
+
+@pytest.mark.parametrize("weights", [None, tuple(PLAN_WEIGHTS)], ids=["plain", "weighted"])
+@pytest.mark.parametrize("name", ["ce", "ce-smoothing", "ce-weights", "ce-ignore", "ce-probabilities", "nll"])
+def test_label_and_batch_loss_beside_the_own_value(name: str, weights: tuple[float, ...] | None) -> None:
+    case, wanted = CASES[name], {"label", "batch_loss"}
+    plan = None if weights is None else torch.tensor(weights)
+    found = adapt(case.make("mean")).measure(case.outputs, case.targets, RowLayout(case.n), weights=plan, wanted=wanted).signals
+    likeliest = case.targets.argmax(1) if case.targets.is_floating_point() else case.targets
+    assert torch.equal(found["label"], likeliest)
+    counted = found["loss"][found["loss"] != -math.inf]
+    torch.testing.assert_close(found["batch_loss"], counted.mean().expand(case.n))
+
+
+def test_each_batch_has_its_own_mean_where_signals_are_computed_together() -> None:
+    """Small batches of a plain cross-entropy wait for each other, except where a signal depends on the batch."""
+    data = TensorDataset(torch.randn(40, 3), torch.arange(40) % 2, torch.arange(40))
+    model, losses = nn.Linear(3, 2), {}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(data, 4, shuffle=True)
+    run = thresher.attach(
+        thresher.RePb(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=1
+    )
+    for x, y, ids in run.loader:
+        loss = run.criterion(run.model(x), y)
+        losses |= dict.fromkeys(ids.tolist(), loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    np.testing.assert_allclose(run.records["batch_loss"].numpy(), [losses[i] for i in range(40)], rtol=1e-6)
+
+
+def test_several_positions_have_no_label() -> None:
+    case = CASES["ce-dense"]
+    with pytest.raises(ValueError, match="^one class per sample is needed"):
+        adapt(nn.CrossEntropyLoss()).signals(case.outputs, case.targets, RowLayout(B), {"label"})
+
+
+@pytest.mark.parametrize("criterion", [nn.MSELoss(), nn.BCEWithLogitsLoss()])
+def test_values_and_independent_labels_have_no_label(criterion: nn.Module) -> None:
+    with pytest.raises(ValueError, match="label"):
+        adapt(criterion).signals(randn(B), torch.ones(B), RowLayout(B), {"label"})

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.losses.signals import batch_confidence, classes, labels
+from thresher.losses.signals import batch_confidence, batch_loss, classes, labels
 
 
 def softmax(z: np.ndarray) -> np.ndarray:
@@ -120,3 +120,32 @@ def test_batch_confidence() -> None:
         expected.append(math.fsum(tops) / 2)
     assert found.tolist() == pytest.approx(expected, rel=1e-5)
     assert batch_confidence(torch.randn(1, 5), n=1).item() == 1
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ([1, 3, 5], 3),
+        ([7], 7),
+        ([0.1] * 3, 0.1),  # the mean of these is above each of them, in single precision too for some numbers
+        ([1, -math.inf, 3], 2),
+        ([-math.inf, -math.inf], math.nan),
+        ([1, math.nan], math.nan),
+        ([1, math.inf], math.inf),
+    ],
+)
+def test_batch_loss(loss: list[float], expected: float) -> None:
+    found = batch_loss(torch.tensor(loss))
+    assert found.shape == (len(loss),)
+    np.testing.assert_array_equal(found.numpy(), np.full(len(loss), np.float32(expected)))
+
+
+def test_no_sample_of_equal_losses_is_below_the_batch() -> None:
+    for n in range(1, 300):
+        for value in (0.1, 1 / 3, 2.3, 1e-7):
+            loss = torch.full((n,), value)
+            assert not (loss < batch_loss(loss)).any()
+
+
+def test_batch_loss_of_no_samples() -> None:
+    assert batch_loss(torch.empty(0)).shape == (0,)

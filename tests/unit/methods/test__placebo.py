@@ -9,6 +9,7 @@ import torch
 import thresher
 from thresher import methods, rng
 from thresher.methods._placebo import placebo_of, why_no_placebo
+from thresher.methods.order_dp import NEW_SAMPLE
 from thresher.records import NEVER_SEEN
 from thresher.scores import Scores
 
@@ -43,6 +44,14 @@ def test_columns_of_a_sample_stay_together_and_unseen_samples_in_place():
     there = seen["loss"] >= 0
     assert torch.equal(seen["confidence"][there], seen["loss"][there] / 50)
     assert torch.equal(seen["correct"][there], seen["loss"][there] > 20)
+
+
+def test_new_samples_of_a_finite_mark_stay_in_place():
+    """OrderDp takes new samples first, by the largest number that there is."""
+    loss = torch.arange(20.0)
+    loss[[3, 7]] = NEW_SAMPLE
+    plan = planned(placebo_of(thresher.OrderDp(keep=0.2, pool=1.0)), {"loss": loss})
+    assert len(plan.ids) == 4 and {3, 7} < set(plan.ids.tolist()) != {3, 7, 18, 19}
 
 
 def test_a_batch_method_chooses_by_the_losses_of_other_rows():
@@ -106,7 +115,7 @@ def test_the_results_of_a_full_pass_are_permuted_and_what_was_remembered_stays()
     assert between.ids.tolist() == list(range(1, 40, 2))
 
 
-CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop"}
+CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop", "rs2"}
 
 
 @pytest.mark.parametrize("name", sorted(set(methods.BUILT_IN) - {"prune", "rho_loss"}))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from thresher import EpochPlan, GradMatch
+from thresher import EpochPlan, GradMatch, attach
 from thresher.methods import _matching_pursuit as matching_pursuit
 from thresher.methods._matching_pursuit import Atoms, match, match_classes, match_runs, run_atoms, sample_atoms
 from thresher.records import Records
@@ -385,6 +385,7 @@ def test_one_sample(per: str) -> None:
         ({"penalty": math.nan}, "`penalty` must be a finite number of 0 or more, got nan"),
         ({"tolerance": 1}, r"`tolerance` is a relative distance, within \[0, 1\), got 1"),
         ({"tolerance": -0.1}, r"`tolerance` is a relative distance, within \[0, 1\), got -0.1"),
+        ({"memory": 0}, "`memory` is a number of GiB, above 0, got 0"),
         ({"warm_start": 1.1}, r"`warm_start` is a share of the epochs, within \[0, 1\], got 1.1"),
         ({"warm_start": math.nan}, r"`warm_start` is a share of the epochs, within \[0, 1\], got nan"),
     ],
@@ -392,3 +393,47 @@ def test_one_sample(per: str) -> None:
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^GradMatch: {message}"):
         GradMatch(**settings)
+
+
+# Memory
+
+
+def test_attach_refuses_mini_batches_that_cannot_be_held() -> None:
+    """64,059 mini-batches have 4.1e9 inner products, and the 6,406 that are chosen have theirs again."""
+    data = torch.utils.data.TensorDataset(torch.zeros(1_281_167))
+    model = torch.nn.Linear(1, 2)
+    settings: dict[str, Any] = {"criterion": torch.nn.CrossEntropyLoss(), "model": model, "epochs": 5}
+    loader = torch.utils.data.DataLoader(data, 128, shuffle=True)
+    said = (
+        "^GradMatch: a selection holds the inner products of 64,059 mini-batches of 1,281,167 samples, which take 33.6 GiB, "
+        "and `memory` allows 4 GiB: use `batch_size`=58 or more, or raise `memory`$"
+    )
+    with pytest.raises(ValueError, match=said):
+        attach(GradMatch(), loader=loader, **settings)
+    attach(GradMatch(batch_size=58), loader=loader, **settings).detach()
+    attach(GradMatch(memory=40), loader=loader, **settings).detach()
+    attach(GradMatch(keep=1.0), loader=loader, **settings).detach()
+
+
+def test_pruning_counts() -> None:
+    method = GradMatch(memory=1e-6, batch_size=1)
+    method.check(torch.arange(10))
+    with pytest.raises(
+        ValueError, match=r"^GradMatch: .* 12 mini-batches of 12 samples, which take 0.0 GiB, and `memory` allows"
+    ):
+        method.check(torch.arange(12))
+
+
+def test_a_selection_refuses_classes_that_cannot_be_held() -> None:
+    """A class of 100, of which ten are chosen: a thousand numbers of 8 bytes."""
+    records = known(400) | {"weight": torch.zeros(400), "label": torch.arange(400) % 4}
+    for memory, held in ((1000 / 2**27, True), (999 / 2**27, False)):
+        method = GradMatch(keep=0.1, per="class", every=1, memory=memory)
+        method.check(torch.arange(400))
+        if held:
+            assert len(method.plan_epoch(records, epoch=1, epochs=5, generator=seeded(0)).ids) == 40
+            continue
+        with pytest.raises(
+            ValueError, match=r"^GradMatch: .* 10 of 100 samples of a class, which take .* use `per`='batch', or raise"
+        ):
+            method.plan_epoch(records, epoch=1, epochs=5, generator=seeded(0))

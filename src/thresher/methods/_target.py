@@ -1,0 +1,169 @@
+"""The share of the samples that a whole training leaves out: what `target=` of the methods with a threshold means.
+
+A threshold says which samples may be left out, and not how many: InfoBatch with a prune fraction of one half leaves out about a
+fifth. With a target, each epoch leaves out its part of what is still due. What earlier epochs left out is counted in a column
+of the records, so that it is saved and restored with them, and a resumed training leaves out the same samples.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thresher.exact import chunks
+from thresher.plans import EpochPlan
+from thresher.records import Column
+from thresher.selection import Mask, on_host, share
+from thresher.shards import Shard
+
+LEFT_OUT = {"left_out": Column(torch.int16, merge="plan")}
+"""Column with the number of epochs that left a sample out."""
+
+MOST_EPOCHS = int(torch.iinfo(torch.int16).max)
+"""Largest number of epochs that such a column can count."""
+
+MOST = 0.9
+"""Largest share of the samples that one epoch leaves out for a target."""
+
+CANDIDATES = 0.95
+"""Largest share of the samples that may be left out by chance: the others are certain to be kept."""
+
+CLOSE = 0.01
+"""Distance from the target at the end of a training that needs no mention."""
+
+
+def check_target(method: object, target: float | None) -> None:
+    """Refuses a `target` that is not a share.
+
+    Args:
+        method: Method whose setting it is; its class name begins the message.
+        target: Value of the setting.
+
+    Raises:
+        ValueError: `target` is neither None nor a number within [0, 0.9].
+    """
+    number = isinstance(target, int | float) and not isinstance(target, bool)
+    if target is not None and not (number and 0 <= target <= MOST):
+        raise ValueError(
+            f"{type(method).__name__}: `target` is the share of the samples that the whole training leaves out, within "
+            f"[0, {MOST}], or None, got {target!r}"
+        )
+
+
+def check_epochs(method: object, epochs: int) -> None:
+    """Refuses a training of more epochs than a column `LEFT_OUT` can count.
+
+    Args:
+        method: Method that has the column; its class name begins the message.
+        epochs: Number of epochs of the training.
+
+    Raises:
+        ValueError: There are more than 32,767.
+    """
+    if epochs > MOST_EPOCHS:
+        raise ValueError(
+            f"{type(method).__name__} counts in 16 bits how often a sample was left out, got {epochs:,} epochs: train for "
+            f"{MOST_EPOCHS:,} or fewer"
+        )
+
+
+@dataclass(frozen=True)
+class Target:
+    """A share of the samples to leave out, over all epochs of a training.
+
+    Args:
+        method: Method whose setting it is, for messages.
+        share: Share of the samples that the whole training leaves out, [0, 0.9].
+        start: First epoch that leaves out samples.
+        stop: Epoch after the last one that does.
+        epochs: Number of epochs of the training.
+
+    Raises:
+        ValueError: The epochs that may leave out samples are too few for the share, or too many to be counted.
+
+    Example:
+        A training of ten epochs, of which the first and the last keep every sample.
+
+        >>> target = Target(None, share=0.4, start=1, stop=9, epochs=10)
+        >>> target.due({"left_out": torch.zeros(1000, dtype=torch.int16)}, Shard.whole(1000), epoch=1)
+        500
+    """
+
+    method: object
+    share: float
+    start: int
+    stop: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        check_epochs(self.method, self.epochs)
+        pruning = max(0, self.stop - self.start)
+        most = MOST * pruning / self.epochs
+        if self.share > most + 1e-9:
+            raise ValueError(
+                f"{type(self.method).__name__}: `target`={self.share} cannot be met in {self.epochs} epochs, of which "
+                f"{pruning} leave out samples, {MOST:g} of them at most: lower it to {share(most, 1000) / 1000:g} or less, or "
+                "train for more epochs"
+            )
+
+    def due(self, records: Mapping[str, Tensor], shard: Shard, epoch: int) -> int:
+        """Returns how many samples an epoch leaves out: its part of what is due, at most a share of `MOST`.
+
+        Args:
+            records: Columns of the method, `LEFT_OUT` among them.
+            shard: Samples that the columns are of.
+            epoch: Number of the epoch; 0 is due where it keeps every sample.
+        """
+        if not self.start <= epoch < self.stop:
+            return 0
+        lacking = self.share * self.epochs * shard.n - self.left_out(records, shard)
+        return min(max(0, round(lacking / (self.stop - epoch))), share(MOST, shard.n))
+
+    def left_out(self, records: Mapping[str, Tensor], shard: Shard) -> int:
+        """Returns how many samples all earlier epochs have left out.
+
+        Args:
+            records: Columns of the method, `LEFT_OUT` among them.
+            shard: Samples that the columns are of.
+        """
+        return shard.world.total(int(on_host(records["left_out"]).sum(dtype=np.int64)))
+
+    def counted(self, plan: EpochPlan, kept: Mask, records: Mapping[str, Tensor], shard: Shard, epoch: int) -> EpochPlan:
+        """Returns a plan that counts what it leaves out, with the share so far as a fact.
+
+        Args:
+            plan: Plan of the epoch.
+            kept: Marks of the samples that it keeps, shape (len(shard),).
+            records: Columns of the method, `LEFT_OUT` among them.
+            shard: Samples that the columns are of.
+            epoch: Number of the epoch.
+        """
+        so_far = (self.left_out(records, shard) + shard.n - shard.count(kept)) / shard.n
+        realised, note = so_far / self.epochs, ""
+        if epoch == self.stop - 1 and abs(realised - self.share) > CLOSE:
+            note = (
+                f"{type(self.method).__name__}(target={self.share:g}) leaves out {realised:.3f} of the samples over the whole "
+                "training: samples without a finite loss are always kept, and so is one sample at least."
+            )
+        return replace(
+            plan,
+            remember={**plan.remember, **counted(records, kept)},
+            facts={**plan.facts, "left_out_so_far": so_far / (epoch + 1)},
+            note=note,
+        )
+
+
+def counted(records: Mapping[str, Tensor], kept: Mask) -> dict[str, Tensor]:
+    """Returns the column `LEFT_OUT` after an epoch.
+
+    Args:
+        records: Columns of the method, `LEFT_OUT` among them.
+        kept: Marks of the samples that the epoch keeps, shape (n,).
+    """
+    before = on_host(records["left_out"])
+    after = np.empty_like(before)
+    for part in chunks(len(before)):
+        np.add(before[part], ~kept[part], out=after[part])
+    return {"left_out": torch.from_numpy(after)}

@@ -1,0 +1,95 @@
+"""BLS: InfoBatch with a score that needs no losses of single samples, a moving mean of the losses of whole batches.
+
+"Batch Loss Score", CVPR 2026, arXiv:2604.04681. Original code: github.com/mrazhou/BLS. The score of a sample is an exponential
+mean of the mean losses of the batches that it was in. It says almost nothing about the sample itself, so that this method is a
+control, too: what InfoBatch gains over it comes from the losses of single samples.
+
+Where a criterion gives one number per batch, `run.reduce(loss.expand(len(batch)), ids=run.ids)` gives it to all samples of the
+batch; the scalar is then multiplied by the mean of their weights, as in the code.
+
+Where the code differs: a score starts with the first batch of a sample, not at 0; and where the losses of single samples are
+known, each is multiplied by its own weight.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from thresher.methods.card import Card
+from thresher.methods.infobatch import InfoBatch
+from thresher.records import NEVER_SEEN, Column
+
+
+def moving_mean(old: Tensor, new: Tensor, alpha: float) -> Tensor:
+    """Returns the exponential means after new values.
+
+    Args:
+        old: Means so far, shape (n,); not finite where there was no value yet, or where it was lost.
+        new: New values, shape (n,).
+        alpha: Weight of the old mean, [0, 1).
+
+    Example:
+        >>> moving_mean(torch.tensor([1.0, -torch.inf]), torch.tensor([3.0, 3.0]), alpha=0.75).tolist()
+        [1.5, 3.0]
+    """
+    return torch.where(old.isfinite(), alpha * old + (1 - alpha) * new, new)
+
+
+@dataclass(frozen=True)
+class Bls(InfoBatch):
+    """Prunes a random part of the samples whose batches had losses below the mean, with higher weights for the rest of them.
+
+    Args:
+        prune_fraction: Share pruned of the samples below the threshold, r, [0, 1). Default and published: 0.5.
+        delta: Share of the epochs that prune, [0, 1]. Default and published: 0.875.
+        threshold: Threshold of the score: "mean" (default and published), or a quantile within (0, 1).
+        rescale: Weight of the remaining samples below the threshold, "mass" (default) or "ratio", as in `InfoBatch`.
+        target: Share of the samples that the whole training leaves out, as in `InfoBatch`. Default None.
+        alpha: Weight of the old score where a sample gets a new one, [0, 1). Default 0.9, as in the code; in the paper 0.7.
+
+    Raises:
+        ValueError: A setting is out of its range, settings contradict each other, or the epochs are too few for the target.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Bls
+        >>> records = {"score": torch.tensor([0.4, 0.6, 0.4, 0.6])}
+        >>> plan = Bls().plan_epoch(records, epoch=1, epochs=10, generator=torch.Generator().manual_seed(0))
+        >>> len(plan.ids), sorted(plan.weights.tolist())
+        (3, [1.0, 1.0, 2.0])
+    """
+
+    card: ClassVar[Card] = Card(
+        summary="InfoBatch by the mean losses of whole batches",
+        paper="arXiv:2604.04681",
+        rule="pruned: the losses of its batches were below the {threshold}, and it was drawn with chance {prune_fraction}",
+        biased="No: the expected weighted sum of the losses over an epoch is that of all data.",
+        forwards="None.",
+        claim="Works without losses of single samples; its numbers are not known: read in the code only.",
+        differences=(
+            "A score starts with the mean loss of the first batch that a sample was in; in the code it starts at 0.",
+            "Where the losses of single samples are known, each of them is multiplied by its own weight; the code multiplies "
+            "the scalar of a batch by the mean of its weights.",
+            "The weight is the number of samples below the threshold over the number of them that is kept, as in InfoBatch.",
+            "Samples that were not seen yet are kept.",
+        ),
+        bytes_per_sample=4,
+        caveat="The score holds little about a single sample, because all samples of a batch share its loss. It is meant for "
+        "trainings without losses of single samples, and as a control.",
+        missing=("SeTa by these scores.",),
+    )
+    alpha: float = 0.9
+    _column: ClassVar[str] = "score"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.alpha < 1:
+            raise ValueError(f"Bls: `alpha` is the weight of the old score, within [0, 1), got {self.alpha}")
+
+    def columns(self) -> dict[str, Column]:
+        """Returns the recorded columns: the score, 4 bytes per sample, and 2 more with a target."""
+        merge = partial(moving_mean, alpha=self.alpha)
+        return super().columns() | {"score": Column(torch.float32, fill=NEVER_SEEN, signal="batch_loss", merge=merge)}

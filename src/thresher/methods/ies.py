@@ -1,0 +1,193 @@
+"""IES: leave out samples whose loss curve has become straight, by the second differences of their losses over the epochs.
+
+"Instance-dependent Early Stopping", ICLR 2025, arXiv:2502.07547. Read in the code and the abstract. A sample is mastered while
+the mean of the last three |l_t - 2 l_{t-1} + l_{t-2}| is below a threshold. It is then left out of the backward pass, its loss
+is still computed once an epoch, in eval mode, and it can return. It is biased towards samples whose losses still change:
+nothing is re-weighted. The first six epochs keep every sample.
+
+The published thresholds are 0.001 for CIFAR-10 and 0.002 for CIFAR-100. A right threshold differs by a factor of sixty between
+optimizers (github.com/ShoebAhad/TG_IES_Results, EXPERIMENT_LOG.md), so that the default here, `threshold="noise"`, takes it
+from the second differences of this training: it is set once, at 15 % of the epochs (epoch 31 of 200 in that log), to half of
+the median over the samples. The log does not give its formula: this is a reading, and `noise` is its factor.
+
+With a target there is no threshold: each epoch leaves out those with the smallest means, as many as are due.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thresher.exact import chunks, kth_smallest
+from thresher.methods._drawing import full_plan
+from thresher.methods._target import LEFT_OUT, Target, check_target
+from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
+from thresher.plans import EpochPlan
+from thresher.records import NEVER_SEEN, Column
+from thresher.selection import Mask, Values, ids_of, on_host, smallest
+from thresher.shards import Shard, shard_of
+
+START = 6
+"""First epoch that leaves out samples."""
+CALIBRATED = 0.15
+"""Share of the epochs after which the threshold is set."""
+HISTORY = {"last": torch.float32, "slope": torch.float32, "bend": torch.bfloat16, "bend_before": torch.bfloat16}
+"""Columns with the loss one epoch ago, its difference to the one before, and the last two absolute second differences."""
+
+
+def bends(loss: Tensor, history: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Returns the mean of the last three absolute second differences of the losses, and the history after this epoch.
+
+    Args:
+        loss: Last loss of each sample, shape (N,), float32, on the CPU.
+        history: Columns `HISTORY`, each of shape (N,), on the CPU; NaN where nothing is known yet.
+
+    Returns:
+        Means, shape (N,), float32, NaN where one of the last five losses is not known or not finite; and the new history.
+
+    Example:
+        >>> history = {name: torch.full((1,), torch.nan, dtype=dtype) for name, dtype in HISTORY.items()}
+        >>> for loss in (1.0, 0.5, 0.3, 0.2, 0.15, 0.12):
+        ...     mean, history = bends(torch.tensor([loss]), history)
+        >>> round(mean.item(), 3)  # of 0.1, 0.05 and 0.02
+        0.057
+    """
+    new = {name: torch.empty(len(loss), dtype=dtype) for name, dtype in HISTORY.items()}
+    mean = torch.empty_like(loss)
+    for part in chunks(len(loss)):
+        last, slope, bend, before = (history[name][part] for name in HISTORY)
+        rise = loss[part] - last
+        now = (rise - slope).abs()
+        sums = now.double() + bend + before
+        mean[part] = torch.where(sums.isfinite(), sums / 3, torch.nan)
+        for name, values in zip(HISTORY, (loss[part], rise, now, bend), strict=True):
+            new[name][part] = values
+    return mean, new
+
+
+@dataclass(frozen=True)
+class Ies:
+    """Leaves out samples whose losses change by nearly the same amount from epoch to epoch, and refreshes them.
+
+    Args:
+        threshold: Mean of the last three absolute second differences of the losses below which a sample is left out, > 0; or
+            "noise" (default), which sets it from those of all samples. Published: 0.001 and 0.002.
+        noise: With "noise", the threshold as a multiple of the median over the samples, > 0. Default 0.5, which is not taken
+            from a paper.
+        target: Share of the samples that the whole training leaves out of the backward pass, [0, 0.9]; there is then no
+            threshold. Default None.
+
+    Raises:
+        ValueError: A setting is out of its range, or the epochs are too few for the target.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Ies
+        >>> records = {name: torch.zeros(3) for name in ("last", "slope", "bend", "bend_before")}
+        >>> records["loss"] = torch.tensor([0.0, 0.3, 0.0009])
+        >>> plan = Ies(threshold=0.001).plan_epoch(records, epoch=6, epochs=20, generator=torch.Generator())
+        >>> plan.ids, plan.refresh
+        (tensor([1]), tensor([0, 2]))
+    """
+
+    stage: ClassVar[Literal["epoch"]] = "epoch"
+    requires: ClassVar[Requirements] = Requirements(refresh="eval", sharded=True)
+    card: ClassVar[Card] = Card(
+        summary="leave out samples whose loss curve is straight",
+        paper="arXiv:2502.07547",
+        rule="mastered: its loss changed by nearly the same amount in the last epochs",
+        biased="Yes, towards samples whose losses still change: nothing is re-weighted.",
+        forwards="Every sample that is left out, once per epoch.",
+        claim="10 to 50 % fewer samples in the backward pass.",
+        differences=(
+            "The default threshold comes from the noise of this training, by a formula of our own; the published ones are "
+            "numbers.",
+            "The second differences of the two epochs before are stored with 8 bits of precision.",
+            "A sample that was not seen in an epoch counts as one whose loss did not change.",
+            "Samples without a finite loss in the last five epochs are kept.",
+            "The size of the last batch follows the loader; the code changes it after the first exclusion.",
+        ),
+        bytes_per_sample=20,
+        missing=("The bound on the number of epochs in a row, which TG-IES computes.",),
+    )
+    threshold: float | Literal["noise"] = "noise"
+    noise: float = 0.5
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.threshold, int | float) and not isinstance(self.threshold, bool)
+        if self.threshold != "noise" and not (number and 0 < float(self.threshold) < math.inf):
+            raise ValueError(f"Ies: `threshold` must be 'noise' or a number above 0, got {self.threshold!r}")
+        if not 0 < self.noise < math.inf:
+            raise ValueError(f"Ies: `noise` is a multiple of the median, above 0, got {self.noise}")
+        check_target(self, self.target)
+
+    def columns(self) -> dict[str, Column]:
+        """Returns the columns: the loss, four numbers of its history, and the threshold or the count for a target; 20 bytes."""
+        own = {name: Column(dtype, fill=math.nan, merge="plan") for name, dtype in HISTORY.items()}
+        level = {"threshold": Column(torch.float32, fill=math.nan, merge="plan")} if self._calibrates else {}
+        return {"loss": Column(torch.float32, fill=NEVER_SEEN), **own, **level, **({} if self.target is None else LEFT_OUT)}
+
+    @property
+    def _calibrates(self) -> bool:
+        return self.threshold == "noise" and self.target is None
+
+    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        """Returns a plan without the samples whose loss curves are straight, which are refreshed."""
+        shard = shard_of(records)
+        target = None if self.target is None else Target(self, self.target, START, epochs, epochs)
+        if epoch == 0:
+            return full_plan(shard)
+        mean, remember = self._straightness(records)
+        if target is not None:
+            out = smallest(mean, min(target.due(records, shard, epoch), shard.n - 1), world=shard.world)
+        else:
+            out, level = self._mastered(mean, records, epoch, epochs, shard)
+            remember |= level
+        del mean
+        left_out, kept = shard.count(out) / shard.n, ~out
+        plan = EpochPlan(
+            ids_of(kept, shard.first),
+            refresh=ids_of(out, shard.first),
+            facts={"scheduled_fraction": left_out, "actual_fraction": left_out},
+            remember=remember,
+        )
+        del out
+        return plan if target is None else target.counted(plan, kept, records, shard, epoch)
+
+    def _straightness(self, records: Mapping[str, Tensor]) -> tuple[Values, dict[str, Tensor]]:
+        """Returns the means of the last second differences, and the columns of the history after this epoch."""
+        mean, history = bends(records["loss"].detach().cpu(), {name: records[name].detach().cpu() for name in HISTORY})
+        return mean.numpy(), history
+
+    def _mastered(
+        self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int, shard: Shard
+    ) -> tuple[Mask, dict[str, Tensor]]:
+        """Returns who is below the threshold, but never all samples; and the column of a threshold that is new."""
+        level, new = self._level(mean, records, epoch, epochs, shard)
+        out = mean < np.float32(level) if epoch >= START else np.zeros(len(mean), dtype=np.bool_)
+        if shard.count(out) == shard.n:
+            out = smallest(mean, shard.n - 1, world=shard.world)
+        return out, new
+
+    def _level(
+        self, mean: Values, records: Mapping[str, Tensor], epoch: int, epochs: int, shard: Shard
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Returns the threshold, NaN before it is set, and its column in the epoch that sets it."""
+        if self.threshold != "noise":
+            return float(self.threshold), {}
+        ends = on_host(records["threshold"])[:1]
+        known = float(shard.world.join(ends)[0])
+        if math.isfinite(known) or epoch < max(START, CALIBRATED * epochs):
+            return known, {}
+        usable = mean[np.isfinite(mean)]
+        count = shard.world.total(len(usable))
+        if not count:
+            return math.nan, {}
+        level = self.noise * float(kth_smallest(usable, (count - 1) // 2, shard.world))
+        return level, {"threshold": torch.full((len(shard),), level)}
