@@ -5,6 +5,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from thresher.loading.dealt import DealtRows
 from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate
 from thresher.loading.shuffle import Shuffle
 from thresher.shards import World
@@ -46,9 +47,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
     check_iteration(loader)
-    sampler = inner_sampler(loader.batch_sampler)
-    replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
-    if not several and isinstance(sampler, DistributedSampler | Shuffle) and replicas not in (1, None):
+    sampler, replicas = loader.sampler, getattr(loader.sampler, "num_replicas", None)
+    if not several and isinstance(sampler, DistributedSampler | Shuffle | DealtRows) and replicas not in (1, None):
         raise ValueError(
             f"`loader` has a {type(sampler).__name__} for {replicas} processes, and there is no process group of several "
             "processes: call torch.distributed.init_process_group before attach. In one process use num_replicas=1, or "
@@ -119,21 +119,15 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     """
     batches: Any = loader.batch_sampler
     by_batches = is_shard_of_accelerate(batches)
+    outer: Any = None if by_batches else batches.sampler
     sampler: Any = inner_sampler(batches)
     dataset: Any = loader.dataset
     name, size = type(sampler).__name__, len(dataset)
-    if by_batches:
-        dealt: Any = batches.num_processes, batches.process_index
-        if not batches.even_batches and not batches.drop_last:
+    if by_batches or isinstance(outer, DealtRows):
+        dealt: Any = (batches.num_processes, batches.process_index) if by_batches else (outer.num_replicas, outer.rank)
+        if by_batches and not batches.even_batches and not batches.drop_last:
             raise ValueError("`loader` was prepared with even_batches=False: processes could have different numbers of batches")
-        known: tuple[type, ...] = (RandomSampler, SequentialSampler, Shuffle)
-        repeats = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
-        fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
-        if not fits or len(sampler) != size:
-            raise ValueError(
-                f"`loader` has a {name}, which accelerate deals out: plans of several processes need an order with every "
-                "sample once. Use shuffle=True, or a thresher.Shuffle with num_replicas=1."
-            )
+        _check_dealt_order(sampler, size)
     else:
         if type(sampler) is not DistributedSampler and type(sampler) is not Shuffle:
             raise ValueError(
@@ -150,6 +144,18 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             f"{world.size} of `process_group`. Both must be of the data-parallel group."
         )
     _check_size(batches, size, world)
+
+
+def _check_dealt_order(sampler: Any, size: int) -> None:
+    """Refuses an order that something else than its sampler deals out, and that has not every sample once."""
+    known: tuple[type, ...] = (RandomSampler, SequentialSampler, Shuffle)
+    repeats = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
+    fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
+    if not fits or len(sampler) != size:
+        raise ValueError(
+            f"`loader` has a {type(sampler).__name__}, whose order is dealt out to several processes: their plans need an "
+            "order with every sample once. Use shuffle=True, or a thresher.Shuffle with num_replicas=1."
+        )
 
 
 def _check_size(batches: Any, size: int, world: World) -> None:
