@@ -32,6 +32,7 @@ from thresher.loading.user_order import UserOrder
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws
 from thresher.shards import ALONE, World
 
+Device = torch.device | None
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
@@ -43,10 +44,11 @@ class SelectedLoader(OfUser):
         device: Device that batches are moved to; None leaves them where they are.
         kept: Ids of the samples of full training, where others were pruned before it. Default: all that the sampler yields.
         world: Processes that the loader deals out its samples to. Default: there is one.
+        keeps: Whether the user has declared that row i of each batch is sample i.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, device: torch.device | None, kept: Tensor | None = None, world: World = ALONE
+        self, loader: DataLoader[Any], *, device: Device, kept: Tensor | None = None, world: World = ALONE, keeps: bool = False
     ) -> None:
         self._user, self._samples = loader, None if kept is None else len(kept)
         self._control: EpochControl | None = None
@@ -64,7 +66,7 @@ class SelectedLoader(OfUser):
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
         self._ids = IdBatchSampler(self._order.sizes)
-        self.unknown_rows = UnknownRows()
+        self.unknown_rows = UnknownRows(declared=keeps)
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers)
         self._settings = None if self.streams else LiveSettings(loader, self._order.sampler, self._ids, self.unknown_rows)
