@@ -10,6 +10,9 @@ from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate
 from thresher.loading.shuffle import Shuffle
 from thresher.shards import World
 
+WRAPPED = "run = thresher.attach(..., loader=wrapper.loader); wrapper.loader = run.loader"
+"""Lines for an object that iterates a DataLoader, such as the PrefetchLoader of timm."""
+
 
 def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = False) -> None:
     """Refuses a loader whose rows could not be credited to samples.
@@ -24,7 +27,11 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         ValueError: `loader` has a setting that cannot be kept.
     """
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
+        name = type(loader).__name__
+        inside = isinstance(getattr(loader, "loader", None), DataLoader)
+        advice = f", which wraps one. Pass its `loader`, and let it yield what the run chooses: {WRAPPED}" if inside else ""
+        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {name}{advice}")
+    check_iteration(loader)
     if isinstance(loader.dataset, IterableDataset):
         if plans_epochs:
             raise TypeError(
@@ -46,8 +53,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         raise ValueError(
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
-    check_iteration(loader)
-    sampler, replicas = loader.sampler, getattr(loader.sampler, "num_replicas", None)
+    sampler = inner_sampler(loader.batch_sampler)
+    replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
     if not several and isinstance(sampler, DistributedSampler | Shuffle | DealtRows) and replicas not in (1, None):
         raise ValueError(
             f"`loader` has a {type(sampler).__name__} for {replicas} processes, and there is no process group of several "
@@ -81,21 +88,29 @@ OF_ITERATION = ("__iter__", "__len__", "_get_iterator")
 def check_iteration(loader: DataLoader[Any]) -> None:
     """Refuses a subclass of DataLoader that makes its batches itself, because only settings of a loader can be kept.
 
+    Of a stream, the batches are those of the user's loader. But a class that begins in the middle of the stream, by a state of
+    its own or with one iterator for all epochs, does not begin where a resumed run expects it.
+
     The loaders of accelerate have the class of the loader that they wrap; what they do themselves, which is to move batches
     to the device, a run does as well.
 
     Args:
-        loader: Loader of a map-style dataset.
+        loader: The user's loader.
 
     Raises:
         ValueError: The class of the loader has its own `__iter__`, `__len__` or `_get_iterator`.
     """
+    streams = isinstance(loader.dataset, IterableDataset)
     for name in OF_ITERATION:
         kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
-        if kind is not DataLoader:
+        if kind is not DataLoader and not (streams and name == "__len__"):
+            why = (
+                "may begin in the middle of a stream, and a resumed run would skip its beginning once more"
+                if streams
+                else "would be left out: batches are made by a torch.utils.data.DataLoader with the same settings"
+            )
             raise ValueError(
-                f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {kind.__name__}) would "
-                "be left out: batches are made by a torch.utils.data.DataLoader with the same settings. "
+                f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {kind.__name__}) {why}. "
                 "Pass a plain DataLoader, and move what the class does to the dataset, the sampler or the collate_fn. (To keep "
                 "workers alive, use persistent_workers=True; to save the position in an epoch, run.state_dict().)"
             )

@@ -92,6 +92,11 @@ class OwnPasses:
         return self._model is not None and self._reader.criterion is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Whether an own pass calls the model with the first part of a batch, because `attach` was given no `forward`."""
+        return self._forward is None
+
+    @property
     def repeatable(self) -> bool:
         """Whether a call of the criterion leaves no trace: an object that is no module may count its calls."""
         own = None if self._reader.criterion is None else self._reader.criterion.own

@@ -55,7 +55,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     """
     methods, device = _methods(checked), _device(given)
     here = device or torch.device("cpu")
-    loader = SelectedLoader(given.loader, device=device, kept=checked.kept, world=checked.world)
+    loader = SelectedLoader(given.loader, device=device, kept=checked.kept, world=checked.world, keeps=given.keeps_rows)
     _check_order(checked.epoch_method, loader)
     epoch_method = _on_subset(checked, loader)
     records = _records(_columns(given, checked), loader.n, here, checked.world)
@@ -240,7 +240,7 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
 def _tracker(given: Arguments) -> RowTracker:
     """Knows rows by the first dimension of tensors, which is checked where a function of the user's makes the batches."""
     tracker = RowTracker()
-    if given.loader.collate_fn is not default_collate:
+    if given.loader.collate_fn is not default_collate and not given.keeps_rows:
         tracker.sample_dimension = SampleDimension()
     return tracker
 

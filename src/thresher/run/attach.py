@@ -36,15 +36,14 @@ def attach(
     on_nonfinite: Literal["keep", "raise"] = "keep",
     spend: Literal["steps", "batches"] | None = None,
     process_group: Any = None,
+    collate_keeps_rows: bool = False,
 ) -> Run:
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
 
     Args:
-        method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch). A
-            number such as 0.5, or "50%", is the share of the cost of full training to spend: `Winnow(share)`. A name of
-            `thresher methods`, such as "kakurenbo", is that method with its default settings.
-        loader: Training DataLoader; its settings and the order of its sampler are kept. Batch methods, and a share alone, also
-            take streams.
+        method: Method such as `Kakurenbo()`, its name in `thresher methods`, such as "kakurenbo", or a list with at most one
+            per stage (before training, epoch, batch). 0.5, or "50%", is a share of the cost of full training: `Winnow(0.5)`.
+        loader: Training DataLoader, whose settings and order are kept. Batch methods, and a share alone, also take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none".
         model: Model, whose outputs name their rows. Needed where the method makes forward passes of its own.
@@ -59,10 +58,11 @@ def attach(
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model.
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
-        spend: Way in which the plans of an epoch method spend their samples: "steps" for fewer steps with full batches,
-            "batches" for as many steps as full training with smaller batches, where the learning rate is not scaled and
-            weights have a mean of 1. Default None: as the method does by itself.
+        spend: Way in which plans spend their samples: "steps" for fewer steps; "batches" for smaller batches at as many steps,
+            with the learning rate not scaled and weights of mean 1. Default None: as the method does by itself.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
+        collate_keeps_rows: Declaration that row i of each batch is sample i, for a collate_fn that draws random numbers for
+            each row, as one that masks tokens. What it does not draw for is compared all the same. Default: all is compared.
 
     Example:
         >>> from torch.utils.data import TensorDataset
@@ -77,5 +77,5 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     given = Arguments(method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend)
+    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend, keeps_rows=collate_keeps_rows)
     return build_run(given, check(given, process_group))

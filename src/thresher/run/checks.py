@@ -83,6 +83,7 @@ class Arguments:
     device: Any = None
     on_nonfinite: Any = "keep"
     spend: Any = None
+    keeps_rows: Any = False
 
 
 class Checked(NamedTuple):
@@ -171,6 +172,8 @@ def _check_types(given: Arguments) -> None:
     for name, function in (("forward", given.forward), ("signals", given.signals)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
+    if not isinstance(given.keeps_rows, bool):
+        raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.keeps_rows!r}")
 
 
 def _who_calls_it(epoch_method: EpochMethod, batch_method: BatchMethod | None, passes: str, scoring: Scoring | None) -> str:

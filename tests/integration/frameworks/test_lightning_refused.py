@@ -126,7 +126,7 @@ def test_schedulers():
 def test_arguments():
     with pytest.raises(ValueError, match="no training has begun"):
         _ = Selection(0.5).run
-    with pytest.raises(TypeError, match="Selection: epochs, lr: no such setting; there are forward, .*spend"):
+    with pytest.raises(TypeError, match="Selection: epochs, lr: no such setting; there are collate_keeps_rows, .*spend"):
         Selection(0.5, epochs=3, lr=1)
 
 
