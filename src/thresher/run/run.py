@@ -436,13 +436,16 @@ class Run(Uncopied):
         """
         self._parts.state.load(state, restore_rng=restore_rng)
 
-    def detach(self) -> None:
+    def detach(self, *, together: bool = True) -> None:
         """Takes the hooks off the optimizer and lets go of the data; the user's objects are as they were.
 
-        Several processes call it together. What they have recorded since the last epoch ended is then in `records`, too.
+        Args:
+            together: Whether all processes call it. What they have recorded since the last epoch ended is then in `records`,
+                too. Give False after an error in one of them, for which the others do not wait. Default: True.
         """
-        self._epochs.end.if_due()
-        self._parts.accumulator.come_home()
+        if together or self._parts.records.shard.world.size == 1:
+            self._epochs.end.if_due()
+            self._parts.accumulator.come_home()
         self._epochs.detach()
         self.loader.close()
 
