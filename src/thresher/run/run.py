@@ -20,7 +20,7 @@ from thresher.losses.given import GivenLosses
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.epochs import Epochs
-from thresher.run.pace import PacedLR, paced
+from thresher.run.pace import PacedLR, Position, paced
 from thresher.run.state import SavedState
 from thresher.run.stopwatch import Stopwatch
 from thresher.run.summary import Facts, as_html, as_text, facts, numbers_of
@@ -261,9 +261,13 @@ class Run(Uncopied):
             >>> schedule.get_last_lr()
             [0.0]
         """
+        return paced(scheduler, self._followed(), total)
+
+    def _followed(self) -> Position:
+        """Returns how far the training is, for a schedule that follows it."""
         if self._epochs.step_checks is not None:
             self._epochs.step_checks.paced = True
-        return paced(scheduler, self._epochs.position, total)
+        return self._epochs.position
 
     # What it remembers and reports
 
