@@ -7,6 +7,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from thresher.run.pace import followed
 from thresher.run.run import Run
 
 
@@ -47,7 +48,7 @@ class ProgressLR(LRScheduler):
     def __init__(self, optimizer: Optimizer, run: Run, fn: Callable[[float], float]) -> None:
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
-        self.fn, self._position = fn, run._followed()
+        self.fn, self._position = fn, followed(run._parts)
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:

@@ -107,6 +107,17 @@ class Position:
         return place.consumed // self._loader.batch_sampler.batch_size
 
 
+def followed(parts: Any) -> Position:
+    """Returns how far the training of a run is, for a schedule that follows it.
+
+    Args:
+        parts: Parts of the run.
+    """
+    if parts.epochs.step_checks is not None:
+        parts.epochs.step_checks.paced = True
+    return parts.epochs.position
+
+
 class PacedLR(LRScheduler):
     """A scheduler whose `step()` advances the user's scheduler by what was consumed since the last call. See `Run.pace`.
 

@@ -105,6 +105,61 @@ def test_the_loss_of_a_sample_is_the_mean_over_its_words(tmp_path):
     assert torch.allclose(made.run.records["loss"], expected, atol=1e-5)
 
 
+def tokens_by_hand(folder, method, tokens):
+    """The same training of the causal model as a plain loop; Trainer counts the first words among the total, too."""
+    made = trainer(folder, causal=True)
+    net, loader, optimizer = made.model, made.get_train_dataloader(), made.create_optimizer()
+    steps = EPOCHS * FULL
+    run = thresher.attach(method, loader=loader, model=net, criterion=None, optimizer=optimizer, epochs=EPOCHS)
+    scheduler = run.pace(made.create_scheduler(steps), steps)
+    for epoch in range(EPOCHS):
+        loader.set_epoch(epoch)
+        for batch in run.loader:
+            net.train()
+            inputs, labels = {name: batch[name] for name in ("input_ids", "attention_mask")}, batch["labels"][:, 1:]
+            outputs, valid = run.model(**inputs).logits[:, :-1], labels != -100
+            losses = F.cross_entropy(outputs.mT, labels, reduction="none")
+            with torch.no_grad():
+                known = F.cross_entropy(tokens.reference(**inputs).logits[:, :-1].mT, labels, reduction="none")
+            keep, total = tokens.chosen(losses, valid, known), (batch["labels"] != -100).sum()
+            run.reduce(losses, targets=labels, valid=valid, total=total, keep=keep).backward()
+            run.cost.add_scores((len(labels), 0))
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return net, run
+
+
+def test_token_selection(tmp_path):
+    torch.manual_seed(3)
+    tokens = thresher.TokenSelection(keep=0.4, reference=model(causal=True, n_embd=4))
+    tokens.reference.eval()
+    net, run = tokens_by_hand(tmp_path, METHODS["infobatch"], tokens)
+    tokens.reference.train()
+    made = trainer(tmp_path, [METHODS["infobatch"], tokens], causal=True)
+    made.train()
+    for name, value in net.state_dict().items():
+        without_gradient = name.endswith("c_attn.bias")  # that of the keys, whose rounding errors Adam makes large
+        assert without_gradient or torch.allclose(made.model.state_dict()[name], value, atol=1e-5), name
+    assert torch.allclose(made.run.records["loss"], run.records["loss"], atol=1e-4)
+    counted = ("forward", "backward", "scoring", "steps")
+    assert [getattr(made.run.cost, one) for one in counted] == [getattr(run.cost, one) for one in counted]
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_tokens_that_are_all_kept(accumulate, tmp_path):
+    plain = trainer(tmp_path, causal=True, gradient_accumulation_steps=accumulate)
+    plain.train()
+    tokens = thresher.TokenSelection(keep=1.0, reference=model(causal=True))
+    made = trainer(tmp_path, tokens, causal=True, gradient_accumulation_steps=accumulate)
+    made.train()
+    for name, value in plain.model.state_dict().items():
+        assert torch.allclose(made.model.state_dict()[name], value, atol=1e-5), name
+    cost = made.run.cost
+    assert cost.backward == cost.full_backward == cost.scoring == cost.forward / 2 == EPOCHS * N
+
+
 @pytest.mark.parametrize("strategy", ["steps", "no"])
 def test_the_end_of_a_shorter_training(strategy, tmp_path):
     """Trainer evaluates and saves at the last step; it would not know which it is."""

@@ -63,6 +63,17 @@ def test_order_of_the_classes_and_settings(tmp_path):
         trainer(tmp_path, 0.5, with_selection_settings={"lr": 1, "epochs": 2})
 
 
+def test_token_selections(tmp_path):
+    own, net = thresher.TokenSelection(reference=model(causal=True)), model(causal=True)
+    for selection, match in (
+        (thresher.TokenSelection(), "has no reference model"),
+        ([own, own], "two TokenSelection; give one"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            trainer(tmp_path, selection, causal=True)
+    refused("parameters of the model that is trained", tmp_path, thresher.TokenSelection(reference=net), net=net, causal=True)
+
+
 class Weighted(transformers.BertForSequenceClassification):
     def forward(self, *args, **kwargs):
         outputs = super().forward(*args, **kwargs)
