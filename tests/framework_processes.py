@@ -4,7 +4,9 @@ import os
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import pytest
 import torch
 from accelerate.state import AcceleratorState
 from torch import distributed, nn
@@ -19,6 +21,7 @@ from depth import DEEP, depth
 from helpers import assert_same
 from lightning_cases import BATCH, Classifier, Saves, dataset, fit, last_rate_of_full_training, trainer
 from subset_cases import trace_once_per_architecture
+from thresher.attribution.accumulator import StepAccumulator
 from thresher.run.epochs import COUNTED
 from thresher.subset import SubsetBackward
 
@@ -124,26 +127,19 @@ class Fails(Normalised):
 
 
 def lightning_after_an_error(rank: int, folder: str) -> None:
-    """A process that fails waits for no other one: here the second does not even train to the same batch."""
-    module = Fails()
-    selection = thresher.lightning.Selection(METHODS["kakurenbo"])
-    try:
+    """A process that fails gives everything back, and brings no records home, for which it would wait for the others."""
+    module, selection = Fails(), thresher.lightning.Selection(METHODS["kakurenbo"])
+    with pytest.raises(KeyError, match="a failure"), mock.patch.object(StepAccumulator, "come_home", side_effect=SystemExit):
         fit(module, selection, **ON_TWO)
-    except KeyError:
-        net = module.net
-    assert isinstance(net, nn.Sequential)
+    assert isinstance(module.net, nn.Sequential)
     assert not hasattr(module, "thresher")
 
 
 def lightning_refuses(rank: int, folder: str) -> None:
     sampler = torch.utils.data.WeightedRandomSampler(torch.ones(len(dataset())), len(dataset()))
     loader = DataLoader(dataset(), BATCH, sampler=sampler)
-    try:
+    with pytest.raises(ValueError, match="puts into a DistributedSamplerWrapper, is not supported. Use shuffle=True"):
         trainer(thresher.lightning.Selection(thresher.InfoBatch()), **ON_TWO).fit(Classifier(), loader)
-    except ValueError as error:
-        assert "puts into a DistributedSamplerWrapper, is not supported. Use shuffle=True" in str(error)
-    else:
-        raise AssertionError("not refused")
 
 
 def transformers_changes_nothing(rank: int, folder: str) -> None:

@@ -114,9 +114,8 @@ def loss_on_the_language(seed: int, noise: float, keep: float | None, *, referen
         for x, y in run.loader:
             losses = F.cross_entropy(run.model(x).mT, y, reduction="none")
             known = of_reference[run.ids] if reference else torch.rand(losses.shape, generator=draws)
-            chosen = (
-                None if keep is None else TokenSelection(keep=keep).chosen(losses if reference else 0 * losses, None, known)
-            )
+            by = losses if reference else 0 * losses
+            chosen = None if keep is None else TokenSelection(keep=keep).chosen(by, None, known)
             run.reduce(losses, targets=y, keep=chosen).backward()
             optimizer.step()
             optimizer.zero_grad()

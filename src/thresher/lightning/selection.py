@@ -151,7 +151,8 @@ class Selection(Callback):
         parts = {"criterion": self.criterion, "model": self.model}
         own = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
         optimizer, epochs = trainer.optimizers[0], trainer.max_epochs
-        assert epochs is not None and trainer.model is not None
+        assert epochs is not None
+        assert trainer.model is not None
         if own["model"] is not None:
             trains_inside(own["model"], trainer.model)
         self._run = run = attach(

@@ -76,7 +76,7 @@ class TokenSelection:
         biased="yes, by design: towards tokens that are easy for the reference model and hard for this one; nothing is "
         "re-weighted",
         forwards="one of the reference model over every sample, in each epoch. thresher.transformers.Selection counts it in "
-        "run.cost, as a pass of the trained model whatever its size; a loop that makes it adds it with run.cost.add_scores((n, 0))",
+        "run.cost, as a pass of the trained model whatever its size; a loop adds it with run.cost.add_scores((n, 0))",
         claim="few-shot accuracy on mathematics up to 16 % higher after continued pretraining of models with 1 and 7 billion "
         "parameters, and the accuracy of the baseline with 5 to 10 times fewer tokens",
         caveat="it saves no work: every sample goes forward and backward through the whole model, since the tokens that are "

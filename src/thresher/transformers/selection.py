@@ -131,9 +131,12 @@ class Selection(Base):
         check_settings_of(self, losses_are_given=self.per_position is not None)
         self._saved, self._divides = self._state_of(resume_from_checkpoint), None
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
-        finally:
-            self._leave()
+            found = super().train(resume_from_checkpoint, *args, **kwargs)
+        except BaseException:
+            self._leave(together=False)
+            raise
+        self._leave()
+        return found
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Begins with the epoch of the run, because the number of steps does not tell it where epochs are shorter."""
@@ -350,14 +353,14 @@ class Selection(Base):
             "many ids as it says. Make the sampler's __len__ right, or use the sampler of Trainer itself."
         )
 
-    def _leave(self) -> None:
-        """Leaves the scheduler as it was, and detaches the run."""
+    def _leave(self, *, together: bool = True) -> None:
+        """Leaves the scheduler as it was, and detaches the run; `together` says whether all processes do so."""
         self._saved, self._batches = None, iter(())
         if isinstance(self.lr_scheduler, PacedLR):
             self.lr_scheduler = self.callback_handler.lr_scheduler = self.lr_scheduler.scheduler
         if self._trains:
             self._trains = False
-            self.run.detach()
+            self.run.detach(together=together)
 
 
 class StepEnd(TrainerCallback):

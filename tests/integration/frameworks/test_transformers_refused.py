@@ -65,10 +65,8 @@ def test_order_of_the_classes_and_settings(tmp_path):
 
 def test_token_selections(tmp_path):
     own, net = thresher.TokenSelection(reference=model(causal=True)), model(causal=True)
-    for selection, match in (
-        (thresher.TokenSelection(), "has no reference model"),
-        ([own, own], "two TokenSelection; give one"),
-    ):
+    wrong = {"has no reference model": thresher.TokenSelection(), "two TokenSelection; give one": [own, own]}
+    for match, selection in wrong.items():
         with pytest.raises(ValueError, match=match):
             trainer(tmp_path, selection, causal=True)
     refused("parameters of the model that is trained", tmp_path, thresher.TokenSelection(reference=net), net=net, causal=True)
