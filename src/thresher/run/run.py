@@ -91,11 +91,7 @@ class Run(Uncopied):
         value = self._credit(outputs, targets, ids, selection.measure, repeat)
         if value is None:
             return self._criterion.value(outputs, targets)
-        if self._stopwatch.running:
-            selection.watch(value)
-        if self._comparison.pending:
-            self._comparison.credited(value, outputs)
-        return value
+        return self._watched(value, outputs)
 
     def reduce(
         self,
@@ -120,13 +116,12 @@ class Run(Uncopied):
             outputs: Outputs of `run.model`, or a part of them, which name the rows. Default: `per_sample_losses` alone.
             targets: Tensors of the batch, which name the rows. Default: none.
             repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id.
-            valid: Mask of the positions that count, such as `labels != -100`, or numbers 0 and 1; its shape must fit
-                `per_sample_losses` by broadcasting. A sample without such a position records no loss. Default: all count.
+            valid: Mask of the positions that count, such as `labels != -100`, or numbers 0 and 1, in a shape that fits by
+                broadcasting. A sample without such a position records no loss. Default: all count.
             total: Number > 0, or tensor of shape (), that the sum of the losses is divided by. With the number of valid
                 positions of all micro-batches of a step, their values add up to one mean. Default: that of this call.
-            keep: Mask of the positions that are trained on, such as that of `thresher.TokenSelection.chosen`, in a form as
-                `valid`. The value is their mean, and the loss of a sample is still the mean over all of its positions that
-                count, by which samples are chosen. Default: all that count.
+            keep: Mask of the positions that are trained on, as `thresher.TokenSelection` chooses them, in a form as `valid`; the
+                loss of a sample is still the mean over all of its positions that count. Default: all that count.
 
         Returns:
             The mean, shape (), weighted where the plan has weights. Where the method keeps some rows of the loop's own forward
@@ -156,10 +151,14 @@ class Run(Uncopied):
         made, selection = (per_sample_losses, outputs), self._epochs.selection
         if (value := self._credit(made, targets, ids, selection.measuring(given), repeat)) is None:
             return given.plain()
+        return self._watched(value, made)
+
+    def _watched(self, value: Tensor, outputs: Any) -> Tensor:
+        """Returns a loss that was credited, whose backward pass is timed, and which is compared once."""
         if self._stopwatch.running:
-            selection.watch(value)
+            self._epochs.selection.watch(value)
         if self._comparison.pending:
-            self._comparison.credited(value, made)
+            self._comparison.credited(value, outputs)
         return value
 
     @property
