@@ -52,12 +52,23 @@ def model(causal: bool, **settings: Any) -> Any:
         return transformers.BertForSequenceClassification(config)
 
 
+class EpochEnd(transformers.TrainerCallback):
+    """Notes whether an epoch leaves a gradient."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.left.append(any(one.grad is not None for one in self.trainer.model.parameters()))
+
+
 class Noted(transformers.Trainer):
     """Notes what happens in a training."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.rates, self.evaluated, self.seen = [], [], []
+        self.rates, self.evaluated, self.seen, self.left = [], [], [], []
+        self.add_callback(EpochEnd(self))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.seen.append(len(inputs["input_ids"]))

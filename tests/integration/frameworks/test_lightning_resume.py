@@ -57,7 +57,7 @@ class WithState(Classifier):
         pass
 
 
-@pytest.mark.parametrize("method", depth(["kakurenbo"], ["infobatch", "kakurenbo"]))
+@pytest.mark.parametrize("method", depth(["kakurenbo"], ["infobatch", "kakurenbo", "selective_backprop"]))
 def test_with_workers_and_draws(method, tmp_path):
     def parts():
         loader = train_loader(2, generator=torch.Generator().manual_seed(4), persistent_workers=True)

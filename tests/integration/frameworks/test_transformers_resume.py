@@ -1,7 +1,13 @@
 """A training with Trainer that goes on from a checkpoint has the bits of one that was not interrupted."""
 
+import multiprocessing
+import os
+import signal
+import warnings
+
 import pytest
 import torch
+import transformers
 
 import thresher
 from depth import DEEP, depth
@@ -35,6 +41,34 @@ def test_goes_on_after_any_step(method, causal, accumulate, tmp_path):
         assert_same(outcome(again), expected, path.name)
         assert again.rates == made.rates[len(made.rates) - len(again.rates) :]
         assert [dict(entry) for entry in again.run.history] == [dict(entry) for entry in made.run.history]
+
+
+class Killed(transformers.TrainerCallback):
+    """Kills the process in the midst of a step, after the checkpoint of an earlier one."""
+
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        if state.global_step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(folder, settings):
+    warnings.simplefilter("ignore")
+    trainer(folder, METHODS["kakurenbo"], with_callbacks=[Killed()], **settings).train()
+
+
+def test_goes_on_after_a_kill(tmp_path):
+    settings = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    whole = trainer(tmp_path / "whole", METHODS["kakurenbo"], **settings)
+    whole.train()
+    process = multiprocessing.get_context("fork").Process(target=train_until_killed, args=(tmp_path / "killed", settings))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    torch.manual_seed(9)
+    again = trainer(tmp_path / "killed", METHODS["kakurenbo"], **settings)
+    again.train(resume_from_checkpoint=True)
+    assert len(again.seen) == len(whole.seen) - 12
+    assert_same(outcome(again), outcome(whole))
 
 
 def test_goes_on_after_an_evaluation(tmp_path):
