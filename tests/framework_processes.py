@@ -17,7 +17,7 @@ import lightning_cases
 import thresher
 import thresher.lightning
 import transformers_cases
-from depth import DEEP, depth
+from depth import depth
 from helpers import assert_same
 from lightning_cases import BATCH, Classifier, Saves, dataset, fit, last_rate_of_full_training, trainer
 from subset_cases import trace_once_per_architecture
@@ -89,7 +89,7 @@ def by_hand(method: Any, rank: int) -> Any:
 
 
 def lightning_equals_a_plain_loop(rank: int, folder: str) -> None:
-    for name in depth(["infobatch", "kakurenbo", "selective_backprop"], METHODS):
+    for name in depth(["kakurenbo"], METHODS):
         net, optimizer, run = by_hand(METHODS[name], rank)
         module, selection = Normalised(), thresher.lightning.Selection(METHODS[name])
         made = fit(module, selection, validate=True, **ON_TWO)
@@ -111,7 +111,7 @@ def lightning_goes_on(rank: int, folder: str) -> None:
         saves, module = Saves(Path(folder, name, str(workers))), Normalised()
         settings = {"validate": True, "workers": workers, **ON_TWO}
         expected = lightning_cases.outcome(module, fit(module, thresher.lightning.Selection(METHODS[name]), saves, **settings))
-        for path in saves.of_epoch(1, *depth(["step", "epoch"], ["step", "last", "validation", "epoch"])):
+        for path in saves.of_epoch(1, *depth(["step"], ["step", "last", "validation", "epoch"])):
             resumed, selection = Normalised(), thresher.lightning.Selection(METHODS[name])
             made = fit(resumed, selection, seed=9, ckpt_path=path, **settings)
             found = lightning_cases.outcome(resumed, made)
@@ -129,7 +129,10 @@ class Fails(Normalised):
 def lightning_after_an_error(rank: int, folder: str) -> None:
     """A process that fails gives everything back, and brings no records home, for which it would wait for the others."""
     module, selection = Fails(), thresher.lightning.Selection(METHODS["kakurenbo"])
-    with pytest.raises(KeyError, match="a failure"), mock.patch.object(StepAccumulator, "come_home", side_effect=AssertionError):
+    with (
+        pytest.raises(KeyError, match="a failure"),
+        mock.patch.object(StepAccumulator, "come_home", side_effect=AssertionError),
+    ):
         fit(module, selection, **ON_TWO)
     assert isinstance(module.net, nn.Sequential)
     assert not hasattr(module, "thresher")
@@ -154,7 +157,7 @@ def transformers_changes_nothing(rank: int, folder: str) -> None:
 def transformers_goes_on(rank: int, folder: str) -> None:
     settings = {"gradient_accumulation_steps": 3}
     methods = {**transformers_cases.METHODS, "winnow": thresher.UniformSubset(keep=0.5)}
-    for name in methods if DEEP else ["infobatch"]:
+    for name in methods:
         made = transformers_cases.trainer(f"{folder}/{name}", methods[name], save_strategy="steps", save_steps=2, **settings)
         made.train()
         assert made.lr_scheduler.get_last_lr() == [0, 0]
@@ -168,15 +171,15 @@ def transformers_goes_on(rank: int, folder: str) -> None:
         distributed.barrier()
 
 
-CASES = (
+QUICK = (
     lightning_changes_nothing,
     lightning_equals_a_plain_loop,
     lightning_goes_on,
     lightning_after_an_error,
     lightning_refuses,
     transformers_changes_nothing,
-    transformers_goes_on,
 )
+CASES = depth(QUICK, (*QUICK, transformers_goes_on))
 
 
 def run_cases(rank: int, folder: str) -> None:

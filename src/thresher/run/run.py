@@ -120,8 +120,8 @@ class Run(Uncopied):
                 broadcasting. A sample without such a position records no loss. Default: all count.
             total: Number > 0, or tensor of shape (), that the sum of the losses is divided by. With the number of valid
                 positions of all micro-batches of a step, their values add up to one mean. Default: that of this call.
-            keep: Mask of the positions that are trained on, as `thresher.TokenSelection` chooses them, in a form as `valid`; the
-                loss of a sample is still the mean over all of its positions that count. Default: all that count.
+            keep: Mask of the positions that are trained on, as `thresher.TokenSelection` chooses them, of a form as `valid`;
+                the loss of a sample is still the mean over all of its positions that count. Default: all that count.
 
         Returns:
             The mean, shape (), weighted where the plan has weights. Where the method keeps some rows of the loop's own forward

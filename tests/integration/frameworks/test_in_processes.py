@@ -6,6 +6,7 @@ import torch.multiprocessing as mp
 
 import framework_processes as cases
 import thresher
+from depth import in_verify
 from lightning_cases import fit
 from thresher.lightning import Selection
 
@@ -28,6 +29,7 @@ def test_two_processes(case, processes):
         raise AssertionError(f"{case.__name__} did not come to its end") from failed
 
 
+@in_verify
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:.*sync_dist=True")
 def test_processes_that_fit_starts():
     found = []
