@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import TensorDataset
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
-from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
+from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports, reportPrivateImportUsage]
 
 import thresher
 
