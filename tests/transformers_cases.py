@@ -124,6 +124,19 @@ def outcome(trained: Any) -> dict[str, Any]:
     }
 
 
+def texts() -> Any:
+    """The sentences as a dataset of texts, and their tokenizer; they need the package datasets."""
+    import datasets
+    import tokenizers
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(3, WORDS))]
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    lines = [" ".join(words[word] for word in row[row > 0][:5]) for row in Sentences(causal=True).words]
+    return datasets.Dataset.from_dict({"text": lines}), transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
+
+
 METHODS = {
     "infobatch": thresher.InfoBatch(),
     "kakurenbo": thresher.Kakurenbo(max_fraction=0.4, tau=0.5),

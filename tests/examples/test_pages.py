@@ -57,7 +57,7 @@ def test_frameworks(tmp_path, monkeypatch):
 
 def test_the_tests_that_the_page_of_the_trainers_names_are_there():
     named = re.findall(r"\btest_\w+", (ROOT / "docs/frameworks.md").read_text())
-    assert set(named) == {path.stem for path in (ROOT / "tests/integration/frameworks").glob("test_*.py")}
+    assert set(named) - {"test_frameworks"} == {path.stem for path in (ROOT / "tests/integration/frameworks").glob("test_*.py")}
 
 
 @pytest.mark.parametrize("page", ["docs/attribution.md", "docs/subset-backward.md"])
