@@ -3,16 +3,14 @@
 import inspect
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import distributed
 from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.lightning.checks import check_length, check_loader_of, check_module, check_schedulers, check_trainer
 from thresher.lightning.epoch_batches import EpochBatches
+from thresher.lightning.process_states import gathered, own_state
 from thresher.lightning.stand_ins import CriterionInPlace, StandIns
-from thresher.loading.trees import map_leaves
 from thresher.run.attach import attach
 from thresher.run.pace import PacedLR
 from thresher.run.run import Run
@@ -188,7 +186,7 @@ class Selection(Callback):
         """Returns the state of the run, or those of the runs of all processes; nothing before the training began."""
         if self._batches is None:
             return {}
-        return {"run": _of_all_processes(self.run.state_dict()), "batches": self._length}
+        return {"run": gathered(self.run.state_dict()), "batches": self._length}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Puts the states of the schedulers as without pace into the checkpoint, so that it loads without the callback, too."""
@@ -227,7 +225,7 @@ class Selection(Callback):
                     f"scheduler than interval={config.interval!r}, and its state counts other steps. Use the same interval."
                 )
             config.scheduler.load_state_dict(state if pace is None else {"scheduler": state, **pace})
-        run.load_state_dict(self._saved["run"])
+        run.load_state_dict(own_state(self._saved["run"]))
 
     def _iterate(self, trainer: Any, run: Run) -> None:
         """Has Lightning iterate the loader of the run, whose first pass draws where the pass of the user's loader has drawn."""
@@ -273,16 +271,6 @@ class Selection(Callback):
         trainer.fit_loop._combined_loader.flattened = [loader]
         if self._run is not None:
             self._run.detach(together=together)
-
-
-def _of_all_processes(state: dict[str, Any]) -> Any:
-    """Returns the state of the run of one process; of several the list of all states, in the process that saves them."""
-    if "ranks" not in state:
-        return state
-    rank, size = state["ranks"]["rank"], state["ranks"]["size"]
-    states: list[Any] | None = [None] * size if rank == 0 else None
-    distributed.gather_object(map_leaves(torch.Tensor.cpu, state), states)
-    return states
 
 
 def _generators_of(loader: Any) -> list[Any]:
