@@ -38,14 +38,14 @@ def own_state(saved: Any) -> dict[str, Any]:
     Raises:
         ValueError: The checkpoint was saved by another number of processes.
     """
-    before = len(saved) if isinstance(saved, list) else None
+    before: int | None = len(saved) if isinstance(saved, list) else None
     now = distributed.get_world_size() if has_group() else None
     if before != now:
         raise ValueError(
             f"thresher.lightning.Selection: the checkpoint was saved {_said(before)}, and this training runs {_said(now)}. "
             "Go on with as many, and with the same strategy."
         )
-    if now is None:
+    if not isinstance(saved, list):
         return saved
     importlib.import_module("torch.distributed.tensor")  # torch.load knows DTensors once it is imported
     return torch.load(io.BytesIO(saved[distributed.get_rank()].numpy().tobytes()), weights_only=True, map_location="cpu")
