@@ -26,7 +26,7 @@ from benchmarks.marks import between_marks
 ROOT = Path(__file__).resolve().parents[1]
 MARKS = "<!-- examples of tools.example_pages -->", "<!-- end of the examples -->"
 
-PAGES = {"docs/loaders.md": "examples/loaders"}
+PAGES = {"docs/loaders.md": "examples/loaders", "docs/frameworks.md": "examples/frameworks"}
 """Pages, each with the folder of its examples."""
 
 

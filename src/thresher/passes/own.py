@@ -24,7 +24,7 @@ from thresher.passes.engine import Forward, answers, check_plain, own_pass, plai
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
 from thresher.subset.module import SubsetBackward
-from thresher.subset.parallel import data_parallel, inside
+from thresher.subset.parallel import averages, data_parallel, inside
 
 
 class Batches(Protocol):
@@ -267,7 +267,7 @@ class OwnPasses:
 
     def _share_buffers(self) -> None:
         assert self._model is not None
-        share_buffers(data_parallel(self._model.module))
+        share_buffers(data_parallel(self._model.module) or averages(self._plain_module))
 
     @contextmanager
     def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:

@@ -33,8 +33,9 @@ from thresher.run.batch_stage import BatchStage
 from thresher.run.checks import Arguments, Checked, least_rows, optimizers_of, undefined_signals
 from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
+from thresher.run.parts import Parts
 from thresher.run.planning import RunSettings
-from thresher.run.run import Parts, Run
+from thresher.run.run import Run
 from thresher.run.state import SavedState
 from thresher.run.step_checks import StepChecks, parameters_elsewhere
 from thresher.run.stopwatch import Stopwatch

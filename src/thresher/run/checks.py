@@ -51,6 +51,12 @@ def split_by_stage(method: Any) -> Stages:
         if isinstance(one, type):
             raise TypeError(f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()")
         stage, name = getattr(one, "stage", None), type(one).__name__
+        if stage == "position":
+            raise TypeError(
+                f"`method`: {name} chooses among the positions of each loss, not among samples. Give its answer to run.reduce, "
+                "as in run.reduce(losses, valid=valid, keep=tokens.chosen(losses, valid, reference)), or the method to "
+                "thresher.transformers.Selection."
+            )
         if stage not in PROTOCOLS or not isinstance(one, PROTOCOLS[stage]):
             raise TypeError(
                 "`method` must have stage = 'epoch', columns() and plan_epoch(), or stage = 'batch', init_state(), "
