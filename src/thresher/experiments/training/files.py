@@ -26,7 +26,8 @@ class Epoch(JsonFile):
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        actual_fraction: Share of the samples that was left out.
+        actual_fraction: Share of the samples that was left out, without those in `dropped_fraction`.
+        dropped_fraction: Share of the samples that was given up as noise.
         scheduled_fraction: Largest share that the method would have left out.
         cost: Cost until the end of the epoch, as a share of full training.
         cpu_s: CPU seconds until the end of the epoch.
@@ -41,6 +42,7 @@ class Epoch(JsonFile):
 
     epoch: int
     actual_fraction: float | None = None
+    dropped_fraction: float = 0.0
     scheduled_fraction: float | None = None
     cost: float | None = None
     cpu_s: float | None = None
