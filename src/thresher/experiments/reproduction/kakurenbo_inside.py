@@ -1,4 +1,4 @@
-"""KAKURENBO: figures 1, 2 and 3 of its appendix, which show single epochs of the runs of one setting."""
+"""KAKURENBO: figures 1 to 4 of its appendix, which show single epochs."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,28 @@ import numpy as np
 from scipy.stats import rankdata
 
 from thresher.experiments.comparison.summary import RunDict
-from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, PageTable, RunsByPart
-from thresher.experiments.reproduction.kakurenbo import FASHION_EPOCHS, FASHION_SETUP, FASHION_TASK, KAKURENBO_PAPER, hiding
+from thresher.experiments.reproduction.artefact import (
+    FULL_ROW,
+    HALF_A_POINT,
+    Artefact,
+    ArtefactPart,
+    Claim,
+    PageTable,
+    RunsByPart,
+    cpu,
+    metric,
+    minus,
+)
+from thresher.experiments.reproduction.kakurenbo import (
+    FASHION_EPOCHS,
+    FASHION_SETUP,
+    FASHION_TASK,
+    KAKURENBO_PAPER,
+    SECOND_EPOCHS,
+    SECOND_SETUP,
+    SECOND_TASK,
+    hiding,
+)
 
 INSIDE_PART = ArtefactPart("inside", FASHION_TASK, FASHION_EPOCHS, {"KAKURENBO-0.3": hiding(0.3)})
 HIDING_ROW = "KAKURENBO-0.3"
@@ -144,4 +164,52 @@ KAKURENBO_FIGURE_3 = Artefact(
     tables=_figure_3,
 )
 
-KAKURENBO_INSIDE_FIGURES = (KAKURENBO_FIGURE_1, KAKURENBO_FIGURE_2, KAKURENBO_FIGURE_3)
+# Figure 4: convergence with two recipes
+
+CONVERGENCE_PARTS = [
+    ArtefactPart("recipe A", FASHION_TASK, FASHION_EPOCHS, {HIDING_ROW: hiding(0.3)}),
+    ArtefactPart("recipe B", SECOND_TASK, SECOND_EPOCHS, {HIDING_ROW: hiding(0.3)}),
+]
+SHOWN_EPOCHS = 6
+"""Number of epochs that a table of the figure shows."""
+
+
+def _figure_4(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+    tables = []
+    for part in CONVERGENCE_PARTS:
+        runs = {row: list(measured[part.name][row].values()) for row in (FULL_ROW, HIDING_ROW)}
+        name = runs[FULL_ROW][0]["metric"]["name"]
+        columns = [_means_by_epoch(runs[row], of) for of in (name, "cpu_s") for row in runs]
+        shown = sorted({round(at) for at in np.linspace(0, part.epochs - 1, SHOWN_EPOCHS)})
+        rows = [
+            [str(at), *(f"{100 * column[at]:.2f}" for column in columns[:2]), *(f"{column[at]:.1f}" for column in columns[2:])]
+            for at in shown
+        ]
+        header = ["epoch", *(f"{row}, {of}" for of in (f"{name}, %", "CPU s") for row in runs)]
+        tables.append(PageTable(f"{part.name}, mean of the seeds", header, rows))
+    return tables
+
+
+KAKURENBO_FIGURE_4 = Artefact(
+    name="kakurenbo-figure-4",
+    paper=f"{KAKURENBO_PAPER}, appendix, figure 4",
+    shows="convergence and speedup with two recipes",
+    here=SECOND_SETUP,
+    parts=CONVERGENCE_PARTS,
+    claims=[
+        claim
+        for part in CONVERGENCE_PARTS
+        for claim in (
+            Claim(
+                f"{part.name}: after the last epoch, accuracy is within half a point of full training's",
+                minus(metric(part.name, HIDING_ROW), metric(part.name, FULL_ROW)),
+                above=-HALF_A_POINT,
+            ),
+            Claim(f"{part.name}: it takes less CPU time", minus(cpu(part.name, FULL_ROW), cpu(part.name, HIDING_ROW))),
+        )
+    ],
+    tables=_figure_4,
+    seeds=(0, 1, 2, 3, 4),
+)
+
+KAKURENBO_INSIDE_FIGURES = (KAKURENBO_FIGURE_1, KAKURENBO_FIGURE_2, KAKURENBO_FIGURE_3, KAKURENBO_FIGURE_4)

@@ -13,6 +13,7 @@ OWN_LISTS = ("loss_histogram", "hidden_by_class")
 
 Value = float | bool | str | None | list[Any] | dict[str, Any]
 Judgement = Literal["not reproduced", "cannot tell", "reproduced"]
+CountedJudgement = Literal["holds by count", "fails by count"]
 
 
 class JsonFile(BaseModel):
@@ -186,6 +187,7 @@ class SummaryRow(JsonFile):
         difference: Difference to full training; None for full training.
         ci95: Interval of the difference.
         cost_ratio: Cost as a share of full training.
+        steps: Number of optimizer steps.
         cpu_ratio: CPU time as a share of full training.
         wall_ratio: Time as a share of full training.
         verdict: Judgement in words.
@@ -198,6 +200,7 @@ class SummaryRow(JsonFile):
     difference: float | None
     ci95: list[float] | None = Field(min_length=2, max_length=2)
     cost_ratio: float
+    steps: float | None = None
     cpu_ratio: float | None = None
     wall_ratio: float | None = None
     verdict: str
@@ -273,7 +276,19 @@ class JudgedClaim(JsonFile):
     ci95: list[float] | None = Field(min_length=2, max_length=2)
     above: float
     scale: float
-    verdict: Judgement
+    verdict: Judgement | CountedJudgement
+
+
+class PagePicture(JsonFile):
+    """A picture of the page.
+
+    Attributes:
+        title: Text above the picture.
+        png: Content of a PNG file, in base64.
+    """
+
+    title: str
+    png: str
 
 
 class Table(JsonFile):
@@ -302,6 +317,8 @@ class Reproduced(JsonFile):
         verdict: Judgement on all claims.
         claims: The claims.
         tables: The tables.
+        pictures: The pictures.
+        outdated: Reason why the runs must be trained anew, as a sentence; None where they are those that the command makes now.
     """
 
     name: str
@@ -312,6 +329,8 @@ class Reproduced(JsonFile):
     verdict: Judgement
     claims: list[JudgedClaim]
     tables: list[Table]
+    pictures: list[PagePicture] = []
+    outdated: str | None = None
 
 
 class Manifest(JsonFile):
