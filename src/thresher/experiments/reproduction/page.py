@@ -34,10 +34,10 @@ def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[st
     """Returns the page in Markdown: a summary, and one section per table or figure; those not reproduced come first.
 
     Args:
-        results: Results of `reproduce`, one per table or figure; those that are outdated are named and not shown.
+        results: Results of `reproduce`, one per table or figure; those that are outdated come last and are not counted.
         missing: Names of the tables and figures without a result.
     """
-    waiting = _waiting(results, missing)
+    waiting, outdated = _waiting(results, missing), [found for found in results if found.get("outdated")]
     results = [found for found in results if not found.get("outdated")]
     ordered = sorted(results, key=lambda found: VERDICTS.index(found["verdict"]))
     rows = [
@@ -45,12 +45,12 @@ def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[st
     ]
     overview = markdown_table(["", "subject", "verdict", "claims"], rows) + "\n"
     head = f"{PAGE_HEAD}{summary_sentence(results)}\n\n{waiting}"
-    return f"{head}{_failed_claims(ordered)}{overview}" + "".join(f"\n{section(found)}" for found in ordered)
+    return f"{head}{_failed_claims(ordered)}{overview}" + "".join(f"\n{section(found)}" for found in (*ordered, *outdated))
 
 
 def _waiting(results: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> str:
     """Returns a list of the tables and figures that must be trained, with the reasons; "" where there are none."""
-    reasons = [f"- `{found['name']}`: {found['outdated']}" for found in results if found.get("outdated")]
+    reasons = [f"- [`{found['name']}`](#{found['name']}): {found['outdated']}" for found in results if found.get("outdated")]
     reasons += [f"- `{name}`: not trained yet." for name in missing]
     listed = "\n".join(sorted(reasons))
     return f"To be trained, or trained anew, with `thresher reproduce NAME`:\n\n{listed}\n\n" if reasons else ""
@@ -86,8 +86,10 @@ def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
 
 def section(found: Mapping[str, Any]) -> str:
     """Returns the section of one table or figure."""
+    outdated = found.get("outdated")
     lines = [
-        f'## <a id="{found["name"]}"></a>{found["paper"]}: {found["verdict"]}\n',
+        f'## <a id="{found["name"]}"></a>{found["paper"]}: {"to be trained anew" if outdated else found["verdict"]}\n',
+        *([f"Numbers of an earlier version. {outdated}\n"] if outdated else []),
         f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `thresher reproduce {found['name']}`\n",
         markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
     ]
@@ -120,7 +122,8 @@ def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
 
 def _claim_counts(found: Mapping[str, Any]) -> str:
     verdicts = [claim["verdict"] for claim in found["claims"]]
-    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in reversed(VERDICTS) if verdict in verdicts)
+    ordered = (*reversed(VERDICTS), "holds by count", "fails by count")
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts)
 
 
 def _capital(text: str) -> str:
