@@ -74,13 +74,15 @@ def run(job: Job) -> dict[str, Any]:
 def results(done: Done) -> dict[str, Any]:
     """Returns the rows that are complete, and what became of the three goals; a goal without all of its runs is None.
 
+    Pairs have the names that `thresher.report.measured` reads.
+
     Raises:
         ValueError: Two arms of a row differ in their number of optimizer steps.
     """
     rows = [row for task in EPOCHS for rate in RATES if (row := _row(done, task, rate)) is not None]
     weights = {row["task"]: row["weights"] for row in rows if row["rate"] == RATES[0]}
     return {
-        "rows": rows,
+        "pairs": rows,
         "means": [_mean_of(rows, task) for task in EPOCHS if sum(row["task"] == task for row in rows) == len(RATES)],
         "goals": {
             "close": _close(rows),
@@ -106,16 +108,22 @@ def _row(done: Done, task: str, rate: float) -> dict[str, Any] | None:
     return {
         "task": task,
         "rate": rate,
+        "method": _label("AdaSelection", rate),
+        "other": _label("random", rate),
         "seeds": len(pairs),
         "steps": steps.pop(),
-        "AdaSelection": fmean(one["metric"] for one in ours),
-        "random": fmean(one["metric"] for one in theirs),
+        "mean": fmean(one["metric"] for one in ours),
+        "other_mean": fmean(one["metric"] for one in theirs),
         "difference": paired.mean,
         "ci95": [paired.low, paired.high],
         "difference_of_three": fmean(first),
         "weights": {name: fmean(one["weights"][name] for one in ours) for name in ours[0]["weights"]},
         "cpu_s": {"AdaSelection": fmean(one["cpu_s"] for one in ours), "random": fmean(one["cpu_s"] for one in theirs)},
     }
+
+
+def _label(arm: str, rate: float) -> str:
+    return parse_methods(ARMS[arm].format(rate))[0].label
 
 
 def _mean_of(rows: Sequence[dict[str, Any]], task: str) -> dict[str, Any]:
@@ -148,12 +156,12 @@ def markdown(found: dict[str, Any]) -> str:
             f"{row['rate']:g}",
             str(row["steps"]),
             str(row["seeds"]),
-            f"{row['AdaSelection']:.2f}",
-            f"{row['random']:.2f}",
+            f"{row['mean']:.2f}",
+            f"{row['other_mean']:.2f}",
             f"{row['difference']:+.2f} [{row['ci95'][0]:+.2f}, {row['ci95'][1]:+.2f}]",
             ", ".join(f"{weight:.2f}" for weight in row["weights"].values()),
         ]
-        for row in found["rows"]
+        for row in found["pairs"]
     ]
     said = {True: "yes", False: "no", None: "not all runs are there"}
     means = "; ".join(f"`{mean['task']}` {mean['difference']:+.2f} (worst {mean['worst']:+.2f})" for mean in found["means"])

@@ -86,7 +86,7 @@ class Claim:
             return {**found, "mean": None, "ci95": None, "verdict": "cannot tell"}
         paired = Paired.of(values)
         has_width = paired.spread is not None and paired.spread > NO_SPREAD
-        verdict = judged(paired, self.above)
+        verdict: Verdict | CountedVerdict = judged(paired, self.above)
         if self.counted and not has_width:
             verdict = "holds by count" if paired.mean > self.above else "fails by count"
         ends = [paired.low, paired.high] if has_width else None
@@ -171,7 +171,8 @@ def overall(verdicts: Sequence[Verdict | CountedVerdict]) -> Verdict:
 
     Verdicts by count decide nothing; "cannot tell" where there are no others.
     """
-    return next((verdict for verdict in VERDICTS if verdict in verdicts), "cannot tell")
+    found: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
+    return found[0] if found else "cannot tell"
 
 
 def metric(part: str, row: str) -> SeedValue:

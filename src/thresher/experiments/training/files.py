@@ -279,7 +279,7 @@ class JudgedClaim(JsonFile):
     verdict: Judgement | CountedJudgement
 
 
-class PagePicture(JsonFile):
+class Picture(JsonFile):
     """A picture of the page.
 
     Attributes:
@@ -329,7 +329,7 @@ class Reproduced(JsonFile):
     verdict: Judgement
     claims: list[JudgedClaim]
     tables: list[Table]
-    pictures: list[PagePicture] = []
+    pictures: list[Picture] = []
     outdated: str | None = None
 
 
