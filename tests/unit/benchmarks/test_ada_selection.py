@@ -13,6 +13,9 @@ from thresher.experiments.training.specs import parse_methods
 ROOT = Path(__file__).parents[3]
 
 
+ALL, NONE, OPEN = (dict.fromkeys(("0.1", "0.3", "0.5"), found) for found in (True, False, None))
+
+
 def planted(gain: float = 0.5, spread: float = 0.1, same: bool = False) -> dict[Job, dict[str, Any]]:
     """Returns results in which AdaSelection gains something, more or less by seed."""
     done = {}
@@ -38,7 +41,7 @@ def test_arms_differ_in_the_choice_alone() -> None:
 
 def test_goals_that_are_met() -> None:
     found = ada_selection.results(planted())
-    assert found["goals"] == {"close": True, "above": True, "weights differ": True}
+    assert found["goals"] == {"close": True, "above": True, "weights differ": ALL}
     assert len(found["pairs"]) == len(EPOCHS) * len(RATES) and len(found["means"]) == len(EPOCHS)
     bike = found["pairs"][0]
     assert (bike["task"], bike["rate"], bike["seeds"], bike["steps"]) == ("bike", 0.1, MOST_SEEDS, 100)
@@ -50,14 +53,23 @@ def test_goals_that_are_met() -> None:
 @pytest.mark.parametrize(
     ("changed", "goals"),
     [
-        ({"gain": -1.6}, {"close": False, "above": False, "weights differ": True}),
-        ({"gain": -1.4}, {"close": True, "above": False, "weights differ": True}),
-        ({"gain": 0.01}, {"close": True, "above": False, "weights differ": True}),
-        ({"same": True}, {"close": True, "above": True, "weights differ": False}),
+        ({"gain": -1.6}, {"close": False, "above": False, "weights differ": ALL}),
+        ({"gain": -1.4}, {"close": True, "above": False, "weights differ": ALL}),
+        ({"gain": 0.01}, {"close": True, "above": False, "weights differ": ALL}),
+        ({"same": True}, {"close": True, "above": True, "weights differ": NONE}),
     ],
 )
-def test_goals_that_are_missed(changed: dict[str, Any], goals: dict[str, bool]) -> None:
+def test_goals_that_are_missed(changed: dict[str, Any], goals: dict[str, Any]) -> None:
     assert ada_selection.results(planted(**changed))["goals"] == goals
+
+
+def test_weights_are_compared_at_each_rate() -> None:
+    done = planted(same=True)
+    for job in [job for job in done if job.task == "line" and job.share == 0.3 and job.arm == "AdaSelection"]:
+        done[job] = done[job] | {"weights": {"big_loss": 0.3, "small_loss": 0.0, "uniform": 0.5}}
+    found = ada_selection.results(done)
+    assert found["goals"]["weights differ"] == NONE | {"0.3": True}
+    assert "at a rate of 0.1, no; at a rate of 0.3, yes; at a rate of 0.5, no." in ada_selection.markdown(found)
 
 
 def test_one_rate_far_below_is_a_miss() -> None:
@@ -70,9 +82,9 @@ def test_one_rate_far_below_is_a_miss() -> None:
 def test_a_goal_without_its_runs_is_open() -> None:
     done = {job: result for job, result in planted().items() if job.seed < SEEDS and job.task != "mnist-5k"}
     found = ada_selection.results(done)
-    assert found["goals"] == {"close": None, "above": None, "weights differ": True}
+    assert found["goals"] == {"close": None, "above": None, "weights differ": OPEN}
     assert "not all runs are there" in ada_selection.markdown(found)
-    assert ada_selection.results({})["goals"] == {"close": None, "above": None, "weights differ": None}
+    assert ada_selection.results({})["goals"] == {"close": None, "above": None, "weights differ": OPEN}
 
 
 def test_arms_with_other_numbers_of_steps_are_refused() -> None:

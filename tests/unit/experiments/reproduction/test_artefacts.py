@@ -291,7 +291,11 @@ def test_the_kinds_of_batches_of_the_time_to_target_are_those_of_its_arms():
 
 def test_moving_back_is_judged_only_where_it_happens():
     def ablations(count):
-        run = {"metric": {"value": 0.5}, "cost": {"full_forward": 100.0 * kakurenbo.ABLATION_EPOCHS}, "history": [{"moved_back": count}] * 10}
+        run = {
+            "metric": {"value": 0.5},
+            "cost": {"full_forward": 100.0 * kakurenbo.ABLATION_EPOCHS},
+            "history": [{"moved_back": count}] * 10,
+        }
         return {"ablations": {bits: {0: run} for bits in kakurenbo.VARIANT_BITS}}
 
     assert kakurenbo.moved_back(ablations(20), 0) == pytest.approx(0.2)
