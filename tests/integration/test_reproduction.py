@@ -12,14 +12,14 @@ from thresher.experiments.reproduction import ARTEFACTS
 from thresher.experiments.reproduction.artefact import Artefact, ArtefactPart
 from thresher.experiments.reproduction.reproduction import reproduce
 
-SAMPLES, EPOCHS = 200, 2
+SAMPLES, EPOCHS = 200, 4
 QUICK = ("diet-sb-e",)
 NAMES = depth(QUICK, tuple(name for name in ARTEFACTS if not name.startswith("kakurenbo-table-2")))
 """Table 2 of KAKURENBO trains other networks after each run, or the largest ones."""
 
 
 def shortened(part: ArtefactPart) -> ArtefactPart:
-    """Returns a part on a few samples, for two epochs."""
+    """Returns a part on a few samples, for a few epochs."""
     return replace(part, task=f"{part.task.partition('@')[0]}@{SAMPLES}", epochs=EPOCHS, controls=())
 
 

@@ -60,11 +60,11 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN) -> list[R
             (all values of full training are from 0 to 1), else in units of the metric. Default: 0.5.
 
     Returns:
-        Rows with the keys method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio, steps,
+        Rows with the keys method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
         wall_ratio, cpu_ratio, verdict and sentence. `against` has for each control of a method the difference to it, ci95,
         finding, seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings are
-        corrected for the number of methods, and findings against controls for the number of controls. `steps` is the mean
-        number of optimizer steps. Time ratios are medians over the seeds.
+        corrected for the number of methods, and findings against controls for the number of controls. Time ratios are medians
+        over the seeds.
     """
     whole = is_share(runs)
     margin = margin / 100 if whole else margin
@@ -131,7 +131,6 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
         "seeds_needed": None,
         "against": {},
         "cost_ratio": cost,
-        "steps": statistics.mean(run["cost"]["steps"] for run in runs),
         "wall_ratio": _median_ratio(runs, full, "wall_s"),
         "cpu_ratio": _median_ratio(runs, full, "cpu_s"),
         "verdict": "the baseline",

@@ -190,7 +190,7 @@ def _figure_4(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
         runs = {row: list(measured[part.name][row].values()) for row in (FULL_ROW, HIDING_ROW)}
         name = runs[FULL_ROW][0]["metric"]["name"]
         columns = [_means_by_epoch(runs[row], of) for of in (name, "cpu_s") for row in runs]
-        shown = sorted({round(at) for at in np.linspace(0, part.epochs - 1, SHOWN_EPOCHS)})
+        shown = sorted({round(at) for at in np.linspace(0, len(columns[0]) - 1, SHOWN_EPOCHS)})
         rows = [
             [str(at), *(f"{100 * column[at]:.2f}" for column in columns[:2]), *(f"{column[at]:.1f}" for column in columns[2:])]
             for at in shown

@@ -1,13 +1,15 @@
 """Trains what a table or figure needs, and judges its claims."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from thresher import methods
 from thresher.experiments.comparison.compare import Watcher, compare
 from thresher.experiments.comparison.scoring import make_scores
+from thresher.experiments.comparison.summary import RowDict, RunDict, kind_of
 from thresher.experiments.reproduction.artefact import (
     FILLED_BATCHES,
     FULL_BATCHES,
@@ -79,7 +81,16 @@ def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any
         run |= {"scores": str(sets[at]) if sets else None}
         if "samples" in run:
             run["samples"] = str(folder / run["samples"])
+    found["summary"] = with_steps(found["summary"], found["runs"])
     return {**found, "name": part.name, "labels": labels, "batches": batches, "metric": name, "backward_to_forward": ratio}
+
+
+def with_steps(summary: Sequence[RowDict], runs: Sequence[RunDict]) -> list[RowDict]:
+    """Returns the rows of a summary with the mean number of optimizer steps of the runs of each, as `steps`."""
+    counts: dict[tuple[str | None, str], list[int]] = {}
+    for run in runs:
+        counts.setdefault((run["control_of"], kind_of(run) or run["method"]), []).append(run["cost"]["steps"])
+    return [row | {"steps": fmean(counts[row["control_of"], kind_of(row) or row["method"]])} for row in summary]
 
 
 def batches_of(spec: Spec) -> str:

@@ -187,7 +187,6 @@ class SummaryRow(JsonFile):
         difference: Difference to full training; None for full training.
         ci95: Interval of the difference.
         cost_ratio: Cost as a share of full training.
-        steps: Number of optimizer steps.
         cpu_ratio: CPU time as a share of full training.
         wall_ratio: Time as a share of full training.
         verdict: Judgement in words.
@@ -200,7 +199,6 @@ class SummaryRow(JsonFile):
     difference: float | None
     ci95: list[float] | None = Field(min_length=2, max_length=2)
     cost_ratio: float
-    steps: float | None = None
     cpu_ratio: float | None = None
     wall_ratio: float | None = None
     verdict: str

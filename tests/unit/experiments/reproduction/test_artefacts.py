@@ -29,7 +29,7 @@ from thresher.experiments.reproduction.artefact import (
     overall,
     tables_of_parts,
 )
-from thresher.experiments.reproduction.reproduction import batches_of, specs_of
+from thresher.experiments.reproduction.reproduction import batches_of, specs_of, with_steps
 from thresher.experiments.tasks import built_in
 from thresher.scores import Scores
 
@@ -107,7 +107,7 @@ def measure(artefact, folder):
     }
     results = {
         part: {
-            "summary": summarise([each for seeds in of.values() for each in seeds.values()]),
+            "summary": with_steps(summarise(flat := [each for seeds in of.values() for each in seeds.values()]), flat),
             "labels": {row: row for row in of},
             "metric": "accuracy",
         }
