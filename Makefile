@@ -20,6 +20,9 @@
 # make winnow-further
 #              attempts to go further than Winnow, on three tasks, into benchmarks/results/ and docs/winnow.md; about an hour,
 #              goes on where it was stopped
+# make ada-selection
+#              AdaSelection beside random selection with as many steps, on five tasks, into benchmarks/results/ and
+#              docs/results.md; ten minutes, goes on where it was stopped
 # make reproduce
 #              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to
 #              three hours, goes on where it was stopped
@@ -30,7 +33,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test verify check bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further reproduce clean
+.PHONY: demo test verify check bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -127,6 +130,9 @@ winnow-guards: .venv/installed
 
 winnow-further: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/winnow.md
+
+ada-selection: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/results.md
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md

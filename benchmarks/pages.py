@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.marks import between_marks
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
 from thresher.experiments.training.tables import markdown_table
-from thresher.report.cards import result_cells
+from thresher.report.measured import result_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depth import depth
-from thresher import BatchPlan, RandomBackprop, SelectiveBackprop
+from thresher import AdaSelection, BatchPlan, RandomBackprop, SelectiveBackprop
 from thresher.methods.selective_backprop import percentile
 
 hard = settings(max_examples=depth(30, 100))
@@ -31,6 +31,8 @@ METHODS = [
     SelectiveBackprop(1.0),
     SelectiveBackprop(beta=0.43, history=5),
     SelectiveBackprop(beta=2.0, min_probability=0.25, warmup_steps=1),
+    AdaSelection(0.29),
+    AdaSelection.variant("literal"),
 ]
 roster = pytest.mark.parametrize("method", METHODS, ids=str)
 
@@ -147,3 +149,27 @@ def test_percentiles_rise_with_the_loss(values: list[float], history: list[float
     assert all(0 <= share <= 1 for share in q)
     finite = sorted((value, share) for value, share in zip(values, q, strict=True) if math.isfinite(value))
     assert [share for _, share in finite] == sorted(share for _, share in finite)
+
+
+everyday = st.one_of(st.sampled_from([0.0, 0.25, 1.0, 3.0, math.nan]), st.floats(2**-20, 2**20, width=32))
+everyday_stream = st.lists(
+    st.lists(st.tuples(ids, everyday), min_size=1, max_size=24, unique_by=lambda row: row[0]), min_size=1, max_size=4
+)
+
+
+@hard
+@given(batches=everyday_stream, seed=seeds, power=st.integers(-30, 30))
+def test_the_unit_of_the_loss_is_nothing_to_ada_selection(batches: Any, seed: int, power: int) -> None:
+    """By a power of two, with which nothing is rounded."""
+    method = AdaSelection(0.4, pool=("big_loss", "small_loss", "uniform", "coreset_center", "coreset_extremes"))
+    scaled = [[(number, value * 2.0**power) for number, value in rows] for rows in batches]
+    for one, other in zip(plans_of(method, batches, seed)[0], plans_of(method, scaled, seed)[0], strict=True):
+        assert torch.equal(one.rows, other.rows)
+
+
+@hard
+@given(batches=everyday_stream, seed=seeds)
+def test_weights_of_ada_selection_are_shares(batches: Any, seed: int) -> None:
+    method = AdaSelection(0.4, beta=1.0)
+    weights = method.report(plans_of(method, batches, seed)[1]).values()
+    assert sum(weights) == pytest.approx(1, abs=1e-5) and min(weights) >= 0

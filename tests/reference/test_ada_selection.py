@@ -24,6 +24,7 @@ from thresher.methods.ada_boost import boost_weights
 from thresher.methods.ada_selection import log_importance, log_scores
 from thresher.rng import seeded
 
+pytestmark = pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
 TINY = Decimal(2) ** -126
 EXACT = Context(prec=40, Emax=MAX_EMAX, Emin=MIN_EMIN)
 KEEPS = ["0.29", "0.57", "0.5", "0.01", "1", "0.3", "0.75"]
@@ -173,7 +174,7 @@ class Transcribed:
     curriculum: bool
     adaboost: str
     uniform: str
-    change: str
+    normalise: bool
     weights: list[Decimal] = field(default_factory=list)
     before: list[Decimal | None] = field(default_factory=list)
     decided: bool = True
@@ -190,30 +191,46 @@ class Transcribed:
         k = max(1, math.floor(Fraction(self.keep) * n))
         lost = {i for i in range(n) if losses[i] is None or ("gradient_norm" in self.pool and grads[i] is None)}
         usable = [i for i in range(n) if i not in lost]
-        columns = {name: self.scores(name, losses, grads, draws, usable) for name in self.pool}
+        units = [self.in_units(values, usable) for values in (losses, grads)]
+        columns = {name: self.scores(name, *units, draws, usable, k) for name in self.pool}
         alphas = {name: self.alpha(column) for name, column in columns.items()}
         averages = [self.mean(name, columns[name], alphas[name], losses, lost, k) for name in self.pool]
         self.update(averages, losses, usable)
         total: list[Any] = [None] * n
-        sizes = [self.largest_change, *(abs(value) for column in columns.values() for value in column.values())]
+        sizes = [self.largest_change, *(abs(x) for column in columns.values() for x in column.values() if x.is_finite())]
         for i in usable:
-            reward = (-losses[i] / Decimal(t) ** Decimal(self.gamma)).exp() if self.curriculum else Decimal(1)
+            reward = (-units[0][i] / Decimal(t) ** Decimal(self.gamma)).exp() if self.curriculum else Decimal(1)
             mixed = sum(w * alphas[name][i] for w, name in zip(self.weights, self.pool, strict=True))
-            total[i] = (reward * mixed).ln()
+            total[i] = (reward * mixed).ln() if mixed else Decimal("-1e30")
         tolerance = Decimal("1e-5") + Decimal("3e-6") * (
-            max(sizes, default=0) + max((abs(losses[i]) for i in usable), default=0)
+            max(sizes, default=0) + max((abs(units[0][i]) for i in usable), default=0)
         )
-        return self.top(total, k, tolerance, self.inputs(losses, grads, draws))
+        return self.top(total, k, tolerance + Decimal(self.loose), self.inputs(losses, grads, draws))
+
+    @property
+    def loose(self) -> float:
+        """Rounding of losses in units of their mean, which the formula of AdaBoost makes 10,000 times as large near the top."""
+        return 1e-3 if self.normalise and "ada_boost" in self.pool else 0.0
+
+    def in_units(self, values: list[Any], usable: list[int]) -> list[Any]:
+        """Values over the mean of their sizes."""
+        if not self.normalise or any(values[i] is None for i in usable):  # gradients that no selector asks for
+            return values
+        size = sum((abs(values[i]) for i in usable), Decimal(0)) / max(1, len(usable))
+        return [None if value is None else value / (size or 1) for value in values]
 
     def inputs(self, losses: list[Any], grads: list[Any], draws: list[float]) -> list[Any]:
         """What the scores of a sample depend on."""
-        drawn, ranked = "uniform" in self.pool and self.uniform == "random", "coreset_extremes" in self.pool
+        drawn, ranked = "uniform" in self.pool and self.uniform == "drawn", "coreset_extremes" in self.pool
         rows = zip(losses, grads, draws, strict=True)
         return [(x, "gradient_norm" in self.pool and g, drawn and u, ranked and i) for i, (x, g, u) in enumerate(rows)]
 
-    def scores(self, name: str, losses: list[Any], grads: list[Any], draws: list[float], usable: list[int]) -> dict[int, Any]:
+    def scores(
+        self, name: str, losses: list[Any], grads: list[Any], draws: list[float], usable: list[int], k: int
+    ) -> dict[int, Any]:
         if name == "uniform":
-            return {i: Decimal(draws[i]) if self.uniform == "random" else Decimal(0) for i in usable}
+            voted = sorted(usable, key=lambda i: (-draws[i], i))[:k]
+            return {i: Decimal(0) if self.uniform == "flat" or i in voted else Decimal("-Infinity") for i in usable}
         if name == "gradient_norm":
             return {i: grads[i] for i in usable}
         if name == "ada_boost":
@@ -232,7 +249,7 @@ class Transcribed:
 
     @staticmethod
     def alpha(column: dict[int, Any]) -> dict[int, Decimal]:
-        powers = {i: value.exp() for i, value in column.items()}
+        powers = {i: value.exp() if value.is_finite() else Decimal(0) for i, value in column.items()}
         total = sum(powers.values())
         return {i: power / total for i, power in powers.items()}
 
@@ -242,10 +259,13 @@ class Transcribed:
         if self.average == "weighted":
             return sum((alpha[i] * losses[i] for i in column), Decimal(0))
         kept = set(column)
-        if name != "uniform" or self.uniform == "random":
+        if name == "uniform" and self.uniform == "drawn":
+            kept = {i for i, value in column.items() if value.is_finite()}
+            kept -= set(sorted(kept)[: max(0, len(kept) + len(lost) - k)])  # those without a loss are kept before them
+        elif name != "uniform":
             values = [column.get(i) for i in range(len(losses))]
             scale = max(abs(value) for value in column.values())
-            ranked = values if name in ("gradient_norm", "uniform") else losses
+            ranked = values if name == "gradient_norm" else losses
             kept = self.top(values, k, Decimal("1e-6") * (1 + scale), ranked) - lost
         return sum((losses[i] for i in kept), Decimal(0)) / len(kept) if kept else None
 
@@ -263,16 +283,12 @@ class Transcribed:
                 self.decided = False  # what is left of larger losses that cancel, or of importances that underflow
             if now is None or not before:
                 continue
-            if self.change == "log":
-                change = Decimal(self.beta) * (now / before).ln() if now / before > 0 else Decimal(0)
-            else:
-                change = Decimal(self.beta) * (now - before) / before
+            change = Decimal(self.beta) * (now - before) / before
             self.largest_change = max(self.largest_change, abs(change))
             self.weights[m] *= change.exp()
         total = sum(self.weights)
         self.weights = [weight / total for weight in self.weights]
-        pairs = zip(averages, self.before, strict=True)
-        self.before = [now or before if self.change == "log" else now for now, before in pairs]
+        self.before = averages
 
     def take_over(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from where the library is, so that rounding does not add up."""
@@ -286,16 +302,17 @@ NAMES = ["big_loss", "small_loss", "uniform", "gradient_norm", "ada_boost", "cor
 def hard_settings(r: np.random.Generator) -> dict[str, Any]:
     pools = [("big_loss", "small_loss", "uniform"), ("big_loss", "small_loss"), tuple(NAMES)]
     pool = pools[r.integers(3)] if r.random() < 0.5 else tuple(map(str, r.permutation(NAMES)[: r.integers(1, 8)]))
+    normalise = bool(r.random() < 0.6)
     return {
         "keep": str(r.choice(KEEPS)),
         "pool": pool,
-        "beta": float(r.choice([0.5, -0.5, 1.0, -1.0, 0.0, 0.1])),
+        "beta": float(r.choice([0.5, 1.0, 0.0, 0.1] if normalise else [0.5, -0.5, 1.0, -1.0, 0.0, 0.1])),
         "gamma": float(r.choice([0.5, 0.25, 1.0, 2.0])),
-        "average": str(r.choice(["picked", "weighted"])),
+        "average": str(r.choice(["weighted", "weighted", "picked"])),
         "curriculum": bool(r.random() < 0.7),
         "adaboost": str(r.choice(["scaled", "paper_abs"])),
-        "uniform": str(r.choice(["flat", "random"])),
-        "change": str(r.choice(["relative", "log"])),
+        "uniform": str(r.choice(["drawn", "drawn", "flat"])),
+        "normalise": normalise,
     }
 
 
@@ -315,7 +332,8 @@ def steps_of_both(seed: int) -> list[tuple[dict[str, Any], bool, list[float]]]:
     settings = hard_settings(r)
     method, other = AdaSelection(**{**settings, "keep": float(settings["keep"])}), Transcribed(**settings)
     state, said = method.init_state(), []
-    n, first, scale = int(r.choice([1, 2, 5, 8, 16])), int(r.choice([0, 0, 3, 99, 4000])), float(r.choice([1, 1, 0.01, 30]))
+    n, first = int(r.choice([1, 2, 5, 8, 16])), int(r.choice([0, 0, 3, 99, 4000]))
+    scale = float(r.choice([1, 1e30, 1e-10, 30] if settings["normalise"] else [1, 1, 0.01, 30]))
     for step, size in enumerate([n] * int(r.integers(2, 5)) + [int(r.integers(1, n + 1))], first):
         losses = torch.from_numpy(hard_values(r, size, scale, least=1e-4))
         grads = torch.from_numpy(hard_values(r, size, signed=False, least=1e-4))
@@ -328,10 +346,11 @@ def steps_of_both(seed: int) -> list[tuple[dict[str, Any], bool, list[float]]]:
         expected = other.step(step + 1, decimals(losses[order]), decimals(grads[order]), draws)
         if other.decided:
             assert plan.rows.tolist() == sorted(order[list(expected)].tolist())
-            logs, error = [float(w.ln()) for w in other.weights], 1e-4 + 1e-6 * float(other.largest_change)
+            error = 1e-4 + (1e-6 + other.loose) * float(other.largest_change) + other.loose
+            logs = [float(w.ln()) for w in other.weights]
             assert state["log_weights"].tolist() == pytest.approx(logs, rel=1e-4, abs=error)
             averages = [math.nan if value is None else float(value) for value in other.before]
-            error = 4e-6 * max(map(abs, filter(math.isfinite, losses.tolist())), default=0)
+            error = (4e-6 + other.loose) * max(map(abs, filter(math.isfinite, losses.tolist())), default=0)
             assert state["average"].tolist() == pytest.approx(averages, rel=1e-5, abs=error, nan_ok=True)
         said.append((settings, other.decided, losses.tolist()))
         other.take_over(state)
@@ -350,7 +369,7 @@ def test_most_instances_are_decided_and_they_are_hard() -> None:
         met["decided"] += decided
         if decided:
             met.update(settings["pool"])
-            met.update(f"{name} {settings[name]}" for name in ("average", "curriculum", "adaboost", "uniform", "change"))
+            met.update(f"{name} {settings[name]}" for name in ("average", "curriculum", "adaboost", "uniform", "normalise"))
             met["one"] += len(losses) == 1
             met["tied"] += len(set(losses)) < len(losses)
             met["lost"] += not any(map(math.isfinite, losses))
@@ -368,6 +387,29 @@ EARLY = [0.164927, 0.110821, 0.064249, 0.043365, 0.033408]
 LATE = [0.197453, 0.173802, 0.158026, 0.167277, 0.202105]
 
 
+@pytest.mark.parametrize("t", [1, 100])
+def test_worked_vector_of_the_default(t: int) -> None:
+    """By NumPy, from the formulas as they stand in the module's text."""
+    loss, k, before = np.array(L), 2, 1.3
+    draws = torch.rand(5, generator=seeded(4)).numpy()
+    u = loss / loss.mean()
+    big, small, vote = np.exp(u) / np.exp(u).sum(), np.exp(-u) / np.exp(-u).sum(), np.zeros(5)
+    vote[np.argsort(-draws)[:k]] = 1 / k
+    averages = np.array([voice @ loss for voice in (big, small, vote)])
+    w = np.exp(0.5 * (averages - before) / before)
+    w /= w.sum()
+    scores = np.exp(-u / t**0.5) * (w[0] * big + w[1] * small + w[2] * vote)
+    method = AdaSelection(0.4)
+    start = {"log_weights": torch.full((3,), -math.log(3)), "average": torch.full((3,), before)}
+    signals = {"id": torch.arange(5), "loss": torch.tensor(L)}
+    plan, state = method.plan_batch(signals, start, step=t - 1, generator=seeded(4))
+    assert state["average"].tolist() == pytest.approx(averages, abs=1e-6)
+    assert list(method.report(state).values()) == pytest.approx(w.tolist(), abs=1e-6)
+    assert plan.rows.tolist() == sorted(np.argsort(scores)[-k:].tolist())
+    assert w == pytest.approx([0.404248, 0.302505, 0.293248], abs=1e-6)
+    assert t > 1 or scores == pytest.approx([0.238698, 0.076846, 0.100551, 0.032128, 0.027400], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("beta", "t", "weights", "scores", "rows"),
     [
@@ -379,7 +421,7 @@ LATE = [0.197453, 0.173802, 0.158026, 0.167277, 0.202105]
     ],
 )
 def test_worked_vector(beta: float, t: int, weights: list[float], scores: list[float] | None, rows: list[int]) -> None:
-    method = AdaSelection(0.4, beta=beta, average="weighted")
+    method = AdaSelection.variant("literal", keep=0.4, beta=beta, average="weighted")
     start = {"log_weights": torch.full((3,), -math.log(3)), "average": torch.full((3,), 1.3)}
     signals = {"id": torch.arange(5), "loss": torch.tensor(L)}
     plan, state = method.plan_batch(signals, start, step=t - 1, generator=seeded(0))

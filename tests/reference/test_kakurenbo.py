@@ -36,6 +36,7 @@ class Answer:
     lr_scale: float
     moved_back: int
     scheduled: Fraction
+    hidden: int
 
 
 def scheduled_fraction(max_fraction: str, milestones: Any, epoch: int, epochs: int) -> Fraction:
@@ -71,7 +72,7 @@ def transcribed(
 ) -> Answer:
     n = len(loss)
     if epoch == 0 and not first_epoch_hides:
-        return Answer(list(range(n)), [], 1.0, 0, Fraction(0))
+        return Answer(list(range(n)), [], 1.0, 0, Fraction(0), 0)
     fraction = scheduled_fraction(max_fraction, milestones if reduce_fraction else [("0", "1")], epoch, epochs)
     count = math.floor(fraction * n)
     ascending = sorted((value, i) for i, value in enumerate(loss) if math.isfinite(value))
@@ -92,13 +93,13 @@ def transcribed(
         if ascending:
             left_out.add(ascending.pop()[1])
     kept = [i for i in range(n) if i not in left_out]
-    lr_scale = 1.0
+    lr_scale = 1.0  # the dropped do not count in it
     if adjust_lr and epoch >= warmup_epochs:
         if lr_fraction == "scheduled":
             lr_scale = float(1 / (1 - fraction))
         elif kept:
-            lr_scale = n / len(kept)
-    return Answer(kept, sorted(left_out), lr_scale, moved_back, fraction)
+            lr_scale = n / (n - len(hidden))
+    return Answer(kept, sorted(left_out), lr_scale, moved_back, fraction, len(hidden))
 
 
 def filled(method: Kakurenbo, loss: Any, correct: Any = None, confidence: Any = None) -> Records:
@@ -232,7 +233,9 @@ def test_agrees_with_the_transcription(number: int) -> None:
     assert plan.lr_scale == pytest.approx(expected.lr_scale, rel=1e-12)
     assert plan.facts["moved_back"] == expected.moved_back
     assert plan.facts["scheduled_fraction"] == pytest.approx(float(expected.scheduled), rel=1e-12)
-    assert plan.facts["actual_fraction"] == pytest.approx(len(expected.left_out) / n, rel=1e-12)
+    assert plan.facts["actual_fraction"] == pytest.approx(expected.hidden / n, rel=1e-12)
+    dropped = (len(expected.left_out) - expected.hidden) / n
+    assert plan.facts.get("dropped_fraction", 0.0) == pytest.approx(dropped, rel=1e-12)
 
 
 def test_the_instances_are_hard() -> None:

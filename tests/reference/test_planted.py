@@ -66,7 +66,7 @@ WINS: dict[str, Win] = {
     "rs2": Win("skewed", 0.45, thresher.Rs2()),
     "bls": Win("redundant", 0.07, thresher.Bls(prune_fraction=0.8)),
     "small_loss": Win("noisy", 0.15, thresher.SmallLoss(keep=0.5)),
-    "ada_selection": Win("noisy", 0.15, thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform"))),
+    "ada_selection": Win("redundant", 0.15, thresher.AdaSelection(keep=0.25)),
     "rho_loss": Win("redundant", 0.1, irreducible),
     "coreset_center": Win("outliers", 0.5, thresher.CoresetCenter(keep=0.5)),
     "rais": Win("skewed", 0.5, thresher.Rais(keep=0.5)),

@@ -66,15 +66,18 @@ def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: in
 
 def _write_page(path: Path, folder: Path) -> None:
     from thresher.experiments.reproduction import ARTEFACTS
-    from thresher.experiments.reproduction.page import reproduction_page
+    from thresher.experiments.reproduction.page import PICTURES, pictures_of, reproduction_page
     from thresher.experiments.training.files import Reproduced, read_checked
     from thresher.experiments.training.store import whole
 
-    files = [folder / f"{name}.json" for name in ARTEFACTS]
-    with whole(path) as file:
+    files = {name: folder / f"{name}.json" for name in ARTEFACTS}
+    with whole(path) as page:
         remedy = "Delete the file, and give its name to `thresher reproduce`"
-        found = [read_checked(file, Reproduced, remedy) for file in files if file.exists()]
-        file.write(reproduction_page(found).encode())
+        found = [read_checked(file, Reproduced, remedy) for file in files.values() if file.exists()]
+        page.write(reproduction_page(found, [name for name, file in files.items() if not file.exists()]).encode())
+    for name, content in (picture for one in found for picture in pictures_of(one).items()):
+        with whole(path.parent / PICTURES / name) as picture_file:
+            picture_file.write(content)
 
 
 def _artefact_table() -> "Table":

@@ -98,10 +98,11 @@ class Kakurenbo:
         adjust_lr: Whether the learning rate is scaled up for the samples that are left out (LR). Default True.
         warmup_epochs: Number of epochs without that scaling, 0 or more. Default 0; published: 1 or 5.
         drop_top: Share of the N samples with the largest losses that are left out, too, [0, 1). They are refreshed and never
-            moved back. Default 0; published: 0.02 for DeepCAM, otherwise 0.
+            moved back, and count neither in F_e nor in the scaling of the learning rate: they are given up as noise, not hidden
+            as learned. The history has their share as `dropped_fraction`. Default 0; published: 0.02 for DeepCAM, otherwise 0.
         confidence: Axis of the softmax: "class" (default), or "batch" as in the official code.
-        lr_fraction: Scale of the learning rate: "actual" (default) is N / K with K samples kept; "scheduled" is 1 / (1 - F_e),
-            as in the official code.
+        lr_fraction: Scale of the learning rate: "actual" (default) is N / (N - H) with H samples hidden; "scheduled" is
+            1 / (1 - F_e), as in the official code.
         refresh: Mode of the model in the forward-only pass: "eval" (default), or "train" as in the official code.
         merge: Handling of a sample that appears twice in an epoch: "scatter" (default) replaces its first statistics, "sum"
             adds them up, as in the official code.
@@ -143,6 +144,8 @@ class Kakurenbo:
             'The statistics of a sample that appears twice in an epoch are replaced; the code adds them up (merge="sum").',
             "Of equal losses at the cut, those with the lower ids are hidden, up to the count; one of the scripts hides all of "
             'them (candidates="threshold").',
+            "DropTop is not in the code. The paper cuts samples of largest loss and speaks of the learning rate for hidden "
+            "samples alone, so that those dropped do not raise it.",
             "Epoch 0 hides nothing; the code hides by its initial losses where samples are not moved back "
             "(first_epoch_hides=True).",
         ),
@@ -243,17 +246,19 @@ class Kakurenbo:
         if self.move_back:
             left_out &= trusted(on_host(records["correct"]), on_host(records["confidence"]), self.tau)
             hidden = shard.count(left_out)
-        moved_back = candidates - hidden
+        facts = self._facts(fraction, hidden / n, candidates - hidden)
+        absent = hidden
         if self.drop_top:
             left_out |= largest(loss, share(self.drop_top, n), world=shard.world)
-            hidden = shard.count(left_out)
-        if hidden == n:
+            absent = shard.count(left_out)
+            facts["dropped_fraction"] = (absent - hidden) / n
+        if absent == n:
             raise ValueError(f"Kakurenbo: nothing is left to train on of {n} samples; lower `max_fraction` or `drop_top`")
         return EpochPlan(
             ids_of(~left_out, shard.first),
             refresh=ids_of(left_out, shard.first),
             lr_scale=self._lr_scale(epoch, n / (n - hidden), fraction),
-            facts=self._facts(fraction, hidden / n, moved_back),
+            facts=facts,
         )
 
     def _lr_scale(self, epoch: int, actual: float, fraction: float) -> float:

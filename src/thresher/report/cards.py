@@ -5,7 +5,6 @@
 
 import argparse
 import inspect
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, Field, fields
@@ -21,6 +20,7 @@ from thresher.experiments.training.tables import markdown_table
 from thresher.methods.card import Card
 from thresher.methods.contract import requirements_of
 from thresher.records import Records
+from thresher.report.measured import measurements
 
 COMPARISONS = Path("benchmarks/results")
 INDEX = "README.md"
@@ -34,16 +34,14 @@ STAGE_TITLES = {
 EXAMPLE_EPOCHS = 20
 """Length of the example training for which a method is asked which signals it needs, in epochs."""
 
-Row = dict[str, Any]
-
 
 def card_page(name: str, results: Path | None = None, *, as_lists: bool = False) -> str:
     """Returns the card of a registered method as Markdown.
 
     Args:
         name: Name of the method, one of `thresher.methods.names()`.
-        results: Folder with results.json files of comparisons, under any name; the page then ends with the results of the
-            method in them. Default None: without results.
+        results: Folder with results, see `measured.measurements`; the page then ends with those of the method. Default None:
+            without results.
         as_lists: Whether the settings are a list, which a narrow terminal shows whole, in place of a table. Default: False.
 
     Raises:
@@ -63,7 +61,7 @@ def card_page(name: str, results: Path | None = None, *, as_lists: bool = False)
         f"## Settings\n\n{_settings(kind, as_lists=as_lists)}",
         *(f"## {title}\n\n" + "\n".join(f"- {entry}" for entry in entries) for title, entries in listed.items() if entries),
         *([f"## Caveat\n\n{_as_sentence(card.caveat)}"] if card.caveat else []),
-        *([] if results is None else [f"## What it reached here\n\n{_measurements(name, results)}"]),
+        *([] if results is None else [f"## What it reached here\n\n{measurements(name, results)}"]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -228,74 +226,6 @@ def _args_section(docstring: str) -> dict[str, str]:
     section = re.split(r"\n(?=\S)", section)[0]
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
     return {name: " ".join(meaning.split()) for name, meaning in entries}
-
-
-def _measurements(name: str, folder: Path) -> str:
-    """Returns the results of a method in the comparisons of a folder, beside full training and the method's controls."""
-    found = [(path, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(folder.glob("*.json"))]
-    held = [(path, results, method_rows(name, results["summary"])) for path, results in found if "summary" in results]
-    tables = [_comparison_section(path, results, rows) for path, results, rows in held if rows]
-    if not tables:
-        return "Not measured yet."
-    return "\n\n".join(
-        [
-            "Each row gives the mean ± standard deviation over the seeds, the difference to full training (paired by seed, "
-            "with its 95 % interval), and the counted cost and the CPU time as shares of full training. The rows with an @ are "
-            "controls at the cost of the method above them: uniform@ (a random subset each epoch), shorter@ (full data for "
-            "fewer epochs), smaller@ (as many steps, with smaller batches) and placebo@ (the method with its losses or scores "
-            "permuted).",
-            *tables,
-        ]
-    )
-
-
-def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
-    """Returns the rows of a method with any settings, each followed by its controls; full training comes first.
-
-    Args:
-        name: Name of the method.
-        summary: Rows of the "summary" in a results.json.
-
-    Example:
-        >>> rows = [{"method": name, "control_of": None} for name in ("full", "uniform:keep=0.3", "infobatch")]
-        >>> [row["method"] for row in method_rows("uniform", rows)]
-        ['full', 'uniform:keep=0.3']
-    """
-    labels = {row["method"] for row in summary if row["control_of"] is None and _method_of(row["method"]) == name}
-    rows = [row for row in summary if (row["control_of"] or row["method"]) in labels]
-    full = [row for row in summary if row["method"] == "full" and "full" not in labels]
-    return [*full, *rows] if rows else []
-
-
-def _method_of(label: str) -> str:
-    """Returns the method's name in a label such as `name:setting=value once`."""
-    return re.split("[: ]", label)[0]
-
-
-def _comparison_section(path: Path, results: dict[str, Any], rows: Sequence[Row]) -> str:
-    metric = results["runs"][0]["metric"]["name"]
-    seeds = len({run["seed"] for run in results["runs"]})
-    share = all(0 <= run["metric"]["value"] <= 1 for run in results["runs"] if run["method"] == "full")
-    title = f"`{results['task']}`, {results['epochs']} epochs, {seeds} seed{'s' * (seeds > 1)}, {results['device']}"
-    header = ("", f"{metric}, %" if share else metric, "difference to full", "cost", "CPU time", "verdict")
-    return f"### {title}\n\nFrom `{path.name}`.\n\n{markdown_table(header, [result_cells(row, share=share) for row in rows])}"
-
-
-def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
-    """Returns the cells of a row of a summary: name, metric, difference to full training, cost, CPU time and verdict.
-
-    Args:
-        row: Row of the "summary" in a results.json.
-        share: Whether the metric is a share, which is shown in percent.
-    """
-    scale, digits = (100, 2) if share else (1, 4)
-    spread = "" if row["std"] is None else f" ± {scale * row['std']:.{digits}f}"
-    difference = "" if row["difference"] is None else f"{scale * row['difference']:+.{digits}f}"
-    between = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:+.{digits}f}" for bound in row["ci95"]))
-    cpu = "" if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.2f}"
-    name = f"`{row['method']}`" if row["control_of"] is None else row["method"]
-    mean, cost = f"{scale * row['mean']:.{digits}f}{spread}", f"{row['cost_ratio']:.3f}"
-    return name, mean, f"{difference}{between}", cost, cpu, row["verdict"]
 
 
 def write_pages(arguments: Sequence[str] | None = None) -> None:

@@ -14,11 +14,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
+from thresher.experiments.tasks.pictures import ImageArray, training_images
 from thresher.experiments.training.store import whole
 from thresher.report import charts, sample_charts
 from thresher.report.bottom_line import bottom_line
 from thresher.report.loading import ResultsDict, Samples, controls, load_comparison, runs_by_method
-from thresher.report.sheets import ImageArray, sheets, training_images
+from thresher.report.sheets import sheets
 from thresher.report.style import INK
 
 REPORT = "report.html"

@@ -1,18 +1,13 @@
 """Sheets of samples that stand out: the easiest, the hardest, those left out most often and never, and by combined rank."""
 
-import base64
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from PIL import Image
 from scipy.stats import rankdata
 
-from thresher.experiments.tasks import TASKS, built_in
+from thresher.experiments.tasks.pictures import ImageArray, data_uri
 from thresher.report.loading import ResultsDict, RunHistory, Samples, histories
 
 CARDS_PER_SHEET = 12
@@ -20,8 +15,6 @@ CARDS_PER_SHEET = 12
 IMAGES_PER_PAGE = 600
 """Largest number of images on a page, which keeps the page of twenty methods below 4 MB."""
 
-ImageArray = NDArray[np.uint8]
-"""Images of the training samples, shape (N, H, W) or (N, H, W, 3)."""
 RowOrder = NDArray[np.int64]
 """Row numbers into a history, in the order in which a sheet shows them."""
 
@@ -133,34 +126,3 @@ def _sample_card(history: RunHistory, row: int, images: ImageArray | None) -> Sa
         hidden=int(history.hidden[row]),
         image=None if images is None else data_uri(images[number]),
     )
-
-
-def training_images(task: str, folder: Path | None = None) -> ImageArray | None:
-    """Returns the training images of a task of this package.
-
-    Args:
-        task: Name of the task, as in results.json.
-        folder: Folder with the data, for tasks that take one.
-
-    Returns:
-        Grey images, shape (N, H, W), or colour images, shape (N, H, W, 3), uint8. None for tasks without images, and for a
-        user's own training, whose code is not run.
-
-    Raises:
-        FileNotFoundError: The data is not there; the message says where to get it.
-    """
-    name = task.partition("@")[0]
-    if name not in TASKS or not TASKS[name].has_images:
-        return None
-    found = built_in(task)
-    inputs = found.load(found.find(folder)).train.tensors[0]
-    low, high = inputs.amin((0, 2, 3), keepdim=True), inputs.amax((0, 2, 3), keepdim=True)
-    pixels = (255 * (inputs - low) / (high - low)).round().to(torch.uint8).numpy()
-    return pixels[:, 0] if pixels.shape[1] == 1 else pixels.transpose(0, 2, 3, 1)
-
-
-def data_uri(pixels: NDArray[np.uint8]) -> str:
-    """Returns a grey image, shape (H, W), or a colour image, shape (H, W, 3), as a data URI of a PNG file."""
-    buffer = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(pixels)).save(buffer, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()

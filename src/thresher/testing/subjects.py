@@ -125,8 +125,10 @@ class Subject:
         for name, value in facts.items():
             is_plain = type(value) in (bool, int, float) and math.isfinite(value)
             self.expect(is_plain, f"its plan has the fact {name!r} = {value!r}; facts are finite plain numbers")
-        if abs(facts["actual_fraction"] - actual) > 1e-6:
-            self.fail(f"its plan has actual_fraction = {facts['actual_fraction']}, but {actual} of the samples are left out")
+        dropped = facts.get("dropped_fraction", 0.0)
+        if abs(facts["actual_fraction"] + dropped - actual) > 1e-6:
+            said = f"actual_fraction = {facts['actual_fraction']}" + (f" and dropped_fraction = {dropped}" if dropped else "")
+            self.fail(f"its plan has {said}, but {actual} of the samples are left out")
 
     def check_weights(self, weights: Tensor | None) -> None:
         """Checks that weights are finite and not negative, and that not all are 0."""

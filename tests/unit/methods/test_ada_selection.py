@@ -9,12 +9,26 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import AdaBoost, AdaSelection, BatchPlan, BigLoss, CoresetCenter, CoresetExtremes, GradientNorm, SmallLoss
-from thresher.methods.ada_selection import HUGE, SELECTORS, log_importance, log_scores, mean_of_kept, reweighted, usable_signals
+from thresher.methods.ada_selection import (
+    HUGE,
+    SELECTORS,
+    drawn,
+    log_importance,
+    log_scores,
+    mean_of_kept,
+    over_mean,
+    reweighted,
+    usable_signals,
+)
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf
 EVERYTHING = tuple(SELECTORS)
 LOSS = [0.3, 2.0, 0.1, 0.9, 1.4, 0.2]
+
+
+def literal(keep: float = 0.5, **settings: Any) -> AdaSelection:
+    return AdaSelection.variant("literal", keep=keep, **settings)
 
 
 def planned(method: AdaSelection, loss: Any, state: Any = None, step: int = 0, **more: Any) -> tuple[BatchPlan, Any]:
@@ -43,9 +57,25 @@ def weights(method: AdaSelection, state: Any) -> list[float]:
 def test_defaults() -> None:
     method = AdaSelection()
     assert method.pool == ("big_loss", "small_loss", "uniform")
-    assert (method.keep, method.beta, method.gamma, method.average, method.curriculum) == (0.5, 0.5, 0.5, "picked", True)
-    assert (method.adaboost, method.uniform, method.stop_after) == ("scaled", "flat", None)
-    assert AdaSelection(pool=["big_loss"]) == AdaSelection(pool=("big_loss",))
+    assert (method.keep, method.beta, method.gamma, method.average, method.curriculum) == (0.5, 0.5, 0.5, "weighted", True)
+    assert (method.adaboost, method.uniform, method.stop_after, method.normalise) == ("scaled", "drawn", None, True)
+    assert AdaSelection(pool=["uniform"]) == AdaSelection(pool=("uniform",))
+
+
+def test_the_literal_reading() -> None:
+    method = AdaSelection.variant("literal", keep=0.3)
+    assert (method.keep, method.average, method.uniform, method.normalise) == (0.3, "picked", "flat", False)
+    assert AdaSelection.variant("literal", average="weighted").average == "weighted"
+    with pytest.raises(ValueError, match=r"^AdaSelection\.variant: `name` must be 'literal', got 'letters'$"):
+        AdaSelection.variant("letters")  # type: ignore[arg-type]
+
+
+def test_a_pool_that_cannot_leave_large_losses_is_warned_of() -> None:
+    for pool in (("big_loss", "small_loss"), ("gradient_norm",), ("small_loss", "ada_boost"), ("coreset_extremes",)):
+        with pytest.warns(UserWarning, match=rf"`pool` is .* which has '{set(pool).difference({'small_loss'}).pop()}' and not"):
+            AdaSelection(pool=pool)
+    AdaSelection(pool=("small_loss", "coreset_center"))
+    literal(pool=("big_loss", "small_loss"))
 
 
 def test_signals_depend_on_the_pool() -> None:
@@ -62,12 +92,13 @@ def test_signals_depend_on_the_pool() -> None:
         ({"pool": ("big_loss", "rho_loss")}, r"`pool` must be some of .*, got \('big_loss', 'rho_loss'\)"),
         ({"pool": "big_loss"}, r"`pool` must be some of .*, got 'big_loss'"),
         ({"pool": ("uniform", "uniform")}, r"`pool` must have each selector once, got \('uniform', 'uniform'\)"),
-        *(({"beta": value}, rf"`beta` must be within \[-1, 1\], got {value}") for value in (1.1, -2, NAN)),
+        *(({"beta": value}, rf"`beta` must be within \[0, 1\], got {value}") for value in (1.1, -2, NAN)),
+        ({"beta": -0.5}, r"`beta` must be within \[0, 1\], got -0.5: below 0 all weight .* AdaSelection.variant\(.* allows it"),
         *(({"gamma": value}, f"`gamma` must be a finite number above 0, got {value}") for value in (0, -1, INF, NAN)),
         ({"stop_below": 0}, "`stop_below` must be a finite number above 0, got 0"),
-        ({"average": "mean"}, r"`average` must be one of \('picked', 'weighted'\), got 'mean'"),
-        ({"uniform": "even"}, r"`uniform` must be one of \('flat', 'random'\), got 'even'"),
-        ({"change": "absolute"}, r"`change` must be one of \('relative', 'log'\), got 'absolute'"),
+        ({"average": "mean"}, r"`average` must be one of \('weighted', 'picked'\), got 'mean'"),
+        ({"uniform": "even"}, r"`uniform` must be one of \('drawn', 'flat'\), got 'even'"),
+        ({"normalise": "mean"}, r"`normalise` must be one of \(True, False\), got 'mean'"),
         ({"adaboost": "abs"}, r"`adaboost` must be one of \('scaled', 'paper_abs'\), got 'abs'"),
         *(
             ({"stop_after": value}, f"`stop_after` must be a whole number of 1 or more, or None, got {value}")
@@ -157,7 +188,7 @@ def test_scores_do_not_underflow() -> None:
     importance = log_importance(loss[:, None], torch.ones(4, dtype=torch.bool))
     found = log_scores(importance, torch.zeros(1), loss, 0.5)
     assert found.tolist() == pytest.approx([-950, -850, -900, -500])
-    assert rows(AdaSelection(0.75, pool=("big_loss",), curriculum=False), loss) == [1, 2, 3]
+    assert rows(literal(0.75, pool=("big_loss",), curriculum=False), loss) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -176,7 +207,7 @@ def test_a_pool_of_one_chooses_as_the_selector(name: str, kind: Any) -> None:
         loss = torch.rand(17, generator=seeded(seed))
         loss[:2] = torch.tensor([NAN, INF])
         signals = {"id": torch.arange(17), "loss": loss, "grad_norm": loss.flip(0)}
-        method = AdaSelection(0.6, pool=(name,), curriculum=False)
+        method = literal(0.6, pool=(name,), curriculum=False)
         plan, _ = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
         alone = {"id": signals["id"], **{one: signals[one] for one in kind.requires.signals}}
         if name == "gradient_norm":  # in a pool the loss must be finite as well
@@ -185,11 +216,11 @@ def test_a_pool_of_one_chooses_as_the_selector(name: str, kind: Any) -> None:
 
 
 def test_the_curriculum_favours_small_losses_and_ends() -> None:
-    method = AdaSelection(2 / 6, pool=("big_loss", "uniform"), gamma=0.5)
+    method = literal(2 / 6, pool=("big_loss", "uniform"), gamma=0.5)
     assert rows(method, LOSS, step=0) == [2, 5]
     assert rows(method, LOSS, step=10_000) == [1, 4]
-    assert rows(AdaSelection(2 / 6, pool=("big_loss", "uniform"), curriculum=False), LOSS) == [1, 4]
-    assert rows(AdaSelection(2 / 6, pool=("big_loss", "uniform"), gamma=1000.0), LOSS, step=10_000) == [1, 4]
+    assert rows(literal(2 / 6, pool=("big_loss", "uniform"), curriculum=False), LOSS) == [1, 4]
+    assert rows(literal(2 / 6, pool=("big_loss", "uniform"), gamma=1000.0), LOSS, step=10_000) == [1, 4]
 
 
 def test_the_first_step_leaves_the_weights_alone() -> None:
@@ -202,7 +233,7 @@ def test_the_first_step_leaves_the_weights_alone() -> None:
 @pytest.mark.parametrize(("beta", "grows"), [(0.5, True), (-0.5, False), (0.0, None)])
 def test_beta_says_who_gains(beta: float, grows: bool | None) -> None:
     """The largest losses double, the smallest stay."""
-    method = AdaSelection(pool=("big_loss", "small_loss"), beta=beta)
+    method = literal(pool=("big_loss", "small_loss"), beta=beta)
     big, small = weights(method, trained(method, [1.0, 1, 4, 4], [1.0, 1, 8, 8]))
     expected = math.exp(beta) / (1 + math.exp(beta))
     assert (big, small) == pytest.approx((expected, 1 - expected))
@@ -211,12 +242,12 @@ def test_beta_says_who_gains(beta: float, grows: bool | None) -> None:
 
 def test_the_averages() -> None:
     pool = ("big_loss", "small_loss", "uniform")
-    picked = trained(AdaSelection(pool=pool), [1.0, 2, 3, 6])["average"]
+    picked = trained(literal(pool=pool), [1.0, 2, 3, 6])["average"]
     assert picked.tolist() == pytest.approx([4.5, 1.5, 3])
-    spoilt = trained(AdaSelection(4 / 6, pool=pool), [1.0, 2, 3, 6, NAN, INF])["average"]
+    spoilt = trained(literal(4 / 6, pool=pool), [1.0, 2, 3, 6, NAN, INF])["average"]
     assert spoilt.tolist() == pytest.approx([4.5, 1.5, 3])
     e = [math.exp(x) for x in (1, 2, 3, 6)]
-    weighted = trained(AdaSelection(pool=pool, average="weighted"), [1.0, 2, 3, 6, NAN])["average"]
+    weighted = trained(literal(pool=pool, average="weighted"), [1.0, 2, 3, 6, NAN])["average"]
     assert weighted[[0, 2]].tolist() == pytest.approx([(e[0] + 2 * e[1] + 3 * e[2] + 6 * e[3]) / sum(e), 3])
 
 
@@ -251,12 +282,12 @@ def test_what_is_not_finite_comes_first(pool: tuple[str, ...], average: Any) -> 
 
 def test_a_gradient_that_is_not_finite_comes_first() -> None:
     norm = torch.tensor([1, 2, NAN, 4.0])
-    assert rows(AdaSelection(0.25, pool=("gradient_norm",)), [1.0, 2, 3, 4], grad_norm=norm) == [2]
+    assert rows(literal(0.25, pool=("gradient_norm",)), [1.0, 2, 3, 4], grad_norm=norm) == [2]
 
 
 def test_the_higher_id_wins_a_tie() -> None:
     signals = {"id": torch.tensor([7, 9, 2**40, 8]), "loss": torch.full((4,), 2.0)}
-    method = AdaSelection()
+    method = literal()
     assert method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))[0].rows.tolist() == [1, 2]
 
 
@@ -266,15 +297,15 @@ def test_equal_losses_have_equal_scores_wherever_they_are() -> None:
         levels = torch.rand(3, generator=seeded(seed)) * 5
         loss = levels[torch.randint(3, (37,), generator=seeded(seed, 1))]
         names = tuple(name for name in EVERYTHING if name != "coreset_extremes")
-        picked = rows(AdaSelection(0.5, pool=names), loss, step=seed)
+        picked = rows(literal(0.5, pool=names), loss, step=seed)
         for level in levels:
             same = [row for row in range(37) if loss[row] == level]
             kept = [row for row in same if row in picked]
             assert kept == same[len(same) - len(kept) :]
 
 
-def test_uniform_at_random() -> None:
-    method = AdaSelection(pool=("uniform",), uniform="random", curriculum=False)
+def test_uniform_votes_for_rows_at_random() -> None:
+    method = AdaSelection(pool=("uniform",), curriculum=False)
     draws = torch.rand(20, generator=seeded(3))
     picked = rows(method, torch.ones(20), step=3)
     assert picked == sorted(draws.argsort()[10:].tolist()) != rows(method, torch.ones(20), step=4)
@@ -283,19 +314,62 @@ def test_uniform_at_random() -> None:
     assert mean == pytest.approx(order[10:].float().mean().item()) != pytest.approx(9.5)
 
 
-def test_uniform_draws_only_where_told_to() -> None:
-    for settings, draws in (({}, False), ({"uniform": "random"}, True), ({"uniform": "random", "pool": ("big_loss",)}, False)):
-        g, method = seeded(0), AdaSelection(**settings)
+def test_uniform_votes_for_rows_with_a_loss() -> None:
+    draws, usable = torch.tensor([0.9, 0.1, 0.5, 0.3]), torch.tensor([False, True, True, True])
+    assert drawn(draws, usable, 2).tolist() == [False, False, True, True]
+    assert drawn(draws, ~usable, 2).tolist()[0]
+    assert drawn(torch.zeros(3), torch.ones(3, dtype=torch.bool), 1).tolist() == [True, False, False]
+    method = AdaSelection(0.5, pool=("uniform",), curriculum=False)
+    _, state = planned(method, [NAN, 2.0, 2.0, 2.0])
+    assert state["average"].item() == 2
+
+
+def test_uniform_draws_only_where_it_votes() -> None:
+    for method, draws in ((AdaSelection(), True), (literal(), False), (AdaSelection(pool=("small_loss",)), False)):
+        g = seeded(0)
         before = g.get_state()
         method.plan_batch({"id": torch.arange(4), "loss": torch.rand(4)}, method.init_state(), step=0, generator=g)
         assert torch.equal(g.get_state(), before) != draws
+
+
+def test_losses_in_units_of_their_mean() -> None:
+    usable = torch.tensor([True, True, False, True])
+    assert over_mean(torch.tensor([1.0, 2, NAN, 3]), usable)[usable].tolist() == [0.5, 1, 1.5]
+    assert over_mean(torch.tensor([-1.0, -2, NAN, 3]), usable)[usable].tolist() == [-0.5, -1, 1.5]
+    assert over_mean(torch.tensor([0.0, 0, NAN, 0]), usable)[usable].tolist() == [0, 0, 0]
+    assert bool(over_mean(torch.full((4,), HUGE), usable)[usable].eq(1).all())
+    assert bool(over_mean(torch.full((4,), NAN), torch.zeros(4, dtype=torch.bool)).isnan().all())
+
+
+@pytest.mark.parametrize("factor", [100.0, 0.01, 1024.0, 1e-6])
+def test_the_unit_of_the_loss_does_not_matter(factor: float) -> None:
+    pool = tuple(name for name in EVERYTHING if name != "gradient_norm")
+    for method in (AdaSelection(0.3), AdaSelection(0.3, pool=pool), AdaSelection(0.5, pool=EVERYTHING, beta=1.0)):
+        one, other, r = method.init_state(), method.init_state(), seeded(7)
+        for step in range(20):
+            loss = torch.rand(32, generator=r).square() * 3
+            plan, one = planned(method, loss, one, step)
+            again, other = planned(method, factor * loss, other, step)
+            assert torch.equal(plan.rows, again.rows)
+            assert other["log_weights"].tolist() == pytest.approx(one["log_weights"].tolist(), rel=1e-3, abs=1e-3)
+
+
+def test_the_uniform_selector_decides_where_it_has_the_weight() -> None:
+    for weight, name in ((0.999999, "uniform"), (1e-6, "big_loss")):
+        method = AdaSelection(0.5, pool=("big_loss", "uniform"), curriculum=False)
+        state = {"log_weights": torch.tensor([1 - weight, weight]).log(), "average": torch.full((2,), NAN)}
+        alone = AdaSelection(0.5, pool=("uniform",), curriculum=False) if name == "uniform" else BigLoss(0.5)
+        plan, _ = alone.plan_batch(
+            {"id": torch.arange(6), "loss": torch.tensor(LOSS)}, alone.init_state(), step=3, generator=seeded(3)
+        )
+        assert rows(method, LOSS, state, 3) == plan.rows.tolist()
 
 
 def test_adaboost_as_published() -> None:
     """Above 1 its weight falls: 1.1 is chosen and 50 is not."""
     loss = [0.2, 50.0, 1.1, 0.1]
     for adaboost, kept in (("scaled", [1]), ("paper_abs", [2])):
-        assert rows(AdaSelection(0.25, pool=("ada_boost",), adaboost=adaboost, curriculum=False), loss) == kept
+        assert rows(literal(0.25, pool=("ada_boost",), adaboost=adaboost, curriculum=False), loss) == kept
 
 
 def test_an_empty_batch() -> None:
@@ -314,7 +388,7 @@ def test_losses_with_a_gradient_and_a_stride() -> None:
 
 
 def test_report() -> None:
-    method = AdaSelection()
+    method = literal()
     state = trained(method, [1.0, 1, 4, 4], [1.0, 1, 8, 8])
     said = method.report(state)
     assert list(said) == ["weight_big_loss", "weight_small_loss", "weight_uniform"]
@@ -324,7 +398,7 @@ def test_report() -> None:
 
 
 def test_weights_that_keep_still_are_fixed() -> None:
-    method = AdaSelection(pool=("big_loss", "small_loss"), stop_after=3, stop_below=0.01)
+    method = literal(pool=("big_loss", "small_loss"), stop_after=3, stop_below=0.01)
     state, still, fixed = method.init_state(), [], []
     calm, wild = [1.0, 1, 4, 4], [1.0, 1, 8, 8]
     for step, loss in enumerate([calm, calm, wild, wild, wild, [NAN] * 4, wild, wild, wild, wild, calm, wild]):
@@ -336,7 +410,7 @@ def test_weights_that_keep_still_are_fixed() -> None:
     assert still == [0, 1, 0, 1, 2, 0, 0, 1, 2, 3, 3, 3]
     assert fixed == [0.0] * 9 + [1.0] * 3
     assert weights(method, state) == last, "they moved after they were fixed"
-    free = AdaSelection(pool=("big_loss", "small_loss"))
+    free = literal(pool=("big_loss", "small_loss"))
     assert "still" not in free.init_state() and "weights_fixed" not in free.report(free.init_state())
 
 
@@ -366,7 +440,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-SETTINGS = [{}, {"pool": EVERYTHING, "uniform": "random", "adaboost": "paper_abs", "stop_after": 1}, {"average": "weighted"}]
+SETTINGS = [{}, {"pool": EVERYTHING, "adaboost": "paper_abs", "stop_after": 1}, {"average": "picked", "normalise": False}]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -383,46 +457,11 @@ def test_nothing_waits_for_the_device(settings: dict[str, Any]) -> None:
 
 
 def test_it_takes_few_operations() -> None:
-    """It is asked in every step: 54 operations, 17 for Big Loss."""
+    """It is asked in every step: 58 operations, 10 for Big Loss."""
     signals = {"id": torch.arange(8), "loss": torch.rand(8)}
     with Reads() as reads:
         AdaSelection().plan_batch(signals, AdaSelection().init_state(), step=1, generator=seeded(0))
     assert len(reads.found) <= 60
-
-
-def test_a_change_of_the_logarithm() -> None:
-    start, before = torch.log(torch.tensor([0.5, 0.25, 0.25])), torch.tensor([1.0, 2.0, -4.0])
-    found = reweighted(start, before, torch.tensor([4.0, 2.0, -1.0]), 0.5, "log").exp()
-    assert found.tolist() == pytest.approx([1 / 1.375, 0.25 / 1.375, 0.125 / 1.375])
-
-
-@pytest.mark.parametrize(
-    ("before", "now"), [(NAN, 1), (1, NAN), (0, 1), (0, 0), (1, 0), (-1, 2), (INF, 1), (1, INF), (1e-38, 1e38), (NAN, NAN)]
-)
-def test_weights_stay_where_a_logarithm_is_not_known(before: float, now: float) -> None:
-    start = torch.log(torch.tensor([0.75, 0.25]))
-    found = reweighted(start, torch.tensor([before, 2.0]), torch.tensor([now, 2.0]), 1.0, "log")
-    assert found.exp().tolist() == pytest.approx([0.75, 0.25])
-
-
-@pytest.mark.parametrize("beta", [0.5, -0.5])
-def test_weights_by_logarithms_are_those_of_the_last_average_over_the_first(beta: float) -> None:
-    """However noisy the way there was: small losses come near 0 and back, 200 times."""
-    method = AdaSelection(pool=("big_loss", "small_loss"), beta=beta, change="log")
-    way = [[1e-3, 1e-3, 4.0, 4.0] if step % 2 else [2.0, 2.0, 4.0, 4.0] for step in range(200)]
-    state = trained(method, [1.0, 1.0, 4.0, 4.0], *way, [0.25, 0.25, 2.0, 2.0])
-    big, small = 0.5**beta, 0.25**beta
-    assert weights(method, state) == pytest.approx([big / (big + small), small / (big + small)], rel=1e-4)
-
-
-@pytest.mark.parametrize("gap", [[0.0, 0.0, 4.0, 4.0], [NAN] * 4, [0.0] * 4])
-def test_a_step_without_an_average_leaves_no_gap_between_logarithms(gap: list[float]) -> None:
-    """Else each step into it would count and none out of it, or none into it and each out of it."""
-    method = AdaSelection(pool=("big_loss", "small_loss"), change="log")
-    way = [[1.0, 1.0, 4.0, 4.0], [0.1, 0.1, 4.0, 4.0], gap] * 50
-    assert weights(method, trained(method, *way, [1.0, 1.0, 4.0, 4.0])) == pytest.approx([0.5, 0.5], rel=1e-4)
-    literally = AdaSelection(pool=("big_loss", "small_loss"))
-    assert weights(literally, trained(literally, *way, [1.0, 1.0, 4.0, 4.0])) != pytest.approx([0.5, 0.5], rel=0.1)
 
 
 @pytest.mark.parametrize(("beta", "least", "most"), [(0.5, 0.99, 1.0), (0.0, 1 / 3, 1 / 3), (-0.5, 0.0, 0.01)])

@@ -108,8 +108,18 @@ def test_the_dropped_are_the_hardest_with_a_finite_loss() -> None:
     assert plan.refresh is not None
     assert plan.refresh.tolist() == [3, 4]  # of the two nines the later one, as sorting by (loss, id) has it
     assert plan.facts["scheduled_fraction"] == pytest.approx(0.1)
-    assert plan.facts["actual_fraction"] == pytest.approx(0.2)
-    assert plan.lr_scale == pytest.approx(10 / 8)
+    assert plan.facts["actual_fraction"] == pytest.approx(0.1) == plan.facts["dropped_fraction"]
+    assert plan.lr_scale == pytest.approx(10 / 9)
+
+
+@pytest.mark.parametrize("lr_fraction", ["actual", "scheduled"])
+def test_the_dropped_do_not_raise_the_learning_rate(lr_fraction: Any) -> None:
+    """0.4 of the samples hidden and 0.1 dropped: 1 / 0.6, not 1 / 0.5."""
+    easy = {"loss": [0.1 * i for i in range(10)], "correct": [True] * 10, "confidence": [1.0] * 10}
+    plan = planned(Kakurenbo(0.4, drop_top=0.1, lr_fraction=lr_fraction), **easy)
+    assert len(plan.ids) == 5 and plan.lr_scale == pytest.approx(1.6667, abs=1e-4)
+    assert plan.facts["actual_fraction"] == pytest.approx(0.4)
+    assert "dropped_fraction" not in planned(Kakurenbo(0.4), **easy).facts
 
 
 def test_nothing_left_to_train_on() -> None:

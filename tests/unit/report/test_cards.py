@@ -13,7 +13,7 @@ from thresher.experiments.training.store import write_json
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.records import Column, Records
-from thresher.report import cards
+from thresher.report import cards, measured
 
 ROOT = Path(__file__).parents[3]
 COMMAND = "python -m thresher.report.cards docs/methods"
@@ -172,7 +172,7 @@ SUMMARY = [
     ],
 )
 def test_a_method_is_shown_with_its_own_controls(name, found):
-    assert [row["method"] for row in cards.method_rows(name, SUMMARY)] == found
+    assert [row["method"] for row in measured.method_rows(name, SUMMARY)] == found
 
 
 def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):

@@ -1,15 +1,10 @@
 import base64
 import io
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch.utils.data import TensorDataset
 
-from thresher.experiments.tasks import TASKS
-from thresher.experiments.tasks.data.base import Data
 from thresher.report import sheets
 from thresher.report.loading import RunHistory
 from unit.report.cases import comparison
@@ -80,22 +75,3 @@ def test_training_images_other_data_are_not_shown():
     results, samples = comparison()
     cards = sheets.sheets(results, samples, np.zeros((49, 8, 8), np.uint8))["full"][0].cards
     assert all(card.image is None for card in cards)
-
-
-def test_images_come_from_tasks_of_this_package_only(tmp_path):
-    script = tmp_path / "mine.py"
-    script.write_text("raise AssertionError('was run')")
-    assert sheets.training_images(f"{script}:build") is None
-    digits = sheets.training_images("digits@100")
-    assert digits.shape == (100, 8, 8) and digits.min() == 0 and digits.max() == 255
-
-
-def test_images_in_colour(monkeypatch):
-    inputs = torch.stack([torch.zeros(3, 2, 2), torch.tensor([1.0, 2.0, 4.0])[:, None, None].expand(3, 2, 2)])
-    data = Data(TensorDataset(inputs, torch.arange(2)), inputs, torch.arange(2))
-    monkeypatch.setattr(sheets, "built_in", lambda _: replace(TASKS["cifar10"], find=lambda _: None, load=lambda _: data))
-    pixels = sheets.training_images("cifar10")
-    assert pixels.shape == (2, 2, 2, 3) and pixels.dtype == np.uint8
-    assert (pixels[0] == 0).all() and (pixels[1] == 255).all()
-    image = Image.open(io.BytesIO(base64.b64decode(sheets.data_uri(pixels[1]).partition(",")[2])))
-    assert (image.mode, image.size) == ("RGB", (2, 2))

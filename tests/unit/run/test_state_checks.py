@@ -240,7 +240,7 @@ def test_another_number_of_epochs_is_said():
 
 def test_states_of_other_settings_of_a_batch_method_that_do_not_fit():
     """The state of three selectors is no state of two: refused at once, not by a crash in the middle of training."""
-    two, three = (thresher.AdaSelection(keep=0.5, pool=("big_loss", "small_loss", "uniform")[:size]) for size in (2, 3))
+    two, three = (thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform", "big_loss")[:size]) for size in (2, 3))
     state = trained(*make(three, forward_passes="twice"), epochs=1, batches=0).state_dict()
     run, _ = make(two, forward_passes="twice")
     must = r"`state.batch_stage.state.log_weights` must be a torch.float32 tensor of shape \(2,\), got .*\(3,\)"

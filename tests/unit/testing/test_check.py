@@ -179,6 +179,13 @@ class WrongFact(Hides):
 
 
 @dataclass(frozen=True)
+class WrongDrop(Hides):
+    def planned(self, ids: Tensor, n: int) -> EpochPlan:
+        facts = {"scheduled_fraction": 0.3, "actual_fraction": 1 - len(ids) / n, "dropped_fraction": 0.5}
+        return EpochPlan(ids, facts=facts)
+
+
+@dataclass(frozen=True)
 class NoFact(Hides):
     def planned(self, ids: Tensor, n: int) -> EpochPlan:
         return EpochPlan(ids)
@@ -414,6 +421,7 @@ def test_a_method_that_decides_before_training_passes() -> None:
         (FloatIds(), "plan_epoch of epoch 0 .* raised TypeError: EpochPlan: `ids` must be int64"),
         (BeyondTheDataset(), r"plan_epoch of epoch 0 .* raised ValueError: EpochPlan: `ids` must be within \[0, 50\)"),
         (WrongFact(), "its plan has actual_fraction = 0.9, but"),
+        (WrongDrop(), "its plan has actual_fraction = .* and dropped_fraction = 0.5, but"),
         (NoFact(), "its plan has no fact 'scheduled_fraction'"),
         (NanWeights(), "its plan has weights that are not finite"),
         (KeepsStateOutside(), "its answer depends on global random state|answers differently"),

@@ -105,6 +105,8 @@ def rule_of(run: dict[str, Any]) -> str:
 
 def _skip_reason(rule: str, entry: dict[str, Any]) -> str:
     share = entry.get("actual_fraction")
+    if share is not None:
+        share += entry.get("dropped_fraction", 0.0)
     if share == 0:
         return "not among the samples of the loader's epoch: by its sampler or drop_last"
     return rule if share is None else f"{rule} ({share:.1%} of the samples were skipped)"

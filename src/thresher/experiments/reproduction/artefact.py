@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from thresher.cost import Cost
 from thresher.experiments.comparison.job import Control
-from thresher.experiments.comparison.statistics import LEAST_SEEDS, Paired
+from thresher.experiments.comparison.statistics import NO_SPREAD, Paired
 from thresher.experiments.comparison.summary import RunDict
 
 RunsByRow = Mapping[str, Mapping[int, RunDict]]
@@ -17,6 +18,8 @@ RunsByPart = Mapping[str, RunsByRow]
 SeedValue = Callable[[RunsByPart, int], float]
 """Function that returns a number of the runs with one seed."""
 Verdict = Literal["reproduced", "not reproduced", "cannot tell"]
+CountedVerdict = Literal["holds by count", "fails by count"]
+"""Verdict on a claim whose number is the same with every seed because it is counted; it decides no table or figure."""
 
 VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "reproduced")
 """Verdicts in the order of the page."""
@@ -37,6 +40,8 @@ class ArtefactPart:
             row, `full`. `{scores}` stands for a file of scores, see `scores`.
         published: Numbers of the paper by row, as it prints them.
         scores: Arguments of `thresher score`, which is run before: name of the score, number of models, number of epochs.
+        score_sets: Whether each seed has a set of scores, by models with seeds of their own, so that statements about scores
+            have a spread; `{scores}` stands for those of the first seed. Default False: one set of scores.
         controls: Kinds of controls that are trained for every row, at its cost.
     """
 
@@ -46,6 +51,7 @@ class ArtefactPart:
     rows: Mapping[str, str]
     published: Mapping[str, str] = field(default_factory=dict)
     scores: tuple[str, int, int] | None = None
+    score_sets: bool = False
     controls: tuple[Control, ...] = ()
 
 
@@ -58,31 +64,41 @@ class Claim:
         value: Function that returns the number of one seed.
         above: Limit that the number should exceed. Default: 0.
         scale: Factor of the numbers on the page. Default: 100, for points.
+        counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
     """
 
     text: str
     value: SeedValue
     above: float = 0.0
     scale: float = 100.0
+    counted: bool = False
 
     def judge(self, measured: RunsByPart, seeds: Sequence[int]) -> dict[str, Any]:
         """Judges the claim by the runs of some seeds.
 
         Returns:
-            claim (its text), mean, ci95, above, scale and verdict; "cannot tell" where a value is not finite.
+            claim (its text), mean, ci95, above, scale and verdict; "cannot tell" where a value is not finite, and where all
+            are the same: an interval without width judges nothing, and is None. Counts are then judged as such.
         """
         values = [self.value(measured, seed) for seed in seeds]
         found: dict[str, Any] = {"claim": self.text, "above": self.above, "scale": self.scale}
         if not all(map(math.isfinite, values)):
             return {**found, "mean": None, "ci95": None, "verdict": "cannot tell"}
         paired = Paired.of(values)
-        ends = None if paired.low is None else [paired.low, paired.high]
-        return {**found, "mean": paired.mean, "ci95": ends, "verdict": judged(paired, self.above)}
+        has_width = paired.spread is not None and paired.spread > NO_SPREAD
+        verdict: Verdict | CountedVerdict = judged(paired, self.above)
+        if self.counted and not has_width:
+            verdict = "holds by count" if paired.mean > self.above else "fails by count"
+        ends = [paired.low, paired.high] if has_width else None
+        return {**found, "mean": paired.mean, "ci95": ends, "verdict": verdict}
 
 
 def judged(paired: Paired, above: float) -> Verdict:
-    """Returns "reproduced" where the whole 95 % interval is above the limit, "not reproduced" where all of it is below."""
-    if paired.n < LEAST_SEEDS or paired.low is None or paired.high is None:
+    """Returns "reproduced" where the whole 95 % interval is above the limit, "not reproduced" where all of it is below.
+
+    Fewer than three seeds, and an interval without width, cannot tell.
+    """
+    if not paired.decides or paired.low is None or paired.high is None:
         return "cannot tell"
     if paired.low > above:
         return "reproduced"
@@ -104,6 +120,21 @@ class PageTable:
     rows: Sequence[Sequence[str]]
 
 
+@dataclass(frozen=True)
+class PagePicture:
+    """A picture of the page.
+
+    Args:
+        title: Text above the picture.
+        png: Content of a PNG file, in base64.
+    """
+
+    title: str
+    png: str
+
+
+MakePictures = Callable[[RunsByPart], Sequence[PagePicture]]
+"""Function that returns the pictures of an artefact from its runs."""
 MakeTables = Callable[[RunsByPart, Mapping[str, Any]], Sequence[PageTable]]
 """Function that returns the tables of an artefact, from its runs and from the results of `compare` by part."""
 
@@ -120,6 +151,7 @@ class Artefact:
         parts: The runs.
         claims: The claims that are judged.
         tables: Function that makes the tables of the page. Default: one table per part, see `tables_of_parts`.
+        pictures: Function that makes the pictures of the page. Default: none.
         seeds: Distinct random seeds, at least three.
     """
 
@@ -130,12 +162,17 @@ class Artefact:
     parts: Sequence[ArtefactPart]
     claims: Sequence[Claim]
     tables: MakeTables | None = None
+    pictures: MakePictures | None = None
     seeds: Sequence[int] = (0, 1, 2)
 
 
-def overall(verdicts: Sequence[Verdict]) -> Verdict:
-    """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not."""
-    return next(verdict for verdict in VERDICTS if verdict in verdicts)
+def overall(verdicts: Sequence[Verdict | CountedVerdict]) -> Verdict:
+    """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not.
+
+    Verdicts by count decide nothing; "cannot tell" where there are no others.
+    """
+    found: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
+    return found[0] if found else "cannot tell"
 
 
 def metric(part: str, row: str) -> SeedValue:
@@ -146,6 +183,22 @@ def metric(part: str, row: str) -> SeedValue:
 def cost(part: str, row: str) -> SeedValue:
     """Returns the counted cost of a row, as a share of full training."""
     return lambda measured, seed: measured[part][row][seed]["cost"]["ratio"]
+
+
+def cost_at(part: str, row: str, backward_to_forward: float) -> SeedValue:
+    """Returns the cost of a row as a share of full training, for a cost of a backward pass in forward passes."""
+
+    def ratio(measured: RunsByPart, seed: int) -> float:
+        counts = measured[part][row][seed]["cost"]
+        names = ("forward", "backward", "full_forward", "full_backward")
+        return Cost(**{name: counts[name] for name in names}).ratio(backward_to_forward)
+
+    return ratio
+
+
+def steps(part: str, row: str) -> SeedValue:
+    """Returns the number of optimizer steps of a row."""
+    return lambda measured, seed: measured[part][row][seed]["cost"]["steps"]
 
 
 def cpu(part: str, row: str) -> SeedValue:
@@ -182,24 +235,34 @@ def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
     labels = {label: row for row, label in results["labels"].items()}
     own = [row for row in results["summary"] if row["control_of"] is None]
     controls = {row["control_of"]: row for row in results["summary"] if row["control_of"] is not None}
-    header = ["", f"{results['metric']} here", "difference to full [95 % interval]", "cost", "CPU time", "in the paper"]
+    batches = results.get("batches", {})
+    header = ["", f"{results['metric']} here", "difference to full [95 % interval]", *COST_COLUMNS, "in the paper"]
     rows = []
     for found in own:
         row = labels[found["method"]]
-        rows.append([row, *_summary_cells(found), part.published.get(row, "")])
+        rows.append([row, *_summary_cells(found, batches.get(found["method"], "")), part.published.get(row, "")])
         if found["method"] in controls:
-            rows.append([f"  random samples at the cost of {row}", *_summary_cells(controls[found["method"]]), ""])
+            cells = _summary_cells(controls[found["method"]], FULL_BATCHES)
+            rows.append([f"  random samples at the cost of {row}", *cells, ""])
     return PageTable(f"{part.name}: {part.task}, {part.epochs} epochs", header, rows)
 
 
-def _summary_cells(row: Mapping[str, Any], scale: float = 100) -> list[str]:
-    """Returns mean and spread, difference to full training with interval, cost and CPU time of a row of a summary."""
+FULL_BATCHES, FILLED_BATCHES, SMALLER_BATCHES = "full", "filled up", "as selected"
+"""Kinds of training batches: of an epoch's samples; of the rows kept of several batches; of the rows kept of one batch, which
+takes as many steps as full training."""
+COST_COLUMNS = ("cost", "CPU time", "steps", "batches")
+
+
+def _summary_cells(row: Mapping[str, Any], batches: str, scale: float = 100) -> list[str]:
+    """Returns mean and spread, difference to full training with interval, and the cells of `COST_COLUMNS`."""
     spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
     return [
         f"{scale * row['mean']:.2f}{spread}",
         "" if row["difference"] is None else with_interval(row["difference"], row["ci95"], scale),
         f"{row['cost_ratio']:.3f}",
         f"{row['cpu_ratio']:.2f}",
+        f"{row['steps']:.0f}",
+        batches,
     ]
 
 

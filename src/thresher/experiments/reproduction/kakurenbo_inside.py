@@ -1,4 +1,4 @@
-"""KAKURENBO: figures 1, 2 and 3 of its appendix, which show single epochs of the runs of one setting."""
+"""KAKURENBO: figures 1 to 4 of its appendix, which show single epochs."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,31 @@ import numpy as np
 from scipy.stats import rankdata
 
 from thresher.experiments.comparison.summary import RunDict
-from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, PageTable, RunsByPart
-from thresher.experiments.reproduction.kakurenbo import FASHION_EPOCHS, FASHION_SETUP, FASHION_TASK, KAKURENBO_PAPER, hiding
+from thresher.experiments.reproduction.artefact import (
+    FULL_ROW,
+    HALF_A_POINT,
+    Artefact,
+    ArtefactPart,
+    Claim,
+    PageTable,
+    RunsByPart,
+    cpu,
+    metric,
+    minus,
+)
+from thresher.experiments.reproduction.kakurenbo import (
+    ABLATION_EPOCHS,
+    ABLATION_SETUP,
+    ABLATION_TASK,
+    FASHION_EPOCHS,
+    FASHION_SETUP,
+    FASHION_TASK,
+    KAKURENBO_PAPER,
+    SECOND_EPOCHS,
+    SECOND_SETUP,
+    SECOND_TASK,
+    hiding,
+)
 
 INSIDE_PART = ArtefactPart("inside", FASHION_TASK, FASHION_EPOCHS, {"KAKURENBO-0.3": hiding(0.3)})
 HIDING_ROW = "KAKURENBO-0.3"
@@ -94,9 +117,15 @@ KAKURENBO_FIGURE_2 = Artefact(
 )
 
 
+# Figure 3: the share that is hidden, on the task of table 5, where samples are moved back
+
+EVOLUTION_ROW = "KAKURENBO-0.4"
+EVOLUTION_PART = ArtefactPart("evolution", ABLATION_TASK, ABLATION_EPOCHS, {EVOLUTION_ROW: hiding(0.4)})
+
+
 def back_early(measured: RunsByPart, seed: int) -> float:
     """Returns the share moved back of what may be hidden, in the first third of the epochs that hide, minus the last third."""
-    history = measured[INSIDE_PART.name][HIDING_ROW][seed]["history"][1:]
+    history = measured[EVOLUTION_PART.name][EVOLUTION_ROW][seed]["history"][1:]
     back = [1 - entry["actual_fraction"] / entry["scheduled_fraction"] for entry in history]
     third = len(back) // 3
     return statistics.mean(back[:third]) - statistics.mean(back[-third:])
@@ -104,7 +133,7 @@ def back_early(measured: RunsByPart, seed: int) -> float:
 
 def saved_time(measured: RunsByPart, seed: int) -> list[float]:
     """Returns for each epoch the CPU time saved, as a share of the mean CPU time of an epoch of full training."""
-    own, full = (_epoch_times(measured[INSIDE_PART.name][row][seed]) for row in (HIDING_ROW, FULL_ROW))
+    own, full = (_epoch_times(measured[EVOLUTION_PART.name][row][seed]) for row in (EVOLUTION_ROW, FULL_ROW))
     baseline = statistics.mean(full)
     return [1 - seconds / baseline for seconds in own]
 
@@ -116,12 +145,12 @@ def _epoch_times(run: RunDict) -> list[float]:
 
 def below_hidden(measured: RunsByPart, seed: int) -> float:
     """Returns the mean share hidden minus the mean share of time saved, over the epochs that hide."""
-    hidden = [entry["actual_fraction"] for entry in measured[INSIDE_PART.name][HIDING_ROW][seed]["history"]]
+    hidden = [entry["actual_fraction"] for entry in measured[EVOLUTION_PART.name][EVOLUTION_ROW][seed]["history"]]
     return statistics.mean(hidden[1:]) - statistics.mean(saved_time(measured, seed)[1:])
 
 
 def _figure_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
-    runs = _runs_of_row(measured)
+    runs = list(measured[EVOLUTION_PART.name][EVOLUTION_ROW].values())
     cap, actual = (_means_by_epoch(runs, name) for name in ("scheduled_fraction", "actual_fraction"))
     saved = [statistics.mean(values) for values in zip(*(saved_time(measured, run["seed"]) for run in runs), strict=True)]
     rows = [
@@ -135,13 +164,62 @@ KAKURENBO_FIGURE_3 = Artefact(
     name="kakurenbo-figure-3",
     paper=f"{KAKURENBO_PAPER}, appendix, figure 3",
     shows="largest share, share that is hidden, and time saved, by epoch",
-    here=FASHION_SETUP,
-    parts=[INSIDE_PART],
+    here=ABLATION_SETUP,
+    parts=[EVOLUTION_PART],
     claims=[
         Claim("moving back matters most early in training", back_early),
         Claim("less time is saved than samples are hidden", below_hidden),
     ],
     tables=_figure_3,
+    seeds=(0, 1, 2, 3, 4),
 )
 
-KAKURENBO_INSIDE_FIGURES = (KAKURENBO_FIGURE_1, KAKURENBO_FIGURE_2, KAKURENBO_FIGURE_3)
+# Figure 4: convergence with two recipes
+
+CONVERGENCE_PARTS = [
+    ArtefactPart("recipe A", FASHION_TASK, FASHION_EPOCHS, {HIDING_ROW: hiding(0.3)}),
+    ArtefactPart("recipe B", SECOND_TASK, SECOND_EPOCHS, {HIDING_ROW: hiding(0.3)}),
+]
+SHOWN_EPOCHS = 6
+"""Number of epochs that a table of the figure shows."""
+
+
+def _figure_4(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
+    tables = []
+    for part in CONVERGENCE_PARTS:
+        runs = {row: list(measured[part.name][row].values()) for row in (FULL_ROW, HIDING_ROW)}
+        name = runs[FULL_ROW][0]["metric"]["name"]
+        columns = [_means_by_epoch(runs[row], of) for of in (name, "cpu_s") for row in runs]
+        shown = sorted({round(at) for at in np.linspace(0, len(columns[0]) - 1, SHOWN_EPOCHS)})
+        rows = [
+            [str(at), *(f"{100 * column[at]:.2f}" for column in columns[:2]), *(f"{column[at]:.1f}" for column in columns[2:])]
+            for at in shown
+        ]
+        header = ["epoch", *(f"{row}, {of}" for of in (f"{name}, %", "CPU s") for row in runs)]
+        tables.append(PageTable(f"{part.name}, mean of the seeds", header, rows))
+    return tables
+
+
+KAKURENBO_FIGURE_4 = Artefact(
+    name="kakurenbo-figure-4",
+    paper=f"{KAKURENBO_PAPER}, appendix, figure 4",
+    shows="convergence and speedup with two recipes",
+    here=SECOND_SETUP,
+    parts=CONVERGENCE_PARTS,
+    claims=[
+        claim
+        for part in CONVERGENCE_PARTS
+        for claim in (
+            Claim(
+                f"{part.name}: after the last epoch, accuracy is within half a point of full training's",
+                minus(metric(part.name, HIDING_ROW), metric(part.name, FULL_ROW)),
+                above=-HALF_A_POINT,
+            ),
+            Claim(f"{part.name}: it takes less CPU time", minus(cpu(part.name, FULL_ROW), cpu(part.name, HIDING_ROW))),
+        )
+    ],
+    tables=_figure_4,
+    seeds=(0, 1, 2, 3, 4),
+)
+
+KAKURENBO_INSIDE_FIGURES = (KAKURENBO_FIGURE_1, KAKURENBO_FIGURE_2, KAKURENBO_FIGURE_3, KAKURENBO_FIGURE_4)

@@ -1,5 +1,6 @@
 """Writes the page of all reproduced tables and figures, from the JSON files of `reproduce`."""
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,29 +13,47 @@ The command `thresher reproduce NAME` makes one table or figure, and `thresher r
 All experiments are at the scale of two CPU cores: small networks and small data stand for those of the papers, and each section
 names them. A claim of a paper is a number, measured with each seed, that should be above a limit. The claim is **reproduced**
 where the whole 95 % interval of the mean is above the limit, and **not reproduced** where the whole interval is below it.
-Otherwise, these seeds **cannot tell**: more of them are needed. A claim that does not reproduce here may still hold at the
-scale of the paper.
+Otherwise, these seeds **cannot tell**: more of them are needed. A number of counted passes that is the same with every seed has
+no interval: such a claim **holds by count** or **fails by count**, and decides no table. A claim that does not reproduce here
+may still hold at the scale of the paper.
+
+Methods are compared with as many optimizer steps, or each row says how many it takes. A method that chooses in the batch trains
+either on batches that are **filled up** with the rows kept of several batches, which takes fewer steps, or on smaller batches
+**as selected**, which takes as many steps as full training. On small tasks, this alone can be worth more than the choice of the
+rows.
 
 """
 
 
+PICTURES = "figures"
+"""Folder of the pictures, beside the page."""
 CLAIM_COLUMNS = ["claim", "measured [95 % interval]", "limit", "verdict"]
 
 
-def reproduction_page(results: Sequence[Mapping[str, Any]]) -> str:
+def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[str] = ()) -> str:
     """Returns the page in Markdown: a summary, and one section per table or figure; those not reproduced come first.
 
     Args:
-        results: Results of `reproduce`, one per table or figure.
+        results: Results of `reproduce`, one per table or figure; those that are outdated come last and are not counted.
+        missing: Names of the tables and figures without a result.
     """
+    waiting, outdated = _waiting(results, missing), [found for found in results if found.get("outdated")]
+    results = [found for found in results if not found.get("outdated")]
     ordered = sorted(results, key=lambda found: VERDICTS.index(found["verdict"]))
     rows = [
         [f"[{found['paper']}](#{found['name']})", found["shows"], found["verdict"], _claim_counts(found)] for found in ordered
     ]
     overview = markdown_table(["", "subject", "verdict", "claims"], rows) + "\n"
-    return f"{PAGE_HEAD}{summary_sentence(results)}\n\n{_failed_claims(ordered)}{overview}" + "".join(
-        f"\n{section(found)}" for found in ordered
-    )
+    head = f"{PAGE_HEAD}{summary_sentence(results)}\n\n{waiting}"
+    return f"{head}{_failed_claims(ordered)}{overview}" + "".join(f"\n{section(found)}" for found in (*ordered, *outdated))
+
+
+def _waiting(results: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> str:
+    """Returns a list of the tables and figures that must be trained, with the reasons; "" where there are none."""
+    reasons = [f"- [`{found['name']}`](#{found['name']}): {found['outdated']}" for found in results if found.get("outdated")]
+    reasons += [f"- `{name}`: not trained yet." for name in missing]
+    listed = "\n".join(sorted(reasons))
+    return f"To be trained, or trained anew, with `thresher reproduce NAME`:\n\n{listed}\n\n" if reasons else ""
 
 
 def summary_sentence(results: Sequence[Mapping[str, Any]]) -> str:
@@ -67,14 +86,32 @@ def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
 
 def section(found: Mapping[str, Any]) -> str:
     """Returns the section of one table or figure."""
+    outdated = found.get("outdated")
     lines = [
-        f'## <a id="{found["name"]}"></a>{found["paper"]}: {found["verdict"]}\n',
+        f'## <a id="{found["name"]}"></a>{found["paper"]}: {"to be trained anew" if outdated else found["verdict"]}\n',
+        *([f"Numbers of an earlier version. {outdated}\n"] if outdated else []),
         f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `thresher reproduce {found['name']}`\n",
         markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
     ]
     for table in found["tables"]:
         lines += [f"{table['title']}:\n", markdown_table(table["header"], table["rows"]) + "\n"]
+    for file, picture in zip(_picture_names(found), found.get("pictures", ()), strict=True):
+        lines += [f"{picture['title']}:\n", f"![{picture['title']}]({PICTURES}/{file})\n"]
     return "\n".join(lines)
+
+
+def pictures_of(found: Mapping[str, Any]) -> dict[str, bytes]:
+    """Returns the PNG files of a table or figure by their names in the folder `PICTURES`.
+
+    Args:
+        found: Result of `reproduce`.
+    """
+    contents = (base64.b64decode(picture["png"]) for picture in found.get("pictures", ()))
+    return dict(zip(_picture_names(found), contents, strict=True))
+
+
+def _picture_names(found: Mapping[str, Any]) -> list[str]:
+    return [f"{found['name']}-{number}.png" for number in range(1, 1 + len(found.get("pictures", ())))]
 
 
 def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
@@ -85,7 +122,8 @@ def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
 
 def _claim_counts(found: Mapping[str, Any]) -> str:
     verdicts = [claim["verdict"] for claim in found["claims"]]
-    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in reversed(VERDICTS) if verdict in verdicts)
+    ordered = (*reversed(VERDICTS), "holds by count", "fails by count")
+    return ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in ordered if verdict in verdicts)
 
 
 def _capital(text: str) -> str:

@@ -18,6 +18,13 @@ IMAGE_TASKS = (
         lr=0.05,
     ),
     Task(
+        "mnist-5k-noisy",
+        partial(without_folder, "mnist-5k-noisy", images.find_mnist_5k),
+        images.mnist_5k_noisy,
+        partial(small_cnn, 28, width=8),
+        lr=0.05,
+    ),
+    Task(
         "mnist-5k-mlp",
         partial(without_folder, "mnist-5k-mlp", images.find_mnist_5k),
         images.mnist_5k,

@@ -1,4 +1,4 @@
-"""Regression: the two regression tasks of AdaSelection."""
+"""Regression: the two regression tasks of AdaSelection, and a line whose outliers are all on one side."""
 
 from functools import partial
 
@@ -22,6 +22,18 @@ REGRESSION_TASKS = (
         "line",
         partial(without_folder, "line", lambda: None),
         regression.noisy_line,
+        partial(perceptron, 1, classes=1),
+        lr=0.02,
+        batch_size=100,
+        loss=nn.MSELoss,
+        evaluate=r_squared,
+        metric="R2",
+        has_images=False,
+    ),
+    Task(
+        "line-one-sided",
+        partial(without_folder, "line-one-sided", lambda: None),
+        partial(regression.noisy_line, one_sided=True),
         partial(perceptron, 1, classes=1),
         lr=0.02,
         batch_size=100,

@@ -13,6 +13,7 @@ OWN_LISTS = ("loss_histogram", "hidden_by_class")
 
 Value = float | bool | str | None | list[Any] | dict[str, Any]
 Judgement = Literal["not reproduced", "cannot tell", "reproduced"]
+CountedJudgement = Literal["holds by count", "fails by count"]
 
 
 class JsonFile(BaseModel):
@@ -26,7 +27,8 @@ class Epoch(JsonFile):
 
     Attributes:
         epoch: Number of the epoch, from 0.
-        actual_fraction: Share of the samples that was left out.
+        actual_fraction: Share of the samples that was left out, without those in `dropped_fraction`.
+        dropped_fraction: Share of the samples that was given up as noise.
         scheduled_fraction: Largest share that the method would have left out.
         cost: Cost until the end of the epoch, as a share of full training.
         cpu_s: CPU seconds until the end of the epoch.
@@ -41,6 +43,7 @@ class Epoch(JsonFile):
 
     epoch: int
     actual_fraction: float | None = None
+    dropped_fraction: float = 0.0
     scheduled_fraction: float | None = None
     cost: float | None = None
     cpu_s: float | None = None
@@ -271,7 +274,19 @@ class JudgedClaim(JsonFile):
     ci95: list[float] | None = Field(min_length=2, max_length=2)
     above: float
     scale: float
-    verdict: Judgement
+    verdict: Judgement | CountedJudgement
+
+
+class Picture(JsonFile):
+    """A picture of the page.
+
+    Attributes:
+        title: Text above the picture.
+        png: Content of a PNG file, in base64.
+    """
+
+    title: str
+    png: str
 
 
 class Table(JsonFile):
@@ -300,6 +315,8 @@ class Reproduced(JsonFile):
         verdict: Judgement on all claims.
         claims: The claims.
         tables: The tables.
+        pictures: The pictures.
+        outdated: Reason why the runs must be trained anew, as a sentence; None where they are those that the command makes now.
     """
 
     name: str
@@ -310,6 +327,8 @@ class Reproduced(JsonFile):
     verdict: Judgement
     claims: list[JudgedClaim]
     tables: list[Table]
+    pictures: list[Picture] = []
+    outdated: str | None = None
 
 
 class Manifest(JsonFile):

@@ -42,8 +42,8 @@ class MethodSpec:
     Args:
         name: Name of the method, one of `thresher.methods.names()`.
         given: Settings of the method by name.
-        batch: Arguments of `thresher.attach` by their names in `BATCH_SETTINGS`, only for methods that select in the batch by
-            the losses of its samples, and in `RUN_SETTINGS`.
+        batch: Arguments of `thresher.attach` by their names in `BATCH_SETTINGS`, only for methods that select in the batch
+            (those beginning with `score_` only for those that do so by the losses of its samples), and in `RUN_SETTINGS`.
 
     Example:
         >>> spec = MethodSpec("selective_backprop", {"keep": 0.3}, {"forward_passes": "twice"})
@@ -82,16 +82,17 @@ class MethodSpec:
         """
         kind = methods.load(self.name)
         parameters = inspect.signature(kind).parameters
-        scored = _scores_batches(kind)
-        of_batches = [key for key in self.batch if key in BATCH_SETTINGS]
-        if of_batches and not scored:
+        allowed = _batch_settings(kind)
+        refused = [key for key in self.batch if key in BATCH_SETTINGS and key not in allowed]
+        if refused:
             raise ValueError(
-                f"{self.name} has no setting {of_batches[0]!r}: {', '.join(BATCH_SETTINGS)} are for methods that "
-                f"select in the batch by its losses; it has {', '.join(parameters) or 'none'}"
+                f"{self.name} has no setting {refused[0]!r}: `forward_passes` is for methods that select in the batch, and "
+                f"{', '.join(SCORING)} for those that do so by its losses; it has "
+                f"{', '.join((*parameters, *allowed)) or 'none'}"
             )
         for key, value in self.given.items():
             if key not in parameters:
-                known = (*parameters, *(BATCH_SETTINGS if scored else ()))
+                known = (*parameters, *allowed)
                 raise ValueError(f"{self.name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
             _check_kind(f"{self.name}: `{key}`", value, parameters[key].default)
         _check_batch(self.name, self.batch)
@@ -106,7 +107,7 @@ class MethodSpec:
         """All settings, with the defaults if the method is a dataclass, and then the arguments of `thresher.attach`."""
         method = self.create()
         own = asdict(method) if is_dataclass(method) and not isinstance(method, type) else dict(self.given)
-        return {**own, **({"forward_passes": "auto"} if _scores_batches(method) else {}), **self.batch}
+        return {**own, **({"forward_passes": "auto"} if "score_every" in _batch_settings(method) else {}), **self.batch}
 
     def attachment(self) -> dict[str, Any]:
         """Returns the arguments of `thresher.attach` that belong to the method."""
@@ -297,10 +298,16 @@ def _check_kind(name: str, value: Any, default: Any) -> None:
         raise ValueError(f"{name} is a number, got {value!r}")
 
 
-def _scores_batches(method: Any) -> bool:
-    """Checks whether a method, or its class, selects in the batch by signals of a forward pass."""
+def _batch_settings(method: Any) -> tuple[str, ...]:
+    """Returns the names in `BATCH_SETTINGS` that a method, or its class, has.
+
+    A method without signals has `forward_passes` alone: "twice" fills its rows up to full batches, without a scoring pass.
+    """
+    if method.stage != "batch":
+        return ()
     requires = requirements_of(method)
-    return method.stage == "batch" and (isinstance(requires, property) or bool(requires.signals))
+    by_losses = isinstance(requires, property) or bool(requires.signals)
+    return tuple(BATCH_SETTINGS) if by_losses else ("forward_passes",)
 
 
 def _check_batch(name: str, batch: Mapping[str, Any]) -> None:

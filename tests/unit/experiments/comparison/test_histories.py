@@ -1,6 +1,6 @@
 import pytest
 
-from thresher.experiments.comparison.histories import _history_from, history_of, rule_of
+from thresher.experiments.comparison.histories import _history_from, _skip_reason, history_of, rule_of
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import parse_methods
@@ -74,3 +74,11 @@ def test_what_the_loader_does_not_give_is_not_told_as_the_rule():
     row = {"id": 3, "loss_by_epoch": [float("-inf")], "trained_by_epoch": [0], "trained": 0, "hidden": 1}
     history = _history_from(row, {"method": "kakurenbo", "settings": {"tau": 0.7}, "seed": 0, "history": [entry]})
     assert "by its sampler or drop_last" in history.epochs[0].rule
+
+
+def test_a_sample_that_was_dropped_was_among_those_of_the_loader():
+    assert _skip_reason("hidden", {"actual_fraction": 0.0}).startswith("not among the samples of the loader's epoch")
+    assert (
+        _skip_reason("hidden", {"actual_fraction": 0.0, "dropped_fraction": 0.1})
+        == "hidden (10.0% of the samples were skipped)"
+    )

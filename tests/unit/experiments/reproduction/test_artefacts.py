@@ -1,6 +1,8 @@
 """Every table and figure against made-up runs: its claims can be judged and its tables filled, and they tell what is there."""
 
+import base64
 import itertools
+import math
 import statistics
 
 import numpy as np
@@ -13,9 +15,12 @@ from thresher.experiments.comparison.statistics import Paired
 from thresher.experiments.comparison.summary import summarise
 from thresher.experiments.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, kakurenbo_relief, selective_backprop
 from thresher.experiments.reproduction.artefact import (
+    FILLED_BATCHES,
+    FULL_BATCHES,
     FULL_ROW,
     ArtefactPart,
     Claim,
+    cost_at,
     judged,
     mean_of,
     metric,
@@ -24,7 +29,7 @@ from thresher.experiments.reproduction.artefact import (
     overall,
     tables_of_parts,
 )
-from thresher.experiments.reproduction.reproduction import specs_of
+from thresher.experiments.reproduction.reproduction import batches_of, specs_of, with_steps
 from thresher.experiments.tasks import built_in
 from thresher.scores import Scores
 
@@ -63,10 +68,12 @@ def entry(epoch, seed):
         "scheduled_fraction": 0.3,
         "actual_fraction": 0.3 * min(1, epoch / 10),
         "hidden_by_class": [(epoch * label) % 7 for label in range(10)],
+        "moved_back": 20 - epoch,
+        **dict(zip(ada_selection.WEIGHT_NAMES, (0.5, 0.01 * epoch, 0.5 - 0.01 * epoch), strict=True)),
     }
 
 
-def run(row, seed, folder):
+def run(row, seed, folder, epochs=EPOCHS):
     rng = np.random.default_rng([seed, sum(map(ord, row))])
     value = 0.9 if row == FULL_ROW else 0.85 + 0.01 * rng.random()
     return {
@@ -74,10 +81,17 @@ def run(row, seed, folder):
         "seed": seed,
         "control_of": None,
         "metric": {"name": "accuracy", "value": value + 0.001 * rng.random()},
-        "cost": {"ratio": 1.0 if row == FULL_ROW else 0.6},
+        "cost": {
+            "ratio": 1.0 if row == FULL_ROW else 0.6,
+            "steps": 1000 if row == FULL_ROW else 600,
+            "forward": 2000 if row == FULL_ROW else 1600,
+            "backward": 2000 if row == FULL_ROW else 1000,
+            "full_forward": 2000,
+            "full_backward": 2000,
+        },
         "wall_s": 1.0,
         "cpu_s": 10.0 if row == FULL_ROW else 7.0,
-        "history": [entry(epoch, seed) for epoch in range(EPOCHS)],
+        "history": [entry(epoch, seed) for epoch in range(epochs)],
         "samples": str(folder / "samples.parquet"),
         "scores": str(folder / "scores.parquet"),
     }
@@ -86,10 +100,14 @@ def run(row, seed, folder):
 def measure(artefact, folder):
     """Runs by part, row and seed, and what `compare` would say of them."""
     rows = {part.name: [FULL_ROW, *part.rows] for part in artefact.parts}
-    runs = {part: {row: {seed: run(row, seed, folder) for seed in artefact.seeds} for row in of} for part, of in rows.items()}
+    lengths = {part.name: max(EPOCHS, part.epochs) for part in artefact.parts}
+    runs = {
+        part: {row: {seed: run(row, seed, folder, lengths[part]) for seed in artefact.seeds} for row in of}
+        for part, of in rows.items()
+    }
     results = {
         part: {
-            "summary": summarise([each for seeds in of.values() for each in seeds.values()]),
+            "summary": with_steps(summarise(flat := [each for seeds in of.values() for each in seeds.values()]), flat),
             "labels": {row: row for row in of},
             "metric": "accuracy",
         }
@@ -112,6 +130,8 @@ def test_claims_are_judged_and_tables_are_filled(name, folder):
     assert tables
     for table in tables:
         assert table.rows and all(len(row) == len(table.header) for row in table.rows)
+    for picture in artefact.pictures(measured) if artefact.pictures else ():
+        assert picture.title and base64.b64decode(picture.png).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ARTEFACTS)
@@ -125,6 +145,10 @@ DISTINCT_PARTS = {id(part): name for name, part in PARTS.items()}
 """Parts that several artefacts share come once."""
 
 
+POOL_WARNING = "ignore:AdaSelection. `pool` is"
+
+
+@pytest.mark.filterwarnings(POOL_WARNING)
 @pytest.mark.parametrize("name", DISTINCT_PARTS.values())
 def test_rows_are_methods_and_tasks_are_there(name, folder):
     part = PARTS[name]
@@ -147,7 +171,7 @@ def test_names_of_parts_are_distinct_in_each():
         ([1.0, 1.1, 0.9], 0.5, "reproduced"),
         ([1.0, 1.1, 0.9], 1.5, "not reproduced"),
         ([1.0, 1.1, 0.9], 1.0, "cannot tell"),
-        ([1.0, 1.0, 1.0], 0.9, "reproduced"),
+        ([1.0, 1.0, 1.0], 0.9, "cannot tell"),
         ([1.0, 1.1], 0.0, "cannot tell"),
         ([1.0], 0.0, "cannot tell"),
     ],
@@ -159,6 +183,25 @@ def test_the_whole_interval_must_be_on_one_side(values, above, verdict):
 def test_values_that_are_not_finite_tell_nothing():
     found = Claim("it never comes", lambda _, seed: float("nan") if seed else 1.0).judge({}, (0, 1, 2))
     assert found["verdict"] == "cannot tell" and found["mean"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "counted", "verdict", "has_interval"),
+    [
+        ((1.0, 1.0, 1.0), False, "cannot tell", False),
+        ((1.0, 1.0, 1.0), True, "holds by count", False),
+        ((0.5, 0.5, 0.5), True, "fails by count", False),
+        ((1.0, 1.01, 0.99), True, "reproduced", True),
+    ],
+)
+def test_an_interval_without_width_judges_nothing(values, counted, verdict, has_interval):
+    found = Claim("it costs less", lambda _, seed: values[seed], above=0.9, counted=counted).judge({}, (0, 1, 2))
+    assert found["verdict"] == verdict and (found["ci95"] is not None) == has_interval
+
+
+def test_counts_decide_no_table():
+    assert overall(["fails by count", "reproduced"]) == "reproduced"
+    assert overall(["holds by count"]) == "cannot tell"
 
 
 def test_one_claim_that_fails_decides():
@@ -228,6 +271,53 @@ def test_overlap_of_the_lowest():
     assert diet_sb.overlap_of_least(values, values, 0.3) == 1 and diet_sb.overlap_of_least(values, -values, 0.3) == 0
     assert diet_sb.overlap_of_least(values, -values, 1.0) == 1
     assert diet_sb.concentration(np.arange(40), np.repeat([0, 1, 2, 3], 10)) == 1
+
+
+@pytest.mark.filterwarnings(POOL_WARNING)
+def test_selection_at_random_fills_batches_as_the_others_do(folder):
+    """Else its smaller batches take as many steps as full training, which is worth more than any choice of rows."""
+    scores = folder / "scores.parquet"
+    for name in ("diet-sb-a", "diet-sb-b", "diet-sb-runtime", *(n for n in ARTEFACTS if n.startswith("adaselection"))):
+        for part in ARTEFACTS[name].parts:
+            specs = specs_of(part, scores)
+            assert {batches_of(spec) for spec in specs.values()} <= {FULL_BATCHES, FILLED_BATCHES}
+
+
+def test_the_kinds_of_batches_of_the_time_to_target_are_those_of_its_arms():
+    [part] = selective_backprop.TIME_TO_TARGET.parts
+    found = {row: batches_of(spec) for row, spec in specs_of(part, None).items()}
+    assert {FULL_ROW: FULL_BATCHES, **found} == selective_backprop.BATCHES
+
+
+def test_moving_back_is_judged_only_where_it_happens():
+    def ablations(count):
+        run = {
+            "metric": {"value": 0.5},
+            "cost": {"full_forward": 100.0 * kakurenbo.ABLATION_EPOCHS},
+            "history": [{"moved_back": count}] * 10,
+        }
+        return {"ablations": {bits: {0: run} for bits in kakurenbo.VARIANT_BITS}}
+
+    assert kakurenbo.moved_back(ablations(20), 0) == pytest.approx(0.2)
+    assert kakurenbo.gain_of_moving_back(ablations(20), 0) == 0
+    assert math.isnan(kakurenbo.gain_of_moving_back(ablations(0), 0))
+
+
+def test_the_cost_for_another_price_of_a_backward_pass():
+    counts = {"forward": 30, "backward": 10, "full_forward": 40, "full_backward": 40}
+    measured = {"p": {"a": {0: {"cost": counts}}}}
+    assert cost_at("p", "a", 2.0)(measured, 0) == pytest.approx(50 / 120)
+    assert cost_at("p", "a", 1.0)(measured, 0) == pytest.approx(40 / 80)
+
+
+def test_weights_between_tasks_and_during_training():
+    ends = dict(zip(ada_selection.RATE_TASKS, ((1, 0, 0), (0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0, 0)), strict=True))
+    measured = {
+        part: {ada_selection.WEIGHTS_ROW: {0: {"history": [dict(zip(ada_selection.WEIGHT_NAMES, end, strict=True))]}}}
+        for part, end in ends.items()
+    }
+    assert ada_selection.weights_between_tasks(measured, 0) == 1
+    assert ada_selection.moved_weight("image")(measured, 0) == pytest.approx(2 / 3)
 
 
 def test_diet_drops_in_the_batch_what_makes_the_total():

@@ -1,10 +1,13 @@
 """A table from its runs to its page, on a small part of the digits."""
 
+import base64
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -14,9 +17,11 @@ from thresher.experiments import reproduction as papers
 from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.comparison.compare import Watcher
 from thresher.experiments.comparison.workers import RunError
-from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, cost, minus
-from thresher.experiments.reproduction.page import reproduction_page, summary_sentence
-from thresher.experiments.reproduction.reproduction import reproduce
+from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, PagePicture, cost, minus
+from thresher.experiments.reproduction.page import pictures_of, reproduction_page, summary_sentence
+from thresher.experiments.reproduction.reproduction import batches_of, reproduce
+from thresher.experiments.training.specs import parse_methods
+from thresher.scores import Scores
 
 SMALL = Artefact(
     name="small",
@@ -28,8 +33,9 @@ SMALL = Artefact(
         ArtefactPart("pruned", "digits@100", 1, {"pruned": "prune:scores={scores}:keep=0.5"}, scores=("el2n", 1, 1)),
     ],
     claims=[
-        Claim("half of the samples cost less", minus(cost("half", FULL_ROW), cost("half", "half"))),
-        Claim("they cost less than nothing", minus(lambda *_: 0.0, cost("half", "half"))),
+        Claim("half of the samples cost less", minus(cost("half", FULL_ROW), cost("half", "half")), counted=True),
+        Claim("they cost less than a quarter", minus(lambda *_: 0.25, cost("half", "half")), counted=True),
+        Claim("they take less than no time", lambda measured, seed: -measured["half"]["half"][seed]["cpu_s"]),
     ],
 )
 
@@ -64,11 +70,13 @@ def test_what_a_table_says(made):
     _, found, trained = made
     # Full training is shared by both parts.
     assert trained == 3 * (1 + 2 + 1)
-    assert [claim["verdict"] for claim in found["claims"]] == ["reproduced", "not reproduced"]
+    assert [claim["verdict"] for claim in found["claims"]] == ["holds by count", "fails by count", "not reproduced"]
     assert found["verdict"] == "not reproduced" and found["seeds"] == [0, 1, 2]
     half, pruned = found["tables"]
     assert [row[0].strip() for row in half["rows"]] == ["full", "half", "random samples at the cost of half"]
     assert half["rows"][1][-1] == "12.3" and pruned["rows"][1][0] == "pruned"
+    assert half["header"][-3:-1] == ["steps", "batches"]
+    assert [row[-3:-1] for row in half["rows"]] == [["2", "full"], ["2", "as selected"], ["1", "full"]]
     assert re.fullmatch(r"\d+\.\d\d ± \d+\.\d\d", half["rows"][0][1])
     assert [part["name"] for part in found["parts"]] == ["half", "pruned"] and found["parts"][0]["metric"] == "accuracy"
 
@@ -86,10 +94,10 @@ def test_the_page_tells_first_what_did_not_reproduce(made):
     good = {**found, "name": "good", "paper": "Another", "verdict": "reproduced", "claims": found["claims"][:1]}
     text = reproduction_page([good, found])
     assert text.index('## <a id="small"></a>A paper, table 1: not reproduced') < text.index("Another: reproduced")
-    assert "| [Another](#good) | what half of the samples do | reproduced | 1 reproduced |" in text
-    assert "1 reproduced, 1 not reproduced" in text
+    assert "| [Another](#good) | what half of the samples do | reproduced | 1 holds by count |" in text
+    assert "| 1 not reproduced, 1 holds by count, 1 fails by count |" in text
     failed, rest = text.split("All tables and figures:\n")
-    assert "| [A paper, table 1](#small) | they cost less than nothing | -" in failed and "cost less than nothing" in rest
+    assert "| [A paper, table 1](#small) | they take less than no time | -" in failed and "less than no time" in rest
     assert "half of the samples cost less" not in failed and "did not reproduce:" not in reproduction_page([good])
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
@@ -110,8 +118,59 @@ def test_the_page_says_how_many_reproduce(made, verdicts, sentence):
 
 def test_the_page_of_this_repository_is_that_of_its_results():
     root = Path(__file__).parents[4]
-    files = [root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS]
-    assert (root / "docs" / "reproduce.md").read_text() == reproduction_page([json.loads(file.read_text()) for file in files])
+    files = {name: root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS}
+    found = [json.loads(file.read_text()) for file in files.values() if file.exists()]
+    missing = [name for name, file in files.items() if not file.exists()]
+    assert (root / "docs" / "reproduce.md").read_text() == reproduction_page(found, missing)
+    for name, content in (picture for one in found for picture in pictures_of(one).items()):
+        assert (root / "docs" / "figures" / name).read_bytes() == content
+
+
+def test_what_is_outdated_or_missing_is_named_and_not_counted(made):
+    old = {**made[1], "name": "old", "outdated": "Its arms were not alike."}
+    text = reproduction_page([old, made[1]], ["new"])
+    assert "- [`old`](#old): Its arms were not alike.\n" in text and "- `new`: not trained yet.\n" in text
+    assert "Of 1 tables and figures, 0 reproduce, 1 does not" in text
+    assert text.index('<a id="small"></a>') < text.index('## <a id="old"></a>A paper, table 1: to be trained anew')
+    assert "Numbers of an earlier version. Its arms were not alike." in text
+    assert "To be trained" not in reproduction_page([made[1]])
+
+
+def test_pictures_stand_beside_the_page(made, monkeypatch, tmp_path):
+    png = base64.b64encode(b"\x89PNG, nearly").decode()
+    found = {**made[1], "pictures": [{"title": "Lowest", "png": png}]}
+    assert pictures_of(found) == {"small-1.png": b"\x89PNG, nearly"} and pictures_of(made[1]) == {}
+    assert "Lowest:\n\n![Lowest](figures/small-1.png)\n" in reproduction_page([found])
+    monkeypatch.setattr(papers, "ARTEFACTS", {"small": replace(SMALL, pictures=lambda _: [PagePicture("Lowest", png)])})
+    given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert (tmp_path / "figures" / "small-1.png").read_bytes() == b"\x89PNG, nearly"
+
+
+def test_each_seed_may_have_scores_of_its_own(made, tmp_path):
+    work = tmp_path / "work"
+    part = replace(SMALL.parts[1], score_sets=True)
+    seen = []
+
+    def scores_of(measured, seed):
+        seen.append(measured["pruned"]["pruned"][seed]["scores"])
+        return float(seed)
+
+    reproduce(replace(SMALL, parts=[part], claims=[Claim("they differ", scores_of)]), work, jobs=1)
+    names = ["digits@100-el2n-1x1.parquet", "digits@100-el2n-1x1-1.parquet", "digits@100-el2n-1x1-2.parquet"]
+    assert [Path(path).name for path in seen] == names
+    first, second = (Scores.load(work / "scores" / name).values for name in names[:2])
+    assert not torch.equal(first, second)
+
+
+def test_the_kind_of_batches_is_that_of_the_method_in_the_batch():
+    texts = {
+        "uniform:keep=0.5": "full",
+        "random_backprop": "as selected",
+        "random_backprop:forward_passes=twice": "filled up",
+        "uniform:keep=0.5+selective_backprop:forward_passes=twice": "filled up",
+    }
+    assert {text: batches_of(parse_methods(text)[0]) for text in texts} == texts
 
 
 def test_the_command_lists_makes_and_keeps(made, monkeypatch, tmp_path):

@@ -11,10 +11,10 @@ from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks import contours
 from thresher.experiments.tasks.data.base import training_subset
 from thresher.experiments.tasks.networks.vision_transformer import VisionTransformer
+from thresher.experiments.tasks.pictures import training_images
 from thresher.experiments.tasks.transfer import FineTuning
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec
-from thresher.report.sheets import training_images
 
 
 @pytest.mark.parametrize("name", [task.name for task in contours.CONTOUR_TASKS])

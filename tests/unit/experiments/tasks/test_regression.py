@@ -36,7 +36,7 @@ def test_the_share_explained_is_of_all_batches_together(factor, share):
     assert model.training
 
 
-@pytest.mark.parametrize(("name", "inputs"), [("line", 1), ("bike", 43)])
+@pytest.mark.parametrize(("name", "inputs"), [("line", 1), ("line-one-sided", 1), ("bike", 43)])
 def test_networks_fit_and_seeds_fix_them(name, inputs):
     task = built_in(name)
     state = torch.get_rng_state()
@@ -47,7 +47,7 @@ def test_networks_fit_and_seeds_fix_them(name, inputs):
     assert (task.metric, task.has_images, task.batch_size) == ("R2", False, 100)
 
 
-@pytest.mark.parametrize("name", ["line", "bike"])
+@pytest.mark.parametrize("name", ["line", "line-one-sided", "bike"])
 def test_they_take_no_folder(tmp_path, name):
     with pytest.raises(ValueError, match=f"--data .*the task {name} brings its data or has it from a package"):
         built_in(name).find(tmp_path)

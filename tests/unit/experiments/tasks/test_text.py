@@ -20,7 +20,7 @@ ONCE = "" if DEEP else ":forward_passes=twice"
 METHODS = (
     f"uniform:keep=0.3,big_loss:keep=0.3{ONCE},infobatch,"
     "ada_selection:keep=0.3:pool=('big_loss','small_loss','uniform','gradient_norm'),"
-    "ada_selection:keep=0.3:pool=('big_loss','gradient_norm'):forward_passes=twice"
+    "ada_selection:keep=0.3:pool=('uniform','gradient_norm'):forward_passes=twice"
 )
 
 

@@ -94,6 +94,12 @@ def test_methods_that_score_no_batches_have_no_settings_of_it(name):
     assert spec.attachment() == {} and "forward_passes" not in spec.settings
 
 
+def test_rows_that_are_chosen_without_losses_can_fill_batches():
+    [spec] = parse_methods("random_backprop:keep=0.1:forward_passes=twice")
+    assert (spec.label, spec.attachment()) == ("random_backprop:keep=0.1 twice", {"forward_passes": "twice"})
+    assert len(parse_methods("random_backprop:forward_passes=twice,random_backprop")) == 2
+
+
 def test_how_a_batch_is_scored_tells_methods_apart():
     assert len(parse_methods("selective_backprop:forward_passes=once,selective_backprop:forward_passes=twice")) == 2
 
@@ -101,9 +107,10 @@ def test_how_a_batch_is_scored_tells_methods_apart():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kakurenbo:forward_passes=once", "kakurenbo has no setting 'forward_passes': forward_passes, score_every, "
-         "score_dtype, score_scale are for methods that select in the batch by its losses; it has max_fraction, tau"),
-        ("random_backprop:forward_passes=once", "random_backprop has no setting 'forward_passes': "),
+        ("kakurenbo:forward_passes=once", "kakurenbo has no setting 'forward_passes': `forward_passes` is for methods that "
+         "select in the batch, and score_every, score_dtype, score_scale for those that do so by its losses; it has "
+         "max_fraction, tau"),
+        ("random_backprop:score_every=2", "random_backprop has no setting 'score_every': "),
         ("full:score_every=2", "full has no setting 'score_every': "),
         ("selective_backprop:forward_passes=thrice", "`forward_passes` is one of auto, once, twice, got 'thrice'"),
         ("selective_backprop:forward_passes=2", "`forward_passes` is one of auto, once, twice, got 2"),

@@ -44,6 +44,21 @@ def training_subset(data: Data, samples: int) -> Data:
     return replace(data, train=TensorDataset(*(tensor[ids.sort().values] for tensor in data.train.tensors)))
 
 
+def with_wrong_labels(data: Data, share: float) -> Data:
+    """Returns the data with a share of the training labels replaced by another class, always the same ones; test labels stay.
+
+    Args:
+        data: Data of a task with one class per sample.
+        share: Share of the training labels, [0, 1]: exactly floor(share * N) labels.
+    """
+    inputs, labels = data.train.tensors
+    generator = torch.Generator().manual_seed(1)
+    classes, wrong = int(labels.max()) + 1, torch.randperm(len(labels), generator=generator)[: int(share * len(labels) + 1e-9)]
+    changed = labels.clone()
+    changed[wrong] = (labels[wrong] + torch.randint(1, classes, (len(wrong),), generator=generator)) % classes
+    return replace(data, train=TensorDataset(inputs, changed))
+
+
 def _of_each_class(labels: Tensor, order: Tensor, samples: int) -> Tensor:
     classes = int(labels.max()) + 1
     wanted = [samples // classes + (number < samples % classes) for number in range(classes)]

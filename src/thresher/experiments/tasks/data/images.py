@@ -16,12 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.data.base import Data, with_wrong_labels
 from thresher.experiments.tasks.data.idx import read_idx
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 DOWNLOADS = Path("~/.cache/thresher")
 FOLDER_VARIABLE = "THRESHER_DATA"
+WRONG_LABELS = 0.2
+"""Share of the training labels of `mnist-5k-noisy` that are wrong."""
 FASHION_MNIST = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
@@ -65,6 +67,16 @@ def mnist_5k(path: Path | None = None) -> Data:
     if table.shape != (5000, 785):
         raise ValueError(f"{path}: damaged: {table.shape} values instead of (5000, 785)")
     return _split_by_fifths(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
+
+
+def mnist_5k_noisy(path: Path | None = None) -> Data:
+    """Returns the same digits with every fifth training label wrong.
+
+    Raises:
+        FileNotFoundError: See `find_mnist_5k`.
+        ValueError: The file is damaged.
+    """
+    return with_wrong_labels(mnist_5k(path), WRONG_LABELS)
 
 
 def find_fashion_mnist(folder: Path | None = None) -> Path:

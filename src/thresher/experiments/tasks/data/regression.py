@@ -25,6 +25,9 @@ POINTS = 5000
 OUTLIERS = 0.1
 """Share of the training points that are outliers."""
 
+OFF = 3.0
+"""Distance of an outlier from its place, in units of the target."""
+
 BIKE_ROWS = 8645
 """Hours in Bikeshare.csv."""
 DAYS = 365
@@ -42,17 +45,20 @@ NUMBER_COLUMNS = ("temp", "atemp", "hum", "windspeed")
 DAY, TARGET = "day", "bikers"
 
 
-def noisy_line(_: Path | None = None) -> Data:
+def noisy_line(_: Path | None = None, *, one_sided: bool = False) -> Data:
     """Returns noisy points of the line y = 2x + 1, always the same.
 
     The details are our choice: x is uniform in [-1, 1], the noise is normal with standard deviation 0.2, and there are 5,000
-    training points and 1,000 test points. Exactly one in ten training targets is shifted by 3, up or down at random; no test
-    target is.
+    training points and 1,000 test points. Exactly one in ten training targets is shifted by `OFF`; no test target is.
+
+    Args:
+        one_sided: Whether all shifts go up. Large losses then pull in one direction, as it seems to be in the paper, where the
+            error of Big Loss is five times that of full training. Default False: up or down at random, which cancels out.
     """
     generator = torch.Generator().manual_seed(0)
     x, y = _line_points(POINTS, generator)
     outliers = torch.randperm(POINTS, generator=generator)[: int(OUTLIERS * POINTS)]
-    y[outliers] += 3 * (2 * torch.randint(2, (len(outliers), 1), generator=generator) - 1)
+    y[outliers] += OFF if one_sided else OFF * (2 * torch.randint(2, (len(outliers), 1), generator=generator) - 1)
     return Data(TensorDataset(x, y), *_line_points(POINTS // 5, generator))
 
 

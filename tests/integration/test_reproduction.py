@@ -1,0 +1,39 @@
+"""Tables and figures from real, short trainings to their claims: what made-up runs cannot show, such as keys of the history."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from depth import depth
+from in_process import InProcessWorkers
+from thresher.experiments.comparison import compare as comparison
+from thresher.experiments.reproduction import ARTEFACTS
+from thresher.experiments.reproduction.artefact import Artefact, ArtefactPart
+from thresher.experiments.reproduction.reproduction import reproduce
+
+SAMPLES, EPOCHS = 200, 4
+QUICK = ("diet-sb-e",)
+NAMES = depth(QUICK, tuple(name for name in ARTEFACTS if not name.startswith("kakurenbo-table-2")))
+"""Table 2 of KAKURENBO trains other networks after each run, or the largest ones."""
+
+
+def shortened(part: ArtefactPart) -> ArtefactPart:
+    """Returns a part on a few samples, for a few epochs; in `make test` on digits, which are read at once."""
+    task = depth("digits", part.task.partition("@")[0])
+    return replace(part, task=f"{task}@{SAMPLES}", epochs=EPOCHS, controls=())
+
+
+def short(artefact: Artefact) -> Artefact:
+    """Returns a table or figure with short parts."""
+    return replace(artefact, parts=[shortened(part) for part in artefact.parts], seeds=(0, 1, 2))
+
+
+@pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is", "ignore:.*but with two forward passes it saves time")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_short_training_is_judged_and_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "Workers", InProcessWorkers)
+    found = reproduce(short(ARTEFACTS[name]), tmp_path, jobs=1)
+    assert all(claim["verdict"] for claim in found["claims"]) and found["tables"]
+    assert all(row["steps"] > 0 for part in found["parts"] for row in part["summary"])
+    assert len(found["pictures"]) == (name in ("diet-sb-e", "diet-sb-f"))

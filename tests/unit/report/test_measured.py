@@ -1,0 +1,57 @@
+from thresher.experiments.training.store import write_json
+from thresher.report.measured import NOT_MEASURED, measurements
+
+
+def row(method, control_of=None, mean=0.9):
+    more = {"std": 0.01, "difference": None, "ci95": None, "cost_ratio": 0.5, "cpu_ratio": 0.625, "verdict": "v"}
+    return {"method": method, "control_of": control_of, "mean": mean} | more
+
+
+def part(task, *methods):
+    return {"name": "p", "task": task, "epochs": 20, "metric": "accuracy", "summary": [row("full"), *map(row, methods)]}
+
+
+def reproduced(*parts, seeds=3):
+    return {"seeds": list(range(seeds)), "device": "cpu", "parts": list(parts)}
+
+
+def test_parts_of_tables_and_figures_are_quoted_each_once(tmp_path):
+    write_json(tmp_path / "reproduce" / "a.json", reproduced(part("line", "big_loss:keep=0.1 twice"), part("bike", "obftf")))
+    write_json(tmp_path / "reproduce" / "b.json", reproduced(part("line", "big_loss:keep=0.1 twice")))
+    write_json(tmp_path / "reproduce" / "c.json", reproduced(part("line", "big_loss:keep=0.1 twice"), seeds=5))
+    write_json(tmp_path / "reproduce" / "d.json", reproduced(part("line", "big_loss:keep=0.1 twice", "big_loss:keep=0.2")))
+    text = measurements("big_loss", tmp_path)
+    assert "From `reproduce/a.json`" in text and "From `reproduce/b.json`" not in text
+    assert "### `line`, 20 epochs, 5 seeds, cpu" in text and "From `reproduce/d.json`" in text and "bike" not in text
+    assert "| `big_loss:keep=0.1 twice` | 90.00 ± 1.00 |" in text
+    assert measurements("full", tmp_path) == NOT_MEASURED, "its page has the comparisons alone"
+    assert "`bike`" in measurements("obftf", tmp_path) and measurements("rais", tmp_path) == NOT_MEASURED
+
+
+def test_a_metric_below_nothing_is_not_a_share(tmp_path):
+    found = part("line", "rais")
+    found["summary"][0] = row("full", mean=-0.5)
+    write_json(tmp_path / "reproduce" / "a.json", reproduced(found))
+    assert "|  | accuracy | difference" in measurements("rais", tmp_path)
+
+
+def test_pairs_are_quoted_for_both_methods(tmp_path):
+    pair = {"task": "bike", "method": "ada_selection:keep=0.1 twice", "mean": 73.25, "other": "random_backprop:keep=0.1 twice"}
+    pair |= {"other_mean": 73.0, "difference": 0.25, "ci95": [-0.5, 1.0], "steps": 70, "seeds": 10}
+    write_json(tmp_path / "pairs.json", {"pairs": [pair]})
+    for name in ("ada_selection", "random_backprop"):
+        text = measurements(name, tmp_path)
+        assert text.startswith("### In pairs with as many optimizer steps\n\nFrom `pairs.json`")
+        assert "| `random_backprop:keep=0.1 twice` | 73.00 | +0.25 [-0.50, +1.00] | 70 | 10 |" in text
+    assert measurements("big_loss", tmp_path) == NOT_MEASURED
+
+
+def test_arms_of_a_grid_are_quoted_by_the_names_of_methods(tmp_path):
+    paired = {"mean": -0.5, "low": -1.0, "high": 0.0}
+    full = {"metric": 90.0, "cost": 1.0, "n": 5, "to_full": None, "to_smaller": None}
+    arms = {"full": full, "winnow": full | {"metric": 89.5, "cost": 0.5, "to_full": paired}, "smaller": full}
+    write_json(tmp_path / "grid.json", {"shares": {"0.5": {"tasks": {"bike": arms, "line": {"full": full}}}}})
+    text = measurements("winnow", tmp_path)
+    assert text.startswith("### At a share of 0.5, each arm with its own learning rate\n\nFrom `grid.json`.")
+    assert text.endswith("| `bike` | 89.50 | 90.00 | -0.50 [-1.00, +0.00] |  | 0.500 | 5 |") and "line" not in text
+    assert measurements("uniform", tmp_path) == NOT_MEASURED
