@@ -172,6 +172,18 @@ class GivenLosses:
             return self.losses.mean() if chosen is None else rows.mean()
         return (rows.mean(1) * weights.to(rows.dtype)).mean()
 
+    def part(self, layout: RowLayout, chosen: Tensor) -> Tensor | float:
+        """Returns the part of some samples in the valid positions of the batch, within [0, 1].
+
+        Args:
+            layout: Layout of the rows as samples.
+            chosen: Numbers of the samples, shape (k,), int64.
+        """
+        if self._mask is None:
+            return len(chosen) / layout.n
+        counts = layout.rows(self._mask).sum(1)
+        return counts.index_select(0, chosen).sum() / counts.sum()
+
     def _divided(self, rows: Tensor, mask: Tensor | None, weights: Tensor | None, chosen: Tensor | None) -> Tensor:
         """Returns sum(v s m) / total for losses by position, shape (n, positions)."""
         sums = _sums(rows, mask)

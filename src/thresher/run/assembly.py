@@ -31,6 +31,7 @@ from thresher.run.attached import claim
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
 from thresher.run.checks import Arguments, Checked, least_rows, optimizers_of, undefined_signals
+from thresher.run.divisor import divisible_before
 from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
 from thresher.run.planning import RunSettings
@@ -76,7 +77,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     reader = _reader(records, given, checked)
     who = _who_passes(given, checked, methods[-1])
     passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, loader.unknown_rows, who)
-    tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1])
+    tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1], checked.by_batch)
     selection = _selection(tools, given, checked, trained)
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
@@ -232,6 +233,7 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
         automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
         by_chance = method.count(given.loader.batch_size or 1) is None
         automatic = automatic and not (checked.world.size > 1 and by_chance)
+        automatic = automatic and not (checked.by_batch and not divisible_before(checked.criterion))
         return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
     fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
     return BeforeForward(tools, stage, scoring, fills=fills)

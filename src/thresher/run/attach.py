@@ -35,6 +35,7 @@ def attach(
     device: torch.device | str | None = None,
     on_nonfinite: Literal["keep", "raise"] = "keep",
     spend: Literal["steps", "batches"] | None = None,
+    divide: Literal["kept", "batch"] | None = None,
     process_group: Any = None,
 ) -> Run:
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
@@ -43,8 +44,7 @@ def attach(
         method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch). A
             number such as 0.5, or "50%", is the share of the cost of full training to spend: `Winnow(share)`. A name of
             `thresher methods`, such as "kakurenbo", is that method with its default settings.
-        loader: Training DataLoader; its settings and the order of its sampler are kept. Batch methods, and a share alone, also
-            take streams.
+        loader: Training DataLoader; its settings and order are kept. Batch methods, and a share alone, also take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none".
         model: Model, whose outputs name their rows. Needed where the method makes forward passes of its own.
@@ -59,17 +59,16 @@ def attach(
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model.
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
-        spend: Way in which the plans of an epoch method spend their samples: "steps" for fewer steps with full batches,
-            "batches" for as many steps as full training with smaller batches, where the learning rate is not scaled and
-            weights have a mean of 1. Default None: as the method does by itself.
+        spend: Way to spend the plans of an epoch method: "steps" for fewer steps with full batches, "batches" for as many with
+            smaller ones, where no learning rate is scaled and weights have a mean of 1. Default None: the method's own.
+        divide: Number by which kept losses of a batch are divided: "kept" for the rows kept, "batch" for all its rows, with
+            which leaving rows out makes the step smaller. Default None: "kept", unless the method's weights need "batch".
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
 
     Example:
-        >>> from torch.utils.data import TensorDataset
         >>> from thresher import UniformSubset
-        >>> data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
-        >>> run = attach(UniformSubset(keep=0.5), loader=DataLoader(data, 2), criterion=nn.CrossEntropyLoss(), epochs=3)
-        >>> len(run.loader)
+        >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)
+        >>> len(attach(UniformSubset(keep=0.5), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3).loader)
         2
 
     Raises:
@@ -77,5 +76,5 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     given = Arguments(method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend)
+    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend, divide=divide)
     return build_run(given, check(given, process_group))

@@ -22,6 +22,7 @@ from thresher.methods.full import FullData
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.attached import check_free
+from thresher.run.divisor import divides_by_batch
 from thresher.run.learning_rate import parts_of
 from thresher.run.several import check_alike, check_several, world_of
 from thresher.shards import ALONE, World
@@ -83,6 +84,7 @@ class Arguments:
     device: Any = None
     on_nonfinite: Any = "keep"
     spend: Any = None
+    divide: Any = None
 
 
 class Checked(NamedTuple):
@@ -99,6 +101,7 @@ class Checked(NamedTuple):
         on_stream: Method that chooses rows in the place of the epoch method on a stream, which has no epoch to plan; None where
             the loader does not stream, or all rows are kept.
         world: Processes that train together.
+        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
     """
 
     before: Any
@@ -110,6 +113,7 @@ class Checked(NamedTuple):
     kept: Tensor | None
     on_stream: OnStream | None = None
     world: World = ALONE
+    by_batch: bool = False
 
 
 def check(given: Arguments, process_group: Any) -> Checked:
@@ -142,6 +146,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
     samples = None if streams else len(given.loader.dataset)
     passes = passes_of(batch_method, given.forward_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
+    by_batch = divides_by_batch(given.divide, batch_method, criterion, passes)
     if given.model is not None:
         check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
     check_several(world, given.loader, epoch_method, batch_method, passes, given.scoring)
@@ -149,12 +154,12 @@ def check(given: Arguments, process_group: Any) -> Checked:
     for method in (epoch_method, batch_method):
         _check_ids(method, samples, kept)
     on_stream = _on_stream(epoch_method, given) if streams else None
-    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world)
+    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world, by_batch)
 
 
 def _settings_of(given: Arguments) -> dict[str, Any]:
     """Arguments of `attach` that must be the same in all processes."""
-    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring")
+    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "divide")
     return {name: getattr(given, name) for name in names}
 
 
