@@ -29,7 +29,7 @@ ROWS, CLASSES, KEEP = 128, 10, 0.25
 LIMIT = 3.0
 SETTINGS: dict[str, dict[str, Any]] = {"rho_loss": {"irreducible": Scores(torch.arange(ROWS), torch.linspace(0, 1, ROWS))}}
 """Settings that methods require."""
-CARD_SAYS_WHY = ("ada_selection", "batch_importance", "obftf")
+CARD_SAYS_WHY = ("ada_selection", "batch_importance", "obftf", "threshold_keep")
 """Methods that may take longer than the limit, because their cards give the reason."""
 
 

@@ -34,6 +34,7 @@ from thresher.methods.rs2 import Rs2 as Rs2
 from thresher.methods.selective_backprop import SelectiveBackprop as SelectiveBackprop
 from thresher.methods.seta import SeTa as SeTa
 from thresher.methods.small_loss import SmallLoss as SmallLoss
+from thresher.methods.threshold_keep import ThresholdKeep as ThresholdKeep
 from thresher.methods.ucb import Ucb as Ucb
 from thresher.methods.uniform import UniformSubset as UniformSubset
 from thresher.methods.winnow import Winnow as Winnow
