@@ -130,9 +130,9 @@ class ThresholdKeep:
             "The gradient norm is that at the model's outputs; the norm of the last layer's gradient would also have the norm "
             "of its input as a factor.",
         ),
-        caveat="less variance helps only where variance slows the training down: on the planted problem `redundant` it is as good "
-        "as random rows of the same cost, on `skewed` and `rare` far better. The choice takes about four times as long as that of "
-        "Big Loss, because each step sorts the last 1024 gradient norms",
+        caveat="less variance helps only where variance slows the training down: on the planted problem `redundant` it is as "
+        "good as random rows of the same cost, on `skewed` and `rare` far better. The choice takes about four times as long as "
+        "that of Big Loss, because each step sorts the last 1024 gradient norms",
     )
     keep: float | None = None
     ratio: float = 2.0
@@ -151,7 +151,7 @@ class ThresholdKeep:
         return {"history": torch.empty(0, dtype=torch.float32), "seen": 0, "kept": 0}
 
     def report(self, state: State) -> dict[str, float]:
-        """Returns the threshold for the history, and the expected gain: variance times cost of all rows over that of the kept.
+        """Returns the threshold for the history, and the expected gain: variance times cost of all rows over that of the kept rows.
 
         The gain is that of a training whose speed is limited by the variance of its gradient, 1 or more without `keep`.
         """

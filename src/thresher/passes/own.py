@@ -20,7 +20,7 @@ from thresher.losses.reader import SignalReader
 from thresher.losses.signals import labels_of
 from thresher.passes.attributes import Attributes
 from thresher.passes.buffers import Copies, WrittenBuffers, copies_of, places_of, replaced, share_buffers
-from thresher.passes.engine import Forward, answers, check_plain, own_pass, plain_forward
+from thresher.passes.engine import Answer, Forward, answers, check_plain, own_pass, plain_forward
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
 from thresher.subset.module import SubsetBackward
@@ -172,19 +172,68 @@ class OwnPasses:
         Raises:
             AttributionError: The rows of a batch are not its samples in order.
         """
-        self._check_rows("choose samples by their losses")
-        self.check(batch)
+        smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
-        smaller = batch
-        if scoring.input_scale != 1:
-            pair = isinstance(batch, tuple | list) and len(batch) == 2
-            smaller = (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
         with self._pass(module, dtype=scoring.dtype):
             found = self._signals(module, smaller, len(ids), self._reader.chosen_by)
         self._records.write(ids, found)
         self._cost.scoring += len(ids)
         self._cost.forward += len(ids)
         return found
+
+    def _candidates(self, batch: Any, scoring: Scoring) -> Any:
+        """Returns a candidate batch as it is scored: with smaller inputs, where that is asked for."""
+        self._check_rows("choose samples by their losses")
+        self.check(batch)
+        if scoring.input_scale == 1:
+            return batch
+        pair = isinstance(batch, tuple | list) and len(batch) == 2
+        return (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
+
+    @contextmanager
+    def by_proxy(self, model: nn.Module, batch: Any, n: int, scoring: Scoring, *, learns: bool) -> Iterator[Answer]:
+        """Puts a candidate batch through a proxy in training mode; its buffers are written, and nothing is recorded or counted.
+
+        Args:
+            model: The proxy.
+            batch: The batch, on the device.
+            n: Number of its samples.
+            scoring: Precision and size of the inputs.
+            learns: Whether the outputs have a gradient.
+
+        Yields:
+            The outputs of the proxy; random states are put back at the end.
+        """
+        smaller = self._candidates(batch, scoring)
+        assert self._model is not None
+        dtype = scoring.dtype or self._model.autocast
+        dtype = None if dtype is torch.float16 else dtype  # its gradients would need a scaler
+        generators = self._loader.generators()
+        with own_pass([model], devices=[self.device], generators=generators, training=True, dtype=dtype):
+            with torch.set_grad_enabled(learns), self._explained(smaller):
+                outputs, targets, layout = self._answer(model, smaller, n)
+            yield Answer(outputs, targets, None, layout)
+
+    def signals_to_choose(self, answer: Answer) -> dict[str, Tensor]:
+        """Returns the signals by which a batch method chooses, each of shape (n,)."""
+        return self._reader.signals(answer.outputs, answer.targets, answer.layout, self._reader.chosen_by)
+
+    def flops(self, model: nn.Module | None, batch: Any, n: int, scoring: Scoring) -> int:
+        """Returns the floating-point operations of a forward pass, as torch counts them; 0 where it knows none of them.
+
+        Args:
+            model: The model that makes the pass; None for the trained one.
+            batch: The batch, on the device.
+            n: Number of its samples.
+            scoring: Size of the inputs of another model than the trained one.
+        """
+        from torch.utils.flop_counter import FlopCounterMode
+
+        module = self.module if model is None else model
+        batch = batch if model is None else self._candidates(batch, scoring)
+        with self._pass(module), FlopCounterMode(display=False) as counter, self._explained(batch):
+            self._answer(module, batch, n)
+        return counter.get_total_flops()
 
     def _check_rows(self, doing: str) -> None:
         if self._unknown_rows.reason is not None:

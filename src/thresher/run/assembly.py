@@ -35,6 +35,7 @@ from thresher.run.divisor import divisible_before
 from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
 from thresher.run.planning import RunSettings
+from thresher.run.proxy_forward import ProxyForward
 from thresher.run.run import Parts, Run
 from thresher.run.state import SavedState
 from thresher.run.step_checks import StepChecks, parameters_elsewhere
@@ -229,6 +230,8 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
         return NoSelection(tools)
     stage = BatchStage(method, seed=given.seed, rank=checked.world.rank)
     scoring = given.scoring or Scoring()
+    if given.proxy is not None:
+        return ProxyForward(tools, stage, scoring, given.proxy, fills=given.forward_passes == "twice")
     if checked.passes == "once":
         automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
         by_chance = method.count(given.loader.batch_size or 1) is None

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 from thresher.losses.reader import Signals
 from thresher.methods.contract import Method
 from thresher.passes.engine import Forward
+from thresher.passes.proxy import Proxy
 from thresher.passes.scoring import Scoring
 from thresher.run.assembly import build_run
 from thresher.run.checks import Arguments, check
@@ -30,6 +31,7 @@ def attach(
     forward: Forward | None = None,
     forward_passes: Literal["auto", "once", "twice"] = "auto",
     scoring: Scoring | None = None,
+    proxy: Proxy | None = None,
     signals: Signals | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -55,6 +57,7 @@ def attach(
             `run.model` is `subset_backward(model)`, inside of DDP. "twice": from a pass before it, over every candidate batch.
             "auto": "once", and "twice" from the second epoch on where the model cannot be traced.
         scoring: Settings of the scoring pass with "twice": lower precision, stale losses, a proxy model, smaller inputs.
+        proxy: Small model by whose losses the rows are chosen before the loop's forward pass, and which the run trains along.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model.
@@ -76,5 +79,5 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     given = Arguments(method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend, divide=divide)
+    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend, divide=divide, proxy=proxy)
     return build_run(given, check(given, process_group))

@@ -24,6 +24,7 @@ from thresher.plans import EpochPlan
 from thresher.run.attached import check_free
 from thresher.run.divisor import divides_by_batch
 from thresher.run.learning_rate import parts_of
+from thresher.run.proxy_forward import check_proxy
 from thresher.run.several import check_alike, check_several, world_of
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
@@ -85,6 +86,7 @@ class Arguments:
     on_nonfinite: Any = "keep"
     spend: Any = None
     divide: Any = None
+    proxy: Any = None
 
 
 class Checked(NamedTuple):
@@ -144,7 +146,9 @@ def check(given: Arguments, process_group: Any) -> Checked:
     if not streams:
         check_statistics(epoch_method, batch_method, given.model)
     samples = None if streams else len(given.loader.dataset)
-    passes = passes_of(batch_method, given.forward_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
+    check_proxy(given.proxy, batch_method, given.forward_passes, given.scoring, given.model, given.optimizer, world)
+    own_passes = given.forward_passes if given.proxy is None else "twice"
+    passes = passes_of(batch_method, own_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
     by_batch = divides_by_batch(given.divide, batch_method, criterion, passes)
     if given.model is not None:

@@ -47,8 +47,8 @@ class Selection(Base):
         selection: Method, list of methods or share of the cost, as `thresher.attach` takes it.
         per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is no cross-entropy: the loss of each
             position, shape (rows, ...), and a mask of those that count, of the same shape. Default: cross-entropy.
-        selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `signals`, `seed`,
-            `on_nonfinite`, `spend` and `divide`. Default: none.
+        selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `proxy`, `signals`,
+            `seed`, `on_nonfinite`, `spend` and `divide`. Default: none.
         kwargs: Arguments of the trainer by name, as without a selection.
 
     Raises:
