@@ -72,6 +72,7 @@ WINS: dict[str, Win] = {
     "rais": Win("skewed", 0.5, thresher.Rais(keep=0.5)),
     "batch_importance": Win("skewed", 0.2, thresher.BatchImportance(keep=0.25, threshold=0.0), tuple(range(12))),
     "threshold_keep": Win("skewed", 0.4, thresher.ThresholdKeep()),
+    "div_bs": Win("redundant", 0.15, thresher.DivBS(keep=0.1)),
     "grad_match": Win("skewed", 0.4, thresher.GradMatch(keep=0.25, every=1, batch_size=4)),
 }
 

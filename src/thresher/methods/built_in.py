@@ -11,6 +11,7 @@ from thresher.methods.big_loss import BigLoss as BigLoss
 from thresher.methods.bls import Bls as Bls
 from thresher.methods.coreset_center import CoresetCenter as CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes as CoresetExtremes
+from thresher.methods.div_bs import DivBS as DivBS
 from thresher.methods.epoch_selective_backprop import EpochSelectiveBackprop as EpochSelectiveBackprop
 from thresher.methods.forgetting import Forgetting as Forgetting
 from thresher.methods.full import FullData as FullData
@@ -19,6 +20,7 @@ from thresher.methods.gradient_norm import GradientNorm as GradientNorm
 from thresher.methods.ies import Ies as Ies
 from thresher.methods.importance_sampling import ImportanceSampling as ImportanceSampling
 from thresher.methods.infobatch import InfoBatch as InfoBatch
+from thresher.methods.jest import Jest as Jest
 from thresher.methods.kakurenbo import Kakurenbo as Kakurenbo
 from thresher.methods.mercury import Mercury as Mercury
 from thresher.methods.minibatch_dropping import MinibatchDropping as MinibatchDropping

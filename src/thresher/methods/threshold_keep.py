@@ -151,9 +151,10 @@ class ThresholdKeep:
         return {"history": torch.empty(0, dtype=torch.float32), "seen": 0, "kept": 0}
 
     def report(self, state: State) -> dict[str, float]:
-        """Returns the threshold for the history, and the expected gain: variance times cost of all rows over that of the kept rows.
+        """Returns the threshold for the history, and the expected gain of the choice.
 
-        The gain is that of a training whose speed is limited by the variance of its gradient, 1 or more without `keep`.
+        The gain is variance times cost of all rows over that of the kept rows, 1 or more without `keep`. It is that of a
+        training whose speed is limited by the variance of its gradient.
         """
         known = state["history"][state["history"].isfinite()].double().clamp(min=0)
         if not len(known):

@@ -17,10 +17,11 @@ from thresher.loading.collate_check import UnknownRows
 from thresher.loading.order import Order
 from thresher.loading.trees import leaves
 from thresher.losses.reader import SignalReader
-from thresher.losses.signals import labels_of
+from thresher.losses.signals import labels_of, narrow
 from thresher.passes.attributes import Attributes
 from thresher.passes.buffers import Copies, WrittenBuffers, copies_of, places_of, replaced, share_buffers
 from thresher.passes.engine import Answer, Forward, answers, check_plain, own_pass, plain_forward
+from thresher.passes.features import feature_rows, watch_last_linear
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
 from thresher.subset.module import SubsetBackward
@@ -167,16 +168,20 @@ class OwnPasses:
             scoring: How the pass is made cheaper.
 
         Returns:
-            Signals by name, shape (n,).
+            Signals by name, shape (n,); `error` and `feature` of shape (n, ...).
 
         Raises:
             AttributionError: The rows of a batch are not its samples in order.
         """
         smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
-        with self._pass(module, dtype=scoring.dtype):
-            found = self._signals(module, smaller, len(ids), self._reader.chosen_by)
-        self._records.write(ids, found)
+        wanted, n = self._reader.chosen_by, len(ids)
+        featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
+        with self._pass(module, dtype=scoring.dtype), featured as last:
+            found = self._signals(module, smaller, n, wanted - {"feature"})
+            if last is not None:
+                found["feature"] = feature_rows(last.take()[1], n)
+        self._records.write(ids, narrow(found))
         self._cost.scoring += len(ids)
         self._cost.forward += len(ids)
         return found

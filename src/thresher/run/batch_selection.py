@@ -15,7 +15,7 @@ from thresher.attribution.sample_dimension import LossDimension
 from thresher.cost import break_even
 from thresher.losses.given import GivenLosses
 from thresher.losses.reader import SignalReader
-from thresher.losses.signals import batch_loss
+from thresher.losses.signals import batch_loss, narrow
 from thresher.methods.contract import way_around
 from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
@@ -255,7 +255,7 @@ class InForward(NoSelection):
             raise not_by_rows(error, criterion.own, k, layout.n) from error
         if to_compare:
             self._compare(alone, found["loss"].index_select(0, plan.rows))
-        return times(value, factor), found, plan.rows
+        return times(value, factor), narrow(found), plan.rows
 
     def _factor(self, k: int) -> Tensor | None:
         """Returns the factor of a mean over k rows, so that the mean over the processes is that over the rows of all of them.
@@ -274,8 +274,10 @@ class InForward(NoSelection):
             plan, factor = self._choose_rows(attribution, found if given.all_count else without_ignored(found))
             value = given.value(layout, joint_weights(plan, weights), plan.rows)
             if self._tools.by_batch:
-                return times(value, given.part(layout, plan.rows)), found, plan.rows
-            return times(value, None if given.has_total else factor), found, plan.rows
+                factor = given.part(layout, plan.rows)
+            elif given.has_total:
+                factor = None
+            return times(value, factor), narrow(found), plan.rows
 
         return measure
 

@@ -26,6 +26,7 @@ from thresher.run.divisor import divides_by_batch
 from thresher.run.learning_rate import parts_of
 from thresher.run.proxy_forward import check_proxy
 from thresher.run.several import check_alike, check_several, world_of
+from thresher.run.wide_checks import check_wide
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
 from thresher.subset.parallel import check_wrapping, inside, is_sharded
@@ -147,7 +148,8 @@ def check(given: Arguments, process_group: Any) -> Checked:
         check_statistics(epoch_method, batch_method, given.model)
     samples = None if streams else len(given.loader.dataset)
     check_proxy(given.proxy, batch_method, given.forward_passes, given.scoring, given.model, given.optimizer, world)
-    own_passes = given.forward_passes if given.proxy is None else "twice"
+    own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)
+    own_passes = own_passes if given.proxy is None else "twice"
     passes = passes_of(batch_method, own_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
     by_batch = divides_by_batch(given.divide, batch_method, criterion, passes)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.rows import RowLayout
-from thresher.methods.contract import requirements_of
+from thresher.methods.contract import requirements_of, way_around
 from thresher.passes.engine import Answer
 from thresher.passes.proxy import Proxy
 from thresher.passes.scoring import Scoring
@@ -44,6 +44,11 @@ def check_proxy(
     if method is None or not requirements_of(method).signals:
         who = "none was given" if method is None else f"{type(method).__name__} does not"
         raise ValueError(f"`proxy` is for methods that choose in the batch by losses or other signals; {who}; leave it out")
+    if "feature" in requirements_of(method).signals:
+        raise ValueError(
+            f"`proxy`: {type(method).__name__} needs the input of the last nn.Linear, and a proxy gives its outputs only"
+            f"{way_around(method, 'feature')}"
+        )
     if forward_passes == "once":
         raise ValueError(
             "`proxy` chooses before the loop's forward pass, and forward_passes='once' in it: leave `forward_passes` out for "

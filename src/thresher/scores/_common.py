@@ -14,21 +14,6 @@ PassCounts = tuple[int, int]
 """Numbers of samples that went through a forward and through a backward pass."""
 
 
-def feature_rows(feature: Tensor | None, n: int) -> Tensor:
-    """Returns features as one row per sample, shape (n, D), float32.
-
-    Raises:
-        ValueError: The input of the last linear layer does not have one row per sample.
-    """
-    assert feature is not None
-    if feature.dim() != 2 or len(feature) != n:
-        raise ValueError(
-            f"the model's last nn.Linear was given {tuple(feature.shape)} for {n} samples; this score needs one row of "
-            "features per sample, shape (n, D)"
-        )
-    return feature.float()
-
-
 def or_nan(values: Tensor, known: Tensor) -> Tensor:
     """Returns the values where they are known, and NaN elsewhere."""
     return torch.where(known, values.float(), torch.nan)
