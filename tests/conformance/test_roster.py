@@ -73,6 +73,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "epoch_selective_backprop": [{}, {"beta": 3.0, "bins": 7, "min_probability": 0.1}, {"percentile": "rank", "beta": 1.0}],
     "rais": [{}, {"robustness": 0.0, "uniform": 0.0, "keep": 0.3}, {"uniform": 1.0}],
+    "ccs": [{"scores": SCORES}, {"scores": SCORES, "keep": 0.5, "drop_hardest": 0.2, "strata": 5, "seed": 1}],
     "prune": [
         {"scores": SCORES},
         {"scores": SCORES, "keep": 0.3, "which": "easy"},

@@ -54,10 +54,10 @@ def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor
         Row numbers in the order of the ids, shape (n,), int64, and the signals in that order.
     """
     by_id = signals["id"].argsort(stable=True)
-    return by_id, in_order(signals, by_id)
+    return by_id, rows_in_order(signals, by_id)
 
 
-def in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
     """Returns the signals of a batch with its rows in another order; those of pairs in this order along both dimensions.
 
     Args:

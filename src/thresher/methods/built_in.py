@@ -9,6 +9,7 @@ from thresher.methods.ada_selection import AdaSelection as AdaSelection
 from thresher.methods.batch_importance import BatchImportance as BatchImportance
 from thresher.methods.big_loss import BigLoss as BigLoss
 from thresher.methods.bls import Bls as Bls
+from thresher.methods.ccs import Ccs as Ccs
 from thresher.methods.coreset_center import CoresetCenter as CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes as CoresetExtremes
 from thresher.methods.div_bs import DivBS as DivBS

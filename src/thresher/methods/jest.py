@@ -20,8 +20,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._irreducible import check_known, checked_losses, loaded, table_entries, table_of
 from thresher.methods._ranked import check_keep, in_id_order, plan_of, top_positions
+from thresher.methods._tables import check_known, checked_scores, loaded, table_entries, table_of
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
@@ -100,8 +100,8 @@ class Jest:
         ),
         caveat="made for contrastive losses, where rows teach together. For losses of single samples the logits are divided by "
         "2 m + 1, so that after the first rows the draw is nearly uniform: on the planted problem `redundant` it gains a few "
-        "points on random rows of the same cost, on `noisy` none. The choice takes about ten times as long as that of Big Loss, "
-        "because the chunks are drawn one after another",
+        "points on random rows of the same cost, on `noisy` none. The choice takes about four times as long as that of Big "
+        "Loss, because the chunks are drawn one after another",
         missing=("Scores of smaller inputs as in Flexi-JEST, except by `Scoring(input_scale=...)`.",),
     )
     irreducible: Scores | str | None = None
@@ -119,7 +119,7 @@ class Jest:
                 "one of them out"
             )
         if self.irreducible is not None:
-            object.__setattr__(self, "irreducible", checked_losses(self, self.irreducible))
+            object.__setattr__(self, "irreducible", checked_scores(self, "irreducible", self.irreducible))
 
     @property
     def requires(self) -> Requirements:

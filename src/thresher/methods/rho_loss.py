@@ -17,8 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._irreducible import check_known, checked_losses, loaded, table_entries, table_of
 from thresher.methods._ranked import KeepLargest
+from thresher.methods._tables import check_known, checked_scores, loaded, table_entries, table_of
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
@@ -76,7 +76,7 @@ class RhoLoss(KeepLargest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "irreducible", checked_losses(self, self.irreducible))
+        object.__setattr__(self, "irreducible", checked_scores(self, "irreducible", self.irreducible))
 
     @property
     def cost(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Irreducible losses of samples, as a setting of methods: scores, or the path of their Parquet file."""
+"""Scores as a setting of methods, or the path of their Parquet file; and irreducible losses, which batch methods look up."""
 
 import os
 from typing import Any
@@ -9,29 +9,29 @@ from torch import Tensor
 from thresher.scores import Scores
 
 
-def checked_losses(method: object, irreducible: Any) -> Scores | str:
-    """Returns irreducible losses as scores, or as the path of their file.
+def checked_scores(method: object, name: str, value: Any) -> Scores | str:
+    """Returns a setting that is scores, or the path of their file.
 
     Args:
-        method: Method whose setting they are; its class name begins the message.
-        irreducible: Value of the setting.
+        method: Method whose setting it is; its class name begins the message.
+        name: Name of the setting.
+        value: Value of the setting.
 
     Raises:
-        ValueError: They are neither scores nor a path.
+        ValueError: It is neither scores nor a path.
     """
-    if isinstance(irreducible, os.PathLike):
-        irreducible = os.fspath(irreducible)
-    if not isinstance(irreducible, Scores | str):
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, Scores | str):
         raise ValueError(
-            f"{type(method).__name__}: `irreducible` must be a thresher.scores.Scores or the path of its Parquet file, got "
-            f"{irreducible!r}"
+            f"{type(method).__name__}: `{name}` must be a thresher.scores.Scores or the path of its Parquet file, got {value!r}"
         )
-    return irreducible
+    return value
 
 
-def loaded(irreducible: Scores | str) -> Scores:
-    """Returns irreducible losses, read from the file where they are a path."""
-    return Scores.load(irreducible) if isinstance(irreducible, str) else irreducible
+def loaded(scores: Scores | str) -> Scores:
+    """Returns scores, read from the file where they are a path."""
+    return Scores.load(scores) if isinstance(scores, str) else scores
 
 
 def table_of(method: object, irreducible: Scores | str) -> Tensor:
