@@ -8,6 +8,7 @@ from thresher import losses as losses
 from thresher import methods as methods
 from thresher import plans as plans
 from thresher import records as records
+from thresher import rl as rl
 from thresher import schedules as schedules
 from thresher import scores as scores
 from thresher import selection as selection
