@@ -102,6 +102,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "batch_importance": [{}, {"threshold": 0.0, "exponent": 0.5}, {"keep": 0.1, "threshold": 1.0, "smoothing": 0.0}],
     "obftf": [{}, {"keep": 0.5, "swaps": 0}],
     "div_bs": [{}, {"keep": 0.3, "gradient": "outputs", "sample": True}],
+    "greats": [{}, {"keep": 0.1, "lr": 0.0}],
     "jest": [{"irreducible": COMPLETE, "keep": 0.3, "chunks": 3}, {}],
     "threshold_keep": [{}, {"keep": 0.3, "history": 20}],
 }

@@ -18,6 +18,7 @@ from thresher.methods.forgetting import Forgetting as Forgetting
 from thresher.methods.full import FullData as FullData
 from thresher.methods.grad_match import GradMatch as GradMatch
 from thresher.methods.gradient_norm import GradientNorm as GradientNorm
+from thresher.methods.greats import Greats as Greats
 from thresher.methods.ies import Ies as Ies
 from thresher.methods.importance_sampling import ImportanceSampling as ImportanceSampling
 from thresher.methods.infobatch import InfoBatch as InfoBatch

@@ -15,7 +15,8 @@ from thresher.attribution.rows import AttributionError, RowLayout
 from thresher.cost import Cost
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.order import Order
-from thresher.loading.trees import leaves
+from thresher.loading.row_buffer import rows_of
+from thresher.loading.trees import leaves, to_device
 from thresher.losses.reader import SignalReader
 from thresher.losses.signals import labels_of, narrow
 from thresher.passes.attributes import Attributes
@@ -175,15 +176,25 @@ class OwnPasses:
         """
         smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
-        wanted, n = self._reader.chosen_by, len(ids)
+        found = self._scored(module, smaller, len(ids), scoring)
+        if scoring.validation is not None and "alignment" in self._reader.chosen_by:
+            beside = self._candidates(to_device(scoring.validation(), self.device), scoring)
+            other = self._scored(module, beside, rows_of(beside), scoring)
+            gradient = other["error"].flatten(1).T @ other["feature"] / len(other["feature"])
+            found["alignment"] = ((found["error"].flatten(1) @ gradient) * found["feature"]).sum(1)
+        self._records.write(ids, narrow(found))
+        return found
+
+    def _scored(self, module: nn.Module, batch: Any, n: int, scoring: Scoring) -> dict[str, Tensor]:
+        """Computes the signals of a batch by one pass, which is counted."""
+        wanted = self._reader.chosen_by
         featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
         with self._pass(module, dtype=scoring.dtype), featured as last:
-            found = self._signals(module, smaller, n, wanted - {"feature"})
+            found = self._signals(module, batch, n, wanted - {"feature", "alignment"})
             if last is not None:
                 found["feature"] = feature_rows(last.take()[1], n)
-        self._records.write(ids, narrow(found))
-        self._cost.scoring += len(ids)
-        self._cost.forward += len(ids)
+        self._cost.scoring += n
+        self._cost.forward += n
         return found
 
     def _candidates(self, batch: Any, scoring: Scoring) -> Any:

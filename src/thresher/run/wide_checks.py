@@ -31,6 +31,11 @@ def check_wide(method: Any, forward_passes: str, scoring: Scoring | None, model:
             f"{name} needs {', '.join(lacking)}, which no criterion gives. Pass attach(signals=function) with "
             f"function(outputs, targets) -> {{'{lacking[0]}': (n, n) tensor}}{way_around(method, *lacking)}."
         )
+    if "alignment" in requirements_of(method).signals and (scoring is None or scoring.validation is None):
+        raise ValueError(
+            f"{name} needs a validation batch: pass attach(scoring=thresher.Scoring(validation=function)) with a function that "
+            "returns one, such as lambda: (inputs, targets)"
+        )
     if scoring is not None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError(
             f"`scoring`: {name} chooses by {', '.join(sorted(wide))}, of which each sample has several numbers, and nothing of "
