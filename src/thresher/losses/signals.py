@@ -34,7 +34,8 @@ ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy", "label"})
 
 OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
 """Signals that depend on the other samples of the batch, so that batches cannot be read together."""
-WIDE = frozenset({"error", "feature", "learnability"})
+
+WIDE_SIGNALS = frozenset({"error", "feature", "learnability"})
 """Signals with several numbers per sample, of shape (n, ...): they are there for a choice in the batch, and never recorded.
 
 `error` is the gradient of a sample's mean loss with respect to the model's outputs, `feature` the input of the `nn.Linear` that
@@ -45,8 +46,16 @@ GIVEN_ONLY = frozenset({"learnability"})
 
 
 def narrow(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the signals with one number per sample, by name, which records can hold."""
-    return {name: values for name, values in found.items() if name not in WIDE}
+    """Returns the signals with one number per sample, by name, which records can hold.
+
+    Args:
+        found: Signals by name, each of shape (n, ...).
+
+    Example:
+        >>> list(narrow({"loss": torch.zeros(2), "error": torch.zeros(2, 3)}))
+        ['loss']
+    """
+    return {name: values for name, values in found.items() if name not in WIDE_SIGNALS}
 
 
 def classes(

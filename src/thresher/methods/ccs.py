@@ -46,7 +46,7 @@ def strata_of(values: Values, strata: int) -> NDArray[np.int64]:
     return np.minimum((place * strata).astype(np.int64), strata - 1)
 
 
-def budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
+def stratum_budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
     """Returns how many samples of each stratum are kept: from the smallest up, an equal part of what is left, or all.
 
     Args:
@@ -54,7 +54,7 @@ def budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
         budget: Number of samples that are kept, at most the sum of the sizes.
 
     Example:
-        >>> budgets(np.array([10, 1, 10]), 9).tolist()
+        >>> stratum_budgets(np.array([10, 1, 10]), 9).tolist()
         [4, 1, 4]
     """
     found, left = np.zeros_like(sizes), budget
@@ -151,7 +151,7 @@ class Ccs:
         known = known[: max(left, len(known) - share(self.drop_hardest, n))]
         if left:
             number = strata_of(values[known], self.strata)
-            parts = budgets(np.bincount(number, minlength=self.strata), left)
+            parts = stratum_budgets(np.bincount(number, minlength=self.strata), left)
             lots = rng.lots(self.seed, known)
             by_lot = np.lexsort((lots, number))
             place = np.arange(len(known)) - np.searchsorted(number[by_lot], number[by_lot])

@@ -207,7 +207,9 @@ class OwnPasses:
         return (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
 
     @contextmanager
-    def by_proxy(self, model: nn.Module, batch: Any, n: int, scoring: Scoring, *, learns: bool) -> Iterator[Answer]:
+    def by_proxy(
+        self, model: nn.Module, batch: Any, n: int, scoring: Scoring, *, learns: bool
+    ) -> Iterator[tuple[Answer, dict[str, Tensor]]]:
         """Puts a candidate batch through a proxy in training mode; its buffers are written, and nothing is recorded or counted.
 
         Args:
@@ -218,7 +220,7 @@ class OwnPasses:
             learns: Whether the outputs have a gradient.
 
         Yields:
-            The outputs of the proxy; random states are put back at the end.
+            The outputs of the proxy, and the signals to choose by, each of shape (n,); random states are put back at the end.
         """
         smaller = self._candidates(batch, scoring)
         assert self._model is not None
@@ -228,11 +230,8 @@ class OwnPasses:
         with own_pass([model], devices=[self.device], generators=generators, training=True, dtype=dtype):
             with torch.set_grad_enabled(learns), self._explained(smaller):
                 outputs, targets, layout = self._answer(model, smaller, n)
-            yield Answer(outputs, targets, None, layout)
-
-    def signals_to_choose(self, answer: Answer) -> dict[str, Tensor]:
-        """Returns the signals by which a batch method chooses, each of shape (n,)."""
-        return self._reader.signals(answer.outputs, answer.targets, answer.layout, self._reader.chosen_by)
+            found = self._reader.signals(outputs, targets, layout, self._reader.chosen_by)
+            yield Answer(outputs, targets, None, layout), found
 
     def flops(self, model: nn.Module | None, batch: Any, n: int, scoring: Scoring) -> int:
         """Returns the floating-point operations of a forward pass, as torch counts them; 0 where it knows none of them.

@@ -43,9 +43,8 @@ def attach(
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
 
     Args:
-        method: Method such as `Kakurenbo()`, or a list with at most one method per stage (before training, epoch, batch). A
-            number such as 0.5, or "50%", is the share of the cost of full training to spend: `Winnow(share)`. A name of
-            `thresher methods`, such as "kakurenbo", is that method with its default settings.
+        method: Method such as `Kakurenbo()`, or its name, "kakurenbo", for its default settings; or a list with at most one per
+            stage (before training, epoch, batch). 0.5 or "50%" is a share of the cost of full training: `Winnow(share)`.
         loader: Training DataLoader; its settings and order are kept. Batch methods, and a share alone, also take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none".

@@ -96,8 +96,7 @@ class ProxyForward(BeforeForward):
             return stage.whole(n, tools.device)
         turn, rest = divmod(stage.step, self._proxy.every)
         step, learns = stage.step, rest == 0
-        with tools.passes.by_proxy(self._proxy.model, batch, n, self._scoring, learns=learns) as answer:
-            found = tools.passes.signals_to_choose(answer)
+        with tools.passes.by_proxy(self._proxy.model, batch, n, self._scoring, learns=learns) as (answer, found):
             plan = stage.plan(ids.to(tools.device, non_blocking=True), without_ignored(found))
             if learns and len(plan.rows):
                 self._learn(answer, plan)

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from thresher.losses.signals import GIVEN_ONLY, WIDE
+from thresher.losses.signals import GIVEN_ONLY, WIDE_SIGNALS
 from thresher.methods.contract import requirements_of, way_around
 from thresher.passes.scoring import Scoring
 
@@ -22,7 +22,7 @@ def check_wide(method: Any, forward_passes: str, scoring: Scoring | None, model:
     Raises:
         ValueError: A signal cannot be had from the passes, the model or the function that were given.
     """
-    wide = set() if method is None else WIDE & {*requirements_of(method).signals}
+    wide = set() if method is None else WIDE_SIGNALS & {*requirements_of(method).signals}
     if not wide:
         return forward_passes
     name = type(method).__name__
