@@ -23,7 +23,7 @@ def main():
     policy = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.Adam(policy.parameters(), 3e-3)
     visits = torch.full((VISITS, len(x)), float("nan"))  # mean rewards of each prompt, the latest last
-    bases = rl.Exploration()
+    bases, chances = rl.Exploration(), torch.ones(len(x))
     for _ in range(STEPS):
         tried = torch.randperm(len(x), generator=generator)[: PROMPTS * 3 // 2]
         chances = rl.rollout_chances(*rl.trailing_visits(visits), bases)

@@ -132,7 +132,7 @@ class DivBS:
             "Rows whose gradient is not finite are kept first.",
         ),
         caveat="on the planted problems `rare`, `skewed` and `noisy` it is worse than random rows of the same cost. The choice "
-        "takes about twenty-five times as long as that of Big Loss, because rows are chosen one after another",
+        "takes about twenty times as long as that of Big Loss, because rows are chosen one after another",
     )
     keep: float = 0.1
     gradient: Literal["layer", "outputs"] = "layer"
