@@ -48,6 +48,10 @@ RESULTS := benchmarks/results
 	$(PIP) install -q -c constraints.txt --no-deps timm torchvision axe-playwright-python
 	touch $@
 
+.venv/for-verify: .venv/for-tests
+	$(PIP) install -q -c constraints.txt --group verify
+	touch $@
+
 .venv/for-checks: .venv/for-tests
 	$(PIP) install -q -c constraints.txt --group check
 	touch $@
@@ -58,7 +62,7 @@ demo: .venv/installed
 test: .venv/for-tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
-verify: .venv/for-tests
+verify: .venv/for-verify
 	THRESHER_VERIFY=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: .venv/for-checks

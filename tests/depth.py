@@ -3,9 +3,15 @@
 import os
 from typing import TypeVar
 
+import pytest
+
 T = TypeVar("T")
 
 DEEP = os.environ.get("THRESHER_VERIFY") == "1"
+
+
+in_verify = pytest.mark.skipif(not DEEP, reason="make verify runs it")
+"""Mark of a test that `make test` leaves out."""
 
 
 def depth(quick: T, full: T) -> T:

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from thresher.experiments.comparison.workers import Finished, trainer
+from thresher.experiments.comparison.workers import Finished, Trainer
 
 
 class InProcessWorkers:
@@ -12,7 +12,7 @@ class InProcessWorkers:
         self._events = deque()
         self._jobs = deque()
         self._count = count
-        self._train = trainer(self._events.append, task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
+        self._train = Trainer(self._events.append, task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
 
     def __enter__(self):
         return self

@@ -109,6 +109,41 @@ def fit(module, *callbacks, workers=0, loader=None, validate=False, ckpt_path=No
     return made
 
 
+def last_rate_of_full_training(total):
+    optimizer = torch.optim.SGD(network().parameters(), 0.05, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=total)
+    for _ in range(total):
+        optimizer.step()
+        scheduler.step()
+    return scheduler.get_last_lr()[0]
+
+
+class Saves(lightning.pytorch.callbacks.Checkpoint):
+    """Saves a checkpoint after every step, every validation and every epoch."""
+
+    def __init__(self, folder):
+        self.folder, self.paths = folder, []
+
+    def _save(self, trainer, what):
+        if not trainer.sanity_checking:
+            path = self.folder / f"{len(self.paths)}-{what}-{trainer.current_epoch}.ckpt"
+            self.paths.append(path)
+            trainer.save_checkpoint(path)
+
+    def on_train_batch_end(self, trainer, *_):
+        self._save(trainer, "last" if trainer.is_last_batch else "step")
+
+    def on_validation_end(self, trainer, *_):
+        self._save(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer, *_):
+        self._save(trainer, "epoch")
+
+    def of_epoch(self, epoch, *kinds):
+        """A checkpoint of each kind of one epoch; of its steps the one after the second."""
+        return [[path for path in self.paths if f"-{what}-{epoch}." in path.name][what == "step"] for what in kinds]
+
+
 def outcome(module, trained) -> dict[str, Any]:
     """Everything that a training leaves behind."""
     return {

@@ -52,12 +52,23 @@ def model(causal: bool, **settings: Any) -> Any:
         return transformers.BertForSequenceClassification(config)
 
 
+class EpochEnd(transformers.TrainerCallback):
+    """Notes whether an epoch leaves a gradient."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_epoch_end(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.left.append(any(one.grad is not None for one in self.trainer.model.parameters()))
+
+
 class Noted(transformers.Trainer):
     """Notes what happens in a training."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.rates, self.evaluated, self.seen = [], [], []
+        self.rates, self.evaluated, self.seen, self.left = [], [], [], []
+        self.add_callback(EpochEnd(self))
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         self.seen.append(len(inputs["input_ids"]))
@@ -111,6 +122,19 @@ def outcome(trained: Any) -> dict[str, Any]:
         "step": trained.state.global_step,
         "epoch": trained.state.epoch,
     }
+
+
+def texts() -> Any:
+    """The sentences as a dataset of texts, and their tokenizer; they need the package datasets."""
+    import datasets
+    import tokenizers
+
+    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(3, WORDS))]
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    names = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    lines = [" ".join(words[word] for word in row[row > 0][:5]) for row in Sentences(causal=True).words]
+    return datasets.Dataset.from_dict({"text": lines}), transformers.PreTrainedTokenizerFast(tokenizer_object=made, **names)
 
 
 METHODS = {

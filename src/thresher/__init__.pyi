@@ -21,6 +21,7 @@ from thresher.loading.shuffle import Shuffle as Shuffle
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
+from thresher.methods.token_selection import TokenSelection as TokenSelection
 from thresher.passes.proxy import Proxy as Proxy
 from thresher.passes.scoring import Scoring as Scoring
 from thresher.plans import BatchPlan as BatchPlan

@@ -43,7 +43,7 @@ class Cost:
     unknown: str | None = None
 
     def add_scores(self, cost: tuple[int, int] | None) -> None:
-        """Adds the cost of scores that were computed before training.
+        """Adds the cost of scores that the run did not compute, such as those before training or losses of a reference model.
 
         Args:
             cost: Numbers of samples that went through a forward and through a backward pass; None adds nothing.

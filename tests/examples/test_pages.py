@@ -50,7 +50,14 @@ def test_frameworks(tmp_path, monkeypatch):
     assert isinstance(method, thresher.InfoBatch)
     assert 0 < cost.backward < cost.full_backward == 4 * 1000
     cost = names["trainer"].run.cost
-    assert 0 < cost.backward < cost.full_backward == 4 * 400
+    assert 0 < cost.backward < cost.full_backward == cost.full_forward == 4 * 400
+    assert cost.scoring == cost.backward == cost.forward / 2
+    assert names["run"].cost.scoring == names["run"].cost.backward == 400
+
+
+def test_the_tests_that_the_page_of_the_trainers_names_are_there():
+    named = re.findall(r"\btest_\w+", (ROOT / "docs/frameworks.md").read_text())
+    assert set(named) - {"test_frameworks"} == {path.stem for path in (ROOT / "tests/integration/frameworks").glob("test_*.py")}
 
 
 @pytest.mark.parametrize("page", ["docs/attribution.md", "docs/subset-backward.md"])

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 from helpers import assert_same
 
 N, B, EPOCHS = 48, 8, 2
-NOT_THE_SAME = "in the middle of an epoch, and its dataset or collate_fn draws random numbers"
+NOT_THE_SAME = "where it was interrupted, and its dataset or collate_fn draws random numbers"
 
 
 class Augmented(TensorDataset):
@@ -49,13 +49,16 @@ def nothing():
     return 0
 
 
-def train(source, stop, *, state=None, method=None, workers=0, collate=None):
-    """Trains until a number of batches in the second epoch; returns what was seen, the run, and the state to go on from."""
+def train(source, stop, *, state=None, method=None, workers=0, collate=None, stay=False):
+    """Trains until a number of batches in the second epoch; returns what was seen, the run, and the state to go on from.
+
+    With `stop` = 0 the state is that between the epochs.
+    """
     torch.manual_seed(3), np.random.seed(3), random.seed(3)
     net = nn.Linear(6, 4)
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
     data = Augmented(source)
-    loader = DataLoader(data, B, shuffle=True, num_workers=workers, collate_fn=collate)
+    loader = DataLoader(data, B, shuffle=True, num_workers=workers, collate_fn=collate, persistent_workers=stay)
     run = thresher.attach(
         method or thresher.FullData(),
         loader=loader,
@@ -70,6 +73,8 @@ def train(source, stop, *, state=None, method=None, workers=0, collate=None):
         run.load_state_dict(state["run"])
     seen = []
     while run.epoch < EPOCHS:
+        if state is None and (run.epoch, 0) == (1, stop):
+            return seen, run, {"net": net.state_dict(), "run": run.state_dict()}, data
         for done, (x, y) in enumerate(run.loader, 1):
             seen.append(x)
             run.criterion(run.model(x), y).backward()
@@ -104,6 +109,57 @@ def test_random_numbers_of_workers_are_warned_about(source, stop):
 
 def test_workers_that_draw_nothing_are_not_warned_about():
     compare(nothing, 2, workers=2)
+
+
+@pytest.mark.parametrize("stop", [0, 2])
+def test_random_numbers_of_workers_that_stay_are_warned_about_between_epochs_too(stop):
+    """New workers begin with a seed, and those of the run that was saved had gone on with their random numbers."""
+    *_, state, _ = train(of_torch, stop, workers=1, stay=True)
+    with pytest.warns(UserWarning, match=f"{NOT_THE_SAME} in worker processes.*and use persistent_workers=False") as said:
+        train(of_torch, stop, state=state, workers=1, stay=True)
+    assert len([one for one in said if NOT_THE_SAME in str(one.message)]) == 1
+
+
+@pytest.mark.parametrize("stop", [0, 2])
+def test_workers_that_stay_and_draw_nothing_are_not_warned_about(stop):
+    compare(nothing, stop, workers=2, stay=True)
+
+
+def test_random_numbers_of_other_workers_are_the_same_between_epochs():
+    compare(of_torch, 0, workers=1)
+
+
+class RandomStream(IterableDataset):
+    """A stream of samples that are drawn anew in each epoch."""
+
+    def __iter__(self):
+        return (torch.rand(6) for _ in range(3 * B))
+
+
+def stream(stay, *, state=None):
+    torch.manual_seed(3)
+    model = nn.Linear(6, 4)
+    loader = DataLoader(RandomStream(), B, num_workers=1, persistent_workers=stay)
+    method = thresher.RandomBackprop(keep=1.0)
+    run = thresher.attach(method, loader=loader, criterion=None, model=model, epochs=EPOCHS)
+    if state is not None:
+        run.load_state_dict(state)
+    seen = []
+    while run.epoch < 2:
+        for x in run.loader:
+            seen.append(x)
+            run.reduce(run.model(x).sum(1)).backward()
+            if state is None and len(seen) == 4:
+                state = run.state_dict()
+    return seen, state
+
+
+def test_random_numbers_of_a_stream_are_read_again_or_warned_about():
+    seen, state = stream(False)
+    assert_same(stream(False, state=state)[0], seen[4:])
+    *_, state = stream(True)
+    with pytest.warns(UserWarning, match=f"{NOT_THE_SAME} in worker processes.*and use persistent_workers=False"):
+        stream(True, state=state)
 
 
 def noisy(samples):

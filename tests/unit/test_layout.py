@@ -11,7 +11,7 @@ import thresher
 SOURCE = Path(thresher.__file__).parent
 
 FLOORS = (
-    ("__init__",),
+    ("__init__", "__main__"),
     ("cli",),
     ("report",),
     ("experiments.reproduction",),

@@ -7,18 +7,23 @@ from importlib.util import find_spec
 EXTRA = ("accelerate", "jinja2", "PIL", "plotly", "pyarrow", "pydantic", "rich", "scipy", "sklearn", "typer", "yaml")
 """Import names of the packages in the extra `experiments`."""
 
-SEVERAL = (
-    "the commands run in one process, and torchrun or accelerate launch has started {} (WORLD_SIZE). Start the command by "
-    "itself. In a training script of your own, thresher.attach works in several processes."
-)
-
 
 def main() -> None:
-    """Entry point. It exits with code 2 and one message on a user's mistake, and with code 130 on Ctrl-C."""
+    """Entry point. It exits with code 2 and one message on a user's mistake, and with code 130 on Ctrl-C.
+
+    As one of several processes of torchrun or accelerate launch it lets the first one speak, see `cli._several`.
+    """
     if any(find_spec(name) is None for name in EXTRA):
         sys.exit(_complain("the command line needs packages that are not installed: pip install 'thresher[experiments]'"))
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        sys.exit(_complain(SEVERAL.format(os.environ["WORLD_SIZE"])))
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        _run()
+        return
+    from thresher.cli._several import as_one_of_several
+
+    as_one_of_several(_run)
+
+
+def _run() -> None:
     from thresher.cli.app import app
 
     try:

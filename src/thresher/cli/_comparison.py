@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 def run_and_print(task: str, methods: str, seeds: str, epochs: int, out: Path, **options: Any) -> None:
     """Runs a comparison and prints its verdicts, what to do, and the paths of the report and the results.
 
+    Of several processes that train together the first one does the latter.
+
     Args:
         task: Name of a task, or the user's own training as FILE.py:FUNCTION.
         methods: Methods as on the command line, separated by commas.
@@ -29,11 +31,14 @@ def run_and_print(task: str, methods: str, seeds: str, epochs: int, out: Path, *
     """
     from thresher.cli._console import open_console
     from thresher.cli._summary import print_summary
+    from thresher.experiments.training.processes import own_rank
     from thresher.experiments.training.store import RESULTS
     from thresher.report.page import write_report
 
     console = open_console()
     results = run_with_progress(console, task, methods, seeds, epochs, out, **options)
+    if own_rank():
+        return
     print_summary(console, results)
     typer.echo(f"{write_report(out, options.get('data'))}\n{out / RESULTS}")
 

@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 import thresher
+from thresher.cli._several import check_command
 from thresher.cli.advise import advise
 from thresher.cli.compare import compare
 from thresher.cli.demo import demo
@@ -37,8 +38,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     _: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train on the samples that still teach, skip the rest, and show what it cost."""
+    check_command(context.invoked_subcommand)

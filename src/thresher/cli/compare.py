@@ -9,7 +9,6 @@ from thresher.cli._options import (
     DEFAULT_MARGIN,
     DataOption,
     EpochsOption,
-    JobsOption,
     OptionalTaskOption,
     OutOption,
     ScriptArgument,
@@ -30,6 +29,10 @@ CONTROLS_HELP = (
     "smaller (as many steps, with smaller batches), placebo (the method with its losses or scores permuted among samples). "
     'Default: all four, without those that a method or the training cannot have, which the output names; "" trains none.'
 )
+COMPARED_JOBS_HELP = (
+    "Number of processes that train side by side, with one thread each. Default: 2. Under torchrun or accelerate launch all "
+    "processes train each run together instead."
+)
 MARGIN_HELP = (
     "A loss of the metric up to this size does not matter: in percentage points where the metric is a share, else in the unit "
     "of the metric."
@@ -46,7 +49,7 @@ def compare(
     out: OutOption,
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
-    jobs: JobsOption = 2,
+    jobs: Annotated[int | None, typer.Option(min=1, help=COMPARED_JOBS_HELP)] = None,
     margin: Annotated[float, typer.Option(help=MARGIN_HELP)] = DEFAULT_MARGIN,
     controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
     track: Annotated[
@@ -56,7 +59,8 @@ def compare(
 ) -> None:
     """Train every method with every seed, beside full training and controls of the same cost.
 
-    Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html.
+    Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html. Started by torchrun or
+    accelerate launch (`torchrun --nproc-per-node 2 -m thresher compare ...`), all processes train each run together.
     """
     from thresher.experiments.comparison.job import parse_budget, parse_controls
 

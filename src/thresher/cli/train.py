@@ -39,10 +39,11 @@ def train(
 ) -> None:
     """Train one of the papers' experiments. If training is interrupted, the same command continues after the last full epoch.
 
-    ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision.
+    ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision. Started by torchrun or accelerate launch
+    (`torchrun --nproc-per-node 8 -m thresher train ...`), all processes train together with the batch size of the recipe.
     """
     out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
-    many = 0 if smoke else (os.cpu_count() or 1)
+    many = 0 if smoke else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     results = train_recipe(
         recipe, out, data=data, smoke=smoke, method=method, epochs=epochs, seed=seed, weights=weights,
         loaders=many if loaders is None else loaders,

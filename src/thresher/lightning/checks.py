@@ -2,9 +2,10 @@
 
 from typing import Any
 
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -34,11 +35,10 @@ def check_trainer(trainer: Any) -> None:
     Raises:
         ValueError: A setting is not supported.
     """
-    devices = trainer.num_devices * trainer.num_nodes
-    if devices > 1 or not isinstance(trainer.strategy, SingleDeviceStrategy):
+    if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
         raise not_supported(
-            f"Trainer(devices=, num_nodes=, strategy=) with {devices} devices and {type(trainer.strategy).__name__}",
-            "In this version, one process trains: use devices=1, num_nodes=1 and strategy='auto'.",
+            f"Trainer(strategy=) with {type(trainer.strategy).__name__}",
+            "Use one device, or data parallelism with a model that fits into the memory of each device: strategy='ddp'.",
         )
     if every := trainer.reload_dataloaders_every_n_epochs:
         raise not_supported(
@@ -127,7 +127,8 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
         trainer: Trainer that has made its loader.
 
     Raises:
-        ValueError: There are several loaders, or it is no DataLoader over samples with ids.
+        ValueError: There are several loaders, it is no DataLoader over samples with ids, or Lightning deals its order out to
+            several processes by a wrapper.
     """
     loader = trainer.train_dataloader
     if not isinstance(loader, DataLoader):
@@ -137,15 +138,22 @@ def check_loader_of(trainer: Any) -> DataLoader[Any]:
             f"A loader over {type(loader.dataset).__name__}, an IterableDataset",
             "Give a DataLoader of a dataset with __getitem__ and __len__. A loop with thresher.attach also takes streams.",
         )
+    if isinstance(loader.sampler, DistributedSamplerWrapper):
+        raise not_supported(
+            f"A sampler of your own on {trainer.world_size} devices, which Lightning puts into a DistributedSamplerWrapper,",
+            "Use shuffle=True or no sampler; or Trainer(use_distributed_sampler=False) and a loader whose sampler is a "
+            "torch.utils.data.DistributedSampler, or a thresher.Shuffle with num_replicas= and rank=.",
+        )
     return loader
 
 
-def check_length(loader: SelectedLoader, method: Any) -> None:
+def check_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:
     """Refuses a run of which the number of batches of an epoch, now or later, is not known when it begins.
 
     Args:
         loader: Loader of the run.
         method: Method, or list of methods, as `attach` takes it.
+        processes: Number of processes; of several, `attach` takes samplers of a known length only.
 
     Raises:
         ValueError: The sampler may repeat samples, and an epoch method leaves some out; or a batch method keeps rows by chance
@@ -153,7 +161,7 @@ def check_length(loader: SelectedLoader, method: Any) -> None:
     """
     length_of(loader)
     epoch_method = split_by_stage(method_of(method)).epoch
-    if not loader.yields_once and not isinstance(epoch_method, FullData):
+    if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         raise not_supported(
             f"{type(epoch_method).__name__} beside a {type(loader.sampler).__name__}, which may repeat samples,",
             "Lightning needs to know the number of batches of an epoch when it begins. Use shuffle=True.",

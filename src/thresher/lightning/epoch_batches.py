@@ -21,16 +21,22 @@ class EpochBatches(OfUser):
         self._user: Any = loader
         self._begins, self._resumes = begins, resumes
         self._current: EpochPass | None = None
+        self._length: int | None = None
 
     def __len__(self) -> int:
-        return len(self._user)
+        """Number of batches of the epoch that began last: after the training, when Lightning asks too, there is no next one."""
+        return len(self._user) if self._length is None else self._length
 
     def __iter__(self) -> "EpochPass":
-        self._current = EpochPass(self._user, self._begins)
+        self._current = EpochPass(self._user, self._begin)
         if not self._resumes:
             self._current.begin()
         self._resumes = False
         return self._current
+
+    def _begin(self, length: int) -> None:
+        self._length = length
+        self._begins(length)
 
     def finish(self) -> None:
         """Ends the epoch in progress, as a `for` loop does that asks for a further batch after the last one.

@@ -9,10 +9,12 @@ from torch.utils.data import DataLoader
 from thresher import rng
 from thresher.lightning.checks import check_length, check_loader_of, check_module, check_schedulers, check_trainer
 from thresher.lightning.epoch_batches import EpochBatches
+from thresher.lightning.process_states import gathered, own_state
 from thresher.lightning.stand_ins import CriterionInPlace, StandIns
 from thresher.run.attach import attach
 from thresher.run.pace import PacedLR
 from thresher.run.run import Run
+from thresher.subset.parallel import trains_inside
 
 GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group"}
 """Arguments of `attach` that are no settings: `Selection` has its own, or Lightning knows them."""
@@ -34,7 +36,7 @@ class Selection(Callback):
         model: Name of the attribute of the module that is its network, which `training_step` calls; None where the method
             needs no network.
         settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `scoring`, `proxy`, `signals`,
-            `seed`, `on_nonfinite`, `spend` and `divide`.
+            `seed`, `on_nonfinite`, `spend`, `divide` and `collate_keeps_rows`.
 
     Raises:
         TypeError: A setting is no argument of `thresher.attach`, or one that Lightning knows.
@@ -89,11 +91,16 @@ class Selection(Callback):
     def run(self) -> Run:
         """The run of the `fit` in progress or, after it, of the last one, with its cost, history and records.
 
+        Of several processes each has a run of its own, whose cost and records are those of its part of the samples.
+
         Raises:
-            ValueError: No training has begun.
+            ValueError: No training has begun in this process.
         """
         if self._run is None:
-            raise ValueError("thresher.lightning.Selection.run: no training has begun; call trainer.fit first")
+            raise ValueError(
+                "thresher.lightning.Selection.run: no training has begun in this process; call trainer.fit first. With "
+                "strategy='ddp_spawn', the run is in the processes that fit starts: read it in on_train_end of a callback."
+            )
         return self._run
 
     # Lightning's hooks, in the order in which they are called
@@ -143,6 +150,9 @@ class Selection(Callback):
         own = {part: getattr(pl_module, name) if isinstance(name, str) else name for part, name in parts.items()}
         optimizer, epochs = trainer.optimizers[0], trainer.max_epochs
         assert epochs is not None
+        assert trainer.model is not None
+        if own["model"] is not None:
+            trains_inside(own["model"], trainer.model)
         self._run = run = attach(
             self.method,
             loader=loader,
@@ -152,7 +162,7 @@ class Selection(Callback):
             **own,
             **self.settings,
         )
-        check_length(run.loader, self.method)
+        check_length(run.loader, self.method, processes=trainer.world_size)
         self._stand_ins.put(pl_module, "thresher", run)
         if isinstance(self.criterion, str):
             self._stand_ins.put(pl_module, self.criterion, CriterionInPlace(own["criterion"], run))
@@ -173,10 +183,10 @@ class Selection(Callback):
             self._batches.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the run; nothing before the training began."""
+        """Returns the state of the run, or those of the runs of all processes; nothing before the training began."""
         if self._batches is None:
             return {}
-        return {"run": self.run.state_dict(), "batches": self._length}
+        return {"run": gathered(self.run.state_dict()), "batches": self._length}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Puts the states of the schedulers as without pace into the checkpoint, so that it loads without the callback, too."""
@@ -194,7 +204,7 @@ class Selection(Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Leaves the module as it was."""
-        self._leave(trainer)
+        self._leave(trainer, together=False)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Leaves the module as it was."""
@@ -215,7 +225,7 @@ class Selection(Callback):
                     f"scheduler than interval={config.interval!r}, and its state counts other steps. Use the same interval."
                 )
             config.scheduler.load_state_dict(state if pace is None else {"scheduler": state, **pace})
-        run.load_state_dict(self._saved["run"])
+        run.load_state_dict(own_state(self._saved["run"]))
 
     def _iterate(self, trainer: Any, run: Run) -> None:
         """Has Lightning iterate the loader of the run, whose first pass draws where the pass of the user's loader has drawn."""
@@ -247,15 +257,20 @@ class Selection(Callback):
         else:
             trainer.val_check_batch = float("inf") if every == 1.0 else max(1, int(length * every))
 
-    def _leave(self, trainer: Any) -> None:
-        """Puts back what the run stood in for, and detaches it."""
+    def _leave(self, trainer: Any, *, together: bool = True) -> None:
+        """Puts back what the run stood in for, and detaches it.
+
+        Args:
+            trainer: Trainer that has the callback.
+            together: Whether all processes do so.
+        """
         self._stand_ins.take_away()
         loader, self._own_loader = self._own_loader, None
         if loader is None:
             return
         trainer.fit_loop._combined_loader.flattened = [loader]
         if self._run is not None:
-            self._run.detach()
+            self._run.detach(together=together)
 
 
 def _generators_of(loader: Any) -> list[Any]:

@@ -78,3 +78,20 @@ class StreamBatches:
             batch, ids, *_ = self.take()
             look(batch, ids)
         return torch.arange(self._place)
+
+
+def check_begins(stream: Any) -> None:
+    """Refuses a stream of Hugging Face `datasets` that a state of its own has put into the middle, where a run is resumed.
+
+    Args:
+        stream: Dataset of the loader; the run is about to skip what the interrupted epoch had read of it.
+
+    Raises:
+        ValueError: The stream has loaded a state.
+    """
+    if getattr(stream, "_starting_state_dict", None) is not None:
+        raise ValueError(
+            f"The run goes on in the middle of an epoch, and so does its {type(stream).__name__}, which has loaded a state of "
+            "its own: samples would be skipped twice. Load the state of the run alone, which reads the stream from its "
+            "beginning."
+        )

@@ -5,9 +5,13 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 from torch.utils.data.distributed import DistributedSampler
 
+from thresher.loading.dealt import DealtRows
 from thresher.loading.prepared import inner_sampler, is_shard_of_accelerate
 from thresher.loading.shuffle import Shuffle
 from thresher.shards import World
+
+WRAPPED = "run = thresher.attach(..., loader=wrapper.loader); wrapper.loader = run.loader"
+"""Lines for an object that iterates a DataLoader, such as the PrefetchLoader of timm."""
 
 
 def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = False) -> None:
@@ -23,7 +27,11 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         ValueError: `loader` has a setting that cannot be kept.
     """
     if not isinstance(loader, DataLoader):
-        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
+        name = type(loader).__name__
+        inside = isinstance(getattr(loader, "loader", None), DataLoader)
+        advice = f", which wraps one. Pass its `loader`, and let it yield what the run chooses: {WRAPPED}" if inside else ""
+        raise TypeError(f"`loader` must be a torch.utils.data.DataLoader, got {name}{advice}")
+    check_iteration(loader)
     if isinstance(loader.dataset, IterableDataset):
         if plans_epochs:
             raise TypeError(
@@ -45,10 +53,9 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         raise ValueError(
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
-    check_iteration(loader)
     sampler = inner_sampler(loader.batch_sampler)
     replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
-    if not several and isinstance(sampler, DistributedSampler | Shuffle) and replicas not in (1, None):
+    if not several and isinstance(sampler, DistributedSampler | Shuffle | DealtRows) and replicas not in (1, None):
         raise ValueError(
             f"`loader` has a {type(sampler).__name__} for {replicas} processes, and there is no process group of several "
             "processes: call torch.distributed.init_process_group before attach. In one process use num_replicas=1, or "
@@ -81,21 +88,29 @@ OF_ITERATION = ("__iter__", "__len__", "_get_iterator")
 def check_iteration(loader: DataLoader[Any]) -> None:
     """Refuses a subclass of DataLoader that makes its batches itself, because only settings of a loader can be kept.
 
+    Of a stream, the batches are those of the user's loader. But a class that begins in the middle of the stream, by a state of
+    its own or with one iterator for all epochs, does not begin where a resumed run expects it.
+
     The loaders of accelerate have the class of the loader that they wrap; what they do themselves, which is to move batches
     to the device, a run does as well.
 
     Args:
-        loader: Loader of a map-style dataset.
+        loader: The user's loader.
 
     Raises:
         ValueError: The class of the loader has its own `__iter__`, `__len__` or `_get_iterator`.
     """
+    streams = isinstance(loader.dataset, IterableDataset)
     for name in OF_ITERATION:
         kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
-        if kind is not DataLoader:
+        if kind is not DataLoader and not (streams and name == "__len__"):
+            why = (
+                "may begin in the middle of a stream, and a resumed run would skip its beginning once more"
+                if streams
+                else "would be left out: batches are made by a torch.utils.data.DataLoader with the same settings"
+            )
             raise ValueError(
-                f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {kind.__name__}) would "
-                "be left out: batches are made by a torch.utils.data.DataLoader with the same settings. "
+                f"`loader` is of the class {loader.__class__.__name__}, whose own `{name}` (defined in {kind.__name__}) {why}. "
                 "Pass a plain DataLoader, and move what the class does to the dataset, the sampler or the collate_fn. (To keep "
                 "workers alive, use persistent_workers=True; to save the position in an epoch, run.state_dict().)"
             )
@@ -119,21 +134,15 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     """
     batches: Any = loader.batch_sampler
     by_batches = is_shard_of_accelerate(batches)
+    outer: Any = None if by_batches else batches.sampler
     sampler: Any = inner_sampler(batches)
     dataset: Any = loader.dataset
     name, size = type(sampler).__name__, len(dataset)
-    if by_batches:
-        dealt: Any = batches.num_processes, batches.process_index
-        if not batches.even_batches and not batches.drop_last:
+    if by_batches or isinstance(outer, DealtRows):
+        dealt: Any = (batches.num_processes, batches.process_index) if by_batches else (outer.num_replicas, outer.rank)
+        if by_batches and not batches.even_batches and not batches.drop_last:
             raise ValueError("`loader` was prepared with even_batches=False: processes could have different numbers of batches")
-        known: tuple[type, ...] = (RandomSampler, SequentialSampler, Shuffle)
-        repeats = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
-        fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
-        if not fits or len(sampler) != size:
-            raise ValueError(
-                f"`loader` has a {name}, which accelerate deals out: plans of several processes need an order with every "
-                "sample once. Use shuffle=True, or a thresher.Shuffle with num_replicas=1."
-            )
+        _check_dealt_order(sampler, size)
     else:
         if type(sampler) is not DistributedSampler and type(sampler) is not Shuffle:
             raise ValueError(
@@ -150,6 +159,18 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
             f"{world.size} of `process_group`. Both must be of the data-parallel group."
         )
     _check_size(batches, size, world)
+
+
+def _check_dealt_order(sampler: Any, size: int) -> None:
+    """Refuses an order that something else than its sampler deals out, and that has not every sample once."""
+    known: tuple[type, ...] = (RandomSampler, SequentialSampler, Shuffle)
+    repeats = isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != size)
+    fits = isinstance(sampler, known) and not repeats and getattr(sampler, "num_replicas", None) in (None, 1)
+    if not fits or len(sampler) != size:
+        raise ValueError(
+            f"`loader` has a {type(sampler).__name__}, whose order is dealt out to several processes: their plans need an "
+            "order with every sample once. Use shuffle=True, or a thresher.Shuffle with num_replicas=1."
+        )
 
 
 def _check_size(batches: Any, size: int, world: World) -> None:

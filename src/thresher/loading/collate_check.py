@@ -4,6 +4,7 @@ Sorting, mixup and CutMix in a collate function give rows that are not the sampl
 another sample. The check is made where batches are made, on the samples of real batches: no sample is read for it.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,11 @@ from thresher.loading.trees import map_where
 DRAWS = 8
 """Number of random states under which a collate function is tried that draws random numbers."""
 
+MIXES = "sorts or mixes the samples of a batch, or draws random numbers for them"
+IF_MASKING = (
+    "If it only draws for each row by itself, as one that masks tokens, declare it: thresher.attach(collate_keeps_rows=True)"
+)
+
 
 class CheckedBatch(NamedTuple):
     """A batch on its way from a collate function, with the result of the check.
@@ -34,7 +40,14 @@ class CheckedBatch(NamedTuple):
 
 
 class UnknownRows:
-    """Whether the rows of batches are their samples in order, as far as batches were checked."""
+    """Whether the rows of batches are their samples in order, as far as batches were checked.
+
+    Args:
+        declared: Whether the user has declared that they are.
+    """
+
+    def __init__(self, *, declared: bool = False) -> None:
+        self.declared = declared
 
     reason: str | None = None
     """Reason why they are not; None where no batch had one."""
@@ -47,14 +60,18 @@ class UnknownRows:
         return batch.batch
 
 
-def checked(loader: DataLoader[Any]) -> Any:
-    """Returns the collate function of a loader, with the check if it is not one of torch."""
+def checked(loader: DataLoader[Any], *, declared: bool | None = None) -> Any:
+    """Returns the collate function of a loader, with the check if it is not one of torch.
+
+    Args:
+        loader: The user's loader.
+        declared: Whether the user has declared that row i of each batch is sample i; None where this cannot be declared.
+    """
     if loader.collate_fn in (default_collate, default_convert):
         return loader.collate_fn
     sizes: Any = loader.batch_sampler
-    return CheckedCollate(
-        loader.collate_fn, sizes.batch_size, batched=getattr(loader.dataset, "__getitems__", None) is not None
-    )
+    batched = getattr(loader.dataset, "__getitems__", None) is not None
+    return CheckedCollate(loader.collate_fn, sizes.batch_size, batched=batched, declared=declared)
 
 
 class CheckedCollate:
@@ -63,14 +80,19 @@ class CheckedCollate:
     The rows of the two batches must have changed places as the samples did, under the same random numbers. Batches 0, 1, 2, 4,
     8, ... are checked. Random states, and what the collate function remembers, are then as if it had been called once.
 
+    Rows that depend on random numbers never follow their samples, as where tokens are masked: the numbers are drawn by the
+    place in the batch. Where the user has declared that each row is its sample all the same, only the parts of a batch are
+    compared that are the same whatever is drawn.
+
     Args:
         collate: Collate function of the user.
         batch_size: Number of samples of a batch.
         batched: Whether the dataset reads the samples of a batch together, in a form of its own.
+        declared: Whether the user has declared that row i of each batch is sample i; None where this cannot be declared.
     """
 
-    def __init__(self, collate: Any, batch_size: int, *, batched: bool) -> None:
-        self.collate, self.batch_size, self.batched = collate, batch_size, batched
+    def __init__(self, collate: Any, batch_size: int, *, batched: bool, declared: bool | None = None) -> None:
+        self.collate, self.batch_size, self.batched, self.declared = collate, batch_size, batched, declared
         self.calls = 0
 
     def __call__(self, samples: Any) -> Any:
@@ -80,6 +102,8 @@ class CheckedCollate:
             return self.collate(samples)
         name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
         iterator = held_iterator(self.collate)
+        if iterator is not None and self.declared:
+            return self.collate(samples)
         if iterator is not None:
             reason = (
                 f"may sort or mix its samples: it keeps an iterator ({type(iterator).__name__}), so that it could not be "
@@ -90,14 +114,17 @@ class CheckedCollate:
         before = state.capture()
         batch = self.collate(samples)
         after = state.capture()
+        draws = 1 if state.same(before, after) else DRAWS
         try:
             state.restore(before)
-            draws = 1 if state.same(before, after) else DRAWS
             reason = self._reason(batch, copies, state, draws)
         except Exception as error:
-            reason = f"could not be called again with the same samples in another order ({type(error).__name__}: {error})"
+            text = f"could not be called again with the same samples in another order ({type(error).__name__}: {error})"
+            reason = None if self.declared else text
         finally:
             state.restore(after)
+        if reason is not None and draws > 1 and self.declared is False:
+            reason += f". {IF_MASKING}"
         return CheckedBatch(batch, None if reason is None else f"collate_fn {name} {reason}")
 
     def _can_be_moved(self, samples: Any) -> bool:
@@ -115,17 +142,22 @@ class CheckedCollate:
         """Returns the reason why rows do not follow the samples; random states are those before the batch was made."""
         n = len(samples) if isinstance(samples, list) else rows_of(samples)
         order = torch.tensor(moved_order(n))
+        pairs = self._pairs(batch, samples, state, order, draws)
+        if self.declared and draws > 1:
+            return _why_not_declared(pairs, order)
+        reasons = (why_rows_do_not_follow(*pair, order) for pair in pairs)
+        return next((reason for reason in reasons if reason is not None), None)
+
+    def _pairs(self, batch: Any, samples: Any, state: CollateState, order: Tensor, draws: int) -> Iterator[tuple[Any, Any]]:
+        """Yields batches of the samples, each with one of the samples in another order under the same random numbers."""
         for draw in range(draws):
             if draw:
                 now = state.capture()
                 batch = self.collate(copied(samples))
                 state.restore(now)
             others = copied(samples)
-            others = [others[i] for i in order.tolist()] if isinstance(others, list) else select(others, order, n)
-            reason = why_rows_do_not_follow(batch, self.collate(others), order)
-            if reason is not None:
-                return reason
-        return None
+            moved = [others[i] for i in order.tolist()] if isinstance(others, list) else select(others, order, len(order))
+            yield batch, self.collate(moved)
 
 
 def moved_order(n: int) -> list[int]:
@@ -148,10 +180,39 @@ def why_rows_do_not_follow(batch: Any, moved: Any, order: Tensor) -> str | None:
     Returns:
         Reason why the rows of the batches did not change places as the samples did; None where they did.
     """
-    n = len(order)
-    columns, others = take_apart(batch, n)[0], take_apart(moved, n)[0]
+    columns, others = (take_apart(one, len(order))[0] for one in (batch, moved))
     if len(columns) != len(others):
-        return "sorts or mixes the samples of a batch, or draws random numbers for them"
+        return MIXES
+    return _why_columns_do_not_follow(columns, others, order)
+
+
+def _why_not_declared(pairs: Iterable[tuple[Any, Any]], order: Tensor) -> str | None:
+    """Returns the reason why rows do not follow, by the parts of batches that are the same whatever random numbers are drawn.
+
+    Args:
+        pairs: Batches of the same samples under other random numbers, each with one of the samples in another order.
+        order: Order of the samples in the second batches, shape (n,), int64.
+    """
+    first: list[list[Any]] = []
+    fixed: list[int] = []
+    for pair in pairs:
+        both = [take_apart(one, len(order))[0] for one in pair]
+        if not first:
+            first, fixed = both, [*range(len(both[0]))] if len(both[0]) == len(both[1]) else []
+        whole = [len(one) for one in both] == [len(one) for one in first]
+        fixed = [i for i in fixed if whole and all(_is_same(one[i], other[i]) for one, other in zip(both, first, strict=True))]
+    columns, others = ([one[i] for i in fixed] for one in first)
+    reason = _why_columns_do_not_follow(columns, others, order)
+    return None if reason is None else f"does not keep its rows, as collate_keeps_rows=True declares: it {reason}"
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return differing_part(one, other) is None
+
+
+def _why_columns_do_not_follow(columns: list[Any], others: list[Any], order: Tensor) -> str | None:
+    """Compares the parts of two batches that have one entry for each sample; see `why_rows_do_not_follow`."""
+    n = len(order)
     for column, expected, other in zip(columns, take_rows(columns, order), others, strict=True):
         if differing_part(expected, other) is None:
             continue
@@ -166,7 +227,7 @@ def why_rows_do_not_follow(batch: Any, moved: Any, order: Tensor) -> str | None:
                 f"sorts the samples of a batch, or makes a part of shape {tuple(column.shape)} that has as many entries as the "
                 "batch has samples without being of them: use another batch_size"
             )
-        return "sorts or mixes the samples of a batch, or draws random numbers for them"
+        return MIXES
     return None
 
 

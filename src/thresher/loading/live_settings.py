@@ -64,7 +64,7 @@ class LiveSettings:
 
     def rebuilt(self, batch_sampler: Any) -> DataLoader[Any]:
         """Returns a loader of the same settings with another batch sampler."""
-        settings = self._known | {"collate_fn": checked(self._user)}
+        settings = self._known | {"collate_fn": self._collate()}
         return DataLoader(self._user.dataset, batch_sampler=batch_sampler, **settings)
 
     def follow(self, rebuilt: DataLoader[Any], *, workers_stay: bool) -> None:
@@ -90,9 +90,12 @@ class LiveSettings:
         if "collate_fn" in changed and not workers_stay:
             self._unknown_rows.reason = None
         for name in changed:
-            setattr(rebuilt, name, checked(self._user) if name == "collate_fn" else now[name])
+            setattr(rebuilt, name, self._collate() if name == "collate_fn" else now[name])
         if isinstance(rebuilt.collate_fn, CheckedCollate):
             rebuilt.collate_fn.batch_size = checked_batch_size(self._sizes)
+
+    def _collate(self) -> Any:
+        return checked(self._user, declared=self._unknown_rows.declared)
 
     def _now(self) -> dict[str, Any]:
         return {name: getattr(self._user, name) for name in KEPT_SETTINGS}

@@ -29,9 +29,10 @@ from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.shared_order import SharedOrder
 from thresher.loading.trees import to_device
 from thresher.loading.user_order import UserOrder
-from thresher.loading.worker_draws import NotedCollate, ResumedDraws
+from thresher.loading.worker_draws import NotedCollate, ResumedDraws, begin_noted
 from thresher.shards import ALONE, World
 
+Device = torch.device | None
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
@@ -43,10 +44,11 @@ class SelectedLoader(OfUser):
         device: Device that batches are moved to; None leaves them where they are.
         kept: Ids of the samples of full training, where others were pruned before it. Default: all that the sampler yields.
         world: Processes that the loader deals out its samples to. Default: there is one.
+        keeps: Whether the user has declared that row i of each batch is sample i.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, device: torch.device | None, kept: Tensor | None = None, world: World = ALONE
+        self, loader: DataLoader[Any], *, device: Device, kept: Tensor | None = None, world: World = ALONE, keeps: bool = False
     ) -> None:
         self._user, self._samples = loader, None if kept is None else len(kept)
         self._control: EpochControl | None = None
@@ -64,9 +66,9 @@ class SelectedLoader(OfUser):
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
         self._ids = IdBatchSampler(self._order.sizes)
-        self.unknown_rows = UnknownRows()
+        self.unknown_rows = UnknownRows(declared=keeps)
         """Why the rows of batches are not their samples in order, as far as that is known."""
-        self._resumed_draws = ResumedDraws(loader.num_workers)
+        self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
         self._settings = None if self.streams else LiveSettings(loader, self._order.sampler, self._ids, self.unknown_rows)
         self._loader = loader if self._settings is None else self._settings.rebuilt(self._ids)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
@@ -191,16 +193,14 @@ class SelectedLoader(OfUser):
             if resumed["workers_ran"]:
                 self._start_workers()
             rng.restore(resumed, self.device, self.generators())
-        collate = self._loader.collate_fn
-        if resumed is not None and self.num_workers and not self.streams:
-            self._loader.collate_fn = NotedCollate(collate)
+        begin = begin_noted if resumed is not None and self.num_workers and not self.streams else iter
         if plan is None:
-            candidates: Any = StreamBatches(iter(self._loader), self._order.length(None).staying)
+            batches = map(self._resumed_draws.open, iter(self._loader))
+            candidates: Any = StreamBatches(batches, self._order.length(None).staying)
         else:
             assert rows is not None
             self._serve(plan, rows, place.consumed)
-            candidates = MapStyleBatches(iter(self._loader), self._ids, ahead=self.num_workers > 0)
-        self._loader.collate_fn = collate
+            candidates = MapStyleBatches(begin(self._loader), self._ids, ahead=self.num_workers > 0)
         self._workers_ran = self.persistent_workers
         if resumed is not None:
             waiting = self._waiting
@@ -310,7 +310,7 @@ class SelectedLoader(OfUser):
         if not self._workers_ran:
             with rng.undisturbed(self.device, self.generators()):
                 self._ids.serve(SequentialOrder(0), None)
-                iter(self._loader)
+                begin_noted(self._loader)
             self._workers_ran = self.persistent_workers
 
     def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:

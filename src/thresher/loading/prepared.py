@@ -3,6 +3,8 @@
 import sys
 from typing import Any
 
+from thresher.loading.dealt import DealtRows
+
 
 class EpochFlags:
     """What accelerate reads of the loader that a loop iterates.
@@ -100,8 +102,9 @@ def is_shard_of_accelerate(batches: Any) -> bool:
 
 
 def inner_sampler(batches: Any) -> Any:
-    """Returns the sampler of a batch sampler, inside of one of accelerate."""
-    return (batches.batch_sampler if is_shard_of_accelerate(batches) else batches).sampler
+    """Returns the sampler of a batch sampler, inside of one of accelerate and of `DealtRows`."""
+    sampler = (batches.batch_sampler if is_shard_of_accelerate(batches) else batches).sampler
+    return sampler.whole if isinstance(sampler, DealtRows) else sampler
 
 
 def is_seeded_by_epoch(sampler: Any) -> bool:

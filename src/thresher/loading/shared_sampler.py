@@ -29,7 +29,7 @@ class SharedSampler:
 
     Attributes:
         n: Number of samples of the dataset.
-        sampler: The sampler, inside of a batch sampler of accelerate.
+        sampler: The sampler, inside of a batch sampler of accelerate and of `DealtRows`.
     """
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
@@ -58,7 +58,7 @@ class SharedSampler:
 
     @property
     def _drops(self) -> bool:
-        return bool(self._batches.drop_last if self._by_batches else getattr(self.sampler, "drop_last", False))
+        return bool(self._batches.drop_last if self._by_batches else getattr(self._batches.sampler, "drop_last", False))
 
     def generators(self) -> list[torch.Generator]:
         """Returns the generators that the loader draws from."""

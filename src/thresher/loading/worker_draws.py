@@ -1,6 +1,7 @@
-"""Whether workers draw random numbers, which an epoch that is resumed in its middle cannot repeat."""
+"""Whether workers draw random numbers, which a run that was interrupted cannot repeat."""
 
 import warnings
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -25,14 +26,16 @@ class NotedBatch(NamedTuple):
 
 
 class ResumedDraws:
-    """Warns once where samples of a resumed epoch depend on random numbers that cannot be repeated.
+    """Warns once where samples of a resumed run depend on random numbers that cannot be repeated.
 
     Args:
         workers: Number of worker processes.
+        stay: Whether these are persistent: their random numbers go on from epoch to epoch, and no state has them.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, stay: bool = False) -> None:
         self._where = "in worker processes" if workers else "for selected samples that had not been trained on"
+        self._way_out = "save between epochs, and use persistent_workers=False" if stay else "save between epochs"
         self._warned = False
 
     def open(self, batch: Any) -> Any:
@@ -42,10 +45,10 @@ class ResumedDraws:
         if batch.drew and not self._warned:
             self._warned = True
             warnings.warn(
-                "load_state_dict: the run goes on in the middle of an epoch, and its dataset or collate_fn draws random "
-                f"numbers {self._where}. They are not those that a run without the interruption draws, so the samples that are "
-                "read now may be augmented in another way; their order, ids and weights are the same. For the same numbers, "
-                "save between epochs. This is said once.",
+                "load_state_dict: the run goes on where it was interrupted, and its dataset or collate_fn draws random numbers "
+                f"{self._where}. They are not those that a run without the interruption draws, so the samples that are read "
+                "now may be augmented in another way; their order, ids and weights are the same. For the same numbers, "
+                f"{self._way_out}. This is said once.",
                 stacklevel=6,
             )
         return batch.batch
@@ -79,3 +82,17 @@ class NotedCollate:
         batch = self.collate(samples)
         self._last = rng.capture(torch.device("cpu"))
         return NotedBatch(batch, drew or differing_part(before, self._last) is not None)
+
+
+def begin_noted(loader: Any) -> Iterator[Any]:
+    """Begins a pass over a loader whose workers are new, and note whether they draw random numbers.
+
+    Args:
+        loader: DataLoader with workers; persistent ones go on to note it in later passes.
+    """
+    collate = loader.collate_fn
+    loader.collate_fn = NotedCollate(collate)
+    try:
+        return iter(loader)
+    finally:
+        loader.collate_fn = collate

@@ -1,6 +1,7 @@
 """Losses by position that the loop computed itself: which positions count, and what their sum is divided by."""
 
 import math
+from collections.abc import Callable
 from numbers import Real
 from typing import Any
 
@@ -22,6 +23,7 @@ class GivenLosses:
     Where only some rows are trained on, they stand for the batch: the scalar is their sum(v s m) / sum(s), times the share of
     the whole batch's positions in `total`. So the scalars of several micro-batches add up to a mean whose shares are those of
     the micro-batches, however many positions the rows have that are kept; and `total` is the number that the loop knows.
+    In the same way, the positions of `keep` stand for all that count.
 
     Nothing waits for a device. What only a device could tell, a `valid` of other numbers than 0 and 1 or a `total` that is not
     positive, makes the scalar NaN there, and is an error on the CPU.
@@ -32,6 +34,7 @@ class GivenLosses:
             all count.
         total: Number that the sum of the losses is divided by, > 0: a number or a tensor of shape (); None for the number of
             valid positions.
+        keep: Mask of the positions that are trained on, as `valid`; None for all that count.
 
     Raises:
         TypeError: An argument has the wrong type or dtype.
@@ -44,13 +47,15 @@ class GivenLosses:
         (tensor(3.), tensor([1.5000, 6.0000]))
     """
 
-    def __init__(self, losses: Any, valid: Any = None, total: Any = None) -> None:
+    def __init__(self, losses: Any, valid: Any = None, total: Any = None, keep: Any = None) -> None:
         if not isinstance(losses, Tensor):
             raise TypeError(f"run.reduce: `per_sample_losses` must be a tensor, got {type(losses).__name__}")
         if not losses.dim():
             raise ValueError("run.reduce: `per_sample_losses` is a scalar; give one loss per sample, before they are averaged")
         self.losses, self._on_device = losses, list[Tensor]()
-        self._mask = None if valid is None else self._mask_of(valid)
+        self._mask = None if valid is None else self._mask_of(valid, "valid")
+        kept = None if keep is None else self._mask_of(keep, "keep")
+        self._kept = kept if kept is None or self._mask is None else kept & self._mask
         self._total = None if total is None else self._checked_total(total)
 
     @property
@@ -61,53 +66,53 @@ class GivenLosses:
     @property
     def of_samples(self) -> bool:
         """Whether the scalar is the mean over samples, so that a mean over the positions of each sample changes nothing."""
-        return self._mask is None and self._total is None
+        return self._mask is None and self._total is None and self._kept is None
 
     @property
     def has_total(self) -> bool:
         """Whether the loop gave the number that the sum is divided by, over whatever batches and processes it counted."""
         return self._total is not None
 
-    def _mask_of(self, valid: Any) -> Tensor:
-        if not isinstance(valid, Tensor) or valid.is_complex():
-            got = valid.dtype if isinstance(valid, Tensor) else type(valid).__name__
-            raise TypeError(f"run.reduce: `valid` must be a tensor, a mask of bool or numbers 0 and 1, got {got}")
-        if valid.requires_grad:
+    def _mask_of(self, mask: Any, name: str) -> Tensor:
+        if not isinstance(mask, Tensor) or mask.is_complex():
+            got = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+            raise TypeError(f"run.reduce: `{name}` must be a tensor, a mask of bool or numbers 0 and 1, got {got}")
+        if mask.requires_grad:
             raise ValueError(
-                "run.reduce: `valid` requires a gradient. It says which positions count, 0 or 1; multiply the losses by "
+                f"run.reduce: `{name}` requires a gradient. It says which positions count, 0 or 1; multiply the losses by "
                 "weights that are learned"
             )
-        if valid.device != self.losses.device:
+        if mask.device != self.losses.device:
             raise ValueError(
-                f"run.reduce: `valid` is on {valid.device} and the losses are on {self.losses.device}. Make the mask from a "
+                f"run.reduce: `{name}` is on {mask.device} and the losses are on {self.losses.device}. Make the mask from a "
                 "tensor on the device of the losses, or move it there"
             )
-        self._check_shape(valid.shape)
-        if valid.dtype == torch.bool:
-            return valid.expand(self.losses.shape)
-        known = ((valid == 0) | (valid == 1)).all()
-        if not valid.is_cpu:
+        self._check_shape(mask.shape, name)
+        if mask.dtype == torch.bool:
+            return mask.expand(self.losses.shape)
+        known = ((mask == 0) | (mask == 1)).all()
+        if not mask.is_cpu:
             self._on_device.append(known)
         elif not known:
             raise ValueError(
-                "run.reduce: `valid` has other numbers than 0 and 1. Give a mask such as labels != -100; multiply the losses "
+                f"run.reduce: `{name}` has other numbers than 0 and 1. Give a mask such as labels != -100; multiply the losses "
                 "by weights of positions"
             )
-        return (valid != 0).expand(self.losses.shape)
+        return (mask != 0).expand(self.losses.shape)
 
-    def _check_shape(self, shape: torch.Size) -> None:
+    def _check_shape(self, shape: torch.Size, name: str) -> None:
         known, has = tuple(self.losses.shape), tuple(shape)
         missing = len(known) - len(has)
         fits = missing >= 0 and all(one in (1, size) for one, size in zip(has, known[missing:], strict=True))
         if not fits:
             raise ValueError(
-                f"run.reduce: `valid` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or 1 as "
+                f"run.reduce: `{name}` of shape {has} does not fit losses of shape {known}. Give one entry per loss, or 1 as "
                 "the size of a dimension along which all count alike"
             )
         if missing and has[:1] == known[:1] != (1,):
             raise ValueError(
-                f"run.reduce: `valid` of shape {has} can be per row or per position of the losses of shape {known}, whose "
-                f"sizes are equal. Give it {len(known)} dimensions, such as valid[:, None] or valid[None]"
+                f"run.reduce: `{name}` of shape {has} can be per row or per position of the losses of shape {known}, whose "
+                f"sizes are equal. Give it {len(known)} dimensions, such as {name}[:, None] or {name}[None]"
             )
 
     def _checked_total(self, total: Any) -> float | Tensor:
@@ -150,8 +155,7 @@ class GivenLosses:
         """Returns the scalar without weights, shape ()."""
         if self.of_samples:
             return self.losses.mean()
-        mask = None if self._mask is None else self._mask.reshape(1, -1)
-        return self._divided(self.losses.reshape(1, -1), mask, None, None)
+        return self._divided(lambda positions: positions.reshape(1, -1), None, None)
 
     def value(self, layout: RowLayout, weights: Tensor | None = None, chosen: Tensor | None = None) -> Tensor:
         """Returns the scalar for the loop, shape ().
@@ -161,9 +165,9 @@ class GivenLosses:
             weights: Weights of the samples, or of the chosen ones, shape (n,) or (k,); None where all are 1.
             chosen: Numbers of the samples that are trained on, shape (k,), int64; None for all.
         """
-        rows = layout.rows(self.losses)
         if not self.of_samples:
-            return self._divided(rows, None if self._mask is None else layout.rows(self._mask), weights, chosen)
+            return self._divided(layout.rows, weights, chosen)
+        rows = layout.rows(self.losses)
         if chosen is not None:
             rows = rows.index_select(0, chosen)
         if not len(rows):
@@ -179,17 +183,23 @@ class GivenLosses:
             layout: Layout of the rows as samples.
             chosen: Numbers of the samples, shape (k,), int64.
         """
-        if self._mask is None:
+        trained = self._mask if self._kept is None else self._kept
+        if trained is None:
             return len(chosen) / layout.n
-        counts = layout.rows(self._mask).sum(1)
+        counts = layout.rows(trained).sum(1)
         return counts.index_select(0, chosen).sum() / counts.sum()
 
-    def _divided(self, rows: Tensor, mask: Tensor | None, weights: Tensor | None, chosen: Tensor | None) -> Tensor:
-        """Returns sum(v s m) / total for losses by position, shape (n, positions)."""
+    def _divided(self, by_sample: Callable[[Tensor], Tensor], weights: Tensor | None, chosen: Tensor | None) -> Tensor:
+        """Returns sum(v s m) / total; `by_sample` gives positions the shape (n, positions)."""
+        rows, trained = by_sample(self.losses), self._mask if self._kept is None else self._kept
+        mask = None if trained is None else by_sample(trained)
         sums = _sums(rows, mask)
         counts = sums.new_full((len(rows),), rows.shape[1]) if mask is None else mask.sum(1)
         batch = counts.sum()
         total = batch if self._total is None else self._total
+        if self._kept is not None and self._total is not None:
+            counted = rows.numel() if self._mask is None else self._mask.sum()
+            total = torch.where(batch > 0, total * (batch.to(sums.dtype) / counted), total)  # else the sum is 0
         if chosen is not None:
             sums, kept = sums.index_select(0, chosen), counts.index_select(0, chosen).sum()
             total = torch.where(kept > 0, total * (kept.to(sums.dtype) / batch), total)  # else the sum is 0

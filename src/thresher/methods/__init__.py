@@ -7,6 +7,7 @@ from thresher.methods.contract import Method as Method
 from thresher.methods.contract import Requirements as Requirements
 from thresher.methods.contract import State as State
 from thresher.methods.registry import BUILT_IN as BUILT_IN
+from thresher.methods.registry import FOR_POSITIONS as FOR_POSITIONS
 from thresher.methods.registry import GROUP as GROUP
 from thresher.methods.registry import MethodInfo as MethodInfo
 from thresher.methods.registry import create as create

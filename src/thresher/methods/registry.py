@@ -66,6 +66,9 @@ def reexports(path: Path) -> dict[str, str]:
 BUILT_IN = {module.rpartition(".")[2]: f"{module}:{kind}" for kind, module in reexports(FOLDER / "built_in.py").items()}
 """Methods of this package: name -> "package.module:Class"."""
 
+FOR_POSITIONS = {"token_selection": "thresher.methods.token_selection:TokenSelection"}
+"""Methods of this package that choose among the positions of a loss, beside those that `attach` takes."""
+
 
 @cache
 def _classes(module: str) -> tuple[dict[str, ast.ClassDef], dict[str, str]]:
@@ -131,7 +134,7 @@ def load(name: str) -> type:
     """Returns the class of a method; this imports it.
 
     Args:
-        name: Name of the method, one of `names()`.
+        name: Name of the method, one of `names()` or of `FOR_POSITIONS`.
 
     Raises:
         ValueError: No method has this name.
@@ -140,9 +143,9 @@ def load(name: str) -> type:
         >>> load("kakurenbo").__name__
         'Kakurenbo'
     """
-    known = _targets()
+    known = {**FOR_POSITIONS, **_targets()}
     if name not in known:
-        raise ValueError(f"no method {name!r}; there are {', '.join(sorted(known))}{_nearest(name, known)}")
+        raise ValueError(f"no method {name!r}; there are {', '.join(names())}{_nearest(name, known)}")
     module, _, attribute = known[name].partition(":")
     return getattr(import_module(module), attribute)
 

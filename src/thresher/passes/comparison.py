@@ -113,6 +113,9 @@ class Comparison:
         beginning = None if origin is None else self._began.get(origin.first)
         assert entry.attribution.batch is not None
         batch, versions = self._held[entry.attribution.batch.number]
+        if self._passes.versions(batch) != versions:
+            self._cannot_compare()
+            return
 
         def backward_begins(_: Tensor) -> None:
             if self._entry is entry and self._made == made and self._own is None and self._passes.versions(batch) == versions:
@@ -120,6 +123,19 @@ class Comparison:
 
         if value.requires_grad:
             value.register_hook(backward_begins)
+
+    def _cannot_compare(self) -> None:
+        """Ends the comparison, since the loop has changed its batch in place: own passes see batches as they are yielded."""
+        self._times = 0
+        self._stop()
+        if self._passes.is_plain:
+            warnings.warn(
+                "The loop changes its batches in place before it computes a loss, and the run's own forward passes see them as "
+                f"the loader yielded them. {self._use} Change a copy of the batch, so that the losses of both can be compared, "
+                "or pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop. Where the "
+                "loop mixes samples, as mixup does, a difference is expected. This warning is given once.",
+                stacklevel=2,
+            )
 
     def _is_whole(self, entry: Entry) -> bool:
         attribution = entry.attribution

@@ -26,7 +26,7 @@ from thresher.passes.features import feature_rows, watch_last_linear
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
 from thresher.subset.module import SubsetBackward
-from thresher.subset.parallel import data_parallel, inside
+from thresher.subset.parallel import averages, data_parallel, inside
 
 
 class Batches(Protocol):
@@ -92,6 +92,11 @@ class OwnPasses:
     def possible(self) -> bool:
         """Whether there are a model and a criterion to make passes with."""
         return self._model is not None and self._reader.criterion is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether an own pass calls the model with the first part of a batch, because `attach` was given no `forward`."""
+        return self._forward is None
 
     @property
     def repeatable(self) -> bool:
@@ -326,7 +331,7 @@ class OwnPasses:
 
     def _share_buffers(self) -> None:
         assert self._model is not None
-        share_buffers(data_parallel(self._model.module))
+        share_buffers(data_parallel(self._model.module) or averages(self._plain_module))
 
     @contextmanager
     def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:

@@ -25,7 +25,12 @@ from thresher.records import Records
 COMPARISONS = Path("benchmarks/results")
 INDEX = "README.md"
 BY_HAND = "not-implemented.md"
-STAGE_TITLES = {"before": "before training", "epoch": "before each epoch", "batch": "in each batch"}
+STAGE_TITLES = {
+    "before": "before training",
+    "epoch": "before each epoch",
+    "batch": "in each batch",
+    "position": "in each batch, by position",
+}
 EXAMPLE_EPOCHS = 20
 """Length of the example training for which a method is asked which signals it needs, in epochs."""
 
@@ -48,12 +53,12 @@ def card_page(name: str, results: Path | None = None, *, as_lists: bool = False)
         >>> print(card_page("uniform").splitlines()[2])
         `thresher.UniformSubset`: a fresh random subset each epoch.
     """
-    kind, info = methods.load(name), methods.infos()[name]
+    kind = methods.load(name)
     card = _card_of(name, kind)
     listed = {"Differences to the official code": card.differences, "What is missing": card.missing}
     parts = [
         f"# {name}",
-        f"`{_import_path(kind)}`: {card.summary or info.summary}.",
+        f"`{_import_path(kind)}`: {card.summary or methods.infos()[name].summary}.",
         "\n".join(f"- **{title}:** {fact}" for title, fact in _fact_lines(kind, card).items()),
         f"## Settings\n\n{_settings(kind, as_lists=as_lists)}",
         *(f"## {title}\n\n" + "\n".join(f"- {entry}" for entry in entries) for title, entries in listed.items() if entries),
@@ -73,7 +78,7 @@ def all_pages(results: Path) -> dict[str, str]:
         >>> sorted(all_pages(Path("no-such-folder")))[:3]
         ['README.md', 'ada_boost.md', 'ada_selection.md']
     """
-    cards = {f"{name}.md": card_page(name, results) for name in sorted(methods.BUILT_IN)}
+    cards = {f"{name}.md": card_page(name, results) for name in _names()}
     return {INDEX: index_page(), **cards}
 
 
@@ -90,12 +95,16 @@ def index_page() -> str:
         "measured here beside controls of the same cost. `thresher methods NAME` prints the same page "
         f"without the measurements. [{BY_HAND}]({BY_HAND}) lists what the papers describe and this package does not have.",
     ]
-    kinds: dict[str, Any] = {name: methods.load(name) for name in sorted(methods.BUILT_IN)}
+    kinds: dict[str, Any] = {name: methods.load(name) for name in _names()}
     for stage, title in STAGE_TITLES.items():
         rows = [_index_row(name, kind) for name, kind in kinds.items() if kind.stage == stage]
         header = ("method", "what it does", "paper", "signals", "bytes per sample")
         parts.append(f"## {title.capitalize()}\n\n{markdown_table(header, rows)}")
     return "\n\n".join(parts) + "\n"
+
+
+def _names() -> list[str]:
+    return sorted(methods.BUILT_IN | methods.FOR_POSITIONS)
 
 
 def _index_row(name: str, kind: Any) -> tuple[str, ...]:

@@ -34,9 +34,10 @@ from thresher.run.checks import Arguments, Checked, least_rows, optimizers_of, u
 from thresher.run.divisor import divisible_before
 from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
+from thresher.run.parts import Parts
 from thresher.run.planning import RunSettings
 from thresher.run.proxy_forward import ProxyForward
-from thresher.run.run import Parts, Run
+from thresher.run.run import Run
 from thresher.run.state import SavedState
 from thresher.run.step_checks import StepChecks, parameters_elsewhere
 from thresher.run.stopwatch import Stopwatch
@@ -57,7 +58,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     """
     methods, device = _methods(checked), _device(given)
     here = device or torch.device("cpu")
-    loader = SelectedLoader(given.loader, device=device, kept=checked.kept, world=checked.world)
+    loader = SelectedLoader(given.loader, device=device, kept=checked.kept, world=checked.world, keeps=given.keeps_rows)
     _check_order(checked.epoch_method, loader)
     epoch_method = _on_subset(checked, loader)
     records = _records(_columns(given, checked), loader.n, here, checked.world)
@@ -245,7 +246,7 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
 def _tracker(given: Arguments) -> RowTracker:
     """Knows rows by the first dimension of tensors, which is checked where a function of the user's makes the batches."""
     tracker = RowTracker()
-    if given.loader.collate_fn is not default_collate:
+    if given.loader.collate_fn is not default_collate and not given.keeps_rows:
         tracker.sample_dimension = SampleDimension()
     return tracker
 

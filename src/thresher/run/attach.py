@@ -1,7 +1,6 @@
 """`attach`: the one way to attach a method to a training loop."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -39,13 +38,14 @@ def attach(
     spend: Literal["steps", "batches"] | None = None,
     divide: Literal["kept", "batch"] | None = None,
     process_group: Any = None,
+    collate_keeps_rows: bool = False,
 ) -> Run:
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
 
     Args:
-        method: Method such as `Kakurenbo()`, or its name, "kakurenbo", for its default settings; or a list with at most one per
-            stage (before training, epoch, batch). 0.5 or "50%" is a share of the cost of full training: `Winnow(share)`.
-        loader: Training DataLoader; its settings and order are kept. Batch methods, and a share alone, also take streams.
+        method: Method such as `Kakurenbo()`, its name in `thresher methods`, such as "kakurenbo", or a list with at most one
+            per stage (before training, epoch, batch). 0.5, or "50%", is a share of the cost of full training: `Winnow(0.5)`.
+        loader: Training DataLoader, whose settings and order are kept. Batch methods, and a share alone, also take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
             if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none".
         model: Model, whose outputs name their rows. Needed where the method makes forward passes of its own.
@@ -61,22 +61,21 @@ def attach(
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model.
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
-        spend: Way to spend the plans of an epoch method: "steps" for fewer steps with full batches, "batches" for as many with
-            smaller ones, where no learning rate is scaled and weights have a mean of 1. Default None: the method's own.
-        divide: Number by which kept losses of a batch are divided: "kept" for the rows kept, "batch" for all its rows, with
-            which leaving rows out makes the step smaller. Default None: "kept", unless the method's weights need "batch".
+        spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
+        divide: Divisor of kept losses: "kept" for the rows kept, "batch" for all rows. Default: "kept", or what weights need.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
+        collate_keeps_rows: Declaration that row i of each batch is sample i, for a collate_fn that draws random numbers for
+            each row, as one that masks tokens. What it does not draw for is compared all the same. Default: all is compared.
 
     Example:
-        >>> from thresher import UniformSubset
         >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)
-        >>> len(attach(UniformSubset(keep=0.5), loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3).loader)
-        2
+        >>> len(attach("uniform", loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3).loader)
+        3
 
     Raises:
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
-    given = Arguments(method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend, divide=divide, proxy=proxy)
+    training = (method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
+    given = Arguments(*training, seed, device, on_nonfinite, spend, divide, proxy, collate_keeps_rows)
     return build_run(given, check(given, process_group))

@@ -54,6 +54,12 @@ def split_by_stage(method: Any) -> Stages:
         if isinstance(one, type):
             raise TypeError(f"`method` must be an instance, got the class {one.__name__}; write {one.__name__}()")
         stage, name = getattr(one, "stage", None), type(one).__name__
+        if stage == "position":
+            raise TypeError(
+                f"`method`: {name} chooses among the positions of each loss, not among samples. Give its answer to run.reduce, "
+                "as in run.reduce(losses, valid=valid, keep=tokens.chosen(losses, valid, reference)), or the method to "
+                "thresher.transformers.Selection."
+            )
         if stage not in PROTOCOLS or not isinstance(one, PROTOCOLS[stage]):
             raise TypeError(
                 "`method` must have stage = 'epoch', columns() and plan_epoch(), or stage = 'batch', init_state(), "
@@ -88,6 +94,7 @@ class Arguments:
     spend: Any = None
     divide: Any = None
     proxy: Any = None
+    keeps_rows: Any = False
 
 
 class Checked(NamedTuple):
@@ -182,6 +189,8 @@ def _check_types(given: Arguments) -> None:
     for name, function in (("forward", given.forward), ("signals", given.signals)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
+    if not isinstance(given.keeps_rows, bool):
+        raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.keeps_rows!r}")
 
 
 def _who_calls_it(epoch_method: EpochMethod, batch_method: BatchMethod | None, passes: str, scoring: Scoring | None) -> str:

@@ -14,6 +14,7 @@ from thresher.attribution.rows import AttributionError
 from thresher.cost import Cost
 from thresher.distributed.kept import HeldPlan
 from thresher.distributed.packed import PackedPlan
+from thresher.loading.candidates import check_begins
 from thresher.loading.control import EpochStart, OrderPlace
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.order import PieceOrder
@@ -106,6 +107,8 @@ class Epochs:
     def begin(self) -> EpochStart:
         """Begins an epoch, or goes on with an interrupted one."""
         check_attached_late_enough(self._had_group)
+        if self._resumed and self._place.consumed and self._loader.streams:
+            check_begins(self._loader.dataset)
         self.comparison.compare()
         if self._active and not self._resumed:
             self.end.before_next(self._place.consumed)

@@ -83,6 +83,15 @@ class Position:
         done = min(place.epoch * in_epoch + self._batches_by(place, in_epoch), full)
         return done * total // full
 
+    @property
+    def progress(self) -> float:
+        """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
+        place, whole = self._reached(), max(1, self._loader.candidates)  # a stream's length may not be known yet
+        if place is None:
+            return 0.0
+        epoch, consumed = (place.epoch + 1, 0) if place.last else (place.epoch, min(place.consumed, whole))
+        return min(1.0, (epoch * whole + consumed) / (self._epochs * whole))
+
     def _reached(self) -> BatchPlace | None:
         """Returns the place of the batch that was trained on last; None where none was."""
         trained = self._attributor.newest_trained
@@ -96,6 +105,17 @@ class Position:
         if self._deal is not None:
             return -(-place.consumed * self._deal.steps // self._deal.candidates)
         return place.consumed // self._loader.batch_sampler.batch_size
+
+
+def followed(parts: Any) -> Position:
+    """Returns how far the training of a run is, for a schedule that follows it.
+
+    Args:
+        parts: Parts of the run.
+    """
+    if parts.epochs.step_checks is not None:
+        parts.epochs.step_checks.paced = True
+    return parts.epochs.position
 
 
 class PacedLR(LRScheduler):

@@ -2,60 +2,22 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from thresher.attribution.accumulator import StepAccumulator
-from thresher.attribution.attributor import Attributor
 from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
-from thresher.loading.loader import SelectedLoader
 from thresher.loading.uncopied import Uncopied
-from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
 from thresher.plans import EpochPlan
 from thresher.records import Records
-from thresher.run.epochs import Epochs
-from thresher.run.pace import PacedLR, paced
-from thresher.run.state import SavedState
-from thresher.run.stopwatch import Stopwatch
+from thresher.run.pace import PacedLR, followed, paced
+from thresher.run.parts import Parts
 from thresher.run.summary import Facts, as_html, as_text, facts, numbers_of
 from thresher.run.trackers import log_of
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a run; each owns one concern.
-
-    Args:
-        method: The method, the last one where there are several.
-        loader: The user's loader, its order filtered.
-        model: The user's model, tracked; None where `attach` was given none.
-        criterion: The user's criterion per sample; None where the loop calls `run.reduce` alone.
-        epochs: The beginning and the end of epochs, plans, progress and history.
-        attributor: Credits losses to samples.
-        accumulator: Collects the signals of a step.
-        records: Records of every sample.
-        cost: Counters of samples and steps.
-        stopwatch: Times forward and backward passes.
-        state: Saves and loads.
-    """
-
-    method: Any
-    loader: SelectedLoader
-    model: TrackedModel | None
-    criterion: Criterion | None
-    epochs: Epochs
-    attributor: Attributor
-    accumulator: StepAccumulator
-    records: Records
-    cost: Cost
-    stopwatch: Stopwatch
-    state: SavedState
 
 
 class Run(Uncopied):
@@ -129,11 +91,7 @@ class Run(Uncopied):
         value = self._credit(outputs, targets, ids, selection.measure, repeat)
         if value is None:
             return self._criterion.value(outputs, targets)
-        if self._stopwatch.running:
-            selection.watch(value)
-        if self._comparison.pending:
-            self._comparison.credited(value, outputs)
-        return value
+        return self._watched(value, outputs)
 
     def reduce(
         self,
@@ -145,6 +103,7 @@ class Run(Uncopied):
         *,
         valid: Tensor | None = None,
         total: float | Tensor | None = None,
+        keep: Tensor | None = None,
     ) -> Tensor:
         """Averages losses that the loop computed itself; they are weighted and recorded like those of the criterion.
 
@@ -157,10 +116,12 @@ class Run(Uncopied):
             outputs: Outputs of `run.model`, or a part of them, which name the rows. Default: `per_sample_losses` alone.
             targets: Tensors of the batch, which name the rows. Default: none.
             repeat: Number of consecutive rows per id, as in `criterion`. Default: one row per id.
-            valid: Mask of the positions that count, such as `labels != -100`, or numbers 0 and 1; its shape must fit
-                `per_sample_losses` by broadcasting. A sample without such a position records no loss. Default: all count.
+            valid: Mask of the positions that count, such as `labels != -100`, or numbers 0 and 1, in a shape that fits by
+                broadcasting. A sample without such a position records no loss. Default: all count.
             total: Number > 0, or tensor of shape (), that the sum of the losses is divided by. With the number of valid
                 positions of all micro-batches of a step, their values add up to one mean. Default: that of this call.
+            keep: Mask of the positions that are trained on, as `thresher.TokenSelection` chooses them, of a form as `valid`;
+                the loss of a sample is still the mean over all of its positions that count. Default: all that count.
 
         Returns:
             The mean, shape (), weighted where the plan has weights. Where the method keeps some rows of the loop's own forward
@@ -168,8 +129,8 @@ class Run(Uncopied):
 
         Raises:
             AttributionError: The samples of the rows are not certain; nothing was recorded.
-            TypeError: Losses or `valid` are no tensor, or `total` is no number.
-            ValueError: Losses have no sample dimension, `valid` does not fit them or has other numbers than 0 and 1, `total`
+            TypeError: Losses, `valid` or `keep` are no tensor, or `total` is no number.
+            ValueError: Losses have no sample dimension, a mask does not fit them or has other numbers than 0 and 1, `total`
                 is not above 0 (on a device these values are not read, and the result is NaN), or the method needs signals
                 that take `outputs` and `targets`.
 
@@ -184,16 +145,20 @@ class Run(Uncopied):
             >>> torch.allclose(run.reduce(losses, targets=labels, valid=labels != -100), losses.sum() / 4)
             True
         """
-        given = GivenLosses(per_sample_losses, valid, total)
+        given = GivenLosses(per_sample_losses, valid, total, keep)
         if not torch.is_grad_enabled():
             return given.plain()
         made, selection = (per_sample_losses, outputs), self._epochs.selection
         if (value := self._credit(made, targets, ids, selection.measuring(given), repeat)) is None:
             return given.plain()
+        return self._watched(value, made)
+
+    def _watched(self, value: Tensor, outputs: Any) -> Tensor:
+        """Returns a loss that was credited, whose backward pass is timed, and which is compared once."""
         if self._stopwatch.running:
-            selection.watch(value)
+            self._epochs.selection.watch(value)
         if self._comparison.pending:
-            self._comparison.credited(value, made)
+            self._comparison.credited(value, outputs)
         return value
 
     @property
@@ -261,9 +226,7 @@ class Run(Uncopied):
             >>> schedule.get_last_lr()
             [0.0]
         """
-        if self._epochs.step_checks is not None:
-            self._epochs.step_checks.paced = True
-        return paced(scheduler, self._epochs.position, total)
+        return paced(scheduler, followed(self._parts), total)
 
     # What it remembers and reports
 
@@ -436,13 +399,16 @@ class Run(Uncopied):
         """
         self._parts.state.load(state, restore_rng=restore_rng)
 
-    def detach(self) -> None:
+    def detach(self, *, together: bool = True) -> None:
         """Takes the hooks off the optimizer and lets go of the data; the user's objects are as they were.
 
-        Several processes call it together. What they have recorded since the last epoch ended is then in `records`, too.
+        Args:
+            together: Whether all processes call it. What they have recorded since the last epoch ended is then in `records`,
+                too. Give False after an error in one of them, for which the others do not wait. Default: True.
         """
-        self._epochs.end.if_due()
-        self._parts.accumulator.come_home()
+        if together or self._parts.records.shard.world.size == 1:
+            self._epochs.end.if_due()
+            self._parts.accumulator.come_home()
         self._epochs.detach()
         self.loader.close()
 

@@ -24,9 +24,9 @@ class StepChecks:
     def __init__(self, hooks: StepHooks, optimizer: str, elsewhere: Sequence[Tensor]) -> None:
         self._hooks, self._optimizer, self._elsewhere = hooks, optimizer, elsewhere
         self.by_progress = False
-        """Whether the loop has read `run.progress` in this epoch, as `ProgressLR` does: its schedule may follow that."""
+        """Whether the loop has read `run.progress` in this epoch: its schedule may follow that."""
         self.paced = False
-        """Whether a schedule follows the training by `run.pace`."""
+        """Whether a schedule follows the training, by `run.pace` or as `ProgressLR`."""
         self._whole = False
         self._versions = self._batches = 0
         self._said: set[str] = set()

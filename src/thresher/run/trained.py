@@ -5,7 +5,7 @@ from torch import distributed, nn
 
 from thresher.attribution.meter import Meter
 from thresher.subset import SubsetBackward, subset_backward
-from thresher.subset.parallel import CallInside, data_parallel, inside
+from thresher.subset.parallel import CallInside, averages, data_parallel, inside
 
 
 class Trained:
@@ -24,7 +24,7 @@ class Trained:
         if subset:
             model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
         self.module, self.call = model, None
-        self._parallel = data_parallel(model)
+        self._parallel, self._averages = data_parallel(model), averages(model)
         self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
         self._whole = _innermost(model)
         if model is None or self._parts or not subset:
@@ -43,10 +43,10 @@ class Trained:
 
     def is_plain_anywhere(self) -> bool:
         """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer."""
-        if self._parallel is None:
+        if self._averages is None:
             return self.is_plain
-        found = torch.tensor(self.is_plain, dtype=torch.int32, device=self._parallel.device)
-        distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._parallel.process_group)
+        found = torch.tensor(self.is_plain, dtype=torch.int32, device=self._averages.device)
+        distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
         return bool(found)
 
     def report_to(self, meter: Meter) -> None:

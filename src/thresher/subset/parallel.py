@@ -5,6 +5,7 @@ modules that it shards. A traced graph calls no hook of a module, so the graph m
 """
 
 import sys
+import weakref
 from typing import Any
 
 from torch import distributed, nn
@@ -66,6 +67,27 @@ def inside(model: nn.Module) -> nn.Module:
     """Returns the module inside of `DistributedDataParallel`, whose calls wait for no other process; any other model itself."""
     found = data_parallel(model)
     return model if found is None else found.module
+
+
+_AROUND: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[DistributedDataParallel]]" = weakref.WeakKeyDictionary()
+
+
+def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
+    """Notes that a model is called inside of a forward pass of a `DistributedDataParallel`, as a trainer may have it.
+
+    Args:
+        model: Model whose gradients are averaged.
+        parallel: Module whose forward pass calls it; nothing is noted of another kind than `DistributedDataParallel`.
+    """
+    if isinstance(parallel, DistributedDataParallel):
+        for part in (model, getattr(model, "_orig_mod", model)):
+            _AROUND[part] = weakref.ref(parallel)
+
+
+def averages(model: nn.Module | None) -> DistributedDataParallel | None:
+    """Returns the `DistributedDataParallel` that averages the gradients of a model: itself, or one that calls it."""
+    found = None if model is None else _AROUND.get(model)
+    return data_parallel(model) if found is None else found()
 
 
 class CallInside:

@@ -175,6 +175,11 @@ def divides_by_total(
     return divides
 
 
+def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the inputs of a batch."""
+    return {name: value for name, value in batch.items() if name != "labels"}
+
+
 def without_loss(outputs: Any) -> Any:
     """Returns the outputs of a model that was given labels as those without labels; a tuple begins with the loss."""
     return outputs if isinstance(outputs, Mapping) else outputs[1:]

@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from thresher.run.attach import attach
 from thresher.run.pace import PacedLR
 from thresher.run.run import Run
 from thresher.transformers.checks import batches_in_epoch, check_has_ids, check_known_length, check_settings_of
-from thresher.transformers.losses import GIVE_LOSSES, PerPosition, divides_by_total, losses_of, without_loss
+from thresher.transformers.losses import GIVE_LOSSES, PerPosition, divides_by_total, losses_of, without_labels, without_loss
+from thresher.transformers.tokens import split_tokens
 
 Base: Any = object
 """Base of the mixin: beside the class of a trainer, whose methods it calls by `super`, it needs none."""
@@ -44,11 +46,12 @@ class Selection(Base):
 
     Args:
         args: Arguments of the trainer, as without a selection.
-        selection: Method, list of methods or share of the cost, as `thresher.attach` takes it.
+        selection: Method, list of methods or share of the cost, as `thresher.attach` takes it. In the list, or alone, there may
+            be a `thresher.TokenSelection`, whose reference model is called with each batch of the training.
         per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is no cross-entropy: the loss of each
             position, shape (rows, ...), and a mask of those that count, of the same shape. Default: cross-entropy.
         selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `proxy`, `signals`,
-            `seed`, `on_nonfinite`, `spend` and `divide`. Default: none.
+            `seed`, `on_nonfinite`, `spend`, `divide` and `collate_keeps_rows`. Default: none.
         kwargs: Arguments of the trainer by name, as without a selection.
 
     Raises:
@@ -78,8 +81,9 @@ class Selection(Base):
             raise TypeError(
                 f"Selection: selection_settings: {', '.join(unknown)}: no such setting; there are {', '.join(sorted(known))}"
             )
+        self.selection, self._tokens = split_tokens(selection)
         super().__init__(*args, **kwargs)
-        self.selection, self.per_position, self.selection_settings = selection, per_position, settings
+        self.per_position, self.selection_settings = per_position, settings
         self._run: Run | None = None
         self._saved: dict[str, Any] | None = None
         self._scheduler_state: dict[str, Any] = {}
@@ -127,9 +131,12 @@ class Selection(Base):
         check_settings_of(self, losses_are_given=self.per_position is not None)
         self._saved, self._divides = self._state_of(resume_from_checkpoint), None
         try:
-            return super().train(resume_from_checkpoint, *args, **kwargs)
-        finally:
-            self._leave()
+            found = super().train(resume_from_checkpoint, *args, **kwargs)
+        except BaseException:
+            self._leave(together=False)
+            raise
+        self._leave()
+        return found
 
     def _init_training_state(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Begins with the epoch of the run, because the number of steps does not tell it where epochs are shorter."""
@@ -162,6 +169,8 @@ class Selection(Base):
             **self.selection_settings,
         )
         self._trains = True
+        if self._tokens is not None:
+            self._tokens.begin(self.model, self.args.device)
         check_known_length(run.loader, self.selection, processes=self.args.world_size)
         self._pace(run, max_steps)
         self._done = 0
@@ -202,7 +211,7 @@ class Selection(Base):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         if self._divides is None:
             self._compare(inputs, num_items_in_batch)
-        self.compute_loss_func = self._reduced
+        self.compute_loss_func = partial(self._reduced, inputs)
         try:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         finally:
@@ -310,12 +319,16 @@ class Selection(Base):
             if metrics is not None:  # of trl's trainers, which note them in every call
                 self._metrics = metrics
 
-    def _reduced(self, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-        """Returns the loss of the selected samples, as Trainer calls `compute_loss_func`."""
+    def _reduced(self, inputs: Any, outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        """Returns the loss of the selected samples, as Trainer calls `compute_loss_func` beside the inputs."""
         losses, valid = self._losses.by_position(outputs, labels)
         made, targets = self._losses.pair(outputs, labels)
         total = num_items_in_batch if self._divides else None
-        return self.run.reduce(losses, self._ids, made, targets, valid=valid, total=total)
+        keep = None
+        if self._tokens is not None:
+            keep = self._tokens.chosen(inputs, labels, self._losses, losses, valid)
+            self.run._parts.cost.add_scores((len(labels), 0))
+        return self.run.reduce(losses, self._ids, made, targets, valid=valid, total=total, keep=keep)
 
     def _step_is_over(self, control: Any) -> None:
         """Ends the epoch after its last step: before evaluation and before checkpoints."""
@@ -340,14 +353,14 @@ class Selection(Base):
             "many ids as it says. Make the sampler's __len__ right, or use the sampler of Trainer itself."
         )
 
-    def _leave(self) -> None:
-        """Leaves the scheduler as it was, and detaches the run."""
+    def _leave(self, *, together: bool = True) -> None:
+        """Leaves the scheduler as it was, and detaches the run; `together` says whether all processes do so."""
         self._saved, self._batches = None, iter(())
         if isinstance(self.lr_scheduler, PacedLR):
             self.lr_scheduler = self.callback_handler.lr_scheduler = self.lr_scheduler.scheduler
         if self._trains:
             self._trains = False
-            self.run.detach()
+            self.run.detach(together=together)
 
 
 class StepEnd(TrainerCallback):
@@ -393,8 +406,3 @@ def ids_of_batch(run: Run, batch: Any) -> Tensor | None:
         with suppress(AttributionError):
             return run.ids_of(tensor)
     return run.ids_of(tensors[-1]) if tensors else None
-
-
-def without_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the inputs of a batch."""
-    return {name: value for name, value in batch.items() if name != "labels"}

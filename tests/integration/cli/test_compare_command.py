@@ -42,8 +42,9 @@ def finished(tmp_path_factory):
 
 def test_results_have_the_schema(finished):
     _, _, results = finished
-    assert list(results) == ["task", "epochs", "device", "versions", "margin", "loss_bins", "left_out", "runs", "summary"]
-    assert (results["task"], results["epochs"], results["device"]) == (f"digits@{N}", 3, "cpu")
+    names = ["task", "epochs", "device", "processes", "versions", "margin", "loss_bins", "left_out", "runs", "summary"]
+    assert list(results) == names
+    assert [results[name] for name in names[:4]] == [f"digits@{N}", 3, "cpu", 1]
     assert {"thresher", "torch", "python"} <= set(results["versions"])
     for run in results["runs"]:
         fields = {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history", "samples"}

@@ -8,7 +8,20 @@ from torch.utils.data import DataLoader
 import thresher
 from depth import depth
 from helpers import assert_same
-from lightning_cases import BATCH, EPOCHS, Classifier, N, dataset, fit, lightning, network, outcome, train_loader, trainer
+from lightning_cases import (
+    BATCH,
+    EPOCHS,
+    Classifier,
+    N,
+    dataset,
+    fit,
+    last_rate_of_full_training,
+    lightning,
+    network,
+    outcome,
+    train_loader,
+    trainer,
+)
 from thresher.lightning import Selection
 from thresher.run.epochs import COUNTED
 
@@ -83,15 +96,6 @@ def test_equals_a_plain_loop(method, accumulate):
     total = EPOCHS * -(-FULL // accumulate)
     assert set(module.estimates) == {total}
     assert trained.optimizers[0].param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == last_rate_of_full_training(total)
-
-
-def last_rate_of_full_training(total):
-    optimizer = torch.optim.SGD(network().parameters(), 0.05, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=total)
-    for _ in range(total):
-        optimizer.step()
-        scheduler.step()
-    return scheduler.get_last_lr()[0]
 
 
 def test_validation_comes_in_every_epoch():

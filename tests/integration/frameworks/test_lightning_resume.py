@@ -6,7 +6,7 @@ import torch
 import thresher
 from depth import depth
 from helpers import assert_same
-from lightning_cases import EPOCHS, Classifier, fit, lightning, outcome, train_loader
+from lightning_cases import EPOCHS, Classifier, Saves, fit, lightning, outcome, train_loader
 from thresher.lightning import Selection
 
 pytestmark = [
@@ -17,34 +17,6 @@ pytestmark = [
 ]
 
 
-class Saves(lightning.pytorch.callbacks.Checkpoint):
-    """Saves a checkpoint after every step, every validation and every epoch."""
-
-    def __init__(self, folder):
-        self.folder, self.paths = folder, []
-
-    def _save(self, trainer, what):
-        if not trainer.sanity_checking:
-            path = self.folder / f"{len(self.paths)}-{what}-{trainer.current_epoch}.ckpt"
-            self.paths.append(path)
-            trainer.save_checkpoint(path)
-
-    def on_train_batch_end(self, trainer, *_):
-        self._save(trainer, "last" if trainer.is_last_batch else "step")
-
-    def on_validation_end(self, trainer, *_):
-        self._save(trainer, "validation")
-
-    def on_train_epoch_end(self, trainer, *_):
-        self._save(trainer, "epoch")
-
-    def chosen(self, *kinds):
-        """A checkpoint of each kind of one of the first epochs, or of each of them; of steps the second one of an epoch."""
-        for epoch in depth([1], range(EPOCHS - 1)):
-            for what in kinds:
-                yield [path for path in self.paths if f"-{what}-{epoch}." in path.name][what == "step"]
-
-
 METHODS = {
     "full": thresher.FullData(),
     "infobatch": thresher.InfoBatch(),
@@ -53,17 +25,19 @@ METHODS = {
 }
 
 
-EVERY_EPOCH = [(name, 1.0) for name in METHODS]
-WITHIN_EPOCHS = [(name, 0.5) for name in METHODS]
+EPOCHS_SAVED = depth([1], range(EPOCHS - 1))
 
 
-@pytest.mark.parametrize(("method", "interval"), depth([*EVERY_EPOCH, ("kakurenbo", 0.5)], [*EVERY_EPOCH, *WITHIN_EPOCHS]))
+@pytest.mark.parametrize(
+    ("method", "interval"),
+    depth([("kakurenbo", 0.5), ("selective_backprop", 1.0)], [(name, share) for name in METHODS for share in (1.0, 0.5)]),
+)
 def test_goes_on_with_the_same_bits(method, interval, tmp_path):
     method = METHODS[method]
     saves, module = Saves(tmp_path), Classifier()
     settings = {"validate": True, "val_check_interval": interval}
     expected = outcome(module, fit(module, Selection(method), saves, **settings))
-    for path in saves.chosen("step", "last", "validation", "epoch"):
+    for path in (path for epoch in EPOCHS_SAVED for path in saves.of_epoch(epoch, "step", "last", "validation", "epoch")):
         resumed, selection = Classifier(), Selection(method)
         found = outcome(resumed, fit(resumed, selection, seed=9, ckpt_path=path, **settings))
         assert len(selection.run.history) == EPOCHS, path.name
@@ -84,7 +58,7 @@ class WithState(Classifier):
         pass
 
 
-@pytest.mark.parametrize("method", depth(["kakurenbo"], ["infobatch", "kakurenbo"]))
+@pytest.mark.parametrize("method", depth(["kakurenbo"], ["infobatch", "kakurenbo", "selective_backprop"]))
 def test_with_workers_and_draws(method, tmp_path):
     def parts():
         loader = train_loader(2, generator=torch.Generator().manual_seed(4), persistent_workers=True)
@@ -93,8 +67,7 @@ def test_with_workers_and_draws(method, tmp_path):
     module, selection, loader = parts()
     saves = Saves(tmp_path)
     expected = outcome(module, fit(module, selection, saves, loader=loader, accumulate_grad_batches=2))
-    paths = list(saves.chosen("step", "epoch"))[-2:]
-    for path in paths:
+    for path in saves.of_epoch(EPOCHS_SAVED[-1], "step", "epoch"):
         resumed, selection, loader = parts()
         found = outcome(resumed, fit(resumed, selection, seed=9, loader=loader, ckpt_path=path, accumulate_grad_batches=2))
         assert_same(found["rates"], expected["rates"][-len(found["rates"]) :], path.name)

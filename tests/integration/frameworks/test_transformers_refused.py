@@ -10,6 +10,7 @@ from torch.utils.data import IterableDataset, Sampler, WeightedRandomSampler
 from transformers import default_data_collator
 
 import thresher
+from depth import depth, in_verify
 from helpers import assert_same
 from transformers_cases import WORDS, N, Selected, Sentences, model, trainer
 
@@ -59,8 +60,17 @@ def test_settings_when_it_trains(owner, name, value, match, tmp_path):
 def test_order_of_the_classes_and_settings(tmp_path):
     with pytest.raises(TypeError, match=r"Write class Wrong\(thresher.transformers.Selection, Trainer\)"):
         type("Wrong", (transformers.Trainer, thresher.transformers.Selection), {})
-    with pytest.raises(TypeError, match="epochs, lr: no such setting; there are forward_passes, on_nonfinite"):
+    with pytest.raises(TypeError, match="epochs, lr: no such setting; there are collate_keeps_rows, .*spend"):
         trainer(tmp_path, 0.5, with_selection_settings={"lr": 1, "epochs": 2})
+
+
+def test_token_selections(tmp_path):
+    own, net = thresher.TokenSelection(reference=model(causal=True)), model(causal=True)
+    wrong = {"has no reference model": thresher.TokenSelection(), "two TokenSelection; give one": [own, own]}
+    for match, selection in wrong.items():
+        with pytest.raises(ValueError, match=match):
+            trainer(tmp_path, selection, causal=True)
+    refused("parameters of the model that is trained", tmp_path, thresher.TokenSelection(reference=net), net=net, causal=True)
 
 
 class Weighted(transformers.BertForSequenceClassification):
@@ -91,6 +101,7 @@ class Bypassing(Selected.__mro__[2]):
         return (outputs.loss, outputs) if return_outputs else outputs.loss
 
 
+@in_verify
 def test_a_trainer_with_a_loss_of_its_own(tmp_path):
     kind = type("Bypassed", (thresher.transformers.Selection, Bypassing), {})
     refused("does not call compute_loss_func", tmp_path, of=kind)
@@ -107,6 +118,7 @@ class Answers(Sentences):
         self.labels = self.labels.where(self.mask == 0, WORDS - self.words)
 
 
+@in_verify
 def test_an_encoder_with_a_decoder_needs_the_inputs_of_the_decoder(tmp_path):
     sizes = {"d_model": 8, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 8, "decoder_ffn_dim": 8}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "max_position_embeddings": 16}
@@ -156,7 +168,7 @@ def test_loaders(tmp_path):
     refused("not known.*forward_passes='once'", tmp_path, chance, with_selection_settings={"forward_passes": "twice"})
 
 
-@pytest.mark.parametrize(("yielded", "what"), [(30, "more"), (10, "fewer")])
+@pytest.mark.parametrize(("yielded", "what"), depth([(30, "more")], [(30, "more"), (10, "fewer")]))
 def test_samplers_that_yield_other_numbers_than_they_say(yielded, what, tmp_path):
     class Other(Selected):
         def _get_train_sampler(self, train_dataset=None):

@@ -1,15 +1,20 @@
 """A training with Trainer that goes on from a checkpoint has the bits of one that was not interrupted."""
 
+import multiprocessing
+import os
+import signal
+import warnings
+
 import pytest
 import torch
+import transformers
 
 import thresher
-from depth import DEEP, depth
+from depth import DEEP, depth, in_verify
 from helpers import assert_same
 from transformers_cases import METHODS, outcome, trainer
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
-CASES = [("infobatch", False, 1), ("kakurenbo", True, 3)]
 
 
 def saved(folder, method, causal, **settings):
@@ -21,7 +26,9 @@ def saved(folder, method, causal, **settings):
 
 @pytest.mark.parametrize(
     ("method", "causal", "accumulate"),
-    depth(CASES, [(name, causal, every) for name in METHODS for causal in (False, True) for every in (1, 3)]),
+    depth(
+        [("kakurenbo", True, 3)], [(name, causal, every) for name in METHODS for causal in (False, True) for every in (1, 3)]
+    ),
 )
 def test_goes_on_after_any_step(method, causal, accumulate, tmp_path):
     method, settings = METHODS[method], {"gradient_accumulation_steps": accumulate}
@@ -37,6 +44,36 @@ def test_goes_on_after_any_step(method, causal, accumulate, tmp_path):
         assert [dict(entry) for entry in again.run.history] == [dict(entry) for entry in made.run.history]
 
 
+class Killed(transformers.TrainerCallback):
+    """Kills the process in the midst of a step, after the checkpoint of an earlier one."""
+
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        if state.global_step == 7:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train_until_killed(folder, settings):
+    warnings.simplefilter("ignore")
+    trainer(folder, METHODS["kakurenbo"], with_callbacks=[Killed()], **settings).train()
+
+
+@in_verify
+def test_goes_on_after_a_kill(tmp_path):
+    settings = {"gradient_accumulation_steps": 2, "save_strategy": "steps", "save_steps": 2}
+    whole = trainer(tmp_path / "whole", METHODS["kakurenbo"], **settings)
+    whole.train()
+    process = multiprocessing.get_context("fork").Process(target=train_until_killed, args=(tmp_path / "killed", settings))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    torch.manual_seed(9)
+    again = trainer(tmp_path / "killed", METHODS["kakurenbo"], **settings)
+    again.train(resume_from_checkpoint=True)
+    assert len(again.seen) == len(whole.seen) - 12
+    assert_same(outcome(again), outcome(whole))
+
+
+@in_verify
 def test_goes_on_after_an_evaluation(tmp_path):
     settings = {"save_strategy": "epoch", "eval_strategy": "epoch", "dataloader_num_workers": 1}
     made, checkpoints = saved(tmp_path, METHODS["infobatch"], causal=False, **settings)
@@ -51,6 +88,7 @@ def test_goes_on_after_an_evaluation(tmp_path):
     assert_same(last.model.state_dict(), made.model.state_dict())
 
 
+@in_verify
 def test_the_scheduler_file_is_that_of_trainer(tmp_path):
     made, checkpoints = saved(tmp_path, thresher.UniformSubset(keep=0.5), causal=False, save_steps=1000)
     state = torch.load(checkpoints[0] / "scheduler.pt", weights_only=True)
@@ -66,7 +104,9 @@ def test_refused_checkpoints(tmp_path):
     made = trainer(plain, save_strategy="epoch", num_train_epochs=1)
     made.train()
     _, checkpoints = saved(with_run, method, causal=False, save_strategy="epoch")
-    _, weights = saved(tmp_path / "weights", method, causal=False, save_strategy="epoch", save_only_model=True)
+    _, weights = saved(
+        tmp_path / "weights", method, causal=False, save_strategy="epoch", save_only_model=True, num_train_epochs=1
+    )
     for path in (plain / "checkpoint-12", weights[0]):
         again = trainer(tmp_path / "again", method)
         before = {name: value.clone() for name, value in again.model.state_dict().items()}

@@ -5,7 +5,7 @@ import torch
 
 import thresher
 from helpers import assert_same
-from transformers_cases import EPOCHS, LENGTH, METHODS, WORDS, Selection, Sentences, model, trainer
+from transformers_cases import EPOCHS, LENGTH, METHODS, Selection, model, texts, trainer
 
 pytestmark = [pytest.mark.usefixtures("shared_traces"), pytest.mark.filterwarnings("ignore::FutureWarning")]
 
@@ -28,16 +28,8 @@ def test_lora(causal, tmp_path):
 
 @pytest.mark.parametrize("loss", ["nll", "dft"])
 def test_supervised_fine_tuning(loss, tmp_path):
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    tokenizers = pytest.importorskip("tokenizers")
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<pad>", "<eos>", "<unk>", *(f"w{number}" for number in range(3, WORDS))]
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-    texts = [" ".join(words[word] for word in row[row > 0][:5]) for row in Sentences(causal=True).words]
-    data = datasets.Dataset.from_dict({"text": texts})
+    trl = pytest.importorskip("trl")
+    data, tokenizer = texts()
     kind = type("SFT", (Selection, trl.SFTTrainer), {})
     quiet = {"report_to": [], "use_cpu": True, "dataloader_pin_memory": False, "save_strategy": "no", "disable_tqdm": True}
     sizes = {

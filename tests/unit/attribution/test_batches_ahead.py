@@ -109,18 +109,29 @@ def indexed(ids):
     return ids[torch.arange(len(ids))]
 
 
-@pytest.mark.parametrize("collate", COLLATES)
-@pytest.mark.parametrize("ahead", [1, 2, 3])
-def test_groups_of_batches(collate, ahead):
+GROUPS = [*itertools.product(COLLATES, [1, 2, 3])]
+ACCUMULATED = [("plain", 1, 3), ("randomising", 2, 3), ("mixing", 3, 3)]
+
+
+@pytest.mark.parametrize(
+    ("collate", "ahead", "accumulated"),
+    [*((*group, None) for group in GROUPS), *depth(ACCUMULATED, [(*group, 3) for group in GROUPS])],
+)
+def test_groups_of_batches(collate, ahead, accumulated):
+    """With a step after each group, or after so many batches, wherever their group ends."""
     ways = [*itertools.product([False, True], [lambda ids: ids, indexed])]
-    for call, (reverse, change) in itertools.product(CALLS, depth(ways[1:3], ways)):
+    quick = ways[1:3] if accumulated is None else ways[1:2]
+    for call, (reverse, change) in itertools.product(CALLS, depth(quick, ways)):
         for asks in (False, True):
             loop = Loop(collate, call)
-            iterator = iter(loop.run.loader)
+            iterator, numbers = iter(loop.run.loader), itertools.count(1)
             while group := list(itertools.islice(iterator, ahead)):
                 for batch in reversed(group) if reverse else group:
                     loop.loss(batch, change(loop.run.ids_of(batch[0]) if asks else loop.run.ids))
-                loop.optimizer.step()
+                    if accumulated is not None and next(numbers) % accumulated == 0:
+                        loop.optimizer.step()
+                if accumulated is None:
+                    loop.optimizer.step()
             of_others = 0 if asks else sum(min(ahead, 6 - first) - 1 for first in range(0, 6, ahead))
             refused = loop.check()
             if call in SHOWN or asks or ahead == 1:

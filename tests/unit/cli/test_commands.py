@@ -38,14 +38,6 @@ finally:
         assert word in done.stdout
 
 
-def test_started_in_several_processes(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["thresher", "methods"])
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(SystemExit, match="2"):
-        cli.main()
-    assert "torchrun or accelerate launch has started 4 (WORLD_SIZE). Start the command by itself" in capsys.readouterr().err
-
-
 def test_help_and_version_without_torch():
     for option in ("--help", "--version"):
         done = python(f"import sys; sys.argv = ['thresher', {option!r}]\nfrom thresher.cli import main\ntry: main()\n"

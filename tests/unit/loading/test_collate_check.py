@@ -286,3 +286,93 @@ def test_no_batch_is_chosen_from_by_losses_of_other_samples():
     with pytest.raises(AttributionError, match="Cannot choose samples by their losses.*collate_fn Mixing"):
         next(iter(run.loader))
     assert run.cost.scoring == 0 and run.records["loss"].isneginf().all()
+
+
+# A declared collate function: rows that depend on random numbers are not compared, the other parts are
+
+
+def masking(samples):
+    """As a collate function that masks random words; the lengths of the sentences are drawn for by nobody."""
+    x, y = default_collate(samples)
+    return {"words": torch.where(torch.rand(x.shape) < 0.3, -1.0, x), "length": y}
+
+
+def masking_of_sorted(samples):
+    return masking(sorted(samples, key=lambda one: -int(one[1])))
+
+
+def masking_with_iterator():
+    positions = iter(range(100))
+    return lambda samples: (next(positions), masking(samples))[1]
+
+
+def changing_size(samples):
+    """Its words have as many entries as the batch has samples, or one more, by chance."""
+    x, y = default_collate(samples)
+    return {"words": x.flatten()[: len(y) + int(torch.rand(()) < 0.5)], "length": y}
+
+
+@pytest.mark.parametrize(
+    ("collate", "undeclared", "declared"),
+    [
+        (masking, "sorts or mixes .* as one that masks tokens, declare it: thresher.attach.collate_keeps_rows=True", None),
+        (masking_of_sorted, "collate_keeps_rows=True", "does not keep its rows, as collate_keeps_rows=True declares: it sorts"),
+        (masking_with_iterator(), "keeps an iterator", None),
+        (lambda s: 1 / (2 - int(s[-1][1])) and masking(s), "another order .ZeroDivisionError", None),
+        (changing_size, "sorts or mixes", None),
+        (lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))), "sorts", "sorts"),
+    ],
+)
+def test_a_declared_collate_function_is_compared_by_what_it_does_not_draw_for(collate, undeclared, declared):
+    for expected, declares in ((undeclared, False), (declared, True)):
+        rows, check = UnknownRows(), CheckedCollate(collate, B, batched=False, declared=declares)
+        for _ in range(3):
+            torch.manual_seed(0)
+            rows.open(check(pairs()))
+        if expected is None:
+            assert rows.reason is None
+        else:
+            with pytest.raises(ValueError, match=expected):
+                raise ValueError(rows.reason)
+
+
+def test_where_nothing_can_be_declared_no_declaration_is_advised():
+    assert checked_batch(masking, pairs()).reason.endswith("or draws random numbers for them")
+
+
+def test_a_declared_collate_function_leaves_no_trace():
+    def state(**settings):
+        torch.manual_seed(0)
+        found = [CheckedCollate(masking, B, batched=False, **settings)(pairs()) for _ in range(2)]
+        return [one.batch for one in found], torch.get_rng_state()
+
+    torch.manual_seed(0)
+    plain_batches = [masking(pairs()) for _ in range(2)]
+    assert_same(state(declared=True), (plain_batches, torch.get_rng_state()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("passes", ["once", "twice"])
+def test_losses_of_a_declared_collate_function_are_those_of_their_samples(workers, passes):
+    """The batches have as many columns as rows, so that the declaration says as well which dimension the samples have."""
+    data = TensorDataset(torch.arange(float(N)).view(N, 1) * torch.ones(1, B), torch.arange(N))
+    run = thresher.attach(
+        thresher.SelectiveBackprop(keep=0.5),
+        loader=DataLoader(data, B, shuffle=True, collate_fn=masking, num_workers=workers),
+        criterion=lambda outputs, lengths: lengths + 0 * outputs.sum(1),
+        model=nn.Linear(B, 1),
+        epochs=2,
+        forward=lambda model, batch: (model(batch["words"]), batch["length"]),
+        forward_passes=passes,
+        collate_keeps_rows=True,
+    )
+    for _ in range(2):
+        for batch in run.loader:
+            run.criterion(run.model(batch["words"]), batch["length"]).backward()
+    assert run.records["loss"].tolist() == [*map(float, range(N))]
+    assert run.loader.unknown_rows.reason is None
+
+
+def test_a_declaration_is_true_or_false():
+    with pytest.raises(TypeError, match="`collate_keeps_rows` must be True or False, got 1"):
+        attach(DataLoader(Counting(), B), collate_keeps_rows=1)

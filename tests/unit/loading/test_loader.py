@@ -381,6 +381,37 @@ def test_a_loader_that_makes_its_batches_itself_is_refused(kind, name):
         attach(kind(data(), B))
 
 
+class Once(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.ones(1), torch.ones(1))] * N)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(OwnIter, "__iter__"), (OwnIterator, "_get_iterator")])
+def test_a_stream_that_may_begin_in_its_middle_is_refused(kind, name):
+    """A resumed run skips what the interrupted epoch had read, which such a loader may have skipped already."""
+    method = thresher.SelectiveBackprop(keep=0.5)
+    expected = f"own `{name}` .*may begin in the middle of a stream.*Pass a plain DataLoader.*run.state_dict"
+    with pytest.raises(ValueError, match=expected):
+        thresher.attach(method, loader=kind(Once(), B), criterion=nn.MSELoss(), model=nn.Linear(1, 1), epochs=1)
+    thresher.attach(method, loader=OwnLength(Once(), B), criterion=nn.MSELoss(), model=nn.Linear(1, 1), epochs=1)
+
+
+class Wrapper:
+    """As the PrefetchLoader of timm: it iterates a loader, and changes its batches."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+
+def test_an_object_that_wraps_a_loader_is_refused_with_the_lines_for_it():
+    with pytest.raises(
+        TypeError, match=r"got Wrapper, which wraps one. .*loader=wrapper.loader\); wrapper.loader = run.loader"
+    ):
+        attach(Wrapper(DataLoader(data(), B)))
+    with pytest.raises(TypeError, match="got Wrapper$"):
+        attach(Wrapper([1, 2]))
+
+
 def test_other_loaders_of_a_class_of_their_own_are_taken():
     accelerate = pytest.importorskip("accelerate")
     assert ids_of(attach(OwnSettings(data(), batch_size=10)))[0] == list(range(10))

@@ -71,6 +71,26 @@ def test_losses_other_than_the_loop_s_are_told_once(method, loop, step):
     assert len(told) == 1 and "8 of 8 samples" in told[0] and "attach(forward=lambda model, batch" in told[0]
 
 
+def in_place(run, x, y):
+    ids = run.ids
+    return run.criterion(run.model(x.sub_(1)), y, ids=ids)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_batches_that_the_loop_changes_in_place_are_told_once(method):
+    run, optimizer = attached(method)
+    with pytest.warns(UserWarning, match="changes its batches in place .*(decides about|chooses) samples .*forward=") as told:
+        train(run, optimizer, in_place)
+    assert len([one for one in told if "in place" in str(one.message)]) == 1
+
+
+def test_batches_that_are_changed_in_place_beside_a_forward_are_not_told():
+    run, optimizer = attached("hides", forward=lambda model, batch: (model(batch[0] - 1), batch[1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(run, optimizer, in_place)
+
+
 def test_a_forward_that_does_the_same_is_silent():
     run, optimizer = attached("hides", forward=lambda model, batch: (model((batch[0] - 1) * 2), batch[1]))
     train(run, optimizer, OTHERS["normalised"])

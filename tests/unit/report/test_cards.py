@@ -212,7 +212,7 @@ def test_what_was_reached_is_quoted_from_every_comparison(registered, tmp_path):
     assert cards.card_page("made", tmp_path).endswith("## What it reached here\n\nNot measured yet.\n")
 
 
-@pytest.mark.parametrize("name", sorted(methods.BUILT_IN))
+@pytest.mark.parametrize("name", sorted(methods.BUILT_IN | methods.FOR_POSITIONS))
 def test_every_method_has_a_card_that_names_its_settings_and_what_it_remembers(name):
     kind = methods.load(name)
     card = cards.card_page(name)
@@ -262,5 +262,5 @@ def test_writing_needs_the_results_and_makes_the_folder(tmp_path, capsys):
     (tmp_path / "results").mkdir()
     cards.write_pages([str(tmp_path / "docs" / "methods"), "--results", str(tmp_path / "results")])
     written = {path.name for path in (tmp_path / "docs" / "methods").iterdir()}
-    assert written == {"README.md", *(f"{name}.md" for name in methods.BUILT_IN)}
+    assert written == {"README.md", *(f"{name}.md" for name in methods.BUILT_IN | methods.FOR_POSITIONS)}
     assert "Not measured yet." in (tmp_path / "docs" / "methods" / "full.md").read_text()

@@ -173,7 +173,38 @@ def test_progress_lr():
     scheduler.step()
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
     assert set(scheduler.state_dict()) >= {"base_lrs", "last_epoch"}
-    assert not {"run", "fn", "optimizer"} & set(scheduler.state_dict())
+    assert not {"fn", "_position", "optimizer"} & set(scheduler.state_dict())
+
+
+def test_progress_lr_follows_the_batches_that_were_trained_on():
+    """Beside a loader that runs ahead of the loop, as `run.pace` does."""
+    rates = []
+    for ahead in (0, 3):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizer = Recorder(net.parameters(), 0.1)
+        run = attach(optimizer, net, thresher.UniformSubset(keep=0.5), n=40, epochs=4)
+        scheduler = thresher.ProgressLR(optimizer, run, lambda p: 1 - p)
+        rates.append([])
+        for _ in range(4):
+            for x, y in run_ahead(run.loader, ahead):
+                run.criterion(run.model(x), y).backward()
+                optimizer.step()
+                scheduler.step()
+                rates[-1].append(optimizer.param_groups[0]["lr"])
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) == len(rates[0])
+    assert rates[0][-1] == 0
+
+
+def run_ahead(batches, number):
+    """The batches, each of which comes when that many further ones were asked for."""
+    waiting = []
+    for batch in batches:
+        waiting.append(batch)
+        if len(waiting) > number:
+            yield waiting.pop(0)
+    yield from waiting
 
 
 def test_progress_lr_needs_a_function():

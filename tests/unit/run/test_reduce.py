@@ -244,3 +244,55 @@ def test_as_many_positions_as_samples():
         run.reduce(losses, outputs=outputs, targets=y, valid=y != -100)
     value = run.reduce(losses.flatten(), ids=run.ids, repeat=losses[0].numel(), valid=(y != -100).flatten())
     torch.testing.assert_close(value, F.cross_entropy(model(x).mT, y))
+
+
+def kept_tokens(y):
+    """Every second position, some of which do not count."""
+    return (torch.arange(y.numel()).view(y.shape) + y[:1].sum().abs()) % 2 == 0
+
+
+def by_kept(run, x, y, *, total=None):
+    outputs = run.model(x)
+    losses = F.cross_entropy(outputs.mT, y, reduction="none")
+    return run.reduce(losses, outputs=outputs.mT, targets=y, valid=y != -100, total=total, keep=kept_tokens(y))
+
+
+@pytest.mark.parametrize("method", [thresher.FullData(), thresher.SelectiveBackprop(keep=0.5)])
+def test_positions_that_are_kept(method):
+    """The value is their mean; records, and the choice of rows, are by all positions that count."""
+    run, model, _ = attached(method, forward_passes="once")
+    plain, _, _ = attached(method, forward_passes="once")
+    for (x, y), (x2, y2) in zip(run.loader, plain.loader, strict=True):
+        value = by_kept(run, x, y)
+        by_reduce(plain, x2, y2).backward()
+        losses, kept = F.cross_entropy(model(x).mT, y, reduction="none"), kept_tokens(y) & (y != -100)
+        kept &= run.trained[run.ids].bool()[:, None]
+        torch.testing.assert_close(value, losses[kept].mean())
+        gradient = torch.autograd.grad(value, [*model.parameters()])
+        torch.testing.assert_close(gradient, torch.autograd.grad(losses[kept].mean(), [*model.parameters()]))
+    torch.testing.assert_close(run.records["loss"], plain.records["loss"])
+    assert torch.equal(run.trained, plain.trained)
+    assert run.cost.backward == plain.cost.backward
+
+
+def test_with_a_total_kept_positions_stand_for_all_that_count():
+    alone, _, _ = attached(thresher.FullData())
+    means = [by_kept(alone, x, y) for x, y in alone.loader]
+    run, _, _ = attached(thresher.FullData())
+    batches = list(run.loader)
+    counts = [int((y != -100).sum()) for _, y in batches]
+    for (x, y), mean, count in zip(batches, means, counts, strict=True):
+        torch.testing.assert_close(by_kept(run, x, y, total=sum(counts)), mean * count / sum(counts))
+
+
+def test_no_position_is_kept():
+    run, model, _ = attached(thresher.FullData())
+    x, y = next(iter(run.loader))
+    losses = F.cross_entropy(run.model(x).mT, y, reduction="none")
+    value = run.reduce(losses, targets=y, valid=y != -100, total=9, keep=torch.zeros_like(y))
+    value.backward()
+    assert value.item() == 0 and not any(p.grad.any() for p in model.parameters())
+    with pytest.raises(ValueError, match="run.reduce: `keep` of shape"):
+        run.reduce(losses, targets=y, keep=torch.ones(T + 1))
+    with torch.no_grad():
+        torch.testing.assert_close(run.reduce(losses, keep=y == y[0, 0]), losses[y == y[0, 0]].mean())

@@ -16,12 +16,17 @@ from thresher.experiments.comparison.job import (
     why_no_placebo_of,
 )
 from thresher.experiments.comparison.summary import DEFAULT_MARGIN, summarise
+from thresher.experiments.comparison.together import TogetherWorkers
 from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Workers
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import TEXTBOOK, with_costs
+from thresher.experiments.training.processes import check_joined, number_of_processes, of_first
 from thresher.experiments.training.recording import LOSS_BINS
 from thresher.experiments.training.specs import Spec
-from thresher.experiments.training.store import Store, versions
+from thresher.experiments.training.store import RUNS, Store, versions
+
+JOBS = 2
+"""Number of runs that are trained side by side by default."""
 
 
 class Watcher:
@@ -57,7 +62,7 @@ def compare(
     out: Path,
     *,
     data: Path | None = None,
-    jobs: int = 2,
+    jobs: int | None = None,
     controls: Sequence[Control] | None = None,
     margin: float = DEFAULT_MARGIN,
     track: str | None = None,
@@ -70,7 +75,7 @@ def compare(
     uniformly; and a placebo: the method with its signals permuted among the samples. `cost` is the cost of the finished run in
     forward and backward passes, as a share of full training. Methods whose costs agree in three digits after the point share
     their controls, except for the placebo. Finished runs are kept in `out` and not repeated, so that the same call goes on
-    where it was stopped.
+    where it was stopped. Several processes of torchrun or accelerate launch call it and train each run together.
 
     Args:
         task: Name of the task, see `recipes.resolve.task_of`.
@@ -79,7 +84,7 @@ def compare(
         epochs: Number of epochs of every run, 1 or more.
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
-        jobs: Number of processes that train side by side, with one torch thread each. Default: 2.
+        jobs: Number of processes that train side by side, with one torch thread each. Default: 2; 1 where several train a run.
         controls: Kinds of controls to train. Default: all of `CONTROLS`, without the placebo of a method that has no signals to
             permute, and without smaller batches where they would have too few rows; `Watcher.left_out` and `left_out` in the
             results name those.
@@ -88,7 +93,7 @@ def compare(
         watcher: Object whose functions are called as runs proceed. Default: none.
 
     Returns:
-        The content of results.json: task, epochs, device, versions, margin, loss_bins, left_out, runs and summary.
+        The content of results.json: task, epochs, device, processes, versions, margin, loss_bins, left_out, runs and summary.
 
     Raises:
         ValueError: An argument is not possible; most errors come before anything is trained.
@@ -98,28 +103,41 @@ def compare(
     _check_arguments(seeds, epochs, jobs, margin, track)
     for spec in filter(has_controls, methods if "placebo" in (controls or ()) else ()):
         as_placebo(spec)
-    folder = task_of(task).find(data)
-    identity = {"task": task, "epochs": epochs, "recipe": task_of(task).recipe, "versions": versions()}
-    store = Store(out, identity)
-    comparison = _Comparison(store, methods, seeds, controls, watcher or Watcher())
-    comparison.watcher.planned(comparison.expected, epochs)
-    where = {"samples": store.runs, "track": track, "track_to": out / "trackers"}
-    with Workers(jobs, task=task, epochs=epochs, folder=folder, **where) as workers:
+    watcher, where = watcher or Watcher(), {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
+    workers = _workers(jobs, watcher, **where, samples=out / RUNS, track=track, track_to=out / "trackers")
+    asked = [Job.of(spec, seeds[0]) for spec in (FULL_TRAINING, *methods)]
+    if isinstance(workers, TogetherWorkers) and not workers.leads(asked):
+        return of_first(None)
+    comparison = _Comparison(Store(out, _identity(task, epochs)), methods, seeds, controls, watcher)
+    watcher.planned(comparison.expected, epochs)
+    with workers:
         comparison.work(workers)
-    results = _results_of(comparison, task, epochs, margin)
-    store.save_results(results)
-    return results
+    return of_first(_saved_results(comparison, task, epochs, margin))
 
 
-def _results_of(comparison: "_Comparison", task: str, epochs: int, margin: float) -> dict[str, Any]:
-    """Returns the content of results.json."""
+def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | TogetherWorkers:
+    """Returns those who train: processes of their own, or the processes that were started to train together."""
+    if number_of_processes() == 1:
+        return Workers(jobs or JOBS, **where)
+    return TogetherWorkers(lambda event: watcher.advanced(event.job, event.epochs, event.metric), **where)
+
+
+def _identity(task: str, epochs: int) -> dict[str, Any]:
+    """Returns what all runs of a folder have in common."""
+    recipe = task_of(task).recipe
+    return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
+
+
+def _saved_results(comparison: "_Comparison", task: str, epochs: int, margin: float) -> dict[str, Any]:
+    """Writes results.json, and returns its content."""
     runs = comparison.runs()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
     left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
-    return {
+    results = {
         "task": task,
         "epochs": epochs,
         "device": device,
+        "processes": number_of_processes(),
         "versions": versions(),
         "margin": margin,
         "loss_bins": LOSS_BINS.tolist(),
@@ -127,12 +145,20 @@ def _results_of(comparison: "_Comparison", task: str, epochs: int, margin: float
         "runs": runs,
         "summary": summarise(runs, margin),
     }
+    comparison.store.save_results(results)
+    return results
 
 
-def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int, margin: float, track: str | None) -> None:
+def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin: float, track: str | None) -> None:
     """Checks the arguments of `compare` that do not depend on the task."""
-    if not seeds or epochs < 1 or jobs < 1:
+    if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
         raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+    check_joined()
+    if (processes := number_of_processes()) > 1 and jobs not in (None, 1):
+        raise ValueError(
+            f"--jobs {jobs}: {processes} processes train each run together, one run after the other. Leave --jobs out, or "
+            "start the command by itself to train runs side by side."
+        )
     if not margin > 0:
         raise ValueError(f"compare: `margin` must be above 0, got {margin}")
     if track is not None:
@@ -153,6 +179,7 @@ class _Comparison:
     """The runs of a comparison: those that wait, and those that are done.
 
     Attributes:
+        store: Files of the comparison.
         left_out: Reasons for which controls are left out, by the label of the method and the kind of the control.
     """
 
@@ -167,7 +194,7 @@ class _Comparison:
         others = [spec for spec in methods if spec.name != FULL_TRAINING.name]
         self.watcher = watcher
         self.left_out: dict[tuple[str, Control], str] = {}
-        self._store = store
+        self.store = store
         self._asked = [Job.of(spec, seed) for spec in (FULL_TRAINING, *others) for seed in seeds]
         self._queue = deque(self._asked)
         self._done: dict[str, dict[str, Any]] = {}
@@ -181,7 +208,7 @@ class _Comparison:
         """Number of runs, with the controls, if no two methods share a control."""
         return sum(1 + len(self._kinds[job.label]) for job in self._asked)
 
-    def work(self, workers: Workers) -> None:
+    def work(self, workers: Workers | TogetherWorkers) -> None:
         """Trains until no run is waiting."""
         while True:
             while workers.free and (job := self._next()) is not None:
@@ -197,7 +224,7 @@ class _Comparison:
             if isinstance(event, Advanced):
                 self.watcher.advanced(event.job, event.epochs, event.metric)
             else:
-                self._store.save_run(event.job.key, event.run)
+                self.store.save_run(event.job.key, event.run)
                 self._finish(event.job, event.run, reused=False)
 
     def runs(self) -> list[dict[str, Any]]:
@@ -248,7 +275,7 @@ class _Comparison:
         """Returns the next job whose run is not in the store; None where there is none."""
         while self._queue:
             job = self._queue.popleft()
-            run = self._store.run(job.key)
+            run = self.store.run(job.key)
             if run is None:
                 return job
             self._finish(job, run, reused=True)
@@ -281,12 +308,12 @@ class _Comparison:
         Each run measures its own ratio over a few steps, which is noisy: the cost of a control would depend on what else the
         machine did. The ratio for all is the median over the runs of full training; the folder keeps it.
         """
-        if self._store.backward_to_forward is None:
+        if self.store.backward_to_forward is None:
             full = [self._done[job.key] for job in self._asked if job.spec == FULL_TRAINING]
             measured = [run["cost"]["backward_to_forward"] or TEXTBOOK for run in full]
-            self._store.backward_to_forward = statistics.median(measured)
-        ratio = self._store.backward_to_forward
+            self.store.backward_to_forward = statistics.median(measured)
+        ratio = self.store.backward_to_forward
         run = with_costs(self._done[job.key], ratio)
-        if (samples := self._store.samples(job.key)) is not None:
+        if (samples := self.store.samples(job.key)) is not None:
             run |= {"samples": samples}
         return run | {"cost": run["cost"] | {"backward_to_forward": ratio}}

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cached_property
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -71,8 +71,15 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class _Failed:
-    """The message of a worker that a job raised an error, and what to raise for it."""
+class Failed:
+    """The message of a worker that a job raised an error, and what to raise for it.
+
+    Args:
+        job: The job.
+        why: Message of the error.
+        kind: Error to raise.
+        trace: Traceback as a text.
+    """
 
     job: Job
     why: str
@@ -81,10 +88,11 @@ class _Failed:
 
     @property
     def error(self) -> RunError | RunValueError:
-        """The error that is raised where the comparison runs."""
-        if issubclass(self.kind, RunRefusedError):
-            return self.kind(self.job, self.why)
-        return self.kind(f"{self.job.name}: {self.why}")
+        """The error that is raised where the comparison runs; the traceback is that of the job."""
+        refused = issubclass(self.kind, RunRefusedError)
+        error = self.kind(self.job, self.why) if refused else self.kind(f"{self.job.name}: {self.why}")
+        error.__cause__ = _RemoteError(self.trace)
+        return error
 
 
 class Workers:
@@ -159,8 +167,8 @@ class Workers:
             event = connection.recv()
         if not isinstance(event, Advanced):
             del self._busy[connection]
-        if isinstance(event, _Failed):
-            raise event.error from _RemoteError(event.trace)
+        if isinstance(event, Failed):
+            raise event.error
         return event
 
     @contextmanager
@@ -258,51 +266,71 @@ def _work(connection: Connection, *arguments: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    outcome = trainer(connection.send, *arguments)
+    outcome = Trainer(connection.send, *arguments)
     with suppress(EOFError, ConnectionError):  # the parent is gone
         while True:
             connection.send(outcome(connection.recv()))
 
 
-def trainer(
-    send: Callable[[Advanced], None],
-    task_name: str,
-    epochs: int,
-    folder: Path | None,
-    samples: Path | None,
-    tracking: dict[str, Any],
-) -> Callable[[Job], Finished | _Failed]:
-    """Returns a function that trains a job of one task and returns the message about its end.
+class Trainer:
+    """Trains jobs of one task in this process.
 
     Args:
         send: Function that is called with a message after each epoch.
-        task_name: Name of the task.
+        task: Name of the task.
         epochs: Number of epochs of full training.
         folder: Folder with the data.
         samples: Folder for the histories of samples; None writes none.
         tracking: Arguments of `train` for trackers.
     """
-    from thresher.experiments.recipes.resolve import task_of
-    from thresher.experiments.tasks.script import Script
-    from thresher.experiments.training.loop import train
-    from thresher.loading.dealing import SmallerBatchesError
 
-    task = task_of(task_name)
-    load = cache(lambda: task.load(folder))
+    def __init__(
+        self,
+        send: Callable[[Advanced], None],
+        task: str,
+        epochs: int,
+        folder: Path | None,
+        samples: Path | None,
+        tracking: dict[str, Any],
+    ) -> None:
+        from thresher.experiments.recipes.resolve import task_of
 
-    def outcome(job: Job) -> Finished | _Failed:
+        self._send, self._task, self._epochs = send, task_of(task), epochs
+        self._folder, self._samples, self._tracking = folder, samples, tracking
+
+    @cached_property
+    def _data(self) -> Any:
+        return self._task.load(self._folder)
+
+    def rehearse(self, job: Job) -> None:
+        """Refuses a job that cannot be trained, without training it.
+
+        Args:
+            job: The job.
+
+        Raises:
+            ValueError: The training or the method is refused.
+        """
+        from thresher.experiments.training.loop import rehearse
+
+        rehearse(self._task, self._data, job.spec, seed=job.seed, epochs=self._epochs)
+
+    def __call__(self, job: Job) -> Finished | Failed:
+        """Trains a job, and returns the message about its end."""
+        from thresher.experiments.tasks.script import Script
+        from thresher.experiments.training.loop import train
+        from thresher.loading.dealing import SmallerBatchesError
+
         def progress(done: int, metric: float) -> None:
-            send(Advanced(job, done, metric))
+            self._send(Advanced(job, done, metric))
 
-        what = {"seed": job.seed, "epochs": epochs, "label": job.label, "share": job.share, **tracking}
-        file = None if samples is None else samples / f"{job.key}.parquet"
+        what = {"seed": job.seed, "epochs": self._epochs, "label": job.label, "share": job.share, **self._tracking}
+        file = None if self._samples is None else self._samples / f"{job.key}.parquet"
         try:
-            return Finished(job, train(task, load(), job.spec, progress=progress, samples_to=file, **what))
+            return Finished(job, train(self._task, self._data, job.spec, progress=progress, samples_to=file, **what))
         except Exception as error:
             if isinstance(error, SmallerBatchesError):
-                return _Failed(job, str(error), RunRefusedError, traceback.format_exc())
+                return Failed(job, str(error), RunRefusedError, traceback.format_exc())
             kind = RunValueError if isinstance(error, ValueError | OSError) else RunError
-            place = task.place_of(error) if isinstance(task, Script) else ""
-            return _Failed(job, f"{place}{type(error).__name__}: {error}", kind, traceback.format_exc())
-
-    return outcome
+            place = self._task.place_of(error) if isinstance(self._task, Script) else ""
+            return Failed(job, f"{place}{type(error).__name__}: {error}", kind, traceback.format_exc())

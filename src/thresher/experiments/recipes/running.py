@@ -10,6 +10,7 @@ from thresher.experiments.recipes.measuring import Measure
 from thresher.experiments.recipes.task import RecipeTask
 from thresher.experiments.training.checkpoint import Checkpoint
 from thresher.experiments.training.loop import EpochCallback, train
+from thresher.experiments.training.processes import number_of_processes, own_rank
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import RESULTS, versions, whole, write_json
 from thresher.experiments.training.trainable import Training
@@ -30,6 +31,7 @@ def run(
     """Trains a recipe, and writes its results and the weights that were tested last.
 
     A checkpoint is written after each epoch and deleted at the end: after an interruption, the same call continues from it.
+    Several processes call it together; the first one writes the files.
 
     Args:
         task: Recipe to train.
@@ -40,7 +42,8 @@ def run(
         progress: Function that is called after each epoch.
 
     Returns:
-        The content of results.json: task, epochs, versions, recipe, published, and the run in `runs`, as `train` returns it.
+        The content of results.json: task, epochs, device, processes, versions, recipe, published, and the run in `runs`, as
+        `train` returns it.
 
     Raises:
         ValueError: The data does not match the recipe, the method does not work with it, or the folder holds the checkpoint of
@@ -57,14 +60,16 @@ def run(
         "task": task.name,
         "epochs": task.epochs,
         "device": found.pop("device"),
+        "processes": number_of_processes(),
         "versions": versions(),
         "recipe": task.recipe,
         "published": [one.model_dump() for one in task.settings.published],
         "runs": [found],
     }
-    write_json(out / RESULTS, results)
-    with whole(out / WEIGHTS) as file:
-        torch.save(tested_network(trained[0]).state_dict(), file)
+    if own_rank() == 0:
+        write_json(out / RESULTS, results)
+        with whole(out / WEIGHTS) as file:
+            torch.save(tested_network(trained[0]).state_dict(), file)
     checkpoint.delete()
     return results
 

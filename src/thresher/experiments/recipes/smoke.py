@@ -16,6 +16,7 @@ from thresher.experiments.recipes import datasets, loading
 from thresher.experiments.recipes.schema import Recipe
 from thresher.experiments.recipes.task import RecipeTask, map_settings, scale_counts
 from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.training.processes import once_per_machine
 from thresher.experiments.training.specs import Spec
 from thresher.scores import Scores
 
@@ -61,10 +62,9 @@ class SmokeTask(RecipeTask):
         """
         if folder is not None:
             raise ValueError(f"--data {folder}: with --smoke the data is made up; leave out one of the two")
-        if self.settings.data.kind == "folder":
-            _write_images(self.settings, self.folder)
-        elif self.settings.data.kind == "arrays":
-            _write_arrays(self.settings, self.folder)
+        write = {"folder": _write_images, "arrays": _write_arrays}.get(self.settings.data.kind)
+        if write is not None:
+            once_per_machine(lambda: write(self.settings, self.folder))
         return self.folder
 
     def load(self, folder: Path | None) -> datasets.TrainAndTest:
@@ -79,8 +79,8 @@ class SmokeTask(RecipeTask):
         if source is None or self.weights is not None:
             return super().build(seed)
         self.folder.mkdir(parents=True, exist_ok=True)
-        file = self.folder / "pretrained.pt"
-        torch.save(SmokeTask.at(source, self.folder).build(seed).state_dict(), file)
+        file, first = self.folder / "pretrained.pt", SmokeTask.at(source, self.folder).build(seed)
+        once_per_machine(lambda: torch.save(first.state_dict(), file))
         return replace(self, weights=file).build(seed)
 
     def _scores(self) -> Path:
@@ -88,7 +88,7 @@ class SmokeTask(RecipeTask):
         values = torch.rand(self.settings.data.samples, generator=_generator())
         file = self.folder / "scores.parquet"
         self.folder.mkdir(parents=True, exist_ok=True)
-        Scores(torch.arange(len(values)), values, "made up").save(file)
+        once_per_machine(lambda: Scores(torch.arange(len(values)), values, "made up").save(file))
         return file
 
 

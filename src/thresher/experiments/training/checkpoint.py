@@ -7,7 +7,9 @@ from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_map_only
 
+from thresher.experiments.training.processes import number_of_processes, of_all, of_first, own_rank
 from thresher.experiments.training.store import whole
 
 
@@ -26,23 +28,40 @@ class Stateful(Protocol):
 class Checkpoint:
     """The state of one training in a file, which is written whole or not at all.
 
+    Several processes save and load it together; the first one writes and reads the file.
+
     Args:
         path: Path of the file, which need not exist yet.
-        identity: Values by name that distinguish this training from others; the file of another training is refused.
+        identity: Values by name that distinguish this training from others; the file of another training is refused, and so is
+            that of another number of processes.
     """
 
     def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
         self.path = path
-        self.identity: dict[str, Any] = json.loads(json.dumps(identity, default=repr))
+        own = {**identity, "number of processes": number_of_processes()}
+        self.identity: dict[str, Any] = json.loads(json.dumps(own, default=repr))
 
-    def save(self, parts: Mapping[str, Stateful], **values: Any) -> None:
-        """Writes the states of the parts and some plain values, and replaces the file that was there before."""
-        states = {name: part.state_dict() for name, part in parts.items()}
-        with whole(self.path) as file:
-            torch.save({"identity": self.identity, "parts": states, "values": values}, file)
+    def save(self, parts: Mapping[str, Stateful], own: Mapping[str, Stateful] | None = None, **values: Any) -> None:
+        """Writes the states of the parts and some plain values, and replaces the file that was there before.
 
-    def load(self, parts: Mapping[str, Stateful]) -> dict[str, Any]:
+        Args:
+            parts: Parts by name that are the same in all processes.
+            own: Parts by name of which each process has another state. Default: none.
+            **values: Plain values.
+        """
+        states = {name: part.state_dict() for name, part in (own or {}).items()}
+        of_each = of_all(tree_map_only(torch.Tensor, torch.Tensor.cpu, states))
+        if own_rank() == 0:
+            states = {name: part.state_dict() for name, part in parts.items()}
+            with whole(self.path) as file:
+                torch.save({"identity": self.identity, "parts": states, "own": of_each, "values": values}, file)
+
+    def load(self, parts: Mapping[str, Stateful], own: Mapping[str, Stateful] | None = None) -> dict[str, Any]:
         """Restores the states of the parts from the file.
+
+        Args:
+            parts: Parts by name that are the same in all processes.
+            own: Parts by name of which each process has another state. Default: none.
 
         Returns:
             The plain values; empty if there is no file.
@@ -50,11 +69,13 @@ class Checkpoint:
         Raises:
             ValueError: The file is damaged or belongs to another training; no part was changed.
         """
-        if not self.path.is_file():
+        found = of_first(self._read() if own_rank() == 0 and self.path.is_file() else None)
+        if found is None:
             return {}
-        found = self._read()
         for name, part in parts.items():
             part.load_state_dict(found["parts"][name])
+        for name, part in (own or {}).items():
+            part.load_state_dict(found["own"][own_rank()][name])
         return found["values"]
 
     @property
@@ -64,6 +85,8 @@ class Checkpoint:
 
     def delete(self) -> None:
         """Deletes the file and that of the finished epochs, if there are any."""
+        if own_rank():
+            return
         self.path.unlink(missing_ok=True)
         self.epochs_in.unlink(missing_ok=True)
 

@@ -222,6 +222,7 @@ class Results(JsonFile):
         task: Name of the task.
         epochs: Number of epochs of every run.
         device: Name of the device.
+        processes: Number of processes that trained each run together.
         versions: Versions of the software by name.
         margin: Loss of the metric that does not matter.
         loss_bins: Edges of the bins of the losses.
@@ -233,6 +234,7 @@ class Results(JsonFile):
     task: str
     epochs: int
     device: str
+    processes: int = 1
     versions: dict[str, str]
     margin: float | None = None
     loss_bins: list[float] | None = None

@@ -12,11 +12,15 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
 
 import thresher
 from thresher.cost import Cost
 from thresher.experiments.training.checkpoint import Checkpoint, Stateful
+from thresher.experiments.training.processes import dealt, number_of_processes, of_all, of_first, of_processes, own_rank
 from thresher.experiments.training.recording import Recording
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Trainable, Training
@@ -28,6 +32,8 @@ TEXTBOOK = 2.0
 """Ratio of backward to forward time that is used if a run was too short to measure its own."""
 
 COST_COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
+BETWEEN_SEEDS = 1_000_003
+"""Difference of the seeds that processes draw with in the network and in the loading of their samples."""
 
 
 class Clock:
@@ -89,6 +95,8 @@ class Length:
 class Session:
     """One run in progress: the prepared model, the attached method, the clock, and the history so far.
 
+    Several processes make it together, each with its part of every batch.
+
     Args:
         accelerator: Accelerator that decides about device and precision.
         training: Objects to train with.
@@ -111,17 +119,19 @@ class Session:
         epochs_in: Path | None,
     ) -> None:
         self.accelerator, self.training, self.epochs = accelerator, training, epochs
-        self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
-        self.samples, batch_size = sizes_of(training.loader)
+        self.loader = dealt(training.loader, seed)
+        self.samples, batch_size = sizes_of(self.loader)
         if not self.samples:
             raise ValueError(
                 f"the training loader has no batch: {len(training.loader.dataset)} samples, batch_size={batch_size} and "  # pyright: ignore[reportArgumentType]
                 "drop_last=True. Give it more samples, a smaller batch_size, or drop_last=False."
             )
+        self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
+        self.network = _network(self.model)
         self.length = Length(share, epochs, self.samples, batch_size)
         self.run = thresher.attach(
             spec.create(),
-            loader=training.loader,
+            loader=self.loader,
             criterion=training.criterion,
             model=self.model,
             optimizer=self.optimizer,
@@ -134,42 +144,55 @@ class Session:
         )
         self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
         self.entries: list[dict[str, Any]] = []
+        if own_rank():
+            torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())  # or dropout would leave out the same units in all processes
 
     def train(self, checkpoint: Checkpoint | None, progress: EpochCallback | None) -> None:
         """Trains all epochs that the checkpoint, if there is one, does not contain."""
-        parts = self._parts()
+        parts, own = self._parts(), self._own_parts()
         if checkpoint is not None:
-            self.entries = checkpoint.load(parts).get("entries", [])
+            self.entries = checkpoint.load(parts, own).get("entries", [])
         for epoch, steps in islice(enumerate(self.length.steps), len(self.entries), None):
             with self.clock.running():
-                self._train_epoch(steps)
+                self._train_epoch(epoch, steps)
             metric = self._end_epoch(epoch)
             if checkpoint is not None:
-                checkpoint.save(parts, entries=self.entries)
+                checkpoint.save(parts, own, entries=self.entries)
             if progress is not None:
                 progress(epoch + 1, metric)
 
     def finish(self, samples_to: Path | None) -> dict[str, Any]:
         """Detaches the method and returns metric, cost, times and history; writes the history of every sample to a file."""
         full = self.epochs * self.samples
-        cost = asdict(self.run.cost) | {"full_forward": full, "full_backward": full}
-        counts = zip(_counts_by_epoch(self.run, self.samples), self.entries, strict=True)
+        cost = of_processes(of_all(asdict(self.run.cost))) | {"full_forward": full, "full_backward": full}
+        counted = of_all(_counts_by_epoch(self.run, self.samples))
+        counts = zip(map(of_processes, zip(*counted, strict=True)), self.entries, strict=True)
         history = _with_step_time([counted | entry for counted, entry in counts])
         if samples_to is not None:
             self.recording.save(samples_to)
         self.run.detach()
-        measured = {"metric": self._final_metric(), "cost": cost, "wall_s": self.clock.wall_s, "cpu_s": self.clock.cpu_s}
-        return measured | {"history": history}
+        times = {name: self.entries[-1][name] for name in ("wall_s", "cpu_s")}
+        return {"metric": self._final_metric(), "cost": cost, **times, "history": history}
+
+    def close(self) -> None:
+        """Lets go of a training that was never begun."""
+        self.run.detach()
+        self.accelerator.free_memory()
 
     def _parts(self) -> dict[str, Stateful]:
         """Returns the objects that change during training, by their names in checkpoints."""
         model = self.accelerator.unwrap_model(self.model)
         parts: dict[str, Stateful] = {"recording": self.recording}  # first: what it refuses, no other part has taken
-        parts |= {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler}
-        parts |= {"run": self.run, "clock": self.clock, **self.training.also}
+        parts |= {"model": model, "optimizer": self.optimizer, "scheduler": self.scheduler, **self.training.also}
         return parts if self.accelerator.scaler is None else parts | {"scaler": self.accelerator.scaler}
 
-    def _train_epoch(self, steps: int | None) -> None:
+    def _own_parts(self) -> dict[str, Stateful]:
+        """Returns the objects of which each process has another state, by their names in checkpoints."""
+        return {"run": self.run, "clock": self.clock}
+
+    def _train_epoch(self, epoch: int, steps: int | None) -> None:
+        if isinstance(self.loader.sampler, DistributedSampler):
+            self.loader.sampler.set_epoch(epoch)
         for batch in islice(self.run.loader, steps):
             x, y = pair_of(batch)
             loss = self.run.criterion(self.run.model(x), y)
@@ -177,22 +200,28 @@ class Session:
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
+        if steps is not None and number_of_processes() > 1:
+            self.run.detach()  # what the processes have recorded of an epoch that is cut short comes home now
 
     def _end_epoch(self, epoch: int) -> float:
         """Evaluates the model, adds the epoch to the history and to the trackers, and returns the metric."""
-        metric = finite(float(self.training.evaluate(self.model)), epoch)
-        times = {"wall_s": self.clock.wall_s, "cpu_s": self.clock.cpu_s}
-        self.entries.append({self.training.metric: metric} | times | self.recording.epoch())
-        counted = self.run.history[epoch] if len(self.run.history) > epoch else {}
+        metric = self._measured(self.training.evaluate, epoch)
+        times = {"wall_s": self.clock.wall_s, "cpu_s": sum(of_all(self.clock.cpu_s))}
+        self.entries.append(of_first({self.training.metric: metric} | times | self.recording.epoch()))
+        counted = of_processes(of_all(self.run.history[epoch] if len(self.run.history) > epoch else {}))
         self.accelerator.log(loggable(counted | self.entries[-1]), step=epoch)
         return metric
+
+    def _measured(self, measure: Callable[[nn.Module], float], epoch: int, of: str = "evaluate") -> float:
+        """Returns what a function measures of the model: in the first process, whose BatchNorm layers are those of the run."""
+        return of_first(finite(float(measure(self.network)), epoch, of) if own_rank() == 0 else None)
 
     def _final_metric(self) -> dict[str, Any]:
         """Returns name and value of the metric of the run: that of the last epoch, or the one downstream."""
         name = self.training.metric
         if self.training.downstream is None:
             return {"name": name, "value": self.entries[-1][name]}
-        value = finite(float(self.training.downstream(self.model)), len(self.entries) - 1, of="downstream")
+        value = self._measured(self.training.downstream, len(self.entries) - 1, of="downstream")
         return {"name": f"downstream {name}", "value": value}
 
 
@@ -215,6 +244,7 @@ def train(
     """Trains once, and measures the metric of the task after each epoch.
 
     Accelerate decides about device and precision: `accelerate config`, or ACCELERATE_USE_CPU and ACCELERATE_MIXED_PRECISION.
+    Several processes call it together, and all of them get the same results. The first one evaluates, and writes the files.
 
     Args:
         task: Task to train.
@@ -249,13 +279,30 @@ def train(
     finally:
         if checkpoint is None:
             session.recording.discard()
-    accelerator.end_training()
-    accelerator.free_memory()
+    _end(accelerator)
     if on_end is not None:
         on_end(training)
     settings = spec.settings if share == 1 else {"epochs": share * epochs}
     outcome = {"method": name, "settings": settings, "seed": seed, "control_of": None, **measured}
-    return with_costs(outcome | {"device": str(accelerator.device)}, measured["cost"]["backward_to_forward"] or TEXTBOOK)
+    return with_costs(outcome | {"device": _device_of(accelerator)}, measured["cost"]["backward_to_forward"] or TEXTBOOK)
+
+
+def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) -> None:
+    """Makes the objects of a run, attaches the method, and lets go of them: what cannot be trained is refused before all else.
+
+    Args:
+        task: Task to train.
+        data: Data that `task.load` returned.
+        spec: Method to attach.
+        seed: Random seed.
+        epochs: Number of epochs of full training.
+
+    Raises:
+        ValueError: The training or the method is refused.
+    """
+    torch.manual_seed(seed)
+    settings: dict[str, Any] = {"seed": seed, "epochs": epochs, "share": 1.0, "epochs_in": None}
+    Session(_accelerator(None, None, "", spec), task.training(data, seed), spec, **settings).close()
 
 
 def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any]:
@@ -282,10 +329,13 @@ def loggable(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sizes_of(loader: DataLoader[Any]) -> tuple[int, int]:
-    """Returns the number of samples in a full epoch and in a batch.
+    """Returns the number of samples in a full epoch and in a batch, of all processes together.
 
     A sampler or `drop_last` may make an epoch smaller than the dataset.
     """
+    if (processes := number_of_processes()) > 1 and loader.batch_size:  # all samples are dealt out
+        samples, size = len(loader.dataset), processes * loader.batch_size  # pyright: ignore[reportArgumentType]
+        return samples - samples % size * loader.drop_last, size
     sampler: Any = loader.sampler if loader.batch_size else loader.batch_sampler
     if not loader.batch_size:  # A batch sampler of the user's own decides about the batches.
         samples = len(loader.dataset)  # pyright: ignore[reportArgumentType]
@@ -317,10 +367,37 @@ def finite(metric: float, epoch: int, of: str = "evaluate") -> float:
     return metric
 
 
+def _network(model: nn.Module) -> nn.Module:
+    """Returns the network of a prepared model, whose forward pass one process can call alone.
+
+    Raises:
+        ValueError: Several processes train, and the model is not in DistributedDataParallel.
+    """
+    if number_of_processes() > 1 and not isinstance(model, DistributedDataParallel):
+        raise ValueError(
+            f"{number_of_processes()} processes train with DistributedDataParallel here, and accelerate is configured for "
+            f"{type(model).__name__}: choose multi-GPU or multi-CPU in `accelerate config`, or start the command by torchrun."
+        )
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+def _device_of(accelerator: Accelerator) -> str:
+    """Returns the device of a run for its results, with the number of processes where there are several."""
+    several = number_of_processes()
+    return str(accelerator.device) if several == 1 else f"{several} x {accelerator.device.type}"
+
+
 def _accelerator(trackers: Any, track_to: Path | None, name: str, spec: Spec) -> Accelerator:
     accelerator = Accelerator(log_with=trackers, project_dir=track_to)
     accelerator.init_trackers(tracker_name(name), config=loggable(spec.settings))
     return accelerator
+
+
+def _end(accelerator: Accelerator) -> None:
+    """Ends the trackers, and not the process group, in which further runs train, as `end_training` would do."""
+    for tracker in accelerator.trackers:
+        tracker.finish()
+    accelerator.free_memory()
 
 
 def _epochs_in(samples_to: Path | None, checkpoint: Checkpoint | None) -> Path | None:

@@ -1,5 +1,6 @@
 """What a run records beside its costs: the distribution of losses by epoch, and the history of every sample as Parquet."""
 
+from collections.abc import Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 import thresher
 from thresher.experiments.training.epoch_file import EpochFile, SampleRows
 from thresher.experiments.training.store import whole
+from thresher.shards import shard_of
 
 LOSS_BINS: NDArray[np.float64] = np.logspace(-6, 2, 41)
 """Edges of the bins of loss histograms; the first and the last bin also count the losses outside."""
@@ -26,6 +28,7 @@ class Recording:
     """Records the losses of a run and how often each sample was trained, epoch by epoch.
 
     The history of every sample is written to a file as the epochs end; in memory there is one epoch, however many there are.
+    Several processes call its functions together: each has the samples of all of them, and the first one writes the files.
 
     Args:
         run: Run, before its first epoch.
@@ -36,13 +39,14 @@ class Recording:
 
     def __init__(self, run: thresher.Run, dataset: Any, *, epochs_in: Path | None = None) -> None:
         self._run = run
+        self._world = shard_of(run.records).world
         self._classes = class_labels(dataset)
-        self._before = _to_numpy(run.trained)
-        self._epochs = None if epochs_in is None else EpochFile(epochs_in, len(self._before))
+        self._before = self._of_all(run.trained).copy()
+        self._epochs = None if epochs_in is None or self._world.rank else EpochFile(epochs_in, len(self._before))
 
     def epoch(self) -> dict[str, Any]:
         """Returns loss_histogram, easy_share and, with classes, hidden_by_class of the epoch that has just ended."""
-        trained = _to_numpy(self._run.trained)
+        trained = self._of_all(self._run.trained).copy()
         times, self._before = trained - self._before, trained
         losses = self._last_losses()
         if self._epochs is not None:
@@ -77,7 +81,11 @@ class Recording:
         """Returns the last loss of every sample, shape (N,); NaN if the method does not record losses."""
         if "loss" not in self._run.records:
             return np.full(len(self._before), np.nan, dtype=np.float32)
-        return _to_numpy(self._run.records["loss"]).astype(np.float32)
+        return self._of_all(self._run.records["loss"]).astype(np.float32)
+
+    def _of_all(self, column: torch.Tensor) -> NDArray[Any]:
+        """Returns a column for the samples of all processes, shape (N, ...); in one process it may be the run's own memory."""
+        return np.moveaxis(self._world.join(np.moveaxis(_to_numpy(column), 0, -1)), -1, 0)
 
     def save(self, path: Path) -> None:
         """Writes one row per sample: id, target, final records, trained, hidden, loss_by_epoch and trained_by_epoch.
@@ -85,10 +93,13 @@ class Recording:
         Raises:
             ValueError: There is no history, or no epoch has ended.
         """
+        records = {name: self._of_all(column) for name, column in self._run.records.items()}
+        if self._world.rank:
+            return
         if self._epochs is None or not self._epochs.epochs:
             raise ValueError("Recording.save: there is no history; give `epochs_in`, and call `epoch` after each epoch")
         with whole(path) as file:
-            tables = map(self._table, self._epochs.rows())
+            tables = (self._table(rows, records) for rows in self._epochs.rows())
             first = next(tables)
             with pq.ParquetWriter(file, first.schema) as writer:
                 for table in chain([first], tables):
@@ -99,13 +110,13 @@ class Recording:
         if self._epochs is not None:
             self._epochs.delete()
 
-    def _table(self, rows: SampleRows) -> pa.Table:
+    def _table(self, rows: SampleRows, records: Mapping[str, NDArray[Any]]) -> pa.Table:
         """Returns the table of some samples."""
         part = slice(rows.ids.start, rows.ids.stop)
         columns: dict[str, Any] = {"id": np.arange(rows.ids.start, rows.ids.stop, dtype=np.int64)}
         if self._classes is not None:
             columns["target"] = self._classes[part]
-        columns |= {name: _to_numpy(column[part]) for name, column in self._run.records.items()}
+        columns |= {name: column[part] for name, column in records.items()}
         columns |= {"trained": self._before[part], "hidden": (rows.trained == 0).sum(1).astype(np.int16)}
         return pa.table(columns | {"loss_by_epoch": _list_column(rows.losses), "trained_by_epoch": _list_column(rows.trained)})
 
@@ -136,7 +147,7 @@ def class_labels(dataset: Any) -> NDArray[np.int64] | None:
 
 def _to_numpy(column: torch.Tensor) -> NDArray[Any]:
     column = column.detach().cpu()
-    return (column.float() if column.dtype is torch.bfloat16 else column).numpy().copy()
+    return (column.float() if column.dtype is torch.bfloat16 else column).numpy()
 
 
 def _list_column(values: NDArray[Any]) -> pa.Array:

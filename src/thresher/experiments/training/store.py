@@ -14,6 +14,9 @@ from thresher.experiments.training.files import Manifest, StoredRun, read_checke
 
 MANIFEST = "comparison.json"
 RESULTS = "results.json"
+RUNS = "runs"
+DEFAULTS = {"processes": 1}
+"""Values of an identity that files do not have which were written before there were others."""
 
 
 @contextmanager
@@ -64,7 +67,7 @@ class Store:
         if self._path.exists():
             self._manifest = read_checked(self._path, Manifest, f"Give another --out, or delete the folder {folder}")
         for name, value in identity.items():
-            held = self._manifest.get(name)
+            held = self._manifest.get(name, DEFAULTS.get(name))
             if held != value:
                 raise ValueError(
                     f"--out {folder} holds another comparison: its {name} is {_as_text(held)}, here it is {_as_text(value)}; "
@@ -96,7 +99,7 @@ class Store:
     @property
     def runs(self) -> Path:
         """The folder of the finished runs."""
-        return self.folder / "runs"
+        return self.folder / RUNS
 
     def samples(self, key: str) -> str | None:
         """Returns the path of the history of a run's samples, relative to the folder; None if there is no such file."""

@@ -17,9 +17,9 @@ from thresher.experiments.comparison.workers import (
     RunError,
     RunRefusedError,
     RunValueError,
+    Trainer,
     Workers,
     interrupts_deferred,
-    trainer,
 )
 from thresher.experiments.training.specs import MethodSpec
 from thresher.loading.dealing import SmallerBatchesError
@@ -92,7 +92,7 @@ def test_what_a_run_raises_arrives_with_its_run(tmp_path, monkeypatch, raised, e
 
     monkeypatch.setattr("thresher.experiments.training.loop.train", train)
     job, task = Job.control("uniform", 0, 0.5), "digits" if raised else "fashion-mnist"
-    failed = trainer(print, task, 1, tmp_path, None, {})(job)
+    failed = Trainer(print, task, 1, tmp_path, None, {})(job)
     ours, theirs = Pipe()
     theirs.send(failed)
     workers = Workers(1, task=task, epochs=1, folder=tmp_path)

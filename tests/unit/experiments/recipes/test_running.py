@@ -30,7 +30,7 @@ def test_results_and_weights_are_written(tmp_path):
     results = run(task, task.spec(), out=tmp_path / "out", seed=4, progress=lambda *told: seen.append(told))
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     assert written == json.loads(json.dumps(results))
-    assert list(written) == ["task", "epochs", "device", "versions", "recipe", "published", "runs"]
+    assert list(written) == ["task", "epochs", "device", "processes", "versions", "recipe", "published", "runs"]
     [trained] = written["runs"]
     assert (written["epochs"], trained["seed"], len(trained["history"])) == (2, 4, 2)
     assert written["recipe"]["batch"] == {"workers": 1, "per_worker": 500} and written["published"][0]["value"] == 1.5

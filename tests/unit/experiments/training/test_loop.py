@@ -14,6 +14,7 @@ from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import one_cycle
 from thresher.experiments.tasks.metrics import accuracy
 from thresher.experiments.tasks.script import Script
+from thresher.experiments.training import loop
 from thresher.experiments.training.loop import Length, pair_of, sizes_of, tracker_name, train, with_costs
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
@@ -399,3 +400,9 @@ def test_a_loader_without_a_batch(few, monkeypatch):
     monkeypatch.setattr(SomeDigits, "settings", {"drop_last": True, "sampler": range(31)})
     with pytest.raises(ValueError, match=f"has no batch: {FEW} samples, batch_size=32 and drop_last=True.*smaller batch_size"):
         train(SomeDigits(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)
+
+
+def test_several_processes_train_with_data_parallelism_only(few, monkeypatch):
+    monkeypatch.setattr(loop, "number_of_processes", lambda: 2)
+    with pytest.raises(ValueError, match="2 processes train with DistributedDataParallel .* is configured for Conv2d: choose"):
+        loop._network(torch.nn.Conv2d(1, 1, 1))

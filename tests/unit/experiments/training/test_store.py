@@ -19,6 +19,13 @@ def test_runs_come_back_and_nothing_else_is_left(tmp_path):
     assert sorted(path.name for path in store.folder.rglob("*")) == ["a.json", "comparison.json", "runs"]
 
 
+def test_a_folder_of_former_times_is_of_one_process(tmp_path):
+    Store(tmp_path, IDENTITY)
+    Store(tmp_path, IDENTITY | {"processes": 1})
+    with pytest.raises(ValueError, match="its processes is 1, here it is 2"):
+        Store(tmp_path, IDENTITY | {"processes": 2})
+
+
 def test_the_common_ratio_stays(tmp_path):
     Store(tmp_path, IDENTITY).backward_to_forward = 1.75
     assert Store(tmp_path, IDENTITY).backward_to_forward == 1.75

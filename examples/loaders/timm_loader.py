@@ -1,0 +1,25 @@
+"""create_loader without its prefetcher.
+
+Library: timm
+State: works
+
+With `use_prefetcher=False` it returns a DataLoader. Everything is kept: augmentation, `drop_last`, workers that stay.
+"""
+
+from timm.data import create_loader
+from torch import nn
+
+import thresher
+
+
+def train(method, dataset, model, optimizer, epochs, workers=0):
+    loader = create_loader(dataset, (3, 8, 8), 4, is_training=True, use_prefetcher=False, num_workers=workers)
+    criterion = nn.CrossEntropyLoss()
+    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    for _ in range(run.epoch, epochs):
+        for x, y in run.loader:
+            loss = run.criterion(run.model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run

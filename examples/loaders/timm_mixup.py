@@ -1,0 +1,32 @@
+"""Mixup in the loop.
+
+Library: timm
+State: works with `ids=run.ids_of(y)`
+Refused: the lines without `ids=`: "outputs of the model for inputs that were changed in place"
+
+A mixed row is of two samples. Its loss is recorded for the sample that you name: the one whose row it was. Ask for the ids
+before `Mixup` changes the batch in place. Passes of the run itself, as those of KAKURENBO, see the samples as they are, and a
+warning says so.
+"""
+
+from timm.data import Mixup
+from torch import nn
+from torch.utils.data import DataLoader
+
+import thresher
+
+
+def train(method, dataset, classes, model, optimizer, epochs, workers=0):
+    loader = DataLoader(dataset, 4, shuffle=True, drop_last=True, num_workers=workers)
+    mixup = Mixup(mixup_alpha=0.8, num_classes=classes)
+    criterion = nn.CrossEntropyLoss()
+    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=epochs)
+    for _ in range(run.epoch, epochs):
+        for x, y in run.loader:
+            ids = run.ids_of(y)
+            x, y = mixup(x, y)
+            loss = run.criterion(run.model(x), y, ids=ids)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run

@@ -1,0 +1,32 @@
+"""Several batches before their losses.
+
+Library: torch
+State: works with `ids=run.ids_of(x)`
+Refused: `ids=run.ids`: "while batch 0 waits for its loss"
+
+`run.ids` is of the batch that came last. Where the losses are of tensors of the batch, or of outputs of `run.model` for them,
+these name the rows, and `ids=` is not needed. Here the inputs are new tensors. A state that is saved after the last batch of an
+epoch gives a warning, because the loop does not ask for a further batch; save after the loop over the batches.
+"""
+
+from itertools import islice
+
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+import thresher
+
+
+def train(method, dataset, model, optimizer, epochs, workers=0):
+    loader = DataLoader(dataset, 4, shuffle=True, num_workers=workers)
+    run = thresher.attach(method, loader=loader, criterion=None, model=model, optimizer=optimizer, epochs=epochs)
+    for _ in range(run.epoch, epochs):
+        batches = iter(run.loader)
+        while group := list(islice(batches, 3)):
+            for x, y in group:
+                losses = F.cross_entropy(run.model(2 * x), y, reduction="none")
+                loss = run.reduce(losses, ids=run.ids_of(x))
+                (loss / len(group)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return run

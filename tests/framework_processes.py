@@ -1,0 +1,198 @@
+"""Trainings with Lightning and Transformers in two processes; one start of them is enough for all cases."""
+
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from torch import distributed, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler
+
+import lightning_cases
+import thresher
+import thresher.lightning
+import transformers_cases
+from depth import depth
+from helpers import assert_same
+from lightning_cases import BATCH, Classifier, Saves, dataset, fit, last_rate_of_full_training, trainer
+from subset_cases import trace_once_per_architecture
+from thresher.attribution.accumulator import StepAccumulator
+from thresher.run.epochs import COUNTED
+from thresher.subset import SubsetBackward
+
+WORLD, EPOCHS = 2, 3
+METHODS = {
+    "infobatch": thresher.InfoBatch(),
+    "kakurenbo": thresher.Kakurenbo(max_fraction=0.4, tau=0.5),
+    "selective_backprop": thresher.SelectiveBackprop(keep=0.4),
+    "by chance": thresher.SelectiveBackprop(beta=1),
+}
+
+
+class Normalised(Classifier):
+    """A module with a batch normalisation, whose statistics differ from process to process after each step."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.net = network()
+
+
+def network() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 2))
+
+
+ON_TWO = {"devices": WORLD, "strategy": "ddp", "max_epochs": EPOCHS}
+
+
+def lightning_changes_nothing(rank: int, folder: str) -> None:
+    """FullData is the training without the callback, bit for bit."""
+    for accumulate, workers in depth([(3, 0)], [(3, 0), (1, 2)]):
+        found = []
+        for callbacks in ([], [thresher.lightning.Selection(thresher.FullData())]):
+            module = Normalised(draws=True)
+            made = fit(module, *callbacks, validate=True, workers=workers, accumulate_grad_batches=accumulate, **ON_TWO)
+            steps = (made.global_step, module.validated, module.estimates)
+            found.append((lightning_cases.outcome(module, made), steps))
+        assert type(made.train_dataloader.sampler) is DistributedSampler
+        assert_same(found[1], found[0])
+
+
+def by_hand(method: Any, rank: int) -> Any:
+    """The same training as a plain loop with DistributedDataParallel."""
+    torch.manual_seed(0)
+    net, data = network(), dataset()
+    model, optimizer = DistributedDataParallel(net), torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    loader = DataLoader(data, BATCH, sampler=DistributedSampler(data, WORLD, rank))
+    criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
+    run = thresher.attach(method, loader=loader, criterion=criterion, model=model, optimizer=optimizer, epochs=EPOCHS)
+    total = EPOCHS * len(loader)
+    scheduler = run.pace(torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=total), total)
+    for epoch in range(EPOCHS):
+        loader.sampler.set_epoch(epoch)
+        for x, y in run.loader:
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+        with torch.no_grad():
+            run.model.eval()(data.tensors[0])  # the validation of Lightning shares the buffers, too
+            run.model.train()
+    run.detach()
+    return net, optimizer, run
+
+
+def lightning_equals_a_plain_loop(rank: int, folder: str) -> None:
+    for name in depth(["kakurenbo"], METHODS):
+        net, optimizer, run = by_hand(METHODS[name], rank)
+        module, selection = Normalised(), thresher.lightning.Selection(METHODS[name])
+        made = fit(module, selection, validate=True, **ON_TWO)
+        assert_same(module.net.state_dict(), net.state_dict(), name)
+        assert_same(made.optimizers[0].state_dict()["state"], optimizer.state_dict()["state"], name)
+        found = selection.run
+        assert_same([dict(entry) for entry in found.history], [dict(entry) for entry in run.history], name)
+        assert [getattr(found.cost, one) for one in COUNTED] == [getattr(run.cost, one) for one in COUNTED]
+        assert (found.cost.refresh > 0) == (name == "kakurenbo")
+        assert_same(found.records.state_dict(), run.records.state_dict(), name)
+        rates = [one.param_groups[0]["lr"] for one in (made.optimizers[0], optimizer)]
+        assert rates == [last_rate_of_full_training(EPOCHS * 7)] * 2
+        assert [epoch for epoch, _ in module.validated] == list(range(EPOCHS))
+
+
+def lightning_goes_on(rank: int, folder: str) -> None:
+    """From checkpoints after a step and after an epoch, with the same bits."""
+    for name, workers in depth([("kakurenbo", 0)], [(name, workers) for name in METHODS for workers in (0, 2)]):
+        saves, module = Saves(Path(folder, name, str(workers))), Normalised()
+        settings = {"validate": True, "workers": workers, **ON_TWO}
+        expected = lightning_cases.outcome(module, fit(module, thresher.lightning.Selection(METHODS[name]), saves, **settings))
+        for path in saves.of_epoch(1, *depth(["step"], ["step", "last", "validation", "epoch"])):
+            resumed, selection = Normalised(), thresher.lightning.Selection(METHODS[name])
+            made = fit(resumed, selection, seed=9, ckpt_path=path, **settings)
+            found = lightning_cases.outcome(resumed, made)
+            assert_same(found["rates"], expected["rates"][-len(found["rates"]) :], path.name)
+            assert_same(found | {"rates": []}, expected | {"rates": []}, path.name)
+            assert len(selection.run.history) == EPOCHS
+
+
+class Fails(Normalised):
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self.batches == 3:
+            raise KeyError("a failure")
+
+
+def lightning_after_an_error(rank: int, folder: str) -> None:
+    """A process that fails gives everything back, and brings no records home, for which it would wait for the others."""
+    module, selection = Fails(), thresher.lightning.Selection(METHODS["kakurenbo"])
+    with (
+        pytest.raises(KeyError, match="a failure"),
+        mock.patch.object(StepAccumulator, "come_home", side_effect=AssertionError),
+    ):
+        fit(module, selection, **ON_TWO)
+    assert isinstance(module.net, nn.Sequential)
+    assert not hasattr(module, "thresher")
+
+
+def lightning_refuses(rank: int, folder: str) -> None:
+    sampler = torch.utils.data.WeightedRandomSampler(torch.ones(len(dataset())), len(dataset()))
+    loader = DataLoader(dataset(), BATCH, sampler=sampler)
+    with pytest.raises(ValueError, match="puts into a DistributedSamplerWrapper, is not supported. Use shuffle=True"):
+        trainer(thresher.lightning.Selection(thresher.InfoBatch()), **ON_TWO).fit(Classifier(), loader)
+
+
+def transformers_changes_nothing(rank: int, folder: str) -> None:
+    found, settings = [], {"gradient_accumulation_steps": 3}
+    for method in (None, thresher.FullData()):
+        made = transformers_cases.trainer(f"{folder}/full", method, causal=True, **settings)
+        made.train()
+        found.append(transformers_cases.outcome(made))
+    assert_same(found[1], found[0])
+
+
+def transformers_goes_on(rank: int, folder: str) -> None:
+    settings = {"gradient_accumulation_steps": 3}
+    methods = {**transformers_cases.METHODS, "winnow": thresher.UniformSubset(keep=0.5)}
+    for name in methods:
+        made = transformers_cases.trainer(f"{folder}/{name}", methods[name], save_strategy="steps", save_steps=2, **settings)
+        made.train()
+        assert made.lr_scheduler.get_last_lr() == [0, 0]
+        assert made.state.global_step == made.run.cost.steps
+        weights: list[Any] = [None] * WORLD
+        distributed.all_gather_object(weights, {key: value.tolist() for key, value in made.model.state_dict().items()})
+        assert weights[0] == weights[1]
+        again = transformers_cases.trainer(f"{folder}/again", methods[name], **settings)
+        again.train(f"{folder}/{name}/checkpoint-2")
+        assert_same(transformers_cases.outcome(again), transformers_cases.outcome(made))
+        distributed.barrier()
+
+
+QUICK = (
+    lightning_changes_nothing,
+    lightning_equals_a_plain_loop,
+    lightning_goes_on,
+    lightning_after_an_error,
+    lightning_refuses,
+    transformers_changes_nothing,
+)
+CASES = depth(QUICK, (*QUICK, transformers_goes_on))
+
+
+def run_cases(rank: int, folder: str) -> None:
+    """Runs the cases in this process, which is forked and looks as if torchrun had started it."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    SubsetBackward._trace = trace_once_per_architecture(SubsetBackward._trace)
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(WORLD), "MASTER_ADDR": "localhost"}
+    os.environ["MASTER_PORT"] = "29500"  # looked for, and not used: there is a process group
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD)
+    for case in CASES:
+        case(rank, f"{folder}/{case.__name__}")
+        distributed.barrier()
+        Path(folder, f"{case.__name__}.over").touch()
+    distributed.destroy_process_group()
