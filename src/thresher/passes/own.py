@@ -181,25 +181,25 @@ class OwnPasses:
         """
         smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
-        found = self._scored(module, smaller, len(ids), scoring)
-        if scoring.validation is not None and "alignment" in self._reader.chosen_by:
-            beside = self._candidates(to_device(scoring.validation(), self.device), scoring)
-            other = self._scored(module, beside, rows_of(beside), scoring)
-            gradient = other["error"].flatten(1).T @ other["feature"] / len(other["feature"])
+        wanted, several = self._reader.chosen_by, [smaller]
+        if scoring.validation is not None and "alignment" in wanted:
+            several.append(self._candidates(to_device(scoring.validation(), self.device), scoring))
+        answers_of = []
+        for one in several:
+            n = len(ids) if one is smaller else rows_of(one)
+            featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
+            with self._pass(module, dtype=scoring.dtype), featured as last:
+                answers_of.append(self._signals(module, one, n, wanted - {"feature", "alignment"}))
+                if last is not None:
+                    answers_of[-1]["feature"] = feature_rows(last.take()[1], n)
+            self._cost.scoring += n
+            self._cost.forward += n
+        found = answers_of[0]
+        if len(answers_of) > 1:
+            error, feature = (answers_of[1][name] for name in ("error", "feature"))
+            gradient = error.flatten(1).T @ feature / len(feature)
             found["alignment"] = ((found["error"].flatten(1) @ gradient) * found["feature"]).sum(1)
         self._records.write(ids, narrow(found))
-        return found
-
-    def _scored(self, module: nn.Module, batch: Any, n: int, scoring: Scoring) -> dict[str, Tensor]:
-        """Computes the signals of a batch by one pass, which is counted."""
-        wanted = self._reader.chosen_by
-        featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
-        with self._pass(module, dtype=scoring.dtype), featured as last:
-            found = self._signals(module, batch, n, wanted - {"feature", "alignment"})
-            if last is not None:
-                found["feature"] = feature_rows(last.take()[1], n)
-        self._cost.scoring += n
-        self._cost.forward += n
         return found
 
     def _candidates(self, batch: Any, scoring: Scoring) -> Any:
