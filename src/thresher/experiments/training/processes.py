@@ -59,7 +59,7 @@ def of_first(value: Any) -> Any:
     return held[0]
 
 
-def of_all(value: Any) -> list[Any]:
+def of_each_process(value: Any) -> list[Any]:
     """Returns the values of all processes, in the order of their ranks; all processes call it together.
 
     Args:

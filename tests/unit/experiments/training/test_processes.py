@@ -11,7 +11,7 @@ from thresher.experiments.training import processes
 from thresher.experiments.training.processes import (
     check_joined,
     dealt,
-    of_all,
+    of_each_process,
     of_first,
     of_processes,
     once_per_machine,
@@ -35,7 +35,7 @@ def rank(monkeypatch):
 def test_one_process_is_the_first_and_tells_itself():
     written = []
     once_per_machine(lambda: written.append(1))
-    assert (own_rank(), of_first("a"), of_all("a"), written) == (0, "a", ["a"], [1])
+    assert (own_rank(), of_first("a"), of_each_process("a"), written) == (0, "a", ["a"], [1])
     loader = DataLoader(range(N), 6)
     assert dealt(loader, 0) is loader
 
