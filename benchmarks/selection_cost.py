@@ -25,11 +25,13 @@ from thresher.methods.contract import BatchMethod, requirements_of
 from thresher.scores import Scores
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "selection_cost.json"
-ROWS, CLASSES, KEEP = 128, 10, 0.25
+ROWS, CLASSES, FEATURES, KEEP = 128, 10, 64, 0.25
 LIMIT = 3.0
 SETTINGS: dict[str, dict[str, Any]] = {"rho_loss": {"irreducible": Scores(torch.arange(ROWS), torch.linspace(0, 1, ROWS))}}
 """Settings that methods require."""
-CARD_SAYS_WHY = ("ada_selection", "batch_importance", "obftf")
+GIVEN = {"feature", "alignment"}
+"""Signals of passes that are not timed here."""
+CARD_SAYS_WHY = ("ada_selection", "batch_importance", "div_bs", "greats", "jest", "obftf", "threshold_keep")
 """Methods that may take longer than the limit, because their cards give the reason."""
 
 
@@ -46,11 +48,16 @@ def choosing(method: BatchMethod, outputs: torch.Tensor, targets: torch.Tensor) 
     """Returns a function that makes the choice of one step; the state goes from call to call."""
     adapter, ids = adapt(nn.CrossEntropyLoss()), torch.randperm(ROWS).to(outputs.device)
     wanted, layout = {*requirements_of(method).signals}, RowLayout(ROWS)
+    given = {
+        "feature": torch.randn(ROWS, FEATURES, device=outputs.device),
+        "alignment": torch.randn(ROWS, device=outputs.device),
+    }
     state, step = method.init_state(), 0
 
     def choose(_: object) -> None:
         nonlocal state, step
-        signals = adapter.signals(outputs, targets, layout, wanted - {"loss"}) if wanted else {}
+        signals = adapter.signals(outputs, targets, layout, wanted - {"loss", *GIVEN}) if wanted else {}
+        signals |= {name: values for name, values in given.items() if name in wanted}
         _, state = method.plan_batch({"id": ids, **signals}, state, step=step, generator=rng.seeded(0, step))
         step += 1
 

@@ -8,6 +8,7 @@ from thresher import losses as losses
 from thresher import methods as methods
 from thresher import plans as plans
 from thresher import records as records
+from thresher import rl as rl
 from thresher import schedules as schedules
 from thresher import scores as scores
 from thresher import selection as selection
@@ -21,6 +22,7 @@ from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
 from thresher.methods.token_selection import TokenSelection as TokenSelection
+from thresher.passes.proxy import Proxy as Proxy
 from thresher.passes.scoring import Scoring as Scoring
 from thresher.plans import BatchPlan as BatchPlan
 from thresher.plans import EpochPlan as EpochPlan

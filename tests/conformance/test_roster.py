@@ -73,6 +73,7 @@ CASES: dict[str, list[dict[str, Any]]] = {
     ],
     "epoch_selective_backprop": [{}, {"beta": 3.0, "bins": 7, "min_probability": 0.1}, {"percentile": "rank", "beta": 1.0}],
     "rais": [{}, {"robustness": 0.0, "uniform": 0.0, "keep": 0.3}, {"uniform": 1.0}],
+    "ccs": [{"scores": SCORES}, {"scores": SCORES, "keep": 0.5, "drop_hardest": 0.2, "strata": 5, "seed": 1}],
     "prune": [
         {"scores": SCORES},
         {"scores": SCORES, "keep": 0.3, "which": "easy"},
@@ -100,6 +101,10 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "rho_loss": [{"irreducible": COMPLETE, "keep": 0.3}, {"irreducible": COMPLETE}],
     "batch_importance": [{}, {"threshold": 0.0, "exponent": 0.5}, {"keep": 0.1, "threshold": 1.0, "smoothing": 0.0}],
     "obftf": [{}, {"keep": 0.5, "swaps": 0}],
+    "div_bs": [{}, {"keep": 0.3, "gradient": "outputs", "sample": True}],
+    "greats": [{}, {"keep": 0.1, "lr": 0.0}],
+    "jest": [{"irreducible": COMPLETE, "keep": 0.3, "chunks": 3}, {}],
+    "threshold_keep": [{}, {"keep": 0.3, "history": 20}],
 }
 
 

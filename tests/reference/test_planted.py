@@ -35,6 +35,11 @@ def pruned(toy: Toy) -> thresher.Prune:
     return thresher.Prune(Scores(torch.arange(n), norms, forward=3 * n, backward=2 * n), keep=0.25)
 
 
+def covered(toy: Toy) -> thresher.Ccs:
+    """By the same scores, with every stratum of them."""
+    return thresher.Ccs(pruned(toy).scores, keep=0.25, strata=10)
+
+
 class Win(NamedTuple):
     """Where a method must win, and by how much at least on average; where seeds differ much, by how many of them."""
 
@@ -56,6 +61,7 @@ WINS: dict[str, Win] = {
     "importance_sampling": Win("redundant", 0.3, thresher.ImportanceSampling(losses="last", keep=0.3)),
     "forgetting": Win("redundant", 0.05, thresher.Forgetting(fraction=0.5, start=2)),
     "prune": Win("redundant", 0.1, pruned),
+    "ccs": Win("redundant", 0.1, covered),
     "winnow": Win("redundant", 0.2, thresher.Winnow(least_agreement=-1)),
     "seta": Win("rare", 0.12, thresher.SeTa()),
     "order_dp": Win("redundant", 0.1, thresher.OrderDp()),
@@ -71,6 +77,8 @@ WINS: dict[str, Win] = {
     "coreset_center": Win("outliers", 0.5, thresher.CoresetCenter(keep=0.5)),
     "rais": Win("skewed", 0.5, thresher.Rais(keep=0.5)),
     "batch_importance": Win("skewed", 0.2, thresher.BatchImportance(keep=0.25, threshold=0.0), tuple(range(12))),
+    "threshold_keep": Win("skewed", 0.4, thresher.ThresholdKeep()),
+    "div_bs": Win("redundant", 0.15, thresher.DivBS(keep=0.1)),
     "grad_match": Win("skewed", 0.4, thresher.GradMatch(keep=0.25, every=1, batch_size=4)),
 }
 

@@ -20,7 +20,7 @@ ENTRIES = {"thresher.cli.__main__"}
 """Modules that run a command when they are imported."""
 
 VOCABULARY = ("plans", "records", "schedules", "selection", "cost", "permutation", "rng")
-PUBLIC = (*VOCABULARY, "methods.contract", "methods.registry", "progress_lr", "losses.adapt", "losses.signals")
+PUBLIC = (*VOCABULARY, "methods.contract", "methods.registry", "progress_lr", "rl", "losses.adapt", "losses.signals")
 PUBLIC_ROOMS = ("scores", "testing")
 
 

@@ -21,7 +21,7 @@ FLOORS = (
     ("experiments.tasks",),
     ("experiments.training",),
     ("testing",),
-    ("lightning", "transformers", "progress_lr"),
+    ("lightning", "transformers", "progress_lr", "rl"),
     ("run",),
     ("methods",),
     ("scores",),

@@ -238,7 +238,7 @@ class Criterion:
         return outputs.float()
 
     def read(self, outputs: Any, targets: Any, wanted: set[str], n: int) -> dict[str, Tensor]:
-        """Returns the wanted signals besides the loss, by name, each of shape (n,).
+        """Returns the wanted signals besides the loss, by name, each of shape (n,), `error` of shape (n, ...).
 
         Args:
             outputs: Outputs of the model.
@@ -252,9 +252,11 @@ class Criterion:
         found: dict[str, Tensor] = {}
         if "batch_confidence" in wanted:
             found["batch_confidence"] = reading.batch_confidence(outputs, n=n)
-        if "grad_norm" in wanted:
-            found["grad_norm"] = self.errors(outputs, targets, RowLayout(n, None)).norm(dim=1)
-        rest = wanted - {"grad_norm", "batch_confidence"}
+        if wanted & {"error", "grad_norm"}:
+            errors = self.errors(outputs, targets, RowLayout(n, None))
+            found |= {"error": errors} if "error" in wanted else {}
+            found |= {"grad_norm": errors.norm(dim=1)} if "grad_norm" in wanted else {}
+        rest = wanted - {"error", "grad_norm", "batch_confidence"}
         if not rest:
             return found
         kind = self.reads(outputs, targets)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses.base import Criterion
+from thresher.losses.signals import WIDE_SIGNALS
 
 Signals = Callable[[Any, Any], Mapping[str, Tensor]]
 """`(outputs, targets) -> {name: (n,) tensor}`."""
@@ -93,7 +94,8 @@ class SignalReader:
         with torch.no_grad():
             found = dict(self._own(outputs, targets))
         for name, tensor in found.items():
-            if not isinstance(tensor, Tensor) or tensor.shape != (n,):
+            wide = name in WIDE_SIGNALS and name in self.chosen_by
+            if not isinstance(tensor, Tensor) or (tensor.shape[:1] if wide else tensor.shape) != (n,):
                 got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
                 raise ValueError(f"`signals` must return tensors of shape ({n},), got {got} for {name!r}")
         return {name: tensor for name, tensor in found.items() if name in self.chosen_by}

@@ -20,7 +20,7 @@ computes it. `label` is the class of a sample with one label. `batch_loss` is th
 called the criterion together.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Literal
 
 import torch
@@ -34,6 +34,28 @@ ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy", "label"})
 
 OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
 """Signals that depend on the other samples of the batch, so that batches cannot be read together."""
+
+WIDE_SIGNALS = frozenset({"error", "feature", "learnability"})
+"""Signals with several numbers per sample, of shape (n, ...): they are there for a choice in the batch, and never recorded.
+
+`error` is the gradient of a sample's mean loss with respect to the model's outputs, `feature` the input of the `nn.Linear` that
+ran last, and `learnability` a matrix over pairs of samples, shape (n, n), which only the user's function can give.
+"""
+GIVEN_ONLY = frozenset({"learnability"})
+"""Signals that no criterion defines: they come from `attach(signals=...)`."""
+
+
+def narrow(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the signals with one number per sample, by name, which records can hold.
+
+    Args:
+        found: Signals by name, each of shape (n, ...).
+
+    Example:
+        >>> list(narrow({"loss": torch.zeros(2), "error": torch.zeros(2, 3)}))
+        ['loss']
+    """
+    return {name: values for name, values in found.items() if name not in WIDE_SIGNALS}
 
 
 def classes(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thresher.methods._ranked import rows_in_order
 from thresher.methods.contract import Method, requirements_of
 from thresher.records import Column
 
@@ -100,6 +101,6 @@ def _with_values(columns: Mapping[str, Tensor], declared: Mapping[str, Column]) 
 
 def _plan_batch(self: Any, signals: Mapping[str, Tensor], state: Any, *, step: int, generator: torch.Generator) -> Any:
     order = torch.randperm(len(signals["id"]), generator=generator)
-    permuted = {name: values.index_select(0, order.to(values.device)) for name, values in signals.items()}
+    permuted = rows_in_order(signals, order.to(signals["id"].device))
     own: Any = super(type(self), self)
     return own.plan_batch(permuted, state, step=step, generator=generator)

@@ -47,6 +47,8 @@ class Requirements:
             each of them once per epoch, which is possible up to a size. Default False.
         optional: Signals in `columns()` that the method can do without, each with what it does then, such as {"uncertainty":
             "draws uniformly"}; `attach` says so where the criterion does not define them. Default {}.
+        divide: Divisor that the weights of a batch method's plans are made for, "kept" or "batch", as in `thresher.attach`,
+            which then allows no other. Default None: any, and "kept" where `attach` is given none.
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
             are added up), "weighted_statistics", "drawn_statistics" (a BatchNorm that must not be computed anew after the
@@ -76,6 +78,7 @@ class Requirements:
     weighted_statistics: bool = False
     sharded: bool = False
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
+    divide: Literal["kept", "batch"] | None = None
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -268,6 +271,10 @@ def check_declaration(method: Any) -> None:
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
     kept, factor = requires.stream_share, requires.stream_lr_scale
+    if requires.divide not in (None, "kept", "batch"):
+        raise ValueError(
+            f"{kind.__name__} declares Requirements(divide={requires.divide!r}): it must be 'kept', 'batch' or None"
+        )
     if not (kept is None or 0 < kept <= 1) or not 0 < factor < float("inf"):
         raise ValueError(
             f"{kind.__name__} declares Requirements(stream_share={kept}, stream_lr_scale={factor}): the share must be within "
@@ -277,7 +284,8 @@ def check_declaration(method: Any) -> None:
         declared, defined = bool(getattr(requires, function)), hasattr(kind, function)
         if declared and not defined:
             raise TypeError(f"{kind.__name__} declares Requirements({function}=...), but does not define {function}")
-        if defined and not declared:
+        by_settings = isinstance(getattr(kind, "requires", None), property)  # which settings may leave a function without use
+        if defined and not declared and not by_settings:
             raise TypeError(
                 f"{kind.__name__} defines {function}, but does not declare it: requires = Requirements({function}=...)"
             )

@@ -11,7 +11,6 @@ trains on half of the data at a time; see `keep_in_batch` for the shares. Where 
   with fewer steps.
 """
 
-import os
 from dataclasses import dataclass
 from typing import ClassVar, Literal, get_args
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from thresher.methods._tables import checked_scores, loaded
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements
 from thresher.scores.table import Scores
@@ -151,12 +151,7 @@ class Prune:
     per_class_floor: float = 0.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.scores, os.PathLike):
-            object.__setattr__(self, "scores", os.fspath(self.scores))
-        if not isinstance(self.scores, Scores | str):
-            raise ValueError(
-                f"Prune: `scores` must be a thresher.scores.Scores or the path of its Parquet file, got {self.scores!r}"
-            )
+        object.__setattr__(self, "scores", checked_scores(self, "scores", self.scores))
         if not (_is_number(self.keep) and 0 < self.keep <= 1):
             raise ValueError(f"Prune: `keep` is the share kept, within (0, 1], got {self.keep!r}")
         if self.which not in get_args(Which):
@@ -175,7 +170,7 @@ class Prune:
     @property
     def table(self) -> Scores:
         """Returns the scores, read from the file where `scores` is a path."""
-        return Scores.load(self.scores) if isinstance(self.scores, str) else self.scores
+        return loaded(self.scores)
 
     @property
     def cost(self) -> tuple[int, int]:

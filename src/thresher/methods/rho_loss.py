@@ -10,7 +10,6 @@ other data: on a holdout set, or on the other half of the data. It is computed o
   separate scoring pass runs in eval mode, and the forward pass of the loop in the mode of the loop.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -19,24 +18,11 @@ import torch
 from torch import Tensor
 
 from thresher.methods._ranked import KeepLargest
+from thresher.methods._tables import check_known, checked_scores, loaded, table_entries, table_of
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.scores import Scores
-
-
-def table_entries(table: Tensor, ids: Tensor) -> Tensor:
-    """Returns the entries of a table at some ids, without waiting for the device.
-
-    Args:
-        table: Table by id, shape (m,), m >= 1, floating point.
-        ids: Ids, shape (n,), int64, 0 or more.
-
-    Returns:
-        Entries, shape (n,), of the dtype of the table; NaN for ids beyond its end.
-    """
-    last = len(table) - 1
-    return torch.where(ids <= last, table.index_select(0, ids.clamp(max=last)), torch.nan)
 
 
 @dataclass(frozen=True)
@@ -90,34 +76,13 @@ class RhoLoss(KeepLargest):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.irreducible, os.PathLike):
-            object.__setattr__(self, "irreducible", os.fspath(self.irreducible))
-        if not isinstance(self.irreducible, Scores | str):
-            raise ValueError(
-                "RhoLoss: `irreducible` must be a thresher.scores.Scores or the path of its Parquet file, got "
-                f"{self.irreducible!r}"
-            )
-
-    def loaded(self) -> Scores:
-        """Returns the irreducible losses, read from the file where `irreducible` is a path."""
-        return Scores.load(self.irreducible) if isinstance(self.irreducible, str) else self.irreducible
+        object.__setattr__(self, "irreducible", checked_scores(self, "irreducible", self.irreducible))
 
     @property
     def cost(self) -> tuple[int, int]:
         """Returns the numbers of samples that were put through (forward, backward) passes for the irreducible losses."""
-        scores = self.loaded()
+        scores = loaded(self.irreducible)
         return scores.forward, scores.backward
-
-    def table(self) -> Tensor:
-        """Returns the irreducible losses by id, shape (largest id + 1,), float32, NaN where unknown.
-
-        Raises:
-            ValueError: `irreducible` has no losses.
-        """
-        scores = self.loaded()
-        if not scores.samples:
-            raise ValueError("RhoLoss: `irreducible` has no losses; compute them with thresher.scores.irreducible")
-        return scores.dense(scores.samples)
 
     def check(self, ids: Tensor) -> None:
         """Refuses samples without a finite irreducible loss.
@@ -128,16 +93,11 @@ class RhoLoss(KeepLargest):
         Raises:
             ValueError: Some samples have no finite irreducible loss.
         """
-        unknown = ids[~table_entries(self.table(), ids.cpu()).isfinite()]
-        if len(unknown):
-            raise ValueError(
-                f"RhoLoss: `irreducible` has no finite loss for {len(unknown)} of {len(ids)} samples, the first is "
-                f"{int(unknown[0])}; compute it for every sample that is trained on"
-            )
+        check_known(self, self.irreducible, ids)
 
     def init_state(self) -> State:
         """Returns the irreducible losses, 4 bytes per sample; a run that continues from a saved state takes them from there."""
-        return {"irreducible": self.table()}
+        return {"irreducible": table_of(self, self.irreducible)}
 
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
         """Returns the reducible losses."""

@@ -29,27 +29,11 @@ import torch
 from torch import Tensor
 
 from thresher.methods._ranked import top_positions
+from thresher.methods._recent import extended_history
 from thresher.methods.card import Card
 from thresher.methods.contract import Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
-
-
-def extended_history(history: Tensor, loss: Tensor, size: int) -> Tensor:
-    """Returns the last `size` losses after new ones were added; losses that are not finite become NaN.
-
-    Args:
-        history: Losses so far, oldest first, shape (h,), float32.
-        loss: New losses, shape (n,), float32.
-        size: Number of losses to keep.
-
-    Returns:
-        Losses, oldest first, shape (min(size, h + n),), float32, on the device of `loss`.
-    """
-    room = max(0, size - len(loss))
-    older = history[max(0, len(history) - room) :].to(loss.device, non_blocking=True)
-    newest = loss[max(0, len(loss) - size) :]
-    return torch.cat((older, torch.where(newest.isfinite(), newest, math.nan)))
 
 
 def percentile(loss: Tensor, history: Tensor) -> Tensor:

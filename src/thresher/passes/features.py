@@ -69,3 +69,22 @@ def watch_last_linear(model: nn.Module) -> Iterator[LastLinear]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def feature_rows(feature: Tensor | None, n: int) -> Tensor:
+    """Returns features as one row per sample, shape (n, D), float32.
+
+    Args:
+        feature: Input of the last linear layer.
+        n: Number of samples.
+
+    Raises:
+        ValueError: The input of the last linear layer does not have one row per sample.
+    """
+    assert feature is not None
+    if feature.dim() != 2 or len(feature) != n:
+        raise ValueError(
+            f"the model's last nn.Linear was given {tuple(feature.shape)} for {n} samples; one row of features per sample is "
+            "needed, shape (n, D)"
+        )
+    return feature.float()

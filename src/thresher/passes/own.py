@@ -15,12 +15,14 @@ from thresher.attribution.rows import AttributionError, RowLayout
 from thresher.cost import Cost
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.order import Order
-from thresher.loading.trees import leaves
+from thresher.loading.row_buffer import rows_of
+from thresher.loading.trees import leaves, to_device
 from thresher.losses.reader import SignalReader
-from thresher.losses.signals import labels_of
+from thresher.losses.signals import labels_of, narrow
 from thresher.passes.attributes import Attributes
 from thresher.passes.buffers import Copies, WrittenBuffers, copies_of, places_of, replaced, share_buffers
-from thresher.passes.engine import Forward, answers, check_plain, own_pass, plain_forward
+from thresher.passes.engine import Answer, Forward, answers, check_plain, own_pass, plain_forward
+from thresher.passes.features import feature_rows, watch_last_linear
 from thresher.passes.scoring import Scoring
 from thresher.records import Records
 from thresher.subset.module import SubsetBackward
@@ -172,24 +174,86 @@ class OwnPasses:
             scoring: How the pass is made cheaper.
 
         Returns:
-            Signals by name, shape (n,).
+            Signals by name, shape (n,); `error` and `feature` of shape (n, ...).
 
         Raises:
             AttributionError: The rows of a batch are not its samples in order.
         """
+        smaller = self._candidates(batch, scoring)
+        module = self.module if scoring.model is None else inside(scoring.model)
+        wanted, several = self._reader.chosen_by, [smaller]
+        if scoring.validation is not None and "alignment" in wanted:
+            several.append(self._candidates(to_device(scoring.validation(), self.device), scoring))
+        answers_of = []
+        for one in several:
+            n = len(ids) if one is smaller else rows_of(one)
+            featured = watch_last_linear(module) if "feature" in wanted else nullcontext()
+            with self._pass(module, dtype=scoring.dtype), featured as last:
+                answers_of.append(self._signals(module, one, n, wanted - {"feature", "alignment"}))
+                if last is not None:
+                    answers_of[-1]["feature"] = feature_rows(last.take()[1], n)
+            self._cost.scoring += n
+            self._cost.forward += n
+        found = answers_of[0]
+        if len(answers_of) > 1:
+            error, feature = (answers_of[1][name] for name in ("error", "feature"))
+            gradient = error.flatten(1).T @ feature / len(feature)
+            found["alignment"] = ((found["error"].flatten(1) @ gradient) * found["feature"]).sum(1)
+        self._records.write(ids, narrow(found))
+        return found
+
+    def _candidates(self, batch: Any, scoring: Scoring) -> Any:
+        """Returns a candidate batch as it is scored: with smaller inputs, where that is asked for."""
         self._check_rows("choose samples by their losses")
         self.check(batch)
-        module = self.module if scoring.model is None else inside(scoring.model)
-        smaller = batch
-        if scoring.input_scale != 1:
-            pair = isinstance(batch, tuple | list) and len(batch) == 2
-            smaller = (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
-        with self._pass(module, dtype=scoring.dtype):
-            found = self._signals(module, smaller, len(ids), self._reader.chosen_by)
-        self._records.write(ids, found)
-        self._cost.scoring += len(ids)
-        self._cost.forward += len(ids)
-        return found
+        if scoring.input_scale == 1:
+            return batch
+        pair = isinstance(batch, tuple | list) and len(batch) == 2
+        return (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
+
+    @contextmanager
+    def by_proxy(
+        self, model: nn.Module, batch: Any, n: int, scoring: Scoring, *, learns: bool
+    ) -> Iterator[tuple[Answer, dict[str, Tensor]]]:
+        """Puts a candidate batch through a proxy in training mode; its buffers are written, and nothing is recorded or counted.
+
+        Args:
+            model: The proxy.
+            batch: The batch, on the device.
+            n: Number of its samples.
+            scoring: Precision and size of the inputs.
+            learns: Whether the outputs have a gradient.
+
+        Yields:
+            The outputs of the proxy, and the signals to choose by, each of shape (n,); random states are put back at the end.
+        """
+        smaller = self._candidates(batch, scoring)
+        assert self._model is not None
+        dtype = scoring.dtype or self._model.autocast
+        dtype = None if dtype is torch.float16 else dtype  # its gradients would need a scaler
+        generators = self._loader.generators()
+        with own_pass([model], devices=[self.device], generators=generators, training=True, dtype=dtype):
+            with torch.set_grad_enabled(learns), self._explained(smaller):
+                outputs, targets, layout = self._answer(model, smaller, n)
+            found = self._reader.signals(outputs, targets, layout, self._reader.chosen_by)
+            yield Answer(outputs, targets, None, layout), found
+
+    def flops(self, model: nn.Module | None, batch: Any, n: int, scoring: Scoring) -> int:
+        """Returns the floating-point operations of a forward pass, as torch counts them; 0 where it knows none of them.
+
+        Args:
+            model: The model that makes the pass; None for the trained one.
+            batch: The batch, on the device.
+            n: Number of its samples.
+            scoring: Size of the inputs of another model than the trained one.
+        """
+        from torch.utils.flop_counter import FlopCounterMode
+
+        module = self.module if model is None else model
+        batch = batch if model is None else self._candidates(batch, scoring)
+        with self._pass(module), FlopCounterMode(display=False) as counter, self._explained(batch):
+            self._answer(module, batch, n)
+        return counter.get_total_flops()
 
     def _check_rows(self, doing: str) -> None:
         if self._unknown_rows.reason is not None:

@@ -1,5 +1,6 @@
 """Settings of the scoring pass, which computes the losses by which a batch is chosen."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,8 @@ class Scoring:
         model: Model that scores in place of the trained one. Default None: the trained model itself.
         input_scale: Factor on the sizes of the inputs, in (0, 1]; see `shrink`. Default: 1.
         losses: Losses that were recorded elsewhere, shape (N,), floating point, in place of any scoring. Default None.
+        validation: Function `() -> batch` that returns a validation batch for a step, as the loader makes batches; methods such
+            as `Greats` choose rows whose gradients are along that of it. Default None.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -41,6 +44,7 @@ class Scoring:
     model: nn.Module | None = None
     input_scale: float = 1.0
     losses: Tensor | None = None
+    validation: Callable[[], Any] | None = None
 
     def __post_init__(self) -> None:
         if self.dtype is not None and not isinstance(self.dtype, torch.dtype):
@@ -62,6 +66,11 @@ class Scoring:
             raise TypeError(f"Scoring: `losses` must be a floating-point tensor or None, got {got}")
         if self.losses is not None and self.losses.dim() != 1:
             raise ValueError(f"Scoring: `losses` must have shape (N,), got {tuple(self.losses.shape)}")
+        if self.validation is not None and not callable(self.validation):
+            raise TypeError(
+                "Scoring: `validation` must be a function that returns a validation batch, such as lambda: (inputs, targets), "
+                f"got {type(self.validation).__name__}"
+            )
         if not 0 < self.input_scale <= 1:
             raise ValueError(f"Scoring: `input_scale` is a factor on the inputs' sizes, within (0, 1], got {self.input_scale}")
 

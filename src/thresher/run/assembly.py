@@ -31,10 +31,12 @@ from thresher.run.attached import claim
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
 from thresher.run.checks import Arguments, Checked, least_rows, optimizers_of, undefined_signals
+from thresher.run.divisor import divisible_before
 from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
 from thresher.run.parts import Parts
 from thresher.run.planning import RunSettings
+from thresher.run.proxy_forward import ProxyForward
 from thresher.run.run import Run
 from thresher.run.state import SavedState
 from thresher.run.step_checks import StepChecks, parameters_elsewhere
@@ -77,7 +79,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     reader = _reader(records, given, checked)
     who = _who_passes(given, checked, methods[-1])
     passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, loader.unknown_rows, who)
-    tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1])
+    tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1], checked.by_batch)
     selection = _selection(tools, given, checked, trained)
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
@@ -229,10 +231,13 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
         return NoSelection(tools)
     stage = BatchStage(method, seed=given.seed, rank=checked.world.rank)
     scoring = given.scoring or Scoring()
+    if given.proxy is not None:
+        return ProxyForward(tools, stage, scoring, given.proxy, fills=given.forward_passes == "twice")
     if checked.passes == "once":
         automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
         by_chance = method.count(given.loader.batch_size or 1) is None
         automatic = automatic and not (checked.world.size > 1 and by_chance)
+        automatic = automatic and not (checked.by_batch and not divisible_before(checked.criterion))
         return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
     fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
     return BeforeForward(tools, stage, scoring, fills=fills)

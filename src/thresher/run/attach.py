@@ -1,7 +1,6 @@
 """`attach`: the one way to attach a method to a training loop."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader
 from thresher.losses.reader import Signals
 from thresher.methods.contract import Method
 from thresher.passes.engine import Forward
+from thresher.passes.proxy import Proxy
 from thresher.passes.scoring import Scoring
 from thresher.run.assembly import build_run
 from thresher.run.checks import Arguments, check
@@ -30,11 +30,13 @@ def attach(
     forward: Forward | None = None,
     forward_passes: Literal["auto", "once", "twice"] = "auto",
     scoring: Scoring | None = None,
+    proxy: Proxy | None = None,
     signals: Signals | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
     on_nonfinite: Literal["keep", "raise"] = "keep",
     spend: Literal["steps", "batches"] | None = None,
+    divide: Literal["kept", "batch"] | None = None,
     process_group: Any = None,
     collate_keeps_rows: bool = False,
 ) -> Run:
@@ -54,28 +56,26 @@ def attach(
             `run.model` is `subset_backward(model)`, inside of DDP. "twice": from a pass before it, over every candidate batch.
             "auto": "once", and "twice" from the second epoch on where the model cannot be traced.
         scoring: Settings of the scoring pass with "twice": lower precision, stale losses, a proxy model, smaller inputs.
+        proxy: Small model by whose losses the rows are chosen before the loop's forward pass, and which the run trains along.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model.
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
-        spend: Way in which plans spend their samples: "steps" for fewer steps; "batches" for smaller batches at as many steps,
-            with the learning rate not scaled and weights of mean 1. Default None: as the method does by itself.
+        spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
+        divide: Divisor of kept losses: "kept" for the rows kept, "batch" for all rows. Default: "kept", or what weights need.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
         collate_keeps_rows: Declaration that row i of each batch is sample i, for a collate_fn that draws random numbers for
             each row, as one that masks tokens. What it does not draw for is compared all the same. Default: all is compared.
 
     Example:
-        >>> from torch.utils.data import TensorDataset
-        >>> from thresher import UniformSubset
-        >>> data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
-        >>> run = attach(UniformSubset(keep=0.5), loader=DataLoader(data, 2), criterion=nn.CrossEntropyLoss(), epochs=3)
-        >>> len(run.loader)
-        2
+        >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)
+        >>> len(attach("uniform", loader=loader, criterion=nn.CrossEntropyLoss(), epochs=3).loader)
+        3
 
     Raises:
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
-    given = Arguments(method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = replace(given, seed=seed, device=device, on_nonfinite=on_nonfinite, spend=spend, keeps_rows=collate_keeps_rows)
+    training = (method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
+    given = Arguments(*training, seed, device, on_nonfinite, spend, divide, proxy, collate_keeps_rows)
     return build_run(given, check(given, process_group))

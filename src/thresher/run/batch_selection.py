@@ -13,21 +13,20 @@ from thresher.attribution.held import BATCHES_AHEAD
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.sample_dimension import LossDimension
 from thresher.cost import break_even
-from thresher.loading.row_buffer import is_per_sample, take_rows
-from thresher.loading.trees import leaves, map_where
 from thresher.losses.given import GivenLosses
 from thresher.losses.reader import SignalReader
-from thresher.losses.signals import batch_loss
+from thresher.losses.signals import batch_loss, narrow
 from thresher.methods.contract import way_around
 from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
-from thresher.records import NEVER_SEEN, Records
+from thresher.records import Records
 from thresher.run.batch_stage import BatchStage
+from thresher.run.chosen_rows import gradient_of_nothing, joint_weights, take_samples, times, without_ignored
+from thresher.run.divisor import part_of_batch, part_of_divisor
 from thresher.run.once_errors import kept_losses_only, not_by_rows
 from thresher.run.stopwatch import Stopwatch
 from thresher.run.trained import Trained
-from thresher.subset import kept_rows
 
 
 class BatchSelection(Protocol):
@@ -100,6 +99,7 @@ class Tools:
         device: Device of the records.
         progress: Function that returns the share of the training that is done.
         method: The method, for messages.
+        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch. Default False.
     """
 
     attributor: Attributor
@@ -110,6 +110,7 @@ class Tools:
     device: torch.device
     progress: Callable[[], float]
     method: Any
+    by_batch: bool = False
 
 
 class NoSelection:
@@ -234,16 +235,18 @@ class InForward(NoSelection):
             raise ValueError(kept_losses_only(self._stage.method, criterion.own))
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
-        plan, factor = self._choose_rows(attribution, found if all_count else _without_ignored(found))
-        weights, k = _product(plan, weights), len(plan.rows)
-        outputs, targets = (_take_samples(tree, plan, layout) for tree in (outputs, targets))
+        plan, factor = self._choose_rows(attribution, found if all_count else without_ignored(found))
+        if self._tools.by_batch:
+            factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
+        weights, k = joint_weights(plan, weights), len(plan.rows)
+        outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
         small, alone = RowLayout(k, layout.repeat), None
         to_compare = not self._compared and 0 < k < layout.n
         try:
             if to_compare:
                 alone = criterion.signals_alone(outputs, targets, small)
             if not k:
-                value = _nothing(outputs)
+                value = gradient_of_nothing(outputs)
             elif weights is None:
                 value = criterion.value(outputs, targets)
             else:
@@ -252,7 +255,7 @@ class InForward(NoSelection):
             raise not_by_rows(error, criterion.own, k, layout.n) from error
         if to_compare:
             self._compare(alone, found["loss"].index_select(0, plan.rows))
-        return _times(value, factor), found, plan.rows
+        return times(value, factor), narrow(found), plan.rows
 
     def _factor(self, k: int) -> Tensor | None:
         """Returns the factor of a mean over k rows, so that the mean over the processes is that over the rows of all of them.
@@ -268,9 +271,13 @@ class InForward(NoSelection):
         def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
             layout = attribution.layout
             found = self._beside(given, layout, outputs[1], targets, self._tools.reader.chosen_by)
-            plan, factor = self._choose_rows(attribution, found if given.all_count else _without_ignored(found))
-            value = given.value(layout, _product(plan, weights), plan.rows)
-            return _times(value, None if given.has_total else factor), found, plan.rows
+            plan, factor = self._choose_rows(attribution, found if given.all_count else without_ignored(found))
+            value = given.value(layout, joint_weights(plan, weights), plan.rows)
+            if self._tools.by_batch:
+                factor = given.part(layout, plan.rows)
+            elif given.has_total:
+                factor = None
+            return times(value, factor), narrow(found), plan.rows
 
         return measure
 
@@ -384,7 +391,8 @@ class BeforeForward(NoSelection):
         here = ids.to(self._tools.device, non_blocking=True)
         if self._is_inactive(self._stage):
             return self._stage.whole(len(ids), self._tools.device)
-        return self._stage.plan(here, self._signals(batch, here, epoch) if self._stage.requires.signals else {})
+        plan = self._stage.plan(here, self._signals(batch, here, epoch) if self._stage.requires.signals else {})
+        return part_of_batch(plan, len(ids)) if self._tools.by_batch else plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
         """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
@@ -393,7 +401,7 @@ class BeforeForward(NoSelection):
         if epoch % self._scoring.every_epochs:
             self._attributor.write()
             return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
-        return _without_ignored(self._tools.passes.score(batch, ids, self._scoring))
+        return without_ignored(self._tools.passes.score(batch, ids, self._scoring))
 
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where a scoring pass costs more than it saves on this model, as measured."""
@@ -411,39 +419,3 @@ class BeforeForward(NoSelection):
             f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once.",
             stacklevel=5,
         )
-
-
-def _nothing(outputs: Any) -> Tensor:
-    """Returns 0, with a gradient of 0 for everything that outputs depend on: other processes wait for that."""
-    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
-
-
-def _take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
-    """Takes the rows of some samples of every tensor that has all of them, and their items of every list of samples."""
-
-    def take(part: Any) -> Any:
-        if not isinstance(part, Tensor):
-            return take_rows([part], plan.rows)[0] if is_per_sample(part, layout.n) else part
-        per = len(part) // layout.n if part.dim() else 0
-        if not per or len(part) != layout.n * per or per not in (1, layout.repeat or per):
-            return part
-        return kept_rows(part, plan.rows.to(part.device, non_blocking=True), layout.n, drawn=plan.drawn)
-
-    return map_where(take, tree, lambda part: isinstance(part, Tensor) or is_per_sample(part, layout.n))
-
-
-def _without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Signals to choose by: a sample all of whose labels are ignored has nothing to teach, rather than no loss yet."""
-    return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
-
-
-def _times(value: Tensor, factor: Tensor | None) -> Tensor:
-    return value if factor is None else value * factor.to(value.dtype)
-
-
-def _product(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
-    """Weights of the chosen rows, from the epoch's plan and the batch's."""
-    if weights is None:
-        return plan.weights
-    weights = weights.index_select(0, plan.rows)
-    return weights if plan.weights is None else weights * plan.weights

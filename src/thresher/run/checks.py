@@ -22,8 +22,11 @@ from thresher.methods.full import FullData
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.attached import check_free
+from thresher.run.divisor import divides_by_batch
 from thresher.run.learning_rate import parts_of
+from thresher.run.proxy_forward import check_proxy
 from thresher.run.several import check_alike, check_several, world_of
+from thresher.run.wide_checks import check_wide
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
 from thresher.subset.parallel import check_wrapping, inside, is_sharded
@@ -89,6 +92,8 @@ class Arguments:
     device: Any = None
     on_nonfinite: Any = "keep"
     spend: Any = None
+    divide: Any = None
+    proxy: Any = None
     keeps_rows: Any = False
 
 
@@ -106,6 +111,7 @@ class Checked(NamedTuple):
         on_stream: Method that chooses rows in the place of the epoch method on a stream, which has no epoch to plan; None where
             the loader does not stream, or all rows are kept.
         world: Processes that train together.
+        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
     """
 
     before: Any
@@ -117,6 +123,7 @@ class Checked(NamedTuple):
     kept: Tensor | None
     on_stream: OnStream | None = None
     world: World = ALONE
+    by_batch: bool = False
 
 
 def check(given: Arguments, process_group: Any) -> Checked:
@@ -147,8 +154,12 @@ def check(given: Arguments, process_group: Any) -> Checked:
     if not streams:
         check_statistics(epoch_method, batch_method, given.model)
     samples = None if streams else len(given.loader.dataset)
-    passes = passes_of(batch_method, given.forward_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
+    check_proxy(given.proxy, batch_method, given.forward_passes, given.scoring, given.model, given.optimizer, world)
+    own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)
+    own_passes = own_passes if given.proxy is None else "twice"
+    passes = passes_of(batch_method, own_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
+    by_batch = divides_by_batch(given.divide, batch_method, criterion, passes)
     if given.model is not None:
         check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
     check_several(world, given.loader, epoch_method, batch_method, passes, given.scoring)
@@ -156,12 +167,12 @@ def check(given: Arguments, process_group: Any) -> Checked:
     for method in (epoch_method, batch_method):
         _check_ids(method, samples, kept)
     on_stream = _on_stream(epoch_method, given) if streams else None
-    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world)
+    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world, by_batch)
 
 
 def _settings_of(given: Arguments) -> dict[str, Any]:
     """Arguments of `attach` that must be the same in all processes."""
-    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring")
+    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "divide")
     return {name: getattr(given, name) for name in names}
 
 

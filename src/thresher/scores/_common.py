@@ -14,19 +14,66 @@ PassCounts = tuple[int, int]
 """Numbers of samples that went through a forward and through a backward pass."""
 
 
-def feature_rows(feature: Tensor | None, n: int) -> Tensor:
-    """Returns features as one row per sample, shape (n, D), float32.
+def checked_history(name: str, argument: str, values: Any, dims: int) -> Tensor:
+    """Returns a history of the samples as float64 on the CPU.
+
+    Args:
+        name: Name of the calling function, used in error messages.
+        argument: Name of its argument.
+        values: The history, shape (T, N) or (T, N, C): epochs first.
+        dims: Number of dimensions, 2 or 3.
 
     Raises:
-        ValueError: The input of the last linear layer does not have one row per sample.
+        TypeError: `values` are not floating-point numbers.
+        ValueError: They are empty or have another number of dimensions.
     """
-    assert feature is not None
-    if feature.dim() != 2 or len(feature) != n:
-        raise ValueError(
-            f"the model's last nn.Linear was given {tuple(feature.shape)} for {n} samples; this score needs one row of "
-            "features per sample, shape (n, D)"
-        )
-    return feature.float()
+    history = torch.as_tensor(values).detach().cpu()
+    if not history.is_floating_point():
+        raise TypeError(f"{name}: `{argument}` must be floating-point numbers, got {history.dtype}")
+    if history.dim() != dims or not history.numel():
+        form = "(epochs, samples)" if dims == 2 else "(epochs, samples, classes)"
+        raise ValueError(f"{name}: `{argument}` must have shape {form}, got {tuple(history.shape)}")
+    return history.double()
+
+
+def checked_window(name: str, window: int, epochs: int) -> int:
+    """Returns the number of epochs of a window.
+
+    Args:
+        name: Name of the calling function, used in the error message.
+        window: Value of its argument.
+        epochs: Number of epochs that there are for a window.
+
+    Raises:
+        ValueError: `window` is no whole number of 2 or more, or there are fewer epochs.
+    """
+    if not isinstance(window, int) or isinstance(window, bool) or not 2 <= window <= epochs:
+        raise ValueError(f"{name}: `window` must be a whole number of epochs within [2, {epochs}], got {window!r}")
+    return window
+
+
+def of_history(
+    name: str,
+    values: Tensor,
+    labels: Tensor | None,
+    trained: PassCounts,
+    provenance: Mapping[str, Any] | None,
+    **settings: Any,
+) -> Scores:
+    """Returns scores that were made of the history of a training, with what the training cost.
+
+    Args:
+        name: Name of the score.
+        values: Scores, shape (N,); NaN where one is not known.
+        labels: Classes, shape (N,), int64; None where there are none.
+        trained: Numbers of samples that the training put through forward and backward passes.
+        provenance: Facts about the training; None where there are none.
+        **settings: Settings of the score.
+    """
+    known = {"versions": {"thresher": __version__, "torch": str(torch.__version__)}, **settings, **(provenance or {})}
+    forward, backward = trained
+    values = torch.where(values.isfinite(), values, torch.nan)
+    return Scores(torch.arange(len(values)), values, name, labels=labels, forward=forward, backward=backward, provenance=known)
 
 
 def or_nan(values: Tensor, known: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ from thresher.loading.trees import map_leaves
 from thresher.losses.adapt import adapt
 from thresher.losses.base import Criterion
 from thresher.passes.engine import Answer, Forward, plain_forward
+from thresher.passes.features import feature_rows
 from thresher.passes.scan import Models, as_list, scan
-from thresher.scores._common import PassCounts, feature_rows, or_nan, scored
+from thresher.scores._common import PassCounts, or_nan, scored
 from thresher.scores.table import Scores
 
 

@@ -17,8 +17,9 @@ from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.passes.engine import Answer, Forward, plain_forward
+from thresher.passes.features import feature_rows
 from thresher.passes.scan import Seen, scan
-from thresher.scores._common import PassCounts, feature_rows, or_nan, scored
+from thresher.scores._common import PassCounts, or_nan, scored
 from thresher.scores.table import Scores
 
 STARTS = 10

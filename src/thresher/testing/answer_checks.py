@@ -187,7 +187,7 @@ def _check_batch_not_finite(subject: BatchSubject) -> None:
     signals = subject.batch(20, 3)
     for name, values in signals.items():
         if values.is_floating_point():
-            values[bad] = torch.tensor([math.nan, math.inf, -math.inf])
+            values[bad] = torch.tensor([math.nan, math.inf, -math.inf]).view(-1, *[1] * (values.dim() - 1))
             signals[name] = values
     for step in range(3):
         plan, _ = subject.ask(signals, subject.method.init_state(), step)

@@ -19,6 +19,7 @@ SignalGenerator = Callable[[np.random.Generator, int], NDArray[Any]]
 SIGNAL_GENERATORS: dict[str, SignalGenerator] = {
     "loss": lambda r, n: r.gamma(1.0, 1.0, n),
     "grad_norm": lambda r, n: r.gamma(1.0, 0.5, n),
+    "alignment": lambda r, n: r.normal(size=n),
     "el2n": lambda r, n: r.uniform(0, math.sqrt(2), n),
     "entropy": lambda r, n: r.gamma(1.0, 0.5, n),
     "uncertainty": lambda r, n: r.random(n),

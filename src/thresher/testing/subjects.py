@@ -27,6 +27,8 @@ CHECK_EPOCHS = 20
 """Default length of the training that a method is asked about, in epochs."""
 CHECK_SAMPLES = 50
 """Default size of the dataset that a method is asked about."""
+OF_A_PASS = {"error", "feature"}
+"""Signals with several numbers per sample, which are drawn as the results of a pass."""
 BATCH_SIZES = (16, 16, 1, 16, 16, 5)
 """Sizes of the batches that a batch method is asked about, one after the other."""
 
@@ -66,7 +68,7 @@ class Subject:
         self.name = type(method).__name__
         self.generators: dict[str, SignalGenerator] = {}
         known = {**SIGNAL_GENERATORS, **(signals or {})}
-        for wanted in sorted(self.needs()):
+        for wanted in sorted(self.needs() - OF_A_PASS):
             if wanted not in known:
                 raise ValueError(
                     f"check_method: {self.name} needs the signal {wanted!r}; say what its values are like, such as "
@@ -266,7 +268,10 @@ class BatchSubject(Subject):
             samples: Size of the dataset. Default: the size that the method is asked about.
         """
         ids = np.random.default_rng([seed, n]).permutation(samples or self.samples)[:n]
-        return {"id": torch.from_numpy(ids.astype(np.int64)), **signals_of_kind(self.generators, kind, seed, len(ids))}
+        wide = {*requirements_of(self.method).signals} & OF_A_PASS
+        columns = full_pass_columns(kind, (9, seed), len(ids)) if wide else {}
+        found = {**signals_of_kind(self.generators, kind, seed, len(ids)), **{name: columns[name] for name in sorted(wide)}}
+        return {"id": torch.from_numpy(ids.astype(np.int64)), **found}
 
     def ask(
         self, signals: Mapping[str, Tensor], state: State, step: int, *, seed: int = 0, check_values: bool = True

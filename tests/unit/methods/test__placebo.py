@@ -118,7 +118,7 @@ def test_the_results_of_a_full_pass_are_permuted_and_what_was_remembered_stays()
 CHOOSES_BY_NOTHING = {"full", "uniform", "minibatch_dropping", "random_backprop", "rs2"}
 
 
-@pytest.mark.parametrize("name", sorted(set(methods.BUILT_IN) - {"prune", "rho_loss"}))
+@pytest.mark.parametrize("name", sorted(set(methods.BUILT_IN) - {"ccs", "prune", "rho_loss"}))
 def test_who_chooses_by_signals_has_one(name):
     method = methods.create(name)
     if name not in CHOOSES_BY_NOTHING:

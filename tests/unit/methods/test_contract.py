@@ -40,7 +40,7 @@ def refused(kind: type, message: str) -> None:
 @pytest.mark.parametrize("name", sorted(methods.BUILT_IN))
 def test_the_methods_of_this_package_declare_what_they_define(name: str) -> None:
     kind = methods.load(name)
-    check_declaration(kind(*["scores.parquet"] * (name in ("prune", "rho_loss"))))
+    check_declaration(kind(*["scores.parquet"] * (name in ("ccs", "prune", "rho_loss"))))
 
 
 @pytest.mark.parametrize("kind", [Plain, InBatch])

@@ -10,7 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import BatchPlan, SelectiveBackprop
 from thresher.methods._ranked import top_positions
-from thresher.methods.selective_backprop import extended_history, percentile, precedence
+from thresher.methods._recent import extended_history
+from thresher.methods.selective_backprop import percentile, precedence
 from thresher.rng import seeded
 
 NAN, INF = math.nan, math.inf

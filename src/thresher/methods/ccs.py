@@ -1,0 +1,159 @@
+"""CCS: prune before training, with a share of every stratum of a score kept, so that the kept samples cover the dataset.
+
+Zheng et al., "Coverage-centric Coreset Selection for High Pruning Rates", ICLR 2023, arXiv:2210.15809. The hardest samples,
+which may have wrong labels, are dropped first. The range of the remaining scores is cut into strata of equal width, and the
+budget is shared out among these from the smallest stratum up: each gets an equal part of what is left, or all of its samples
+where it has fewer. Within a stratum, samples are drawn uniformly. It is biased: nothing is re-weighted.
+
+The paper's score is the area under the margin (`thresher.scores.aum`), of which the hardest samples have the least; here, as
+everywhere, larger is harder. Where the code differs: the upper end of its range is the largest score times 1.0001, which is
+below the largest one where that is negative; here the largest score belongs to the last stratum.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher import rng
+from thresher.methods._ranked import check_keep
+from thresher.methods._tables import checked_scores, loaded
+from thresher.methods.card import Card
+from thresher.methods.contract import Requirements
+from thresher.scores.table import Scores
+from thresher.selection import Values, ids_of, on_host, share
+
+
+def strata_of(values: Values, strata: int) -> NDArray[np.int64]:
+    """Returns the number of the stratum of each score, of equally wide ones from the least score to the largest.
+
+    Args:
+        values: Scores, shape (n,), finite, n >= 1.
+        strata: Number of strata, 1 or more.
+
+    Example:
+        >>> strata_of(np.array([0.0, 0.4, 0.6, 1.0]), 2).tolist()
+        [0, 0, 1, 1]
+    """
+    low, high = float(values.min()), float(values.max())
+    if not high > low:
+        return np.zeros(len(values), dtype=np.int64)
+    place = (values.astype(np.float64) / 2 - low / 2) / (
+        high / 2 - low / 2
+    )  # halves: a difference may exceed the range of floats
+    return np.minimum((place * strata).astype(np.int64), strata - 1)
+
+
+def stratum_budgets(sizes: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
+    """Returns how many samples of each stratum are kept: from the smallest up, an equal part of what is left, or all.
+
+    Args:
+        sizes: Numbers of samples of the strata, shape (s,).
+        budget: Number of samples that are kept, at most the sum of the sizes.
+
+    Example:
+        >>> stratum_budgets(np.array([10, 1, 10]), 9).tolist()
+        [4, 1, 4]
+    """
+    found, left = np.zeros_like(sizes), budget
+    order = np.argsort(sizes, kind="stable")
+    for number, stratum in enumerate(order.tolist()):
+        found[stratum] = min(int(sizes[stratum]), left // (len(sizes) - number))
+        left -= int(found[stratum])
+    return found
+
+
+@dataclass(frozen=True)
+class Ccs:
+    """Keeps floor(keep * N) of the N samples for the whole training, at least one, from all strata of a score.
+
+    Samples without a finite score are kept before all others; they count towards the share.
+
+    Args:
+        scores: Scores of the samples, larger for harder samples: a `thresher.scores.Scores`, or the path of its Parquet file.
+        keep: Share kept, (0, 1]. Default 0.3; published: 0.1 to 0.7.
+        drop_hardest: Share of the samples with the largest scores that are dropped first, [0, 1 - keep]. Default 0; published:
+            0 to 0.5, the more, the more is pruned.
+        strata: Number of strata, 1 or more. Default and published: 50.
+        seed: Random seed of the draws, 0 or more. Default 0.
+
+    Raises:
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> import torch
+        >>> from thresher import Ccs
+        >>> scores = Scores(torch.arange(6), torch.tensor([0.0, 0.1, 0.1, 0.1, 1.0, 9.0]))
+        >>> Ccs(scores, keep=0.34, drop_hardest=0.17, strata=2).kept(6)[-1]
+        tensor(4)
+    """
+
+    card: ClassVar[Card] = Card(
+        summary="prune, but keep a share of every stratum of a score",
+        paper="arXiv:2210.15809",
+        rule="pruned before training: not drawn in its stratum of the score",
+        biased="yes, by design: rare scores are kept more often than frequent ones, and the hardest samples never; nothing is "
+        "re-weighted",
+        forwards="none in training; before training those of the scores and of the trainings that the scores need: a whole "
+        "training for the area under the margin",
+        claim="CIFAR-10 at 90 % pruned 86.9 % where random pruning has 79.0 % (recalled, not checked)",
+        differences=("The code's last stratum ends at 1.0001 times the largest score; here it ends at the largest score.",),
+        caveat="scores that need a whole training cost more than pruning saves, unless they serve several trainings",
+    )
+    stage: ClassVar[Literal["before"]] = "before"
+    requires: ClassVar[Requirements] = Requirements(cost=True)
+    scores: Scores | str
+    keep: float = 0.3
+    drop_hardest: float = 0.0
+    strata: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scores", checked_scores(self, "scores", self.scores))
+        check_keep(self, self.keep)
+        dropped = self.drop_hardest
+        if not (isinstance(dropped, int | float) and not isinstance(dropped, bool) and 0 <= dropped <= 1 - self.keep + 1e-9):
+            raise ValueError(
+                f"Ccs: `drop_hardest` is a share removed, within [0, 1 - keep], got {dropped!r} with keep={self.keep}"
+            )
+        if not (isinstance(self.strata, int) and not isinstance(self.strata, bool) and self.strata >= 1):
+            raise ValueError(f"Ccs: `strata` must be a whole number of 1 or more, got {self.strata!r}")
+        if not (isinstance(self.seed, int) and not isinstance(self.seed, bool) and 0 <= self.seed < 2**63):
+            raise ValueError(f"Ccs: `seed` must be a whole number within [0, 2**63), got {self.seed!r}")
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Returns the numbers of samples that were put through (forward, backward) passes for the scores."""
+        table = loaded(self.scores)
+        return table.forward, table.backward
+
+    def kept(self, n: int) -> Tensor:
+        """Returns the samples that are trained on.
+
+        Args:
+            n: Number of samples of the dataset.
+
+        Returns:
+            Ids, ascending, shape (max(1, floor(keep * n)),), int64.
+
+        Raises:
+            ValueError: The scores belong to another number of samples.
+        """
+        values = on_host(loaded(self.scores).dense(n))
+        count, mask = max(1, share(self.keep, n)), np.zeros(n, dtype=np.bool_)
+        unknown = np.flatnonzero(~np.isfinite(values))[:count]
+        mask[unknown] = True
+        known = np.flatnonzero(np.isfinite(values))
+        known = known[np.argsort(values[known], kind="stable")]
+        left = count - len(unknown)
+        known = known[: max(left, len(known) - share(self.drop_hardest, n))]
+        if left:
+            number = strata_of(values[known], self.strata)
+            parts = stratum_budgets(np.bincount(number, minlength=self.strata), left)
+            lots = rng.lots(self.seed, known)
+            by_lot = np.lexsort((lots, number))
+            place = np.arange(len(known)) - np.searchsorted(number[by_lot], number[by_lot])
+            mask[known[by_lot[place < parts[number[by_lot]]]]] = True
+        return ids_of(mask)

@@ -1,0 +1,175 @@
+"""DivBS: train on rows of a batch whose gradients, made orthogonal to one another, hold most of the batch's mean gradient.
+
+Hong et al., "Diversified Batch Selection for Training Acceleration", ICML 2024, arXiv:2406.04872. It is biased towards rows
+that are typical of the batch and unlike the rows already chosen: nothing is re-weighted.
+
+The gradient of a row is that of the last layer, the outer product e x h of its error e (p - y for cross-entropy) and the input
+h of the layer. Rows are chosen one after another: the one whose gradient has the largest inner product with what is left of
+the mean gradient, which then loses its component along this gradient, made orthogonal to those of the rows before. Only inner
+products are computed, <e_i x h_i, e_j x h_j> = <e_i, e_j> <h_i, h_j>. Where nothing is left of the mean gradient, random rows
+fill up.
+
+Where the official code differs from the paper:
+- It draws each row with probability proportional to the absolute inner product instead of taking the largest. The setting is
+  `sample`. That the paper means the largest is a reading: it states a greedy choice.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from thresher.methods._ranked import check_keep, in_id_order, plan_of
+from thresher.methods.card import Card
+from thresher.methods.contract import Requirements, State
+from thresher.plans import BatchPlan
+from thresher.selection import share
+
+NOTHING = 1e-9
+"""Share of the largest inner product that there was at first, up to which an inner product is rounding."""
+
+
+def gradient_products(error: Tensor, feature: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Returns the inner products of the gradients of samples, and which gradients are finite.
+
+    Args:
+        error: Gradient of each loss with respect to the outputs, shape (n, C).
+        feature: Input of the last layer, shape (n, D); None for the gradient with respect to the outputs alone.
+
+    Returns:
+        Inner products, shape (n, n), float64 (float32 on devices without it), 0 for gradients that are not finite, in units of
+        the largest of each factor; and a mask, shape (n,), bool.
+
+    Example:
+        >>> gradient_products(torch.tensor([[1.0, 0.0], [1.0, 1.0]]), torch.tensor([[2.0], [1.0]]))[0]
+        tensor([[1.0000, 0.5000],
+                [0.5000, 0.5000]], dtype=torch.float64)
+    """
+    wide = torch.float32 if error.device.type == "mps" else torch.float64
+    finite = error.isfinite().all(1) if feature is None else error.isfinite().all(1) & feature.isfinite().all(1)
+    products = torch.ones((), dtype=wide, device=error.device)
+    for factor in (error,) if feature is None else (error, feature):
+        rows = torch.where(finite[:, None], factor, 0).to(wide)
+        rows = rows / rows.abs().amax().clamp(min=torch.finfo(wide).tiny)
+        products = products * (rows @ rows.T)
+    return products, finite
+
+
+def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tensor | None) -> Tensor:
+    """Chooses rows one after another, by their inner product with what the rows before left of the mean gradient.
+
+    Args:
+        products: Inner products of the gradients, shape (n, n), 0 where one is not finite.
+        finite: Mask of the finite gradients, shape (n,), bool; the others are chosen first.
+        k: Number of rows, 1 to n.
+        lots: Random numbers by which rows fill up, uniform on [0, 1), shape (n,).
+        waits: Random numbers for draws in proportion to the inner products, exponential, shape (k, n); None for the largest.
+
+    Returns:
+        Positions in the order of the choice, shape (k,), int64; of equally good rows, that with the highest position.
+    """
+    n = len(products)
+    place = torch.arange(n, device=products.device)
+    left = products.sum(1) / finite.sum().clamp(min=1)
+    least = NOTHING * left.abs().amax()
+    basis = products.new_zeros(n, k)
+    free, chosen = torch.ones_like(finite), []
+    for slot in range(k):
+        worth = torch.where(left.abs() > least, left.abs(), 0)
+        worth = torch.where((worth * free).amax() > 0, worth if waits is None else worth / waits[slot], lots)
+        worth = torch.where(finite, worth, torch.inf).masked_fill(~free, -1)
+        pick = torch.where(worth == worth.amax(), place, -1).amax(0, keepdim=True)
+        row = (products.index_select(0, pick) - basis.index_select(0, pick) @ basis.T).squeeze(0)
+        own, size = row.index_select(0, pick), products.diagonal().index_select(0, pick)
+        length = torch.where(own > NOTHING * size, own.sqrt(), torch.inf)  # of a gradient that the rows before make up, 1 / 0
+        along = row / length
+        left = left - along * left.index_select(0, pick) / length
+        basis[:, slot] = along
+        free = free & (place != pick)
+        chosen.append(pick)
+    return torch.cat(chosen)
+
+
+@dataclass(frozen=True)
+class DivBS:
+    """Trains on floor(keep * n) rows of each batch, at least one, whose orthogonal gradients hold most of the mean gradient.
+
+    Rows whose gradient is not finite are kept before all others. Where nothing is left of the mean gradient, rows are drawn.
+
+    Args:
+        keep: Share kept of each batch, (0, 1]. Default 0.1; published: 0.1 to 0.3, with batches of 320 samples.
+        gradient: Gradient of a row: "layer" for that of the last layer's weights, which needs the input of the last `nn.Linear`
+            and so a scoring pass before the loop's; "outputs" for that at the model's outputs, for which the loop's own forward
+            pass is enough. Default and published: "layer".
+        sample: Whether each row is drawn in proportion to its inner product, as in the official code, instead of being the one
+            with the largest. Default False.
+
+    Raises:
+        ValueError: A setting is out of its range.
+
+    Example:
+        >>> from thresher import DivBS
+        >>> error = torch.tensor([[1.0, 0.0], [0.9, 0.0], [0.0, 0.5], [0.0, 0.1]])
+        >>> method, signals = DivBS(keep=0.5, gradient="outputs"), {"id": torch.arange(4), "error": error}
+        >>> method.plan_batch(signals, {}, step=0, generator=torch.Generator())[0].rows
+        tensor([0, 2])
+    """
+
+    stage: ClassVar[Literal["batch"]] = "batch"
+    card: ClassVar[Card] = Card(
+        summary="rows whose orthogonal gradients make up the batch's mean gradient",
+        paper="arXiv:2406.04872",
+        rule="its gradient added little to those of the chosen rows of its batch",
+        biased="yes, by design: towards rows that are typical of the batch and unlike one another; nothing is re-weighted",
+        forwards="every sample of a batch, to choose by; none with gradient='outputs', where the training's own forward pass "
+        "serves",
+        claim="at 10 % of the rows CIFAR-100 and Tiny ImageNet with less loss of accuracy than other choices in the batch "
+        "(recalled, not checked)",
+        differences=(
+            "The code draws each row in proportion to its inner product; here it is the largest one, unless `sample` is set.",
+            "Rows whose gradient is not finite are kept first.",
+        ),
+        caveat="on the planted problems `rare`, `skewed` and `noisy` it is worse than random rows of the same cost. The choice "
+        "takes about twenty times as long as that of Big Loss, because rows are chosen one after another",
+    )
+    keep: float = 0.1
+    gradient: Literal["layer", "outputs"] = "layer"
+    sample: bool = False
+
+    def __post_init__(self) -> None:
+        check_keep(self, self.keep)
+        if self.gradient not in ("layer", "outputs"):
+            raise ValueError(f"DivBS: `gradient` must be 'layer' or 'outputs', got {self.gradient!r}")
+
+    @property
+    def requires(self) -> Requirements:
+        """The errors of the rows and, for the gradient of the last layer, their features."""
+        signals = ("error", "feature") if self.gradient == "layer" else ("error",)
+        return Requirements(signals=signals, switches={"feature": "gradient='outputs'"})
+
+    def init_state(self) -> State:
+        """Returns an empty state: nothing is remembered from step to step."""
+        return {}
+
+    def count(self, n: int) -> int | None:
+        """Returns the number of rows that are kept of a batch of `n`."""
+        return max(1, share(self.keep, n))
+
+    def plan_batch(
+        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
+    ) -> tuple[BatchPlan, State]:
+        """Returns the rows chosen one after another; nothing waits for the device."""
+        by_id, ordered = in_id_order(signals)
+        n = len(by_id)
+        if not n:
+            return plan_of(by_id, n, self.keep), dict(state)
+        k = max(1, share(self.keep, n))
+        lots = torch.rand(n, generator=generator, dtype=torch.float64)
+        waits = torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator) if self.sample else None
+        products, finite = gradient_products(ordered["error"].flatten(1), ordered.get("feature"))
+        lots, waits = (None if x is None else x.to(by_id.device, products.dtype, non_blocking=True) for x in (lots, waits))
+        assert lots is not None
+        picked = pursued(products, finite, k, lots, waits)
+        return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), dict(state)

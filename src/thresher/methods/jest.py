@@ -1,0 +1,179 @@
+"""JEST: draw a part of the batch chunk by chunk, by how learnable rows are together with those that were drawn before.
+
+Evans et al., "Data curation via joint example selection further accelerates multimodal learning", NeurIPS 2024,
+arXiv:2406.17711. It is biased by design: nothing is re-weighted.
+
+The learnability of a pair of samples is the learner's loss minus that of a reference model. In a contrastive loss it is a
+matrix, because the loss depends on which samples are in the batch together: s_ij for the image of i and the text of j. The
+first chunk is drawn uniformly. Each later one is drawn without replacement with probability proportional to
+exp((s_jj + sum_k s_kj + sum_k s_jk) / (2 m + 1)) over the rows j that are left, where k goes over the m rows drawn so far.
+
+For losses of single samples there are no pairs: s_jj is the loss minus the irreducible loss, and the others are 0. That is a
+reading: the paper is about contrastive losses only.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from thresher.methods._ranked import check_keep, in_id_order, plan_of, top_positions
+from thresher.methods._tables import check_known, checked_scores, loaded, table_entries, table_of
+from thresher.methods.card import Card
+from thresher.methods.contract import Requirements, State
+from thresher.plans import BatchPlan
+from thresher.scores import Scores
+from thresher.selection import share
+
+
+def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: Tensor) -> Tensor:
+    """Draws rows in chunks, each with respect to the rows drawn before.
+
+    Args:
+        own: Learnability of each row by itself, s_jj, shape (n,); one that is not finite is drawn before all others.
+        pairs: Learnability of pairs, s_ij, shape (n, n), one that is not finite counting as 0; None where all pairs have 0.
+        sizes: Sizes of the chunks, 1 or more each, n together or less.
+        lots: Random numbers, exponential, shape (number of chunks, n), which the shortest of wins.
+
+    Returns:
+        Positions in the order of the draw, shape (sum(sizes),), int64.
+    """
+    known = own.isfinite()
+    own, drawn, chosen = torch.where(known, own, 0), torch.zeros_like(known), []
+    both = None if pairs is None else torch.where(pairs.isfinite(), pairs, 0)
+    if both is not None:
+        both = (both + both.T).masked_fill(torch.eye(len(own), dtype=torch.bool, device=own.device), 0)
+    for number, (size, waits) in enumerate(zip(sizes, lots, strict=True)):
+        m = sum(sizes[:number])
+        joint = own if both is None else own + both @ drawn.to(own.dtype)
+        logits = torch.zeros_like(own) if number == 0 else joint / (2 * m + 1)
+        # Exponential waiting times with rates exp(logit) end in the order of a draw without replacement.
+        keys = torch.where(known, logits - waits.log(), math.inf).masked_fill(drawn, -torch.finfo(own.dtype).max)
+        picked = top_positions(keys, size)
+        drawn = drawn.index_fill(0, picked, True)
+        chosen.append(picked)
+    return torch.cat(chosen)
+
+
+@dataclass(frozen=True)
+class Jest:
+    """Trains on floor(keep * n) rows of each batch, at least one, that are drawn in chunks by their joint learnability.
+
+    Rows whose own learnability is not finite are kept before all others.
+
+    Args:
+        irreducible: Losses of a reference model: a `thresher.scores.Scores`, or the path of its Parquet file; without `pairs`
+            only. Default None: 0, so that a loss is its own learnability.
+        keep: Share kept of each batch, (0, 1]. Default and published: 0.2.
+        chunks: Number of chunks, 1 or more; fewer where fewer rows are kept. With 1 all rows are drawn uniformly. Default and
+            published: 16.
+        pairs: Whether learnabilities are a matrix, the signal `learnability` of shape (n, n) that a function gives
+            (`attach(signals=...)`), as for contrastive losses. Default False.
+
+    Raises:
+        ValueError: A setting is out of its range, or `irreducible` is given with `pairs`.
+
+    Example:
+        >>> from thresher import Jest
+        >>> signals = {"id": torch.arange(8), "loss": torch.tensor([0.0, 0, 0, 90, 90, 0, 0, 0])}
+        >>> method = Jest(keep=0.5, chunks=4)
+        >>> plan, _ = method.plan_batch(signals, method.init_state(), step=0, generator=torch.Generator().manual_seed(0))
+        >>> {3, 4} <= set(plan.rows.tolist())
+        True
+    """
+
+    stage: ClassVar[Literal["batch"]] = "batch"
+    card: ClassVar[Card] = Card(
+        summary="draw rows in chunks by their joint learnability",
+        paper="arXiv:2406.17711",
+        rule="not drawn in its batch, by its learnability",
+        biased="yes, by design: towards rows whose loss is far above that of the reference model; nothing is re-weighted",
+        forwards="every sample of a batch, to choose by; before training one pass of the reference model over all samples, or "
+        "one over every batch inside the function of `pairs`",
+        claim="13 times fewer iterations and 10 times less computation for contrastive learning of images and texts",
+        differences=(
+            "For losses of single samples there are no pairs; there, the rule is a reading.",
+            "A chunk has a row more where the rows do not divide by the number of chunks; the code leaves the rest out.",
+        ),
+        caveat="made for contrastive losses, where rows teach together. For losses of single samples the logits are divided by "
+        "2 m + 1, so that after the first rows the draw is nearly uniform: on the planted problem `redundant` it gains a few "
+        "points on random rows of the same cost, on `noisy` none. The choice takes about four times as long as that of Big "
+        "Loss, because the chunks are drawn one after another",
+        missing=("Scores of smaller inputs as in Flexi-JEST, except by `Scoring(input_scale=...)`.",),
+    )
+    irreducible: Scores | str | None = None
+    keep: float = 0.2
+    chunks: int = 16
+    pairs: bool = False
+
+    def __post_init__(self) -> None:
+        check_keep(self, self.keep)
+        if not (isinstance(self.chunks, int) and not isinstance(self.chunks, bool) and self.chunks >= 1):
+            raise ValueError(f"Jest: `chunks` must be a whole number of 1 or more, got {self.chunks!r}")
+        if self.pairs and self.irreducible is not None:
+            raise ValueError(
+                "Jest: `irreducible` is of single samples, and with `pairs` a function gives the learnability of pairs; leave "
+                "one of them out"
+            )
+        if self.irreducible is not None:
+            object.__setattr__(self, "irreducible", checked_scores(self, "irreducible", self.irreducible))
+
+    @property
+    def requires(self) -> Requirements:
+        """The losses of the rows, or the learnabilities of pairs."""
+        signals = ("learnability",) if self.pairs else ("loss",)
+        known = self.irreducible is not None
+        return Requirements(signals=signals, check=known, cost=known, switches={"learnability": "pairs=False"})
+
+    @property
+    def cost(self) -> tuple[int, int]:
+        """Returns the numbers of samples that were put through (forward, backward) passes for the irreducible losses."""
+        scores = None if self.irreducible is None else loaded(self.irreducible)
+        return (0, 0) if scores is None else (scores.forward, scores.backward)
+
+    def check(self, ids: Tensor) -> None:
+        """Refuses samples without a finite irreducible loss, where there are irreducible losses.
+
+        Args:
+            ids: Ids of the samples of the dataset, shape (N,), int64.
+
+        Raises:
+            ValueError: Some samples have no finite irreducible loss.
+        """
+        if self.irreducible is not None:
+            check_known(self, self.irreducible, ids)
+
+    def init_state(self) -> State:
+        """Returns the irreducible losses, 4 bytes per sample; nothing without them."""
+        return {} if self.irreducible is None else {"irreducible": table_of(self, self.irreducible)}
+
+    def count(self, n: int) -> int | None:
+        """Returns the number of rows that are drawn from a batch of `n`."""
+        return max(1, share(self.keep, n))
+
+    def plan_batch(
+        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
+    ) -> tuple[BatchPlan, State]:
+        """Returns rows drawn in chunks; nothing waits for the device."""
+        by_id, ordered = in_id_order(signals)
+        n, device = len(by_id), by_id.device
+        if not n:
+            return plan_of(by_id, n, self.keep), dict(state)
+        k = max(1, share(self.keep, n))
+        chunks = min(self.chunks, k)
+        sizes = [k // chunks + (number < k % chunks) for number in range(chunks)]
+        lots = torch.empty(chunks, n, dtype=torch.float64).exponential_(generator=generator)
+        pairs, state = None, dict(state)
+        if self.pairs:
+            pairs = ordered["learnability"].to(torch.float64)
+            own = pairs.diagonal()
+        else:
+            own = ordered["loss"].to(torch.float64)
+        if self.irreducible is not None:
+            state["irreducible"] = state["irreducible"].to(device, non_blocking=True)
+            own = own - table_entries(state["irreducible"], ordered["id"])
+        picked = drawn_in_chunks(own, pairs, sizes, lots.to(device, non_blocking=True))
+        return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), state

@@ -1,0 +1,150 @@
+"""D2 pruning: difficulty and diversity together, by messages between neighbours in a space of features.
+
+Maharana et al., "D2 Pruning: Message Passing for Balancing Diversity & Difficulty in Data Pruning", ICLR 2024,
+arXiv:2310.07931. Each sample first collects the scores of its nearest neighbours. Then the sample with the largest score is
+picked again and again, and its neighbours lose a part of its score, so that the next picks are elsewhere. The result is an
+order of all samples, of which any share of the first can be kept.
+
+The code has a graph mode `median` with a variable that it never defines; it is left out. That messages decrease with the
+distance and not with its square is a reading of the code.
+"""
+
+import heapq
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.scores.table import Scores
+
+BLOCK = 1024
+"""Number of samples whose distances to all others are in memory at a time."""
+
+
+def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns the nearest neighbours of each feature vector, by Euclidean distance; of equally near ones those with lower ids.
+
+    Args:
+        features: Feature vectors, shape (N, D).
+        k: Number of neighbours, 1 to N - 1; a vector is no neighbour of itself.
+
+    Returns:
+        Ids of the neighbours and their distances, shape (N, k), the nearest first.
+
+    Example:
+        >>> nearest(torch.tensor([[0.0], [1.0], [3.0]]), 1)[0].ravel()
+        array([1, 0, 1])
+    """
+    features = features.double()
+    ids, distances = [], []
+    for start in range(0, len(features), BLOCK):
+        block = torch.cdist(features[start : start + BLOCK], features, compute_mode="donot_use_mm_for_euclid_dist")
+        rows = torch.arange(len(block))
+        block[rows, start + rows] = torch.inf
+        order = block.argsort(dim=1, stable=True)[:, :k]
+        ids.append(order)
+        distances.append(block.gather(1, order))
+    return torch.cat(ids).numpy(), torch.cat(distances).numpy()
+
+
+def pick_order(scores: NDArray[np.float64], ids: NDArray[np.int64], messages: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns all samples in the order of greedy picks; each pick takes its score, times a message, off its neighbours.
+
+    Args:
+        scores: Scores, shape (N,), finite; of equal ones the sample with the higher id is picked first.
+        ids: Neighbours of each sample, shape (N, k).
+        messages: Share of a sample's score that each of its neighbours loses, shape (N, k).
+
+    Example:
+        >>> pick_order(np.array([3.0, 2.9, 1.0]), np.array([[1], [0], [1]]), np.array([[0.8], [0.8], [0.1]])).tolist()
+        [0, 2, 1]
+    """
+    now = scores.copy()
+    heap = [(-score, -i) for i, score in enumerate(now.tolist())]
+    heapq.heapify(heap)
+    picked, order = np.zeros(len(now), dtype=np.bool_), []
+    while len(order) < len(now):
+        score, i = heapq.heappop(heap)
+        if picked[-i] or -score != now[-i]:  # the score has changed since this entry was made
+            continue
+        picked[-i] = True
+        order.append(-i)
+        for neighbour, message in zip(ids[-i].tolist(), messages[-i].tolist(), strict=True):
+            if not picked[neighbour]:
+                now[neighbour] += score * message
+                heapq.heappush(heap, (-now[neighbour], -neighbour))
+    return np.array(order, dtype=np.int64)
+
+
+def d2(
+    scores: Scores,
+    features: Tensor,
+    *,
+    neighbours: int = 10,
+    forward: float = 1.0,
+    reverse: float = 1.0,
+    provenance: Mapping[str, Any] | None = None,
+) -> Scores:
+    """Scores each sample by its place in the order of picks: the first pick has the largest score.
+
+    Args:
+        scores: Difficulty of all samples, larger for harder ones, such as forgetting events. Their cost is the cost of the
+            result; add what the features cost with `dataclasses.replace`.
+        features: Feature vectors of all samples, shape (N, D), such as inputs of the last layer.
+        neighbours: Number of nearest neighbours of a sample, 1 or more; at most N - 1 are used. Default and published: 10.
+        forward: Factor gamma of the messages exp(-gamma * distance) by which scores are collected, 0 or more. Default: 1.
+        reverse: Factor gamma of the messages by which neighbours of a pick lose, 0 or more. Default: 1; published: 0 to 1.
+        provenance: Other facts. Default: none.
+
+    Returns:
+        Scores of all N samples, N for the first pick, 1 for the last; NaN where a score or a feature is not finite.
+
+    Raises:
+        TypeError: `scores` are no `Scores`.
+        ValueError: `features` do not have one row per sample, or a setting is out of its range.
+
+    Example:
+        >>> hard = Scores(torch.arange(4), torch.tensor([3.0, 2.9, 0.5, 0.4]))
+        >>> d2(hard, torch.tensor([[0.0], [0.1], [9.0], [9.1]]), neighbours=1).values
+        tensor([4., 2., 3., 1.])
+    """
+    if not isinstance(scores, Scores):
+        raise TypeError(f"d2: `scores` must be a thresher.scores.Scores, got {type(scores).__name__}")
+    n = scores.samples
+    if features.dim() != 2 or len(features) != n or not features.shape[1]:
+        raise ValueError(f"d2: `features` must have shape ({n}, D), one row per sample, got {tuple(features.shape)}")
+    if not isinstance(neighbours, int) or isinstance(neighbours, bool) or neighbours < 1:
+        raise ValueError(f"d2: `neighbours` must be a whole number of 1 or more, got {neighbours!r}")
+    for name, gamma in (("forward", forward), ("reverse", reverse)):
+        if not 0 <= gamma < math.inf:
+            raise ValueError(f"d2: `{name}` must be a finite number of 0 or more, got {gamma!r}")
+    places = _places(scores.dense(n).double(), features.detach().cpu(), neighbours, forward, reverse)
+    facts = {"of": scores.name, "neighbours": neighbours, "forward": forward, "reverse": reverse}
+    return Scores(
+        torch.arange(n),
+        places,
+        "d2",
+        labels=None if scores.labels is None or len(scores) < n else scores.labels,
+        forward=scores.forward,
+        backward=scores.backward,
+        provenance={**scores.provenance, **facts, **(provenance or {})},
+    )
+
+
+def _places(values: Tensor, features: Tensor, neighbours: int, forward: float, reverse: float) -> Tensor:
+    """Returns the number of the picks from each sample's pick on, shape (N,); NaN where it cannot be picked."""
+    known = values.isfinite() & features.isfinite().all(1)
+    places, m = torch.full((len(values),), torch.nan), int(known.sum())
+    if m:
+        own = values[known].numpy()
+        ids, distances = nearest(features[known], min(neighbours, m - 1))
+        collected = own + (np.exp(-forward * distances) * own[ids]).sum(1)
+        order = pick_order(collected, ids, np.exp(-reverse * distances))
+        ranks = torch.empty(m)
+        ranks[torch.from_numpy(order)] = torch.arange(m, 0, -1).float()
+        places[known] = ranks
+    return places

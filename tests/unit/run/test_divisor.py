@@ -1,0 +1,188 @@
+"""`attach(divide=...)`: the sum of the kept losses over the rows of the batch, in every way in which rows are chosen."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+from thresher.methods.contract import Requirements
+from thresher.plans import BatchPlan
+from thresher.run.divisor import part_of_batch
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),
+    pytest.mark.usefixtures("shared_traces"),
+]
+N, B, C = 12, 6, 3
+
+
+def made(criterion: Any, method: Any = None, *, targets: torch.Tensor | None = None, **settings: Any) -> Any:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(N, 4, generator=generator)
+    y = torch.arange(N) % C if targets is None else targets
+    torch.manual_seed(1)
+    model = nn.Linear(4, C)
+    loader = DataLoader(TensorDataset(x, y), B)
+    return thresher.attach(
+        method or thresher.BigLoss(keep=0.4), loader=loader, criterion=criterion, model=model, epochs=1, **settings
+    )
+
+
+def first_loss(run: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The loss of the first batch that the loop sees, its outputs and targets."""
+    x, y = next(iter(run.loader))
+    outputs = run.model(x)
+    return run.criterion(outputs, y), outputs, y
+
+
+def largest(losses: torch.Tensor, k: int = 2) -> torch.Tensor:
+    return losses.argsort(stable=True)[-k:]
+
+
+def test_the_sum_of_the_kept_losses_over_the_rows_of_the_batch():
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), divide="batch"))
+    losses = F.cross_entropy(outputs, y, reduction="none").detach()
+    assert value.item() == pytest.approx(losses[largest(losses)].sum().item() / B)
+
+
+def test_by_default_it_is_their_mean():
+    for divide in (None, "kept"):
+        value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), divide=divide))
+        losses = F.cross_entropy(outputs, y, reduction="none").detach()
+        assert value.item() == pytest.approx(losses[largest(losses)].mean().item())
+
+
+def test_the_gradient_is_that_of_the_sum_over_the_batch():
+    run = made(nn.CrossEntropyLoss(), divide="batch")
+    value, outputs, y = first_loss(run)
+    losses = F.cross_entropy(outputs, y, reduction="none")
+    (expected,) = torch.autograd.grad(losses[largest(losses.detach())].sum() / B, run.model.weight, retain_graph=True)
+    value.backward()
+    assert torch.allclose(run.model.weight.grad, expected)
+
+
+def test_class_weights_and_ignored_labels_divide_as_in_the_batch():
+    weight = torch.tensor([1.0, 5.0, 0.5])
+    targets = torch.tensor([0, 1, 2, -100, 1, 0, 2, 2, 1, 0, 0, 1])
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(weight), targets=targets, divide="batch"))
+    plain = F.cross_entropy(outputs, y, reduction="none").detach()
+    kept = largest(plain)
+    weighted = F.cross_entropy(outputs, y, weight, reduction="none").detach()
+    assert value.item() == pytest.approx((weighted[kept].sum() / weight[y[y >= 0]].sum()).item())
+
+
+def test_tokens_divide_by_the_positions_of_the_batch_that_count():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, (4, 7), generator=generator)
+    labels = tokens.clone()
+    labels[0, 2:], labels[1, 5:] = -100, -100
+    torch.manual_seed(0)
+    model = nn.Embedding(5, 5)
+    loader = DataLoader(TensorDataset(tokens, labels), 4)
+    run = thresher.attach(
+        thresher.BigLoss(keep=0.5), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1, divide="batch"
+    )
+    x, y = next(iter(run.loader))
+    outputs = run.model(x).mT
+    value = run.criterion(outputs, y)
+    positions = F.cross_entropy(outputs, y, reduction="none").detach()
+    kept = largest(positions.sum(1) / (y >= 0).sum(1))
+    assert value.item() == pytest.approx((positions[kept].sum() / (y >= 0).sum()).item())
+
+
+def test_a_sum_is_not_divided():
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(reduction="sum"), divide="batch"))
+    losses = F.cross_entropy(outputs, y, reduction="none").detach()
+    assert value.item() == pytest.approx(losses[largest(losses)].sum().item())
+
+
+@pytest.mark.parametrize("valid", [False, True])
+def test_losses_of_the_loop_divide_by_the_batch(valid: bool):
+    run = made(None, divide="batch", forward_passes="once")
+    x, y = next(iter(run.loader))
+    losses = F.cross_entropy(run.model(x), y, reduction="none")
+    mask = torch.tensor([True, True, False, True, True, True]) if valid else None
+    value = run.reduce(losses, valid=mask)
+    plain = losses.detach() if mask is None else torch.where(mask, losses.detach(), 0)
+    counts = B if mask is None else 5
+    assert value.item() == pytest.approx(plain[largest(plain)].sum().item() / counts)
+
+
+def test_with_a_total_the_kept_losses_are_divided_by_it():
+    run = made(None, divide="batch", forward_passes="once")
+    x, y = next(iter(run.loader))
+    losses = F.cross_entropy(run.model(x), y, reduction="none")
+    value = run.reduce(losses, total=100)
+    assert value.item() == pytest.approx(losses.detach()[largest(losses.detach())].sum().item() / 100)
+
+
+def test_rows_chosen_before_the_forward_pass():
+    run = made(nn.CrossEntropyLoss(), thresher.RandomBackprop(keep=0.4), divide="batch")
+    value, outputs, y = first_loss(run)
+    assert len(y) == 2
+    assert value.item() == pytest.approx(F.cross_entropy(outputs, y, reduction="sum").item() / B)
+
+
+def test_rows_that_fill_batches_weigh_what_they_are_of_their_own():
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), divide="batch", forward_passes="twice"))
+    assert len(y) == 4  # two of each of the two candidate batches
+    assert value.item() == pytest.approx(F.cross_entropy(outputs, y).item() * 2 / B)
+
+
+def test_nothing_is_scaled_where_everything_is_kept():
+    plan = BatchPlan(torch.arange(4))
+    assert part_of_batch(plan, 4) is plan
+    none = BatchPlan(torch.arange(0))
+    assert part_of_batch(none, 4) is none
+    assert part_of_batch(BatchPlan(torch.arange(2), weights=torch.tensor([2.0, 4.0])), 4).weights.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("divide", ["rows", 1, True, math.nan])
+def test_other_divisors_are_refused(divide: Any):
+    with pytest.raises(ValueError, match="`divide` must be 'kept', 'batch' or None"):
+        made(nn.CrossEntropyLoss(), divide=divide)
+
+
+def test_it_is_about_methods_that_select_in_the_batch():
+    with pytest.raises(ValueError, match="`divide` is for methods that select in the batch; none was given, got 'batch'"):
+        made(nn.CrossEntropyLoss(), thresher.UniformSubset(), divide="batch")
+
+
+@pytest.mark.parametrize(
+    ("criterion", "why"),
+    [(nn.CrossEntropyLoss(torch.ones(C)), "class weights"), (nn.CrossEntropyLoss(reduction="sum"), "reduction='sum'")],
+)
+def test_weights_that_a_criterion_cancels_are_refused_before_the_forward_pass(criterion: Any, why: str):
+    with pytest.raises(ValueError, match=f"`divide`: 'batch' gives the rows that BigLoss keeps .* {why} of the criterion"):
+        made(criterion, divide="batch", forward_passes="twice")
+
+
+class Weighted(thresher.BigLoss):
+    """A method with weights for one divisor."""
+
+    requires = Requirements(signals=("loss",), divide="batch")
+
+
+def test_a_method_with_weights_has_its_divisor():
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), Weighted(keep=0.4)))
+    losses = F.cross_entropy(outputs, y, reduction="none").detach()
+    assert value.item() == pytest.approx(losses[largest(losses)].sum().item() / B)
+    with pytest.raises(ValueError, match="the weights of Weighted are made for divide='batch', got 'kept'"):
+        made(nn.CrossEntropyLoss(), Weighted(keep=0.4), divide="kept")
+    assert made(nn.CrossEntropyLoss(), Weighted(keep=0.4), divide="batch") is not None
+
+
+class Misdeclared(thresher.BigLoss):
+    """It declares a divisor that there is not."""
+
+    requires = Requirements(signals=("loss",), divide="all")  # type: ignore[arg-type]
+
+
+def test_a_divisor_that_is_none_is_refused_by_the_declaration():
+    with pytest.raises(ValueError, match=r"Misdeclared declares Requirements\(divide='all'\)"):
+        made(nn.CrossEntropyLoss(), Misdeclared())
