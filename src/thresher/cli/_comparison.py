@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def run_and_print(task: str, methods: str, seeds: str, epochs: int, out: Path, **options: Any) -> None:
+def run_and_print(
+    task: str, methods: str, seeds: str, epochs: int, out: Path, *, json: Path | None = None, **options: Any
+) -> None:
     """Runs a comparison and prints its verdicts, what to do, and the paths of the report and the results.
 
     Of several processes that train together the first one does the latter.
@@ -22,25 +24,29 @@ def run_and_print(task: str, methods: str, seeds: str, epochs: int, out: Path, *
         seeds: Seeds as on the command line, separated by commas.
         epochs: Number of epochs of every run.
         out: Folder for the results.
-        options: Further arguments of `comparison.compare`.
+        json: File for the summary as JSON; "-" for the standard output, and then nothing else is printed there.
+        options: Further arguments of `comparison.compare`; `most` for the largest number of seeds, which are added until every
+            verdict is decided.
 
     Raises:
         typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
         ValueError: An argument is not valid, or does not fit the others.
         FileNotFoundError: The data is not there.
     """
-    from thresher.cli._console import open_console
+    from thresher.cli._console import STANDARD_OUTPUT, open_console, write_result
     from thresher.cli._summary import print_summary
     from thresher.experiments.training.processes import own_rank
     from thresher.experiments.training.store import RESULTS
     from thresher.report.page import write_report
 
-    console = open_console()
+    console = open_console(to_stderr=json == STANDARD_OUTPUT)
     results = run_with_progress(console, task, methods, seeds, epochs, out, **options)
     if own_rank():
         return
     print_summary(console, results)
-    typer.echo(f"{write_report(out, options.get('data'))}\n{out / RESULTS}")
+    console.print(f"{write_report(out, options.get('data'))}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True)
+    if json is not None:
+        write_result(json, {name: results[name] for name in ("task", "epochs", "margin", "summary")})
 
 
 def run_with_progress(
@@ -55,12 +61,14 @@ def run_with_progress(
     """
     from thresher.cli._progress import progress_on
     from thresher.experiments.comparison.compare import compare
+    from thresher.experiments.comparison.until_decided import compare_until_decided
     from thresher.experiments.training.specs import parse_methods, parse_seeds
 
+    run = compare_until_decided if "most" in options else compare
     with explained_interruptions(out / "runs"):
         specs, numbers = parse_methods(methods), parse_seeds(seeds)
         with progress_on(console) as watcher:
-            return compare(task, specs, numbers, epochs, out, watcher=watcher, **options)
+            return run(task, specs, numbers, epochs, out, watcher=watcher, **options)
 
 
 @contextmanager

@@ -1,6 +1,10 @@
 """The console, and the tables that several commands print. Nothing heavy is imported before it is needed."""
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,14 +17,37 @@ LEAST_NAME = 16
 """Columns that the names in a table have at least."""
 
 
-def open_console() -> "Console":
-    """Returns a console as wide as the terminal, or `PLAIN_WIDTH` columns wide where there is none."""
+STANDARD_OUTPUT = Path("-")
+"""Path that stands for the standard output."""
+
+
+def open_console(*, to_stderr: bool = False) -> "Console":
+    """Returns a console as wide as the terminal, or `PLAIN_WIDTH` columns wide where there is none.
+
+    Args:
+        to_stderr: Whether it prints to the standard error, so that the standard output is free for JSON. Default: False.
+    """
     from rich.console import Console
 
-    console = Console()
+    console = Console(stderr=to_stderr)
     if not console.is_terminal:
         console.width = max(console.width, PLAIN_WIDTH)
     return console
+
+
+def write_result(path: Path, content: Any) -> None:
+    """Writes the result of a command as JSON.
+
+    Args:
+        path: File; `STANDARD_OUTPUT` for the standard output.
+        content: Plain values.
+    """
+    from thresher.experiments.training.store import write_json
+
+    if path == STANDARD_OUTPUT:
+        typer.echo(json.dumps(content, indent=1, default=repr))
+    else:
+        write_json(path, content)
 
 
 def print_table(console: "Console", table: "Table") -> None:

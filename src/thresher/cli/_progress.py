@@ -140,6 +140,9 @@ class RunProgress(Watcher):
     def beat(self) -> None:
         """Prints how far it is, and about how long it will take."""
         whole = self._progress.tasks[0]
+        if whole.total is None:
+            self._print("nothing is trained yet: the data and the task are being read")
+            return
         left = "not known before the first epoch is over"
         if whole.completed:
             left = f"about {timedelta(seconds=round((whole.elapsed or 0) / whole.completed * (whole.remaining or 0)))}"

@@ -31,7 +31,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         console: Console to print to, 60 columns wide or more.
         results: Content of results.json.
     """
-    from thresher.experiments.comparison.closing import closing
+    from thresher.experiments.comparison.closing import closing, time_beside_cost
 
     if _table_width(results) <= console.width:
         console.print(summary_table(results))
@@ -39,7 +39,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         for line in _blocks(results, console.width):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print()
-    for sentence in closing(results):
+    for sentence in closing(results) + time_beside_cost(results):
         console.print(sentence, markup=False, highlight=False)
     console.print(f"\n{CAPTION}\n", markup=False, highlight=False)
 

@@ -1,8 +1,10 @@
 """The application: all commands together."""
 
-from typing import Annotated
+import difflib
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import thresher
 from thresher.cli._several import check_command
@@ -20,11 +22,29 @@ from thresher.cli.time_to_target import time_to_target
 from thresher.cli.train import train
 from thresher.cli.why import why
 
+
+class Commands(TyperGroup):
+    """The commands; a name that is none gets the nearest one."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Returns the command that the arguments begin with.
+
+        Raises:
+            click.UsageError: There is no such command.
+        """
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     help="Train on the samples that still teach, skip the rest, and show what it cost.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, advise, init, compare, report, why, score, prune, time_to_target, reproduce, train, recipes, methods):
     app.command()(command)

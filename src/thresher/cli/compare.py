@@ -9,6 +9,7 @@ from thresher.cli._options import (
     DEFAULT_MARGIN,
     DataOption,
     EpochsOption,
+    JsonOption,
     OptionalTaskOption,
     OutOption,
     ScriptArgument,
@@ -39,6 +40,13 @@ MARGIN_HELP = (
 )
 
 
+QUICK_HELP = "Train with the first seed only, and without controls: a first look, which shows nothing for certain."
+UNTIL_HELP = (
+    "Add seeds until every verdict is decided, or until there are --max-seeds of them. The verdicts are corrected for the "
+    "number of looks."
+)
+
+
 def compare(
     *,
     script: ScriptArgument = None,
@@ -56,6 +64,11 @@ def compare(
         str | None,
         typer.Option(help="Tracker of accelerate that logs every epoch: tensorboard, wandb, mlflow, trackio, ..."),
     ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=QUICK_HELP)] = False,
+    until_decided: Annotated[bool, typer.Option("--until-decided", help=UNTIL_HELP)] = False,
+    max_seeds: Annotated[int, typer.Option(min=3, help="Largest number of seeds with --until-decided.")] = 12,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the runs in --out, and begin anew.")] = False,
+    json: JsonOption = None,
 ) -> None:
     """Train every method with every seed, beside full training and controls of the same cost.
 
@@ -63,6 +76,7 @@ def compare(
     accelerate launch (`torchrun --nproc-per-node 2 -m thresher compare ...`), all processes train each run together.
     """
     from thresher.experiments.comparison.job import parse_budget, parse_controls
+    from thresher.experiments.training.store import restart as begin_anew
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
@@ -70,4 +84,14 @@ def compare(
     kinds = None if controls is None else parse_controls(controls)
     kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
     asked = ",".join(filter(None, (methods, *kept)))
-    run_and_print(training, asked, seeds, epochs, out, data=data, jobs=jobs, margin=margin, track=track, controls=kinds)
+    if quick and (until_decided or controls):
+        raise ValueError("compare: --quick trains one seed without controls; leave out --until-decided and --controls")
+    if restart:
+        begin_anew(out)
+    if quick:
+        seeds, kinds = seeds.partition(",")[0], ()
+    most = {"most": max_seeds} if until_decided else {}
+    given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most}
+    run_and_print(training, asked, seeds, epochs, out, json=json, **given)
+    if quick:
+        typer.echo("This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict.")

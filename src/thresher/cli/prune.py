@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from thresher.cli._options import ForceOption, check_new
+
 
 def prune(
     *,
@@ -28,6 +30,7 @@ def prune(
     out: Annotated[Path, typer.Option(help="File to write the ids to: .parquet, or .txt with one id per line.")] = Path(
         "kept.parquet"
     ),
+    force: ForceOption = False,
 ) -> None:
     """Write the ids of a fixed subset of the samples, to train on with any tool."""
     from thresher import scores as static
@@ -35,6 +38,7 @@ def prune(
     from thresher.methods.prune import Prune
 
     check_export(out)
+    check_new(out, force=force)
     if from_run is not None and scores is None:
         table = static.from_run(from_run)
     elif scores is not None and from_run is None:

@@ -15,12 +15,20 @@ def report(
     png: Annotated[
         Path | None, typer.Option(help="Folder to write every chart to as a PNG file. Needs Chromium or Chrome.")
     ] = None,
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="Print the verdicts as Markdown, for a pull request, in place of writing the page."),
+    ] = False,
 ) -> None:
     """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""
     from thresher.report.chart_images import write_chart_images
     from thresher.report.loading import load_comparison
+    from thresher.report.markdown import as_markdown
     from thresher.report.page import write_report
 
+    if markdown:
+        typer.echo(as_markdown(load_comparison(folder)[0]), nl=False)
+        return
     path = write_report(folder, data)
     typer.echo(f"{path} ({path.stat().st_size / 1e6:.1f} MB)")
     if png is not None:

@@ -5,7 +5,16 @@ from typing import Annotated
 
 import typer
 
-from thresher.cli._options import DataOption, EpochsOption, JobsOption, OutOption, SeedsOption, TaskOption
+from thresher.cli._options import (
+    DataOption,
+    EpochsOption,
+    JobsOption,
+    OptionalTaskOption,
+    OutOption,
+    ScriptArgument,
+    SeedsOption,
+    training_of,
+)
 
 TIMED_METHODS = ",".join(
     f"selective_backprop:beta={settings}"
@@ -27,7 +36,9 @@ TIMED_METHODS_HELP = (
 
 
 def time_to_target(
-    task: TaskOption,
+    *,
+    script: ScriptArgument = None,
+    task: OptionalTaskOption = None,
     epochs: EpochsOption,
     out: OutOption,
     methods: Annotated[str, typer.Option(help=TIMED_METHODS_HELP, show_default=False)] = TIMED_METHODS,
@@ -48,10 +59,11 @@ def time_to_target(
     from thresher.experiments.training.store import write_json
     from thresher.report.panels import check_figure_path, draw, error_panels, write_figure
 
+    training = training_of(script, task)
     results, figure = results or out / MEASURED, figure or out / FIGURE
     check_figure_path(figure)
     console = open_console()
-    compared = run_with_progress(console, task, methods, seeds, epochs, out, data=data, jobs=jobs, controls=())
+    compared = run_with_progress(console, training, methods, seeds, epochs, out, data=data, jobs=jobs, controls=())
     measured = measure(compared)
     write_json(results, measured)
     write_figure(draw(error_panels(measured)), figure)

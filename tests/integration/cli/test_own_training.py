@@ -67,8 +67,8 @@ def test_errors_name_file_and_line(template, inline_runs, before, after, line, s
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "give either --task or your own training"),
-        (("my_training.py:build", "--task", "digits"), "give either --task or your own training"),
+        ((), "give the name of a task, or your own training"),
+        (("my_training.py:build", "--task", "digits"), "give the name of a task, or your own training"),
         (("my_training.py",), "write your own training as FILE.py:FUNCTION"),
         (("my_training.py:make",), "has no 'make'"),
         (("other.py:build",), "no such file"),

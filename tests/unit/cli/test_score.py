@@ -51,7 +51,11 @@ def test_score_then_prune(tmp_path):
     assert len(ids) == 64 and ids == sorted(ids)
     done = called("prune", out, "--keep", 0.5, "--per-class-floor", 0.3, "--out", tmp_path / "kept.parquet")
     assert pq.read_table(tmp_path / "kept.parquet").to_pydict() == {"id": ids}
-    done = called("prune", out, "--keep", 0.25, "--which", "window", "--offset", 0.5, "--out", kept)
+    window = ("prune", out, "--keep", 0.25, "--which", "window", "--offset", 0.5, "--out", kept)
+    refused = called(*window)
+    assert refused.exit_code == 1 and "is there already: give another file, or --force" in str(refused.exception)
+    assert len(kept.read_text().splitlines()) == 64
+    done = called(*window, "--force")
     middle = set(map(int, kept.read_text().split()))
     assert middle == set(table.values.argsort(stable=True)[32:64].tolist())
 
@@ -128,9 +132,10 @@ def test_a_finished_run_is_exported(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["score"], "give either --task or your own training"),
-        (["score", "x.py:build", "--task", TASK], "give either --task or your own training"),
-        (["score", "x"], "write your own training as FILE.py:FUNCTION"),
+        (["score"], "give the name of a task, or your own training"),
+        (["score", "x.py:build", "--task", TASK], "give the name of a task, or your own training"),
+        (["score", "x.py"], "write your own training as FILE.py:FUNCTION"),
+        (["score", "x"], "no task 'x'; there are digits"),
         (["score", "--task", TASK, "--score", "loss"], "--score: no score 'loss'; there are el2n"),
         (["score", "--task", TASK, "--score", "memorisation", "--models", "1"], "`models` must be 2 or more, got 1"),
         (["score", "--task", "nothing"], "no task 'nothing'"),

@@ -120,6 +120,7 @@ def test_without_a_terminal_there_is_a_line_each_minute(monkeypatch):
 
     def watch(console):
         with progress_on(console) as watcher:
+            wait_for(console, "nothing is trained yet: the data and the task are being read")
             watcher.planned(2, 5)
             wait_for(console, "0 of 2 runs done, 0 of 10 epochs; time left: not known before the first epoch is over")
             watcher.started(first)

@@ -10,6 +10,8 @@ MARGINS = tuple(step * size for size in (0.1, 1.0, 10.0) for step in (1, 1.5, 2,
 """Margins that may be named, in points, smallest first."""
 MOST_LISTED = 12
 """Number of seeds up to which a sentence lists all of them."""
+APART = 0.1
+"""Difference between counted cost and CPU time, as shares of full training, from which it is said."""
 SAVES = 0.99
 """Cost above which a method is not said to save anything."""
 SIMPLEST = ("smaller", "shorter", "uniform")
@@ -40,6 +42,26 @@ def closing(results: Mapping[str, Any]) -> list[str]:
         margin that would decide; else that nothing saves without a loss.
     """
     return conclude(results).sentences
+
+
+def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
+    """Returns a sentence for each method whose CPU time is not what its counted cost says.
+
+    Args:
+        results: Content of results.json.
+    """
+    said = []
+    for row in results["summary"]:
+        if row["control_of"] is not None or row.get("cpu_ratio") is None or abs(row["cpu_ratio"] - row["cost_ratio"]) <= APART:
+            continue
+        runs = [run for run in results["runs"] if run["method"] == row["method"] and run["control_of"] is None]
+        traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
+        tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced else ""
+        counted = f"the counted cost is {row['cost_ratio']:.2f} of full training, and the CPU time {row['cpu_ratio']:.2f}"
+        said.append(
+            f"{row['method']}: {counted}{tracing}. The rest of the difference is what does not go by samples, such as the optimizer."
+        )
+    return said
 
 
 def conclude(results: Mapping[str, Any]) -> Conclusion:
@@ -132,7 +154,7 @@ def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
     """Returns the smallest round margin with which these seeds show no loss of a method; "" where there is none."""
     unit = 1.0 if _whole(results) else max(1e-12, abs(_full(results)["mean"]) / 100)
     for margin in (size * unit for size in MARGINS if size * unit > results["margin"]):
-        if row["method"] in methods_without_loss(results["runs"], margin):
+        if row["method"] in methods_without_loss(results["runs"], margin, results.get("looks", 1)):
             return f"a margin of {_in_words(results, margin)} (--margin {margin:.4g})"
     return ""
 

@@ -65,6 +65,7 @@ def compare(
     jobs: int | None = None,
     controls: Sequence[Control] | None = None,
     margin: float = DEFAULT_MARGIN,
+    looks: int = 1,
     track: str | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
@@ -85,15 +86,15 @@ def compare(
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
         jobs: Number of processes that train side by side, with one torch thread each. Default: 2; 1 where several train a run.
-        controls: Kinds of controls to train. Default: all of `CONTROLS`, without the placebo of a method that has no signals to
-            permute, and without smaller batches where they would have too few rows; `Watcher.left_out` and `left_out` in the
-            results name those.
+        controls: Kinds of controls to train. Default: all of `CONTROLS`, without those that a method or the training cannot
+            have, which `Watcher.left_out` and `left_out` in the results name.
         margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
+        looks: Number of times that the verdicts may be looked at, see `summarise`. Default: 1.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
 
     Returns:
-        The content of results.json: task, epochs, device, processes, versions, margin, loss_bins, left_out, runs and summary.
+        The content of results.json, with the keys runs and summary among others.
 
     Raises:
         ValueError: An argument is not possible; most errors come before anything is trained.
@@ -112,7 +113,7 @@ def compare(
     watcher.planned(comparison.expected, epochs)
     with workers:
         comparison.work(workers)
-    return of_first(_saved_results(comparison, task, epochs, margin))
+    return of_first(_saved_results(comparison, task, epochs, margin, looks))
 
 
 def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | TogetherWorkers:
@@ -128,7 +129,7 @@ def _identity(task: str, epochs: int) -> dict[str, Any]:
     return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
 
 
-def _saved_results(comparison: "_Comparison", task: str, epochs: int, margin: float) -> dict[str, Any]:
+def _saved_results(comparison: "_Comparison", task: str, epochs: int, margin: float, looks: int) -> dict[str, Any]:
     """Writes results.json, and returns its content."""
     runs = comparison.runs()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
@@ -140,10 +141,11 @@ def _saved_results(comparison: "_Comparison", task: str, epochs: int, margin: fl
         "processes": number_of_processes(),
         "versions": versions(),
         "margin": margin,
+        "looks": looks,
         "loss_bins": LOSS_BINS.tolist(),
         "left_out": left_out,
         "runs": runs,
-        "summary": summarise(runs, margin),
+        "summary": summarise(runs, margin, looks),
     }
     comparison.store.save_results(results)
     return results

@@ -51,21 +51,20 @@ def history_of(run: Path, sample: int) -> SampleHistory:
     """Reads the history of one sample from the Parquet file of a run.
 
     Args:
-        run: Path of the Parquet file, or of the run without a suffix.
+        run: Path of the Parquet file, or of the run without a suffix, or the beginning of it where no other run begins so.
         sample: Id of the sample.
 
     Raises:
         FileNotFoundError: There is no such run; the message lists the runs in the same folder.
-        ValueError: There is no such sample, or a file is damaged.
+        ValueError: Several runs begin so, there is no such sample, or a file is damaged.
     """
     import pyarrow.parquet as pq
 
-    stem = run.name.removesuffix(".parquet").removesuffix(".json")
+    stem = _stem_of(run)
     table, details = run.with_name(f"{stem}.parquet"), run.with_name(f"{stem}.json")
     for path in (table, details):
         if not path.is_file():
-            there = ", ".join(sorted(other.stem for other in run.parent.glob("*.parquet"))) or "none"
-            raise FileNotFoundError(f"{path}: no such run of a comparison; there are {there}")
+            raise FileNotFoundError(f"{path}: no such file of a run. {REMEDY}")
     run_of = read_checked(details, JsonRun, REMEDY)
     missing = [name for name in COLUMNS if name not in pq.read_schema(table).names]
     if missing:
@@ -77,6 +76,18 @@ def history_of(run: Path, sample: int) -> SampleHistory:
     if len(run_of["history"]) != epochs:
         raise ValueError(f"{details}: `history` has {len(run_of['history'])} epochs, {table.name} has {epochs}. {REMEDY}")
     return _history_from(rows[0], run_of)
+
+
+def _stem_of(run: Path) -> str:
+    """Returns the name of the run that a path names or begins to name."""
+    given = run.name.removesuffix(".parquet").removesuffix(".json")
+    there = sorted(path.stem for path in run.parent.glob("*.parquet"))
+    found = [given] if given in there else [name for name in there if name.startswith(given)]
+    if not found:
+        raise FileNotFoundError(f"{run}: no such run of a comparison; there are {', '.join(there) or 'none'}")
+    if len(found) > 1:
+        raise ValueError(f"{run}: several runs begin so: {', '.join(found)}; give more of the name")
+    return found[0]
 
 
 def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:

@@ -97,32 +97,38 @@ def _power(n: NDArray[np.int64], effect: float, alpha: float) -> NDArray[np.floa
     return np.where(np.isfinite(power), power, 1.0)  # an effect so large that the series fails
 
 
-def holm(chances: Mapping[Key, float]) -> dict[Key, float]:
+def holm(chances: Mapping[Key, float], looks: int = 1) -> dict[Key, float]:
     """Returns p-values that are corrected for the number of comparisons, by Holm's step-down procedure.
 
     With them, all comparisons together are wrong at most as often as each alone would be.
+
+    Args:
+        chances: Chances by comparison.
+        looks: Number of times that the comparisons may be judged, with more seeds each time, and that they are corrected for
+            as well (Bonferroni). Default: 1.
     """
     order = sorted(chances, key=lambda key: chances[key])
     corrected, largest = {}, 0.0
     for position, key in enumerate(order):
-        largest = max(largest, min(1.0, (len(order) - position) * chances[key]))
+        largest = max(largest, min(1.0, looks * (len(order) - position) * chances[key]))
         corrected[key] = largest
     return {key: corrected[key] for key in chances}
 
 
-def findings(compared: Mapping[Key, Paired], margin: float) -> dict[Key, Finding]:
+def findings(compared: Mapping[Key, Paired], margin: float, looks: int = 1) -> dict[Key, Finding]:
     """Returns what the differences of methods to full training show, corrected for the number of methods.
 
     Args:
         compared: Differences to full training, by method.
         margin: Loss that does not matter, in units of the metric, above 0.
+        looks: Number of looks that the findings are corrected for, see `holm`. Default: 1.
 
     Returns:
         "no loss" where the true difference is shown to be above -margin, else "loses" where it is shown to be below 0, else
         "unclear".
     """
-    within = holm({key: paired.chance(-margin) for key, paired in compared.items()})
-    below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()})
+    within = holm({key: paired.chance(-margin) for key, paired in compared.items()}, looks)
+    below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()}, looks)
 
     def one(key: Key) -> Finding:
         if within[key] <= ALPHA:
@@ -137,20 +143,21 @@ def seeds_to_tell(paired: Paired, margin: float, among: int) -> int | None:
     return _more_seeds(paired, max(paired.mean + margin, -paired.mean), among)
 
 
-def against_controls(compared: Mapping[Key, Paired], margin: float) -> dict[Key, Against]:
+def against_controls(compared: Mapping[Key, Paired], margin: float, looks: int = 1) -> dict[Key, Against]:
     """Returns what the differences of methods to controls of the same cost show, corrected for the number of differences.
 
     Args:
         compared: Differences to controls, by method and control.
         margin: Gain that does not matter, in units of the metric, above 0.
+        looks: Number of looks that the findings are corrected for, see `holm`. Default: 1.
 
     Returns:
         "better" or "worse" where the true difference is shown to be above or below 0, else "no better" where it is shown to
         be less than the margin, else "unclear".
     """
-    above = holm({key: paired.chance(0.0) for key, paired in compared.items()})
-    below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()})
-    less = holm({key: paired.chance_below(margin) for key, paired in compared.items()})
+    above = holm({key: paired.chance(0.0) for key, paired in compared.items()}, looks)
+    below = holm({key: paired.chance_below(0.0) for key, paired in compared.items()}, looks)
+    less = holm({key: paired.chance_below(margin) for key, paired in compared.items()}, looks)
 
     def one(key: Key) -> Against:
         if above[key] <= ALPHA:

@@ -18,6 +18,9 @@ from thresher.experiments.comparison.statistics import (
 DEFAULT_MARGIN = 0.5
 """Loss that does not matter, in points where the metric is a share."""
 
+BASELINE = "the baseline"
+"""Verdict of full training."""
+
 CONTROLS_IN_WORDS = {
     "uniform": "random",
     "shorter": "fewer epochs",
@@ -51,55 +54,77 @@ def left_out_sentence(one: Mapping[str, str]) -> str:
     return f"Left out is the control {one['control']} of {one['method']}. {one['why'].rstrip('.')}."
 
 
-def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN) -> list[RowDict]:
+def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: int = 1) -> list[RowDict]:
     """Returns one row per method and control, in the order of their first runs; controls follow their method.
 
     Args:
         runs: Runs of `training.loop.train`, with cost ratios that can be compared; full training with every seed is among them.
         margin: Loss against full training that does not matter, above 0: in points (hundredths) where the metric is a share
             (all values of full training are from 0 to 1), else in units of the metric. Default: 0.5.
+        looks: Number of times that the verdicts may be looked at, with more seeds each time; findings are corrected for it.
+            Default: 1.
 
     Returns:
         Rows with the keys method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
         wall_ratio, cpu_ratio, verdict and sentence. `against` has for each control of a method the difference to it, ci95,
         finding, seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings are
         corrected for the number of methods, and findings against controls for the number of controls. Time ratios are medians
-        over the seeds.
+        over the seeds. A row with a training that has diverged, half of whose losses or more are not finite, has no finding.
     """
     whole = is_share(runs)
     margin = margin / 100 if whole else margin
     groups = _grouped_runs(runs)
     full = groups["full", None]
-    to_full = {place: _paired(group, full) for place, group in groups.items() if place[0] != "full"}
+    broken = {place: seeds for place, group in groups.items() if (seeds := _diverged(group))}
+    sound = {} if ("full", None) in broken else {place: group for place, group in groups.items() if place not in broken}
+    to_full = {place: _paired(group, full) for place, group in sound.items() if place[0] != "full"}
     found: dict[Place, Finding] = {}
     for of_methods in (True, False):
-        found |= findings({at: paired for at, paired in to_full.items() if (at[1] is None) is of_methods}, margin)
-    beside = {at: _paired(groups[at[0], None], group) for at, group in groups.items() if at[1] is not None}
-    against = against_controls(beside, margin)
+        found |= findings({at: paired for at, paired in to_full.items() if (at[1] is None) is of_methods}, margin, looks)
+    beside = {
+        at: _paired(sound[at[0], None], group) for at, group in sound.items() if at[1] is not None and (at[0], None) in sound
+    }
+    against = against_controls(beside, margin, looks)
     rows = []
     for place, group in groups.items():
         row = _summary_row(group, full)
         if place in to_full:
             own = [at for at in beside if at[0] == place[0] and place[1] is None]
-            kinds = {at[1]: _against(beside[at], against[at], margin, len(beside)) for at in own}
-            among = sum((at[1] is None) is (place[1] is None) for at in to_full)
+            kinds = {at[1]: _against(beside[at], against[at], margin, looks * len(beside)) for at in own}
+            among = looks * sum((at[1] is None) is (place[1] is None) for at in to_full)
             row |= _judged(to_full[place], found[place], kinds, margin, among, whole=whole)
+        elif place in broken or ("full", None) in broken:
+            row["verdict"] = _broken_in_words(broken.get(place, ()), of_full=("full", None) in broken)
         rows.append(row)
     baseline, metric = _summary_row(full, full)["mean"], full[0]["metric"]["name"]
     return [row | {"sentence": _row_sentence(row, baseline, len(full), metric, whole)} for row in rows]
 
 
-def methods_without_loss(runs: Sequence[RunDict], margin: float) -> set[str]:
+def _diverged(runs: Sequence[RunDict]) -> list[int]:
+    """Returns the seeds with which half of the losses of the last epoch or more were not finite."""
+    last = [(run["seed"], run["history"][-1]) for run in runs if run.get("history")]
+    return [seed for seed, entry in last if 2 * entry.get("nonfinite", 0) >= max(1, entry.get("backward", 0))]
+
+
+def _broken_in_words(seeds: Sequence[int], *, of_full: bool) -> str:
+    if of_full:
+        return "no verdict: full training has diverged"
+    with_seeds = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return f"no verdict: it diverged with {with_seeds}, half of its losses or more are not finite"
+
+
+def methods_without_loss(runs: Sequence[RunDict], margin: float, looks: int = 1) -> set[str]:
     """Returns the methods of which runs show no loss beyond a margin, corrected for their number.
 
     Args:
         runs: Runs as for `summarise`.
         margin: Loss that does not matter, as for `summarise`.
+        looks: Number of looks, as for `summarise`. Default: 1.
     """
     groups = _grouped_runs(runs)
     full = groups["full", None]
     to_full = {place[0]: _paired(group, full) for place, group in groups.items() if place[0] != "full" and place[1] is None}
-    found = findings(to_full, margin / 100 if is_share(runs) else margin)
+    found = findings(to_full, margin / 100 if is_share(runs) else margin, looks)
     return {name for name, finding in found.items() if finding == "no loss"}
 
 
@@ -133,7 +158,7 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
         "cost_ratio": cost,
         "wall_ratio": _median_ratio(runs, full, "wall_s"),
         "cpu_ratio": _median_ratio(runs, full, "cpu_s"),
-        "verdict": "the baseline",
+        "verdict": BASELINE,
     }
 
 
@@ -226,7 +251,9 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
     level = (lambda value: f"{100 * value:.2f} %") if whole else (lambda value: f"{value:.4g}")
     over = f"over {seeds} seed{'s' if seeds > 1 else ''}"
     if row["difference"] is None:
-        return f"Full training reaches {metric} {level(row['mean'])} {over}."
+        name = "Full training" if row["method"] == "full" else row["method"]
+        tail = "" if row["verdict"] == BASELINE else f"; {row['verdict']}"
+        return f"{name} reaches {metric} {level(row['mean'])} {over}{tail}."
     parts = [
         f"{row['method']} reaches {metric} {level(row['mean'])} where full training reaches {level(baseline)}, "
         f"{_with_interval(row, whole)} {over}: {row['verdict'].partition(';')[0]}.",

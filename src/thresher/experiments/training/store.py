@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -55,7 +57,7 @@ class Store:
         identity: Values by name that all runs in the folder share; a folder with another identity is refused.
 
     Raises:
-        ValueError: The folder holds another comparison, or is not a folder but a file.
+        ValueError: The folder holds finished runs of another comparison, or is not a folder but a file.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
@@ -63,16 +65,17 @@ class Store:
         self._path = folder / MANIFEST
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"--out {folder} is a file; give a folder")
-        self._manifest = {"backward_to_forward": None, **identity}
+        self._manifest: dict[str, Any] = {"backward_to_forward": None, **identity}
         if self._path.exists():
             self._manifest = read_checked(self._path, Manifest, f"Give another --out, or delete the folder {folder}")
         for name, value in identity.items():
             held = self._manifest.get(name, DEFAULTS.get(name))
-            if held != value:
-                raise ValueError(
-                    f"--out {folder} holds another comparison: its {name} is {_as_text(held)}, here it is {_as_text(value)}; "
-                    "give another folder, or delete this one"
-                )
+            if not _is_same(name, held, value):
+                if any(self.runs.glob("*.json")):
+                    raise ValueError(f"--out {folder} holds {_difference(name, held, value, identity)}")
+                self._manifest = {"backward_to_forward": None}
+                break
+        self._manifest |= identity
         write_json(self._path, self._manifest)
 
     @property
@@ -113,6 +116,46 @@ class Store:
 
     def _file(self, key: str) -> Path:
         return self.runs / f"{key}.json"
+
+
+def restart(folder: Path) -> None:
+    """Deletes the runs, the results and the report of a comparison; what else is in its folder stays.
+
+    Args:
+        folder: Folder of the comparison; it need not exist.
+    """
+    if not (folder / MANIFEST).is_file():
+        return
+    shutil.rmtree(folder / RUNS, ignore_errors=True)
+    for path in (folder / MANIFEST, folder / RESULTS, folder / "report.html"):
+        path.unlink(missing_ok=True)
+
+
+def _is_same(name: str, held: Any, value: Any) -> bool:
+    """Returns whether two values of an identity are the same; the same script may be named by several paths."""
+    if name == "task" and isinstance(held, str) and _script(held) and _script(value):
+        return _script(held) == _script(value)
+    return held == value
+
+
+def _script(task: str) -> tuple[str, str] | None:
+    """Returns the name of a script and its function; None for a task of this package."""
+    path, _, function = task.rpartition(":")
+    return (re.split(r"[\\/]", path)[-1], function) if path.endswith(".py") else None
+
+
+def _difference(name: str, held: Any, value: Any, identity: dict[str, Any]) -> str:
+    """Returns what is wrong with a folder, and the ways out."""
+    if name == "recipe" and "script" in (value or ()):
+        file = identity["task"].rpartition(":")[0]
+        return (
+            f"runs of another version of {file}: it was changed since they were trained. Give --restart to delete them and "
+            "begin anew, or another --out"
+        )
+    return (
+        f"another comparison: its {name} is {_as_text(held)}, here it is {_as_text(value)}; give another folder, or --restart "
+        "to delete its runs"
+    )
 
 
 def _as_text(value: Any) -> str:

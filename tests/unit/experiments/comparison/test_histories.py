@@ -63,10 +63,19 @@ def test_rules(method, settings, rule):
 
 
 def test_no_such_run_or_sample(folder):
-    with pytest.raises(FileNotFoundError, match="nothing.parquet: no such run of a comparison; there are drawn, hiding"):
+    with pytest.raises(FileNotFoundError, match="nothing: no such run of a comparison; there are drawn, hiding"):
         history_of(folder / "nothing", 0)
     with pytest.raises(ValueError, match="has no sample 1438; ids are 0 to 1437"):
         history_of(folder / "hiding", 1438)
+
+
+def test_the_beginning_of_a_name_is_enough_where_one_run_has_it(folder, tmp_path):
+    assert history_of(folder / "draw", 3) == history_of(folder / "drawn", 3) == history_of(folder / "drawn.parquet", 3)
+    for name in ("drawn-again", "drawn-twice"):
+        for suffix in (".json", ".parquet"):
+            (tmp_path / f"{name}{suffix}").write_bytes((folder / f"drawn{suffix}").read_bytes())
+    with pytest.raises(ValueError, match="drawn: several runs begin so: drawn-again, drawn-twice; give more of the name"):
+        history_of(tmp_path / "drawn", 3)
 
 
 def test_what_the_loader_does_not_give_is_not_told_as_the_rule():

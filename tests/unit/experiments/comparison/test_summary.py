@@ -193,3 +193,38 @@ def test_one_bad_value_does_not_change_the_margin():
 def test_no_spread_has_its_own_words():
     row = summarise([*runs("full", [0.9, 0.8, 0.9]), *runs("m", [0.9, 0.8, 0.9])])[1]
     assert row["verdict"] == "the same difference with every seed, no spread to judge by"
+
+
+def diverged(method, seed, share, **others):
+    history = [{"nonfinite": 0, "backward": 10}, {"nonfinite": share, "backward": 10}]
+    return run(method, seed, 0.1, **others) | {"history": history}
+
+
+def test_a_training_that_diverged_gets_no_verdict():
+    broken = [diverged("n", 0, 5), *runs("n", [0.9, 0.91])[1:], run("n", 2, 0.9)]
+    rows = {row["method"]: row for row in summarise([*FULL, *METHOD, *broken])}
+    assert rows["n"]["finding"] is None and rows["n"]["difference"] is None and rows["n"]["against"] == {}
+    assert rows["n"]["verdict"] == "no verdict: it diverged with seed 0, half of its losses or more are not finite"
+    assert rows["n"]["sentence"].endswith(f"; {rows['n']['verdict']}.") and rows["n"]["sentence"].startswith("n reaches")
+    assert rows["full"]["verdict"] == "the baseline"
+    alone = {row["method"]: row for row in summarise([*FULL, *METHOD])}
+    assert rows["m"]["finding"] == alone["m"]["finding"]
+
+
+def test_fewer_than_half_of_the_losses_are_no_divergence():
+    rows = summarise([*FULL, *[diverged("n", seed, 4) for seed in range(3)]])
+    assert rows[1]["finding"] is not None
+
+
+def test_nothing_is_judged_where_full_training_diverged():
+    full = [diverged("full", 0, 10), *FULL[1:]]
+    for row in summarise([*full, *METHOD, *CONTROL]):
+        assert row["verdict"] == "no verdict: full training has diverged" and row["finding"] is None
+
+
+def test_a_control_that_diverged_is_no_control():
+    broken = [one | {"history": [{"nonfinite": 9, "backward": 10}]} for one in CONTROL]
+    rows = {row["method"].partition("@")[0]: row for row in summarise([*FULL, *METHOD, *broken, *SHORTER])}
+    assert set(rows["m"]["against"]) == {"shorter"} and rows["uniform"]["verdict"].startswith(
+        "no verdict: it diverged with seeds"
+    )

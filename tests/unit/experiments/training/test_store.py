@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from thresher.experiments.training.store import Store, write_json
+from thresher.experiments.training.store import Store, restart, write_json
 
 IDENTITY = {"task": "digits", "epochs": 3, "recipe": {"lr": 0.1}, "versions": {"torch": "2.13.0"}}
 COST = {"forward": 9, "backward": 6, "full_forward": 9, "full_backward": 9, "ratio": 0.8, "backward_to_forward": None}
@@ -20,7 +20,7 @@ def test_runs_come_back_and_nothing_else_is_left(tmp_path):
 
 
 def test_a_folder_of_former_times_is_of_one_process(tmp_path):
-    Store(tmp_path, IDENTITY)
+    Store(tmp_path, IDENTITY).save_run("a", RUN)
     Store(tmp_path, IDENTITY | {"processes": 1})
     with pytest.raises(ValueError, match="its processes is 1, here it is 2"):
         Store(tmp_path, IDENTITY | {"processes": 2})
@@ -41,11 +41,48 @@ def test_the_common_ratio_stays(tmp_path):
     ],
 )
 def test_another_comparison_is_refused_and_left_alone(tmp_path, change, message):
-    Store(tmp_path, IDENTITY)
+    Store(tmp_path, IDENTITY).save_run("a", RUN)
     before = (tmp_path / "comparison.json").read_text()
     with pytest.raises(ValueError, match=f"holds another comparison: {message}; give another folder"):
         Store(tmp_path, IDENTITY | change)
     assert (tmp_path / "comparison.json").read_text() == before
+
+
+def test_a_folder_without_finished_runs_is_free(tmp_path):
+    Store(tmp_path, IDENTITY).backward_to_forward = 1.75
+    again = Store(tmp_path, IDENTITY | {"epochs": 4})
+    assert again.backward_to_forward is None
+    assert json.loads((tmp_path / "comparison.json").read_text())["epochs"] == 4
+
+
+SCRIPT = IDENTITY | {"task": "my_training.py:build", "recipe": {"script": "0123456789ab"}}
+
+
+@pytest.mark.parametrize("path", ["./my_training.py:build", "/home/me/my_training.py:build", r"C:\me\my_training.py:build"])
+def test_a_script_is_the_same_by_every_path(tmp_path, path):
+    Store(tmp_path, SCRIPT).save_run("a", RUN)
+    assert Store(tmp_path, SCRIPT | {"task": path}).run("a") == RUN
+    with pytest.raises(ValueError, match="its task is .*my_training.py:build, here it is my_training.py:other"):
+        Store(tmp_path, SCRIPT | {"task": "my_training.py:other"})
+
+
+def test_a_script_that_was_changed_says_how_to_begin_anew(tmp_path):
+    Store(tmp_path, SCRIPT).save_run("a", RUN)
+    changed = SCRIPT | {"recipe": {"script": "ba9876543210"}}
+    with pytest.raises(ValueError, match="runs of another version of my_training.py: it was changed since .* --restart"):
+        Store(tmp_path, changed)
+    (tmp_path / "notes.txt").write_text("mine")
+    restart(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert Store(tmp_path, changed).run("a") is None
+
+
+def test_nothing_is_deleted_where_there_is_no_comparison(tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine.json").write_text("{}")
+    restart(tmp_path)
+    restart(tmp_path / "not there")
+    assert (tmp_path / "runs" / "mine.json").is_file()
 
 
 def test_a_file_is_no_folder(tmp_path):
