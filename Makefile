@@ -3,6 +3,7 @@
 # make verify  the tests at full depth: every seeded instance, every combination and more random examples, which takes
 #              three times as long; run every night and before a release
 # make check   style, docstrings and types
+# make docs    the documentation site, into site/; open site/index.html
 # make bench   measures the overhead of selection, the saving and cost of selection in the batch, how right `advise` is, what
 #              Winnow costs beside its rows, and a training on 10^8 samples, which takes 6 GB, into benchmarks/results/
 # make cards   the pages of the methods, into docs/methods/
@@ -33,7 +34,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test verify check bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection reproduce clean
+.PHONY: demo test verify check docs bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -73,6 +74,13 @@ check: .venv/for-checks
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check_docstrings.py
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+.venv/for-docs: .venv/installed
+	$(PIP) install -q -c constraints.txt --group docs
+	touch $@
+
+docs: .venv/for-docs
+	$(BIN)/python -m tools.documentation site
 
 bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.overhead
@@ -138,4 +146,4 @@ reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md
 
 clean:
-	rm -rf .venv dist runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv dist runs site .pytest_cache .ruff_cache .hypothesis
