@@ -58,9 +58,7 @@ def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
         traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
         tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced else ""
         counted = f"the counted cost is {row['cost_ratio']:.2f} of full training, and the CPU time {row['cpu_ratio']:.2f}"
-        said.append(
-            f"{row['method']}: {counted}{tracing}. The rest of the difference is what does not go by samples, such as the optimizer."
-        )
+        said.append(f"{row['method']}: {counted}{tracing}. The rest is what does not go by samples, such as the optimizer.")
     return said
 
 
