@@ -158,8 +158,17 @@ def chosen_factor(design: Design, done: Done, task: str, arm: Arm, share: float)
 
 def run(job: Job) -> dict[str, Any]:
     """Trains once, and returns the measures, the cost, the times, and the agreement of loss and uncertainty in each epoch."""
+    return train_arm(job, next(arm for arm in ARMS if arm.name == job.arm))
+
+
+def train_arm(job: Job, arm: Arm) -> dict[str, Any]:
+    """Trains an arm once, and returns what `run` does.
+
+    Args:
+        job: The training.
+        arm: The arm that the job names.
+    """
     problem = problem_of(job.task)
-    arm = next(arm for arm in ARMS if arm.name == job.arm)
     sets, measured = problem.sets(), list[Measures]()
 
     def measure(training: Training) -> None:

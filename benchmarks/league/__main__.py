@@ -1,0 +1,47 @@
+"""Trains what is missing of the league, and writes the results. It goes on where it was stopped."""
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+from benchmarks.league.arms import arms, ready, run
+from benchmarks.league.table import page, results, with_tables, with_top
+from benchmarks.winnow.jobs import load, run_missing
+
+
+def main() -> None:
+    """Runs the command line."""
+    folder = Path("benchmarks/results")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.league", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
+    parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
+    parser.add_argument("--runs", type=Path, default=folder / "league-runs.jsonl", help="File of the trainings.")
+    parser.add_argument("--beside", type=Path, default=folder / "winnow-runs.jsonl", help="Trainings of benchmarks.winnow.")
+    parser.add_argument("--results", type=Path, default=folder / "league.json", help="File of the results.")
+    parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
+    parser.add_argument("--readme", type=Path, help="Page in Markdown whose first table is written anew. Default: none.")
+    parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
+    given = parser.parse_args()
+    beside = {job: result for job, result in load(given.beside).items() if job.arm in arms()}
+    end = time.monotonic() + 60 * (float("inf") if given.minutes is None else given.minutes)
+    if given.show:
+        done = load(given.runs)
+    else:
+        done = run_missing(
+            lambda own: (job for job in ready({**beside, **own}) if job not in beside),
+            run,
+            given.runs,
+            given.jobs,
+            lambda: time.monotonic() > end,
+        )
+    found = results({**beside, **done})
+    given.results.write_text(json.dumps(found, indent=1) + "\n")
+    for path, written in ((given.page, with_tables), (given.readme, with_top)):
+        if path is not None:
+            path.write_text(written(path.read_text(), found))
+    print(page(found))
+
+
+if __name__ == "__main__":
+    main()
