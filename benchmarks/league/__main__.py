@@ -23,7 +23,8 @@ def main() -> None:
     parser.add_argument("--readme", type=Path, help="Page in Markdown whose first table is written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
-    beside = {job: result for job, result in load(given.beside).items() if job.arm in arms()}
+    known = arms()
+    beside = {job: result for job, result in load(given.beside).items() if job.arm in known}
     end = time.monotonic() + 60 * (float("inf") if given.minutes is None else given.minutes)
     if given.show:
         done = load(given.runs)
