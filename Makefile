@@ -24,6 +24,8 @@
 # make ada-selection
 #              AdaSelection beside random selection with as many steps, on five tasks, into benchmarks/results/ and
 #              docs/results.md; ten minutes, goes on where it was stopped
+# make league  one method of each family at half of the cost, on five tasks, into benchmarks/results/ and docs/league.md; about
+#              an hour of two cores, goes on where it was stopped
 # make reproduce
 #              the tables and figures of the papers, into benchmarks/results/reproduce/ and docs/reproduce.md; up to
 #              three hours, goes on where it was stopped
@@ -141,6 +143,9 @@ winnow-further: .venv/installed
 
 ada-selection: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/results.md
+
+league: .venv/installed
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/league.md
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md

@@ -2,10 +2,11 @@
 
 What was decided before the first counted run:
 
-- Tasks: images, images with wrong labels, imbalanced classes, regression, text: those of `benchmarks.winnow`, with their samples
-  for the choice of rates, their samples that count, their epochs, and their margin of 0.2 points.
-- Each method has the settings that bring its cost nearest to one half, and its publication's for the rest. Its cost as it came out
-  is printed, and so are its optimizer steps: methods that take fewer steps and those that make batches smaller differ by that alone.
+- Tasks: images, images with wrong labels, imbalanced classes, regression, text: those of `benchmarks.winnow`, with their
+  samples for the choice of rates, their samples that count, their epochs, and their margin of 0.2 points.
+- Each method has the settings that bring its cost nearest to one half, and its publication's for the rest. Its cost as it
+  came out is printed, and so are its optimizer steps: methods that take fewer steps and those that make batches smaller differ
+  by that alone.
 - Every arm looks at the same three learning rates, with two seeds and on samples that are never counted. Five seeds count.
 - Full training, random samples, fewer epochs and smaller batches are the trainings of `benchmarks.winnow`, and so is Winnow; a
   placebo is the method with its signals permuted, at the rate of the method.

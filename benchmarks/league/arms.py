@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from benchmarks.winnow.jobs import ARMS as WINNOW_ARMS
@@ -58,9 +59,10 @@ ENTRIES: Sequence[Entry] = (
     _of("threshold_keep", "keeps by gradient norm, without bias", once=True, keep=0.25),
     _of("div_bs", "rows of the batch that differ", once=True, keep=0.25),
 )
-"""The methods, by family. Methods inside the batch make one forward pass: a quarter of the rows backward is half of the cost."""
+"""The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost."""
 
 
+@cache
 def arms() -> dict[str, Arm]:
     """Returns all arms by name: those of `benchmarks.winnow`, the methods, and their placebos."""
     found = {arm.name: arm for arm in WINNOW_ARMS if arm.name in BESIDE}

@@ -1,0 +1,98 @@
+"""The league: its arms, what is run, and what the table says."""
+
+import json
+from pathlib import Path
+
+import pytest
+from benchmarks.league import arms as league
+from benchmarks.league.arms import CONTROLS, DESIGN, ENTRIES, PLACEBO, TASKS, arms, counted_jobs, factor_of, ready
+from benchmarks.league.table import page, results, summary, values, with_tables
+from benchmarks.winnow.jobs import Job
+
+from thresher import methods
+from thresher.experiments.comparison.statistics import Paired, findings
+
+ROOT = Path(__file__).parents[3]
+
+
+def made_up(levels, waiting=()):
+    """Results of all trainings: the metric of an arm is its level, and the rate times 1.6 is the best of each."""
+    done = {}
+    while jobs := [job for job in ready(done) if job not in done and job.arm not in waiting]:
+        for job in jobs:
+            name = job.arm.removesuffix(PLACEBO)
+            level = levels.get(job.arm, levels.get(name, 80.0)) - (job.factor != 1.6)
+            wobble = 0.01 * ((1 + job.seed) ** 2 * (3 + len(job.arm)) % 11)
+            cost = {"ratio": 1.0 if job.arm == "full" else 0.5, "steps": 790}
+            done[job] = {"metric": level + wobble, "cost": cost}
+    return done
+
+
+def test_the_methods_of_the_league_are_registered_and_each_has_its_own_family():
+    assert len({entry.family for entry in ENTRIES}) == len(ENTRIES) >= 12
+    assert {entry.name for entry in ENTRIES} <= set(methods.names())
+    for entry in ENTRIES:
+        entry.spec.create()
+
+
+def test_what_is_run():
+    jobs = list(ready({}))
+    assert jobs and all(job.looks for job in jobs), "without a chosen rate nothing is counted"
+    assert {job.task for job in jobs} == set(TASKS) and {job.factor for job in jobs} == set(DESIGN.factors)
+    assert not any(job.arm.endswith(PLACEBO) for job in jobs)
+    done = made_up({})
+    for arm in arms().values():
+        assert factor_of(done, TASKS[0], arm) == 1.6
+        assert [job.seed for job in counted_jobs(done, TASKS[0], arm)] == [0, 1, 2, 3, 4]
+    assert set(values(done)) == {(task, name) for task in TASKS for name in arms()}
+
+
+def test_placebos_come_last_and_have_the_rate_of_their_method():
+    done = made_up({}, waiting=[name for name in arms() if name.endswith(PLACEBO)])
+    left = [job for job in ready(done) if job not in done]
+    assert left and all(job.arm.endswith(PLACEBO) and not job.looks and job.factor == 1.6 for job in left)
+
+
+def test_findings_against_an_independent_computation():
+    found = results(made_up({"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}))
+    rows = {(row["task"], row["method"]): row for row in found["rows"]}
+    assert len(rows) == len(TASKS) * len(ENTRIES) and found["waiting"] == []
+    done = values(made_up({"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 85.0, "infobatch": 90.5}))
+    compared = {
+        place: Paired.of([a["metric"] - b["metric"] for a, b in zip(done[place], done[place[0], "full"], strict=True)])
+        for place in rows
+    }
+    expected = findings(compared, 0.2)
+    for place, row in rows.items():
+        assert row["finding"] == expected[place] and row["to_full"]["mean"] == pytest.approx(compared[place].mean)
+    assert rows[TASKS[0], "infobatch"]["finding"] == "no loss" and rows[TASKS[0], "kakurenbo"]["finding"] == "loses"
+    assert rows[TASKS[0], "winnow"]["against"]["smaller"]["finding"] == "better"
+    assert set(rows[TASKS[0], "winnow"]["against"]) == {*CONTROLS, "placebo"}
+
+
+def test_the_page_names_what_is_not_finished_and_puts_the_worst_first():
+    levels = {"full": 90.0, "winnow": 89.9, "smaller": 88.0, "kakurenbo": 70.0}
+    found = results(made_up(levels, waiting=["seta"]))
+    assert ["bike", "seta"] in [list(one) for one in found["waiting"]]
+    text = summary(found)
+    assert text.index("| kakurenbo |") < text.index("| winnow |") and "Not finished yet: seta on fashion-10k" in text
+    whole = page(found)
+    assert whole.count("*full*") == len(TASKS) and "cannot tell" in whole
+    assert with_tables("<!-- tables of benchmarks.league -->x<!-- end of the tables -->", found).count("| method |") == 1 + len(
+        TASKS
+    )
+
+
+def test_a_job_trains_the_arm_that_it_names(monkeypatch):
+    seen = []
+    monkeypatch.setattr(league, "train_arm", lambda job, arm: seen.append((job, arm.name)))
+    job = Job(TASKS[0], "seta", 0.5, 1.0, 0)
+    league.run(job)
+    assert seen == [(job, "seta")]
+
+
+def test_the_page_is_that_of_the_results():
+    file = ROOT / "benchmarks" / "results" / "league.json"
+    text = (ROOT / "docs" / "league.md").read_text()
+    if file.is_file():
+        assert with_tables(text, json.loads(file.read_text())) == text
