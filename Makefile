@@ -134,6 +134,7 @@ winnow: .venv/installed
 winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json \
 		--page docs/winnow.md --readme README.md
+	$(BIN)/python -m benchmarks.winnow.figure
 
 winnow-guards: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/winnow.md

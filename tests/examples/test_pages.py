@@ -28,11 +28,20 @@ def run_all(page, namespace):
     return namespace
 
 
-def test_readme(capsys, monkeypatch):
-    module = ModuleType("readme")
-    monkeypatch.setitem(sys.modules, "readme", module)  # so that its classes can be pickled
-    run_all("README.md", vars(module))
+def test_readme(capsys):
+    run_all("README.md", {})
     assert "of full training" in capsys.readouterr().out
+
+
+def test_readme_is_short():
+    """A newcomer reads it at one go: longer parts have pages of their own."""
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_guide(monkeypatch):
+    module = ModuleType("guide")
+    monkeypatch.setitem(sys.modules, "guide", module)  # so that its classes can be pickled
+    run_all("docs/guide.md", vars(module))
     parts = {"loader": module.loader, "criterion": module.criterion, "model": module.model}
     module.run.detach()
     run = thresher.attach(module.SmallestLosses(), epochs=1, **parts)

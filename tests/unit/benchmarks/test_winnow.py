@@ -1,4 +1,5 @@
 import json
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -260,3 +261,15 @@ def test_a_network_that_has_diverged_counts_as_a_constant():
         for parameter in network.parameters():
             parameter.fill_(float("nan"))
     assert measures_of(problem, network, (inputs, targets)).metric == 0
+
+
+def test_the_figure_of_the_readme_is_that_of_the_results():
+    from benchmarks.winnow import figure as drawn
+
+    found = json.loads(drawn.RESULTS.read_text())
+    text = drawn.figure(found)
+    assert drawn.FIGURE.read_text() == text
+    tree = ElementTree.fromstring(text)
+    circles = list(tree.iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(circles) == 3 + 3 * len(found["shares"]["0.5"]["tasks"])
+    assert all(0 < float(one.attrib["cx"]) < drawn.WIDTH for one in circles)
