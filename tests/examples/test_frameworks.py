@@ -2,7 +2,9 @@
 
 import ast
 import importlib.util
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -60,6 +62,14 @@ def arguments_of(name, folder):
     return (*parts, *([transformers_cases.model(causal)] if causal else [])), {}, transformers_cases.N
 
 
+@pytest.fixture
+def own_environment():
+    """What a trainer that joins processes writes into the environment: the next one in this process would join them, too."""
+    with patch.dict(os.environ):
+        yield
+
+
+@pytest.mark.usefixtures("own_environment")
 @pytest.mark.parametrize("name", NAMES)
 def test_it_trains_on_what_the_method_chooses(name, tmp_path):
     train = train_of(name)

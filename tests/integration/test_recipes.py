@@ -72,7 +72,8 @@ def crosses(history):
     assert all(entry["refresh"] == entry["refreshed"] for entry in history)
     assert max(entry["actual_fraction"] for entry in hiding) > 0.05
     assert history[1]["scheduled_fraction"] == 0.3 > history[-1]["scheduled_fraction"]
-    assert all(entry["lr_scale"] == pytest.approx(len_of(history) / entry["kept"]) for entry in history)
+    n, learned = len_of(history), [entry["kept"] + entry.get("dropped_fraction", 0) * len_of(history) for entry in history]
+    assert [entry["lr_scale"] for entry in history] == pytest.approx([n / one for one in learned])
 
 
 def len_of(history):

@@ -42,7 +42,8 @@ def finished(tmp_path_factory):
 
 def test_results_have_the_schema(finished):
     _, _, results = finished
-    names = ["task", "epochs", "device", "processes", "versions", "margin", "loss_bins", "left_out", "runs", "summary"]
+    names = ["task", "epochs", "device", "processes", "versions", "margin", "looks", "loss_bins", "left_out"]
+    names += ["runs", "summary"]
     assert list(results) == names
     assert [results[name] for name in names[:4]] == [f"digits@{N}", 3, "cpu", 1]
     assert {"thresher", "torch", "python"} <= set(results["versions"])
