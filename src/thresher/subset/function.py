@@ -149,7 +149,8 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
     del taker
     arguments.extend(tangents)
     tangents.clear()
-    return graphs.backward(arguments)
+    compiled = graphs.compiled_backward
+    return compiled(arguments) if compiled is not None and compiled.holds_for(k) else graphs.backward(arguments)
 
 
 def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False) -> Tensor:

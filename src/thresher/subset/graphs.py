@@ -4,7 +4,7 @@ import enum
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -12,9 +12,6 @@ from torch import Tensor, fx, nn
 
 from thresher.loading.trees import leaves, map_leaves
 from thresher.subset.rows import Layout
-
-if TYPE_CHECKING:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 aten: Any = torch.ops.aten
 REGISTRIES = frozenset(nn.Module().__dict__) - {"training"}
@@ -40,6 +37,10 @@ class HasEffects(Unsupported):
 
 class TooManyKinds(Unsupported):
     """Reason why a kind of call is not traced yet, although it can be."""
+
+
+class Uncompiled(Unsupported):
+    """Reason why graphs of a module run without torch.compile."""
 
 
 class Outdated(Unsupported):
@@ -81,6 +82,18 @@ class SavedValue:
     counts: bool = False
 
 
+class CompiledBackward(Protocol):
+    """A compiled backward graph."""
+
+    def holds_for(self, k: int) -> bool:
+        """Checks whether so many rows satisfy everything that compiling assumed."""
+        ...
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        """Runs the graph on a list of arguments, which it empties."""
+        ...
+
+
 @dataclass
 class Graphs:
     """A traced module. Both graphs are called with a list of arguments, which they empty so that memory is freed early.
@@ -100,15 +113,19 @@ class Graphs:
             None where there is none.
         grad_layouts: Layout of each result of the backward graph; None where it is a sum over the samples.
         grads_of: Positions of the outputs on whose gradients each result of the backward graph depends.
-        env: Guards that tracing set on the batch size.
+        guards: Conditions on the batch size that tracing assumed.
         symbol: Symbol of the batch size.
         num_forward: Number of values that the forward graph returns before those that it saves.
         first: Position of the first leaf whose first dimension is the batch.
         shared: First dimensions of the leaves that all samples share, by position.
+        rows: Batch size of the call that was traced, or a number near it.
         tried: Number of rows that the graphs were tried out with.
         calls: Number of calls that used the graphs.
         mixing: Names of the operations that mix samples and are allowed to.
         layouts: Layouts of the values of the forward graph, by node.
+        examined: Graphs that were examined, where these are compiled; None where these were.
+        compiled_backward: Compiled form of the backward graph; None where there is none.
+        uncompiled: Reason why graphs that were to be compiled are not; None where there is none.
     """
 
     forward: Callable[[list[Any]], Any]
@@ -124,21 +141,26 @@ class Graphs:
     grads: list[Any]
     grad_layouts: list[Layout | None]
     grads_of: list[set[int]]
-    env: "ShapeEnv"
+    guards: list[Any]
     symbol: Any
     num_forward: int
     first: int
     shared: dict[int, int]
+    rows: int
     tried: int = 0
     calls: int = 0
     mixing: tuple[str, ...] = ()
     layouts: dict[fx.Node, Any] = field(default_factory=dict)
+    examined: "Graphs | None" = None
+    compiled_backward: CompiledBackward | None = None
+    uncompiled: str | None = None
     _valid: dict[int, bool] = field(default_factory=dict)
 
     def holds_for(self, n: int) -> bool:
         """Checks whether a batch size of n satisfies everything that tracing assumed about the batch size."""
         if n not in self._valid:
-            self._valid[n] = n > 1 and all(bool(guard.expr.subs({self.symbol: n})) for guard in self.env.guards)
+            own = n > 1 and all(bool(guard.subs({self.symbol: n})) for guard in self.guards)
+            self._valid[n] = own and (self.examined is None or self.examined.holds_for(n))
         return self._valid[n]
 
     def fits(self, tensors: list[Tensor]) -> bool:

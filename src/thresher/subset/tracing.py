@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from thresher import rng
 from thresher.loading.trees import leaves, map_leaves
-from thresher.subset.assembly import BatchSize, assemble
+from thresher.subset.assembly import BatchSize, Joint, assemble
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, HasEffects, LeafIndex, Unsupported, aten, own_attributes
 
 CONTAINER_TYPES = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
@@ -74,7 +74,34 @@ def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[
     Raises:
         Unsupported: The module cannot be traced, or its graphs hold for some batch sizes only.
     """
-    env = ShapeEnv()
+    joint = trace_joint(module, rebuild, tensors, batched, rows)
+    outputs = joint.num_forward
+    forward, backward = default_partition(joint.graph, None, num_fwd_outputs=outputs, static_lifetime_input_indices=[])
+    return assemble(joint, forward, backward)
+
+
+def trace_joint(
+    module: nn.Module,
+    rebuild: Any,
+    tensors: list[Tensor],
+    batched: list[bool],
+    rows: int,
+    *,
+    env: ShapeEnv | None = None,
+    decompositions: Any = None,
+) -> Joint:
+    """Traces the forward and backward of a module as one graph; arguments and errors are those of `trace`.
+
+    Args:
+        module: Any module.
+        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        tensors: Tensors of one call.
+        batched: Flag for each tensor: whether its first dimension is the batch.
+        rows: Number that stands for the batch size where tracing must compare it.
+        env: Environment of the symbolic sizes. Default: a new one.
+        decompositions: Functions by the operations that they take apart. Default: none.
+    """
+    env = ShapeEnv() if env is None else env
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
     fakes = [_fake(mode, t, rows if is_batched else None) for t, is_batched in zip(tensors, batched, strict=True)]
     first = batched.index(True)
@@ -83,11 +110,11 @@ def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[
     symbol = size.node.expr
     flat = FlatModule(module, rebuild)
     flat.training = module.training  # not train(): parts of the module may be in another mode
-    guarded = (_attributes_restored(module), _no_random_numbers(), _compiling_flag_set())
+    guarded = (_attributes_restored(module), _no_random_numbers(), _compiling_flag_set(), _parts_not_compiled())
     with contextlib.ExitStack() as stack, torch.enable_grad():
         for context in guarded:
             stack.enter_context(context)
-        joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {})
+        joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {}, decompositions=decompositions)
         if env.replacements.get(symbol, symbol) != symbol or any(guard.expr.func is sympy.Eq for guard in env.guards):
             raise Unsupported("its batch size is compared with a number")
         graph = joint.graph_module
@@ -96,8 +123,8 @@ def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[
         _refuse_communication(graph)
         _drop_detached(graph)
         num_forward = joint._aot_state.fw_metadata.num_forward
-        forward, backward = default_partition(graph, None, num_fwd_outputs=num_forward, static_lifetime_input_indices=[])
-    return assemble(graph, forward, backward, flat.returned, num_forward, BatchSize(env, symbol, first, shared))
+    batch_size = BatchSize([guard.expr for guard in env.guards], symbol, first, shared, rows)
+    return Joint(graph, flat.returned, num_forward, batch_size, mode)
 
 
 def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None) -> Tensor:
@@ -168,6 +195,13 @@ def _compiling_flag_set() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def _parts_not_compiled() -> Iterator[None]:
+    """Makes parts of a module that torch.compile has compiled run as they were written, so that they can be traced."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextlib.contextmanager
