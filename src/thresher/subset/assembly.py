@@ -24,14 +24,17 @@ from thresher.subset.rows import Layout
 prims: Any = torch.ops.prims
 
 
-class BatchSize(NamedTuple):
-    """The symbolic batch size of a trace; the attributes are those of `Graphs`."""
+class TracedSizes(NamedTuple):
+    """The symbolic sizes of a trace; the attributes are those of `Graphs`."""
 
     guards: list[Any]
     symbol: Any
     first: int
-    shared: dict[int, int]
+    shared: dict[int, int | None]
     rows: int
+    lengths: tuple[int, ...]
+    free: dict[Any, list[tuple[int, int]]]
+    fixed: dict[tuple[int, int], int]
 
 
 class Joint(NamedTuple):
@@ -41,14 +44,14 @@ class Joint(NamedTuple):
         graph: Graph of forward and backward together, whose nodes have descriptors.
         returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
         num_forward: Number of values that the forward returns before those that it saves.
-        batch_size: Symbolic batch size.
+        sizes: Symbolic sizes.
         mode: Mode of the tensors without data that the module was traced with.
     """
 
     graph: fx.GraphModule
     returned: Any
     num_forward: int
-    batch_size: BatchSize
+    sizes: TracedSizes
     mode: FakeTensorMode
 
 
@@ -64,7 +67,7 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
         Unsupported: The module changes inputs or parameters in place, returns something other than new tensors, or draws
             random numbers in its backward pass.
     """
-    num_forward, symbol = joint.num_forward, joint.batch_size.symbol
+    num_forward, symbol = joint.num_forward, joint.sizes.symbol
     drop_unused(backward)
     descriptors = _output_of(joint.graph).meta["desc"]
     inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
@@ -96,7 +99,7 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
         grad_layouts=[layouts_of(value, symbol) if isinstance(value, fx.Node) else None for value in gradients],
         grads_of=[reached.get(value, set()) for value in gradients],
         num_forward=num_forward,
-        **joint.batch_size._asdict(),
+        **joint.sizes._asdict(),
     )
     graphs.layouts = {node: layouts_of(node, symbol) for node in forward.graph.nodes if node.op != "output"}
     return graphs
@@ -121,7 +124,7 @@ def place_rows(graphs: Graphs) -> None:
             saved.layout = found
             saved.counts = saved.counts and found == Layout(0)
         elif found is not None:
-            saved.per = found
+            saved.follows = True
 
 
 def returned_nodes(module: fx.GraphModule) -> list[Any]:
@@ -260,6 +263,8 @@ def _multiple(size: Any, symbol: Any) -> Any:
     per = size.node.expr / symbol
     if per.is_Integer:
         return int(per)
+    if not per.has(symbol) and per.is_integer:
+        return 0
     return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
 
 

@@ -23,6 +23,10 @@ CONSTANT_TYPES = (
 """Types whose value cannot change; an object of any other type can have other contents in the next call."""
 
 
+MOST_SIZES = 4096
+"""Number of combinations of sizes for which it is remembered whether graphs hold."""
+
+
 class Unsupported(Exception):  # noqa: N818
     """Reason why the backward pass of a module cannot be run on some rows; the user reads the message."""
 
@@ -72,21 +76,21 @@ class SavedValue:
     Args:
         index: Position among the values that the forward graph returns.
         layout: Place of the samples in the value; None where every row needs all of it.
-        per: Size divided by n where the value is a size that follows the batch, else 0.
+        follows: Whether the value is a size that follows the batch.
         counts: Whether the value is 0 to n - 1 and says where each row is, so that for k rows it is 0 to k - 1.
     """
 
     index: int
     layout: Layout | None = None
-    per: int = 0
+    follows: bool = False
     counts: bool = False
 
 
 class CompiledBackward(Protocol):
     """A compiled backward graph."""
 
-    def holds_for(self, k: int) -> bool:
-        """Checks whether so many rows satisfy everything that compiling assumed."""
+    def holds_for(self, k: int, lengths: tuple[int, ...] | None = None) -> bool:
+        """Checks whether so many rows, and lengths of a call, satisfy everything that compiling assumed."""
         ...
 
     def __call__(self, arguments: list[Any]) -> Any:
@@ -117,8 +121,11 @@ class Graphs:
         symbol: Symbol of the batch size.
         num_forward: Number of values that the forward graph returns before those that it saves.
         first: Position of the first leaf whose first dimension is the batch.
-        shared: First dimensions of the leaves that all samples share, by position.
+        shared: First dimensions of the leaves that all samples share, by position; None where it may differ from call to call.
         rows: Batch size of the call that was traced, or a number near it.
+        lengths: Sizes of that call that may differ in other calls, besides the batch size.
+        free: Symbol of each of these sizes, with its places: pairs of a leaf and a dimension.
+        fixed: Sizes of the other dimensions where there are such symbols, by leaf and dimension.
         tried: Number of rows that the graphs were tried out with.
         calls: Number of calls that used the graphs.
         mixing: Names of the operations that mix samples and are allowed to.
@@ -145,8 +152,11 @@ class Graphs:
     symbol: Any
     num_forward: int
     first: int
-    shared: dict[int, int]
+    shared: dict[int, int | None]
     rows: int
+    lengths: tuple[int, ...]
+    free: dict[Any, list[tuple[int, int]]]
+    fixed: dict[tuple[int, int], int]
     tried: int = 0
     calls: int = 0
     mixing: tuple[str, ...] = ()
@@ -154,24 +164,55 @@ class Graphs:
     examined: "Graphs | None" = None
     compiled_backward: CompiledBackward | None = None
     uncompiled: str | None = None
-    _valid: dict[int, bool] = field(default_factory=dict)
+    _valid: dict[Any, bool] = field(default_factory=dict)
 
-    def holds_for(self, n: int) -> bool:
-        """Checks whether a batch size of n satisfies everything that tracing assumed about the batch size."""
-        if n not in self._valid:
-            own = n > 1 and all(bool(guard.subs({self.symbol: n})) for guard in self.guards)
-            self._valid[n] = own and (self.examined is None or self.examined.holds_for(n))
-        return self._valid[n]
+    def holds_for(self, n: int, lengths: tuple[int, ...] | None = None) -> bool:
+        """Checks whether a batch size satisfies everything that tracing assumed.
+
+        Args:
+            n: Batch size.
+            lengths: Sizes of a call that may differ from those that were traced. Default: those that were traced.
+        """
+        lengths = self.lengths if lengths is None else lengths
+        if (n, lengths) not in self._valid:
+            own = guards_hold(self.guards, {self.symbol: n, **dict(zip(self.free, lengths, strict=True))})
+            if len(self._valid) >= MOST_SIZES:
+                self._valid.clear()
+            self._valid[n, lengths] = own and (self.examined is None or self.examined.holds_for(n, lengths))
+        return self._valid[n, lengths]
+
+    def lengths_of(self, tensors: list[Tensor]) -> tuple[int, ...]:
+        """Returns the sizes of a call that may differ from those that were traced."""
+        return tuple(tensors[places[0][0]].shape[places[0][1]] for places in self.free.values())
 
     def fits(self, tensors: list[Tensor]) -> bool:
         """Checks whether leaves of the kind that was traced have the sizes that tracing assumed."""
-        return self.holds_for(len(tensors[self.first])) and all(len(tensors[i]) == size for i, size in self.shared.items())
+        if any(size is not None and len(tensors[i]) != size for i, size in self.shared.items()):
+            return False
+        lengths = self.lengths_of(tensors)
+        if self.free:
+            if any(tensors[i].shape[d] != size for (i, d), size in self.fixed.items()):
+                return False
+            both = zip(self.free.values(), lengths, strict=True)
+            if any(tensors[i].shape[d] != length for places, length in both for i, d in places):
+                return False
+        return self.holds_for(len(tensors[self.first]), lengths)
 
     def rebuild(self, outputs: list[Any]) -> Any:
         """Returns the module's result from its output tensors, and empties the list so that nothing else keeps them."""
         returned = map_leaves(lambda leaf: outputs[leaf.index], self.returned, LeafIndex, objects=False)
         outputs.clear()
         return returned
+
+
+def guards_hold(guards: list[Any], sizes: dict[Any, int]) -> bool:
+    """Checks whether sizes are larger than 1, as tracing assumes of each, and satisfy all guards.
+
+    Args:
+        guards: Conditions on symbols.
+        sizes: Size for each symbol.
+    """
+    return min(sizes.values()) > 1 and all(bool(guard.subs(sizes)) for guard in guards)
 
 
 def own_attributes(part: nn.Module) -> list[tuple[str, Any]]:

@@ -11,7 +11,7 @@ This module is imported when the first module is compiled.
 import contextlib
 import copy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,7 +40,7 @@ from thresher.subset.assembly import (
     place_rows,
     returned_nodes,
 )
-from thresher.subset.graphs import Graphs, Unsupported, aten
+from thresher.subset.graphs import MOST_SIZES, Graphs, Unsupported, aten, guards_hold
 from thresher.subset.mixing import choose_row_count, run_on_few_rows, trial, trial_arguments
 from thresher.subset.rows import Layout
 from thresher.subset.tracing import trace_joint
@@ -90,28 +90,41 @@ class InductorBackward:
     Args:
         compiled: Function of a list of arguments, which it empties.
         fakes: Arguments without data that it was compiled for.
-        guards: Conditions on the number of rows.
-        symbol: Symbol of the number of rows.
+        guards: Conditions on the sizes.
+        symbols: Symbol of the number of rows, then those of other sizes that differ from call to call.
+        lengths: Those other sizes in the call that was traced.
     """
 
-    def __init__(self, compiled: Callable[[list[Any]], Any], fakes: list[Any], guards: list[Any], symbol: Any) -> None:
-        self._compiled, self._guards, self._symbol = compiled, guards, symbol
+    def __init__(
+        self,
+        compiled: Callable[[list[Any]], Any],
+        fakes: list[Any],
+        guards: list[Any],
+        symbols: list[Any],
+        lengths: tuple[int, ...] = (),
+    ) -> None:
+        self._compiled, self._guards, self._symbols, self._lengths = compiled, guards, symbols, lengths
         self._strides = [_fixed_strides(fake) for fake in fakes]
         self._orders = [_order(fake) if isinstance(fake, Tensor) else [] for fake in fakes]
-        self._valid: dict[int, bool] = {}
+        self._dense = [isinstance(fake, Tensor) and _follows_dense(fake) for fake in fakes]
+        self._valid: dict[Any, bool] = {}
 
-    def holds_for(self, k: int) -> bool:
-        """Checks whether so many rows satisfy everything that compiling assumed."""
-        if k not in self._valid:
-            self._valid[k] = k > 1 and all(bool(guard.subs({self._symbol: k})) for guard in self._guards)
-        return self._valid[k]
+    def holds_for(self, k: int, lengths: tuple[int, ...] | None = None) -> bool:
+        """Checks whether so many rows, and lengths of a call, satisfy everything that compiling assumed."""
+        sizes = (k, *(self._lengths if lengths is None else lengths))
+        if sizes not in self._valid:
+            if len(self._valid) >= MOST_SIZES:
+                self._valid.clear()
+            self._valid[sizes] = guards_hold(self._guards, dict(zip(self._symbols, sizes, strict=True)))
+        return self._valid[sizes]
 
     def __call__(self, arguments: list[Any]) -> Any:
         """Runs the graph; arguments whose memory is laid out in another way are copied first."""
         for position, wanted in enumerate(self._strides):
             value = arguments[position]
-            if wanted is not None and not _has_strides(value, wanted):
-                arguments[position] = _laid_out(value, self._orders[position])
+            order, dense = self._orders[position], self._dense[position]
+            if wanted is not None and not (_has_strides(value, wanted) and (not dense or _is_dense(value, order))):
+                arguments[position] = _laid_out(value, order)
                 del value
         return self._compiled(arguments)
 
@@ -139,9 +152,12 @@ def compile_graphs(
     """
     *_, tensors, batched = trace_arguments
     with config.patch({**options, "fx_graph_cache": False, "triton.cudagraphs": False}):
-        joint = trace_joint(*trace_arguments, examined.rows, env=CompilingSizes(), decompositions=select_decomp_table())
+        varying = [place for places in examined.free.values() for place in places]
+        joint = trace_joint(
+            *trace_arguments, examined.rows, varying, env=CompilingSizes(), decompositions=select_decomp_table()
+        )
         with _at_work(joint.mode):
-            _recursive_joint_graph_passes(joint.graph, input_device=tensors[joint.batch_size.first].device)
+            _recursive_joint_graph_passes(joint.graph, input_device=tensors[joint.sizes.first].device)
             _mark_saved(joint, examined, state, tensors, batched)
             forward, backward = min_cut_rematerialization_partition(
                 joint.graph, None, num_fwd_outputs=joint.num_forward, static_lifetime_input_indices=[]
@@ -183,8 +199,8 @@ def _mark_saved(joint: Joint, examined: Graphs, state: Any, tensors: list[Tensor
         Unsupported: Samples mix that do not mix in the examined graphs.
     """
     graph, nodes = _without_tangents(joint)
-    layouts = {copied: layouts_of(copied, joint.batch_size.symbol) for copied in nodes.values()}
-    whole = replace(examined, **joint.batch_size._asdict(), forward_module=graph, layouts=layouts, examined=examined, _valid={})
+    layouts = {copied: layouts_of(copied, joint.sizes.symbol) for copied in nodes.values()}
+    whole = replace(examined, **joint.sizes._asdict(), forward_module=graph, layouts=layouts, examined=examined, _valid={})
     with trial(tensors, state):
         _, mixing = run_on_few_rows(whole, state, tensors, batched)
     mixing = [node for node in mixing if _gives_tensors(node)]
@@ -258,7 +274,7 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     backward.graph.output_node().meta["user_visible_output_idxs"] = []
     compiled = compile_fx_inner(backward, list(fakes), is_backward=True)
     guards = [guard.expr for guard in env.guards]
-    graphs.compiled_backward = InductorBackward(compiled, fakes, guards, graphs.symbol)
+    graphs.compiled_backward = InductorBackward(compiled, fakes, guards, [graphs.symbol, *graphs.free], graphs.lengths)
 
 
 def _environment(module: fx.GraphModule) -> ShapeEnv:
@@ -278,11 +294,7 @@ def _as_given(fake: Any, strides: Any, layout: Layout | None) -> Any:
             fake = fake.new_empty_strided(fake.shape, strides)
         if layout is None or _number(fake.stride(layout.axis)) == 0:
             return fake
-        dense: list[Any] = [1] * fake.dim()
-        step: Any = 1
-        for d in reversed(_order(fake)):
-            dense[d] = step
-            step = step * fake.shape[d]
+        dense = _steps(fake.shape, _order(fake))
         return fake.new_empty_strided(fake.shape, dense)
 
 
@@ -305,6 +317,27 @@ def _fixed_strides(fake: Any) -> list[int | None] | None:
 
 def _has_strides(value: Tensor, wanted: list[int | None]) -> bool:
     return all(w is None or w == s or size == 1 for w, s, size in zip(wanted, value.stride(), value.shape, strict=True))
+
+
+def _follows_dense(fake: Tensor) -> bool:
+    """Checks whether some stride follows a symbolic size and no memory is left out; then it must be so in each call."""
+    shape, strides = [_number(size) for size in fake.shape], [_number(stride) for stride in fake.stride()]
+    symbolic = any(not isinstance(stride, int) for stride in fake.stride())
+    return symbolic and _steps(shape, _order(fake)) == strides
+
+
+def _steps(shape: Sequence[Any], order: list[int]) -> list[Any]:
+    """Returns the strides of memory that is filled without gaps, its dimensions in an order from the slowest to the fastest."""
+    strides, step = list[Any]([1] * len(shape)), 1
+    for d in reversed(order):
+        strides[d] = step
+        step *= shape[d]
+    return strides
+
+
+def _is_dense(value: Tensor, order: list[int]) -> bool:
+    both = zip(_steps(value.shape, order), value.stride(), value.shape, strict=True)
+    return all(wanted == stride or size == 1 for wanted, stride, size in both)
 
 
 def _laid_out(value: Tensor, order: list[int]) -> Tensor:

@@ -3,16 +3,18 @@
 This module is imported when the first module is wrapped, because it loads torch's compiler.
 """
 
+import contextlib
 import itertools
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from thresher.subset import tracing
-from thresher.subset.graphs import Graphs, Unsupported
+from thresher.subset.graphs import Graphs, Unclear, Unsupported
 from thresher.subset.memory import reuse_memory
 from thresher.subset.mixing import examine
 from thresher.subset.settings import check_traceable
@@ -22,7 +24,12 @@ ATTEMPTS = 4
 
 
 def make_graphs(
-    module: nn.Module, tensors: list[Tensor], rebuild: Any, sizes: Counter[int], options: dict[str, Any] | None
+    module: nn.Module,
+    tensors: list[Tensor],
+    rebuild: Any,
+    sizes: Counter[int],
+    options: dict[str, Any] | None = None,
+    varying: Sequence[tuple[int, int]] = (),
 ) -> Graphs:
     """Returns graphs of a module; the likeliest assumption about which inputs carry the batch is tried first.
 
@@ -31,7 +38,9 @@ def make_graphs(
         tensors: Tensors of one call.
         rebuild: Function that makes (args, kwargs) of a list of tensors.
         sizes: How many tensors have a first dimension of each size.
-        options: Settings of Inductor, which is to compile the graphs; None to leave them as they are.
+        options: Settings of Inductor, which is to compile the graphs; None to leave them as they are. Default: None.
+        varying: Dimensions, besides the batch, whose size may be another one in each call: pairs of the number of a tensor and
+            a dimension. Default: none.
 
     Raises:
         Unsupported: The module cannot be traced, or its samples affect each other.
@@ -40,8 +49,9 @@ def make_graphs(
     state, first_reason = _tensors_by_source(module), None
     for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
         try:
-            graphs = _trace_free(module, rebuild, tensors, batched)
+            graphs = _trace_free(module, rebuild, tensors, batched, [(i, d) for i, d in varying if d or not batched[i]])
             examine(graphs, state, tensors, batched)
+            _examine_shorter(graphs, state, tensors, batched)
         except Exception as error:
             first_reason = first_reason or _as_unsupported(error)
         else:
@@ -57,13 +67,32 @@ def make_graphs(
     raise first_reason
 
 
-def _trace_free(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool]) -> Graphs:
+def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
+    """Examines graphs with other lengths, too, where those of calls differ.
+
+    Raises:
+        Unsupported: Samples affect each other at those lengths.
+    """
+    if not graphs.free:
+        return
+    lengths, narrowed = tuple((length + 2) // 2 for length in graphs.lengths), list(tensors)
+    for places, length in zip(graphs.free.values(), lengths, strict=True):
+        for i, d in places:
+            narrowed[i] = narrowed[i].narrow(d, 0, length).contiguous()
+    if graphs.holds_for(graphs.tried, lengths):
+        with contextlib.suppress(Unclear):  # which the graphs that were examined before are not
+            examine(replace(graphs, lengths=lengths, layouts=dict(graphs.layouts), _valid={}), state, narrowed, batched)
+
+
+def _trace_free(
+    module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool], varying: list[tuple[int, int]]
+) -> Graphs:
     """Traces with the batch size of the call, then with others where it is also the size of something else."""
     n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
     reason = Unsupported("its forward depends on the batch size")
-    for rows in (n, n + 1, n + 7, 2 * n + 1):
+    for rows in (n, n + 1, n + 7, 2 * n + 1)[: 2 if varying else 4]:
         try:
-            graphs = tracing.trace(module, rebuild, tensors, batched, rows)
+            graphs = tracing.trace(module, rebuild, tensors, batched, rows, varying)
         except Exception as error:
             reason = _as_unsupported(error)
         else:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from thresher import rng
 from thresher.subset.assembly import is_getitem, is_random, place_rows
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, SavedValue, Unclear, Unsupported, aten
+from thresher.subset.graphs import Graphs, Unclear, Unsupported, aten
 from thresher.subset.rows import Layout
 
 CHANGED = 1
@@ -95,7 +95,9 @@ def choose_row_count(graphs: Graphs, least: int = 5) -> int:
         Unsupported: The graphs hold for no small number of rows.
     """
     nodes = graphs.forward_module.graph.nodes
-    numbers = {x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31}
+    numbers = set(graphs.lengths) | {
+        x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31
+    }
     for n in (*range(least, 64), *range(min(least, 64) - 1, 1, -1)):
         if graphs.holds_for(n) and (n < 5 or all(number % n for number in numbers)):
             return n
@@ -266,7 +268,7 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
         Unsupported: The gradients differ.
     """
     n = graphs.tried
-    saved = [returned[value.index] if value.layout else _scaled(value, returned, n) for value in graphs.saved]
+    saved = [returned[value.index] for value in graphs.saved]
     outputs = returned[len(graphs.mutated) :]
     tangents = []
     for position in graphs.differentiable:
@@ -297,10 +299,6 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
             node.args = (gradient, given["input"], given["weight"], mean, spread, mean, spread, False, eps, wanted)
     backward.recompile()
     return replace(graphs, backward=backward.forward)
-
-
-def _scaled(value: SavedValue, returned: list[Any], n: int) -> Any:
-    return value.per * n if value.per else returned[value.index]
 
 
 def compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> None:

@@ -1,9 +1,10 @@
 """The module that `subset_backward` returns: one forward of the whole batch, a backward pass on the rows with a gradient."""
 
+import contextlib
 import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -22,7 +23,7 @@ from thresher.subset.graphs import (
     Unsupported,
     flatten_tensors,
 )
-from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, autocast, dense, describe, is_due
+from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, Shapes, autocast, dense, describe, is_due
 from thresher.subset.parallel import check_wrapping
 from thresher.subset.settings import Settings, has_global_hooks
 
@@ -150,6 +151,7 @@ class SubsetBackward(nn.Module):
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
         self._refused: dict[Any, Unsupported] = {}
         self._patience = Patience(MAX_TRACES if strict else FREE_TRACES)
+        self._shapes = Shapes()
         self._settings: Settings | None = None
         self._stopped: Unsupported | None = None
         self._effects = 0
@@ -216,7 +218,7 @@ class SubsetBackward(nn.Module):
             self.fallback = None
         differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
         inputs = [inputs[i] if isinstance(i, int) else i for i in own.inputs]
-        return Call(graphs, inputs, own.buffers, n), differentiated
+        return Call(graphs, inputs, own.buffers, n, graphs.lengths_of(tensors)), differentiated
 
     def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
         """Returns graphs that hold for these inputs, and their batch size; None where there is nothing to leave out."""
@@ -224,24 +226,53 @@ class SubsetBackward(nn.Module):
         if set(sizes) <= {0, 1} or not (settings.trains or any(tensor.requires_grad for tensor in tensors)):
             return None  # in a batch of one sample there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
-        key = (settings.key, autocast(tensors), describe(arguments, likely))
+        base = settings.key, autocast(tensors)
+        exact = (*base, describe(arguments, likely))
+        found = self._known(exact, tensors)
+        if found is None and exact in self._traces and max(len(tensors[one.first]) for one in self._traces[exact]) < 2:
+            return None
+        any_size = (*base, describe(arguments, likely, sizes=False))
+        found = found or self._known(any_size, tensors)
+        if found is None and any_size not in self._refused:
+            varying = self._shapes.varying(any_size, tensors, likely)
+            with contextlib.suppress(Unsupported):
+                found = self._made(any_size, settings, tensors, rebuild, sizes, varying) if varying else None
+        at_once = self.strict or any_size not in self._refused  # else each further length would be traced
+        found = found or self._made(exact, settings, tensors, rebuild, sizes, at_once=at_once)
+        return found, len(tensors[found.first])
+
+    def _known(self, key: Any, tensors: list[Tensor]) -> Graphs | None:
+        """Returns graphs of a kind of call that hold for these inputs; None where there are none."""
         known = self._traces.get(key)
-        if known is not None:
-            self._traces.move_to_end(key)
-        for graphs in known or ():
-            n = len(tensors[graphs.first])
-            if graphs.fits(tensors):
-                return graphs, n
-            if n < 2:
-                return None
+        if known is None:
+            return None
+        self._traces.move_to_end(key)
+        return next((graphs for graphs in known if graphs.fits(tensors)), None)
+
+    def _made(
+        self,
+        key: Any,
+        settings: Settings,
+        tensors: list[Tensor],
+        rebuild: Any,
+        sizes: Counter[int],
+        varying: Sequence[tuple[int, int]] = (),
+        *,
+        at_once: bool = True,
+    ) -> Graphs:
+        """Traces the model for a kind of call.
+
+        Raises:
+            Unsupported: It cannot be traced, or not yet.
+        """
         if key in self._refused:
             raise self._refused[key]
-        if not self._patience.is_due(key):
+        if not self._patience.is_due(key, at_once=at_once):
             raise TooManyKinds(self._patience.reason())
         started = time.perf_counter()
         try:
             with settings.outside.restored() as changed:
-                graphs = self._trace(tensors, rebuild, sizes)
+                graphs = self._trace(tensors, rebuild, sizes, varying)
             if changed:
                 raise HasEffects(f"its forward changes the variable {changed[0]!r}, which a traced graph does not repeat")
         except Unclear:
@@ -257,7 +288,7 @@ class SubsetBackward(nn.Module):
         self._traces.setdefault(key, []).append(graphs)
         if len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)
-        return graphs, len(tensors[graphs.first])
+        return graphs
 
     def _compare(self, graphs: Graphs, settings: Settings, tensors: list[Tensor], rebuild: Any) -> None:
         """Compares graphs with the model, compiled ones in the form in which they were examined.
@@ -278,11 +309,13 @@ class SubsetBackward(nn.Module):
             self._traces.clear()
             raise self._stopped
 
-    def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
+    def _trace(
+        self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int], varying: Sequence[tuple[int, int]] = ()
+    ) -> Graphs:
         """Traces the model, and compiles the graphs where they are to be compiled."""
         from thresher.subset.making import make_graphs
 
-        graphs = make_graphs(self.wrapped, tensors, rebuild, sizes, self._options)
+        graphs = make_graphs(self.wrapped, tensors, rebuild, sizes, self._options, varying)
         if graphs.compiled_backward is not None:
             self.compilations += 2
         elif graphs.uncompiled is not None:
@@ -370,16 +403,8 @@ class SubsetBackward(nn.Module):
         delattr(self.__dict__["wrapped"], name)
 
     def __getstate__(self) -> dict[str, Any]:
-        patience = Patience(self._patience.free)
-        return {
-            **self.__dict__,
-            "_traces": OrderedDict(),
-            "_refused": {},
-            "_settings": None,
-            "_patience": patience,
-            "_plain": None,
-            "meter": None,
-        }
+        fresh = {"_traces": OrderedDict(), "_refused": {}, "_patience": Patience(self._patience.free), "_shapes": Shapes()}
+        return {**self.__dict__, **fresh, "_settings": None, "_plain": None, "meter": None}
 
 
 class SubsetContainer(SubsetBackward):

@@ -164,7 +164,7 @@ def test_numbers_of_rows_that_guards_exclude_run_without_the_compiler() -> None:
     from thresher.subset.inductor import InductorBackward
 
     k = sympy.Symbol("k", integer=True)
-    backward = InductorBackward(lambda given: given, [], [k * 10 <= 40], k)
+    backward = InductorBackward(lambda given: given, [], [k * 10 <= 40], [k])
     assert [backward.holds_for(n) for n in range(1, 7)] == [False, True, True, True, False, False]
 
 
@@ -174,7 +174,7 @@ def test_memory_that_is_laid_out_in_another_way_is_copied() -> None:
     passed: list[Any] = []
     symbol = sympy.Symbol("k")
     fakes = [torch.empty(4, 3, 2), torch.empty(4, 2, 3).transpose(1, 2), 5]
-    backward = InductorBackward(passed.extend, fakes, [], symbol)
+    backward = InductorBackward(passed.extend, fakes, [], [symbol])
     same, other = torch.rand(4, 3, 2), torch.rand(4, 3, 2)
     backward([same, other, 5])
     assert passed[0] is same and passed[1].stride() == (6, 1, 3) and torch.equal(passed[1], other) and passed[2] == 5
