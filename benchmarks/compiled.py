@@ -63,7 +63,7 @@ class Row:
 
     @property
     def judged(self) -> str:
-        """ "met" or "missed" where the whole interval is on that side of the limit, else "cannot tell"; "" without a limit."""
+        """Judgement by the interval: met or missed where all of it is on that side of the limit, else "cannot tell"."""
         if self.limit is None:
             return ""
         low, high = (self.value, self.value) if self.low is None or self.high is None else (self.low, self.high)
@@ -237,7 +237,7 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
 def parts(quick: bool) -> dict[str, Callable[[], list[list[Row]]]]:
     """Returns the parts of the benchmark by name."""
     rounds, batch, names = (3, 16, ["conv-gn"]) if quick else (21, BATCH, list(STEP_LIMITS))
-    count, sequences, most = (6, 4, 24) if quick else (500, 16, 160)
+    count, sequences, most = (6, 4, 24) if quick else (500, 32, 160)
     return {
         "steps": lambda: [steps(name, rounds, batch) for name in names],
         "exactness": lambda: [exactness(name, 8 if quick else 32) for name in names],

@@ -51,9 +51,10 @@ def subset_backward(
     batch (see `mixes_samples`). Where any other operation lets samples affect each other, the plain model is used.
 
     A trace is made for every kind of call: shapes without the batch size, dtypes, constants among the arguments, and settings
-    (attributes of the modules, and the globals and closures that the forward reads). The first 8 are made at once, a further
-    one when its kind has come up 32 times. So pad sequences to few lengths, and pass a number that changes in every step as a
-    tensor. Where the plain model is used, a warning says why once, and `fallback` has the reason.
+    (attributes of the modules, and the globals and closures that the forward reads). Shapes after the first share one trace
+    where the model allows it, so sequences may have any length. The first 8 traces are made at once, a further one, and one
+    for a single length, when its kind has come up 32 times. So pass a number that changes in every step as a tensor. Where the
+    plain model is used, a warning says why once, and `fallback` has the reason.
 
     What a trace cannot see: variables that libraries read, values deep inside objects (of an object in an attribute, its own
     numbers are seen), the contents of long lists and large arrays, files and clocks, and what the forward does beside its
