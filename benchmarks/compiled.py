@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor.utils import fresh_cache
 
 import thresher
 from benchmarks.marks import between_marks
@@ -92,6 +93,7 @@ def made(task: Task, batch: int, dtype: torch.dtype = torch.float32) -> tuple[nn
 
 def steps(name: str, rounds: int, batch: int) -> list[Row]:
     """Times steps of one model; in a round all forms take turns."""
+    keep_memory()  # not before lengths are measured: memory that is kept for each of them is no leak
     task = TASKS[name]
     model, x, y = made(task, batch)
     compiled = torch.compile(model)
@@ -201,10 +203,8 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
     torch.manual_seed(0)
     model = LongLM()
     plain: Any = torch.compile(model) if compile_it else model
-    networks: dict[str, Any] = {"plain": plain, "again": plain}
+    networks: dict[str, Any] = {"plain": plain} if compile_it else {"plain": plain, "again": plain}
     networks |= {form: thresher.subset_backward(model, strict=False, compile=compile_it) for form in ("all", "third")}
-    if compile_it:
-        networks["again"] = torch.compile(LongLM())  # with its own compilations
     seconds, memory = dict.fromkeys(networks, 0.0), []
     for step, length in enumerate(lengths_of(count, most)):
         tokens = torch.randint(VOCABULARY, (batch, length + 1))
@@ -221,10 +221,11 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
     memory.append(resident())
     fallen = [form for form, network in networks.items() if isinstance(network, SubsetBackward) and network.fallback]
     traces = max(network._patience.made for network in networks.values() if isinstance(network, SubsetBackward))
+    again = [Row("lengths", name, "plain again (A/A)", seconds["again"] / seconds["plain"], None)] if "again" in seconds else []
     return [
         Row("lengths", name, "keep 1: total time over plain", seconds["all"] / seconds["plain"], LENGTHS_LIMIT),
         Row("lengths", name, "keep 1/3: total time over plain", seconds["third"] / seconds["plain"], LENGTHS_LIMIT),
-        Row("lengths", name, "plain again over plain (A/A)", seconds["again"] / seconds["plain"], None),
+        *again,
         Row("lengths", name, f"growth of memory in {count - count // 5} steps, MiB", memory[1] - memory[0], GROWTH_LIMIT),
         Row("lengths", name, "traces", traces, None),
         Row("lengths", name, "trainings that ended with the plain model", len(fallen), None),
@@ -238,15 +239,21 @@ def parts(quick: bool) -> dict[str, Callable[[], list[list[Row]]]]:
     """Returns the parts of the benchmark by name."""
     rounds, batch, names = (3, 16, ["conv-gn"]) if quick else (21, BATCH, list(STEP_LIMITS))
     count, sequences, most = (6, 4, 24) if quick else (500, 32, 160)
+    of_lengths: list[Callable[[], list[Row]]] = [lambda: lengths("causal LM", False, count, sequences, most)]
+    if not quick:
+        of_lengths.append(lambda: _from_nothing("causal LM, compiled", True, count, sequences, most))
     return {
+        "lengths": lambda: [measure() for measure in of_lengths],
         "steps": lambda: [steps(name, rounds, batch) for name in names],
         "exactness": lambda: [exactness(name, 8 if quick else 32) for name in names],
         "compilations": lambda: [compilations(name, 8 if quick else 200, 12 if quick else 32) for name in names],
-        "lengths": lambda: (
-            [lengths("causal LM", False, count, sequences, most)]
-            + ([] if quick else [lengths("causal LM, compiled", True, count, sequences, most)])
-        ),
     }
+
+
+def _from_nothing(*arguments: Any) -> list[Row]:
+    """Measures lengths without what the compiler keeps on disk of earlier processes."""
+    with fresh_cache():
+        return lengths(*arguments)
 
 
 def as_text(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -288,7 +295,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument("--page", type=Path, help="page in Markdown whose part is written anew (default: none)")
     given = parser.parse_args(arguments)
-    keep_memory()
     torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for name, measure in parts(given.quick).items():

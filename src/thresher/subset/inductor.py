@@ -56,6 +56,11 @@ HEURISTICS = frozenset(
     }
 )
 """Functions of Inductor that compare sizes only to choose the faster of two ways, each of which is right for all sizes."""
+NAMED = "inductor_node"
+OWN_SETTINGS = {"triton.cudagraphs": False, "cpp.descriptive_names": NAMED, "triton.descriptive_names": NAMED}
+"""Settings of Inductor that are not the user's. Sizes differ from step to step, which CUDA graphs would record anew. Names of
+kernels change nothing but the key under which Inductor keeps a compiled graph on disk: a graph of the user's own may be the
+same, but was kept with the guards of heuristics."""
 DEEPEST = 24
 """Number of callers among which such a function is looked for."""
 LAYOUTS = "thresher_layouts"
@@ -151,7 +156,7 @@ def compile_graphs(
         Unsupported: The compiled graphs would not give what the examined ones give.
     """
     *_, tensors, batched = trace_arguments
-    with config.patch({**options, "fx_graph_cache": False, "triton.cudagraphs": False}):
+    with config.patch({**options, **OWN_SETTINGS}):
         varying = [place for places in examined.free.values() for place in places]
         joint = trace_joint(
             *trace_arguments, examined.rows, varying, env=CompilingSizes(), decompositions=select_decomp_table()
