@@ -96,7 +96,7 @@ def steps(name: str, rounds: int, batch: int) -> list[Row]:
     keep_memory()  # not before lengths are measured: memory that is kept for each of them is no leak
     task = TASKS[name]
     model, x, y = made(task, batch)
-    compiled = torch.compile(model)
+    compiled: Any = torch.compile(model)
     subset = thresher.subset_backward(compiled, strict=True)
 
     def full(_: Tensor) -> None:

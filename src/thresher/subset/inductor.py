@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._dynamo import compiled_autograd
 from torch._functorch._aot_autograd.descriptors import TangentAOTInput
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -25,7 +25,7 @@ from torch._inductor import config
 from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -136,7 +136,10 @@ class InductorBackward:
 
 def compile_graphs(
     examined: Graphs,
-    trace_arguments: tuple[Any, ...],
+    module: nn.Module,
+    rebuild: Any,
+    tensors: list[Tensor],
+    batched: list[bool],
     state: dict[tuple[str, Any], Tensor],
     options: dict[str, Any],
 ) -> Graphs:
@@ -144,8 +147,10 @@ def compile_graphs(
 
     Args:
         examined: Graphs of the module that were examined. They stay as they are.
-        trace_arguments: Arguments of `trace` without the last: the module, the function that makes its arguments, the tensors
-            of one call, and a flag for each tensor whether its first dimension is the batch.
+        module: The module.
+        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        tensors: Tensors of one call.
+        batched: Flag for each tensor: whether its first dimension is the batch.
         state: Parameters and buffers by their source.
         options: Settings of Inductor.
 
@@ -155,11 +160,12 @@ def compile_graphs(
     Raises:
         Unsupported: The compiled graphs would not give what the examined ones give.
     """
-    *_, tensors, batched = trace_arguments
     with config.patch({**options, **OWN_SETTINGS}):
-        varying = [place for places in examined.free.values() for place in places]
         joint = trace_joint(
-            *trace_arguments, examined.rows, varying, env=CompilingSizes(), decompositions=select_decomp_table()
+            *(module, rebuild, tensors, batched, examined.rows),
+            varying=[place for places in examined.free.values() for place in places],
+            env=CompilingSizes(),
+            decompositions=select_decomp_table(),
         )
         with _at_work(joint.mode):
             _recursive_joint_graph_passes(joint.graph, input_device=tensors[joint.sizes.first].device)
@@ -174,10 +180,10 @@ def compile_graphs(
         place_rows(graphs)
         graphs.examined, graphs.mixing = examined, examined.mixing
         with _at_work(joint.mode):
-            _compile(graphs, *own)
+            graphs.compiled_backward = backward_of = _compile(graphs, *own)
     if not graphs.holds_for(len(tensors[graphs.first])):
         raise Unsupported("compiling it assumed something else of the batch size")
-    least = next((k for k in range(2, 64) if graphs.compiled_backward.holds_for(k)), 2)
+    least = next((k for k in range(2, 64) if backward_of.holds_for(k)), 2)
     graphs.tried = choose_row_count(graphs, least=2 * least + 1)
     with trial(tensors, state):
         check_agreement(graphs, examined, next(trial_arguments(graphs, state, tensors, batched, graphs.tried)))
@@ -259,19 +265,17 @@ def _gives_tensors(node: fx.Node) -> bool:
 # Inductor
 
 
-def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) -> None:
-    """Compiles copies of both graphs, the backward for values as they are where rows of them were taken."""
+def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) -> InductorBackward:
+    """Compiles copies of both graphs; returns the backward, which takes values as they are where rows of them were taken."""
     env = _environment(forward)
     context = TracingContext.get()
     context.fakify_first_call = True
-    output = forward.graph.output_node()
-    visible = range(len(graphs.mutated), graphs.num_forward)
-    output.meta["user_visible_output_idxs"] = [i for i in visible if isinstance(output.args[0][i], fx.Node)]
+    nodes, visible = returned_nodes(forward), range(len(graphs.mutated), graphs.num_forward)
+    forward.graph.output_node().meta["user_visible_output_idxs"] = [i for i in visible if isinstance(nodes[i], fx.Node)]
     with TracingContext.report_output_strides() as strides:
         graphs.forward = compile_fx_inner(forward, _fakes(forward), is_backward=False)
     graphs.guards = [guard.expr for guard in env.guards]
-    fakes = _fakes(backward)
-    nodes = returned_nodes(graphs.forward_module)
+    fakes, nodes = _fakes(backward), returned_nodes(graphs.forward_module)
     for position, saved in enumerate(graphs.saved):
         if isinstance(fakes[position], Tensor):
             given = None if not strides or nodes[saved.index].op == "placeholder" else strides[saved.index]
@@ -279,11 +283,11 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     backward.graph.output_node().meta["user_visible_output_idxs"] = []
     compiled = compile_fx_inner(backward, list(fakes), is_backward=True)
     guards = [guard.expr for guard in env.guards]
-    graphs.compiled_backward = InductorBackward(compiled, fakes, guards, [graphs.symbol, *graphs.free], graphs.lengths)
+    return InductorBackward(compiled, fakes, guards, [graphs.symbol, *graphs.free], graphs.lengths)
 
 
 def _environment(module: fx.GraphModule) -> ShapeEnv:
-    mode = next(fake.fake_mode for fake in _fakes(module) if isinstance(fake, Tensor))
+    mode = next(fake.fake_mode for fake in _fakes(module) if isinstance(fake, FakeTensor))
     assert mode.shape_env is not None
     return mode.shape_env
 

@@ -57,7 +57,7 @@ def make_graphs(
         else:
             made = graphs
             if options is not None:
-                made = _compile(graphs, (module, rebuild, tensors, batched), state, options)
+                made = _compile(graphs, module, rebuild, tensors, batched, state, options)
             for one in (graphs, made):
                 reuse_memory(one.forward_module)
                 reuse_memory(one.backward_module)
@@ -101,12 +101,12 @@ def _trace_free(
     raise reason
 
 
-def _compile(graphs: Graphs, arguments: tuple[Any, ...], state: Any, options: dict[str, Any]) -> Graphs:
+def _compile(graphs: Graphs, *arguments: Any) -> Graphs:
     """Returns compiled graphs; those that were given, with the reason, where compiling does not succeed."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch, about a part of itself
         from thresher.subset.inductor import compile_graphs
     try:
-        return compile_graphs(graphs, arguments, state, options)
+        return compile_graphs(graphs, *arguments)
     except Exception as error:
         graphs.uncompiled = str(_as_unsupported(error))
         return graphs

@@ -1,6 +1,7 @@
 """Models that torch.compile has compiled: how they are recognised, and what is said where Inductor cannot compile."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from thresher.subset.graphs import Unsupported
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 X = numbers(7, 6)
+compile_model: Any = torch.compile
 
 
 def perceptron() -> nn.Module:
@@ -29,17 +31,17 @@ def in_place(net: nn.Module, **settings) -> nn.Module:
     return net
 
 
-def with_a_part(net: nn.Module) -> nn.Module:
-    net[2] = torch.compile(net[2], options={"max_fusion_size": 3})
+def with_a_part(net: Any) -> nn.Module:
+    net[2] = compile_model(net[2], options={"max_fusion_size": 3})
     return net
 
 
 MODELS = {
     "plain": (lambda net: net, None, None),
-    "compiled": (torch.compile, {}, None),
-    "with settings": (lambda net: torch.compile(net, options={"max_fusion_size": 3}), {"max_fusion_size": 3}, None),
-    "eager": (lambda net: torch.compile(net, backend="eager"), None, None),
-    "another backend": (lambda net: torch.compile(net, backend=other_backend), None, "other_backend"),
+    "compiled": (compile_model, {}, None),
+    "with settings": (lambda net: compile_model(net, options={"max_fusion_size": 3}), {"max_fusion_size": 3}, None),
+    "eager": (lambda net: compile_model(net, backend="eager"), None, None),
+    "another backend": (lambda net: compile_model(net, backend=other_backend), None, "other_backend"),
     "in place": (in_place, {}, None),
     "in place with settings": (lambda net: in_place(net, options={"max_fusion_size": 3}), {"max_fusion_size": 3}, None),
     "a part": (with_a_part, {"max_fusion_size": 3}, None),
@@ -61,31 +63,31 @@ def test_how_a_model_was_compiled(name) -> None:
 def test_a_model_is_compiled_as_another_one() -> None:
     net, inside = perceptron(), perceptron()
     assert compilers.compiled_like(net, inside) is inside
-    again = compilers.compiled_like(torch.compile(net, options={"max_fusion_size": 3}), inside)
+    again = compilers.compiled_like(compile_model(net, options={"max_fusion_size": 3}), inside)
     assert again._orig_mod is inside and compilers.given(again).options == {"max_fusion_size": 3}
 
 
 def test_the_names_are_those_of_the_model_inside() -> None:
     net = perceptron()
-    sub = subset_backward(torch.compile(net))
+    sub: Any = subset_backward(compile_model(net))
     assert sub.wrapped is net and list(sub.state_dict()) == list(net.state_dict()) and len(sub) == 3
     assert [id(p) for p in sub.parameters()] == [id(p) for p in net.parameters()]
 
 
 def test_eager_backends_leave_the_graphs_as_they_are() -> None:
     net = perceptron()
-    sub = subset_backward(torch.compile(net, backend="eager"), strict=True)
+    sub = subset_backward(compile_model(net, backend="eager"), strict=True)
     same_as_plain(sub, X, rows=[1, 4])
     assert sub.compilations == 0
-    assert subset_backward(torch.compile(net), compile=False, strict=True)._options is None
+    assert subset_backward(compile_model(net), compile=False, strict=True)._options is None
 
 
 def test_another_backend_is_named() -> None:
     with pytest.warns(UserWarning, match="backend .*other_backend.* only Inductor can compile"):
-        sub = subset_backward(torch.compile(perceptron(), backend=other_backend))
+        sub = subset_backward(compile_model(perceptron(), backend=other_backend))
     same_as_plain(sub, X, rows=[1, 4])
     with pytest.raises(RuntimeError, match="backend .*other_backend"):
-        subset_backward(torch.compile(perceptron(), backend=other_backend), strict=True)
+        subset_backward(compile_model(perceptron(), backend=other_backend), strict=True)
 
 
 @pytest.fixture
@@ -100,16 +102,16 @@ def test_without_a_compiler_it_is_said_in_words() -> None:
     with pytest.raises(RuntimeError, match=f"cannot be compiled: {words}; or set compile=False"):
         subset_backward(perceptron(), compile=True)
     with pytest.warns(UserWarning, match=f"run without torch.compile.*{words}"):
-        sub = subset_backward(torch.compile(perceptron()))
+        sub = subset_backward(compile_model(perceptron()))
     same_as_plain(sub, X, rows=[1, 4])
     with torch.no_grad():
         assert torch.equal(sub(X), sub.wrapped(X))
     with pytest.raises(RuntimeError, match=words):
-        subset_backward(torch.compile(perceptron()), strict=True)
+        subset_backward(compile_model(perceptron()), strict=True)
     assert compilers.lacks_compiler(perceptron().to("meta")) is None
 
 
-def failing(*_):
+def failing(*_: Any) -> Any:
     raise Unsupported("there is no such instruction")
 
 

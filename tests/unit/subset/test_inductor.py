@@ -9,6 +9,8 @@ import sympy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor import config
+from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
 
 from depth import depth
 from subset_cases import Calls, Causal, SmallResNet, ViT, conv_net, distance, numbers, outcome, same_as_plain, tokens, traced
@@ -56,7 +58,7 @@ def test_compiled_graphs_are_exact_for_all_numbers_of_rows(name) -> None:
     make, inputs = CASES[name]
     torch.manual_seed(0)
     model = make().double()
-    with torch._inductor.config.patch(fallback_random=True):  # dropout as without a compiler
+    with config.patch(fallback_random=True):  # dropout as without a compiler
         sub, plain = subset_backward(model, strict=True, compile=True), as_examined(model)
         for n in (N, N + 5):
             given = inputs(n)
@@ -89,7 +91,7 @@ def test_dropout_of_the_compiler_has_one_mask_in_both_passes() -> None:
 @pytest.mark.skipif(not depth(False, True), reason="make verify")
 def test_two_hundred_steps_compile_once() -> None:
     torch.manual_seed(0)
-    model = torch.compile(conv_net())
+    model: Any = torch.compile(conv_net())
     sub = subset_backward(model, strict=True)
     x = torch.randn(32, 3, 8, 8)
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
@@ -152,9 +154,7 @@ def test_heuristics_set_no_guards() -> None:
 
     env = CompilingSizes()
     mode = FakeTensorMode(shape_env=env)
-    context = torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext(
-        dynamic_sizes=[torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC]
-    )
+    context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
     size = mode.from_tensor(torch.ones(9), symbolic_context=context).shape[0]
     assert compared_in("_inductor/codegen/cpp.py", "need_use_acc_helper", size) and not env.guards
     assert compared_in("_inductor/codegen/simd.py", "can_use_32bit_indexing", size) and len(env.guards) == 1

@@ -1,6 +1,7 @@
 """Sizes besides the batch that differ from call to call: one trace for all of them, where the model allows it."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -49,6 +50,7 @@ def test_outputs_and_shared_tensors_of_varying_length(kind) -> None:
     """Every token has an output, and a mask without a batch has the length twice."""
     torch.manual_seed(0)
     sub = wrap(Causal(kind))
+    mask: list[Tensor] = []
     for length in LENGTHS:
         mask = [torch.ones(length, length, dtype=torch.bool).tril()] if kind == "argument" else []
         same_as_plain(sub, tokens(7, length), *mask, rows=ROWS)
@@ -124,7 +126,7 @@ def test_graphs_that_are_wrong_at_another_length_are_refused(monkeypatch) -> Non
     """The graphs are tried out with the length of the call and with a shorter one."""
     lengths = []
 
-    def examined(graphs: Graphs, state: object, tensors: list[Tensor], batched: list[bool]) -> None:
+    def examined(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
         lengths.append(tensors[0].shape[1])
         if graphs.lengths == (6,):
             raise Unsupported("it mixes the samples of a batch")
