@@ -33,9 +33,7 @@ class Trained:
         self._whole = _innermost(model)
         if model is None or self._parts or not subset:
             return
-        self._whole = made = subset_backward(
-            as_given if self._parallel is None else compiled_like(as_given, inside(model))
-        )
+        self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))
         self._parts = [made]
         if self._parallel is None:
             self.module = made
