@@ -9,6 +9,9 @@
 # make cards   the pages of the methods, into docs/methods/
 # make subset-backward
 #              times steps that leave rows out of the backward pass, into benchmarks/results/ and docs/figures/; 15 minutes
+# make compiled
+#              the same for compiled models, and trainings on sequences of many lengths, into benchmarks/results/ and
+#              docs/subset-backward.md; 30 minutes
 # make mnist-5k, make fashion, make time-to-target
 #              experiments of ten minutes and of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped; the first two have all four controls, and write what README.md and docs quote of them
@@ -36,7 +39,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test verify check docs bench cards subset-backward mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
+.PHONY: demo test verify check docs bench cards subset-backward compiled mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -99,6 +102,9 @@ cards: .venv/installed
 
 subset-backward: .venv/for-tests
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown
+
+compiled: .venv/for-tests
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.compiled --page docs/subset-backward.md
 
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
 PUBLISHED := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice

@@ -110,10 +110,10 @@ _ARCHITECTURES: dict[Any, tuple[Graphs, nn.Module]] = {}
 def trace_once_per_architecture(trace: Any) -> Any:
     """A method to put in the place of `SubsetBackward._trace`, which is `trace`: it traces models of one tensor only once."""
 
-    def found(self: SubsetBackward, tensors: list[Tensor], rebuild: Any, sizes: Any) -> Graphs:
+    def found(self: SubsetBackward, tensors: list[Tensor], rebuild: Any, sizes: Any, varying: Any = ()) -> Graphs:
         args, kwargs = rebuild(tensors)
-        if len(tensors) > 1 or len(args) != 1 or args[0] is not tensors[0] or kwargs:
-            return trace(self, tensors, rebuild, sizes)
+        if varying or len(tensors) > 1 or len(args) != 1 or args[0] is not tensors[0] or kwargs:
+            return trace(self, tensors, rebuild, sizes, varying)
         (x,) = tensors
         kind = x.shape[1:], x.dtype, x.requires_grad, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
         key = Settings(self.wrapped).key, tuple(name for name, _ in self.wrapped.named_parameters()), kind

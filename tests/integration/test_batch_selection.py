@@ -683,6 +683,8 @@ def test_of_a_compiled_ddp_the_module_inside_is_traced():
     assert run.model.module is ddp
     train(run, optimizer)
     assert run.cost.backward == 25
+    run, *_ = make(SB(keep=0.5), "once", net=net, model=torch.compile(ddp))
+    assert run.model._called._module._options == {} and run.model._called._module.wrapped is net
 
 
 def test_where_no_row_is_kept_nothing_is_learned_from_an_output_without_rows():
@@ -710,7 +712,9 @@ def test_compiled_models_are_unwrapped():
     net = Net()
     run, *_ = make(SB(keep=0.5), "once", net=net, model=torch.compile(net, backend="eager"))
     assert isinstance(run.model.module, thresher.subset.SubsetBackward)
-    assert run.model.module.wrapped is net
+    assert run.model.module.wrapped is net and run.model.module._options is None
+    run, *_ = make(SB(keep=0.5), "once", net=net, model=torch.compile(net, options={"max_fusion_size": 3}))
+    assert run.model.module.wrapped is net and run.model.module._options == {"max_fusion_size": 3}  # keeps its compiler
     inside = subset_backward(net)
     run, *_ = make(SB(keep=0.5), "once", net=net, model=torch.compile(inside, backend="eager"))
     assert run.model.module is inside

@@ -1,10 +1,13 @@
 """The user's model as a run trains it: with `subset_backward`, inside of wrappers for several processes."""
 
+from typing import Any
+
 import torch
 from torch import distributed, nn
 
 from thresher.attribution.meter import Meter
 from thresher.subset import SubsetBackward, subset_backward
+from thresher.subset.compilers import compiled_like
 from thresher.subset.parallel import CallInside, averages, data_parallel, inside
 
 
@@ -21,6 +24,7 @@ class Trained:
     """
 
     def __init__(self, model: nn.Module | None, *, subset: bool) -> None:
+        as_given: Any = model
         if subset:
             model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
         self.module, self.call = model, None
@@ -29,7 +33,7 @@ class Trained:
         self._whole = _innermost(model)
         if model is None or self._parts or not subset:
             return
-        self._whole = made = subset_backward(inside(model))
+        self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))
         self._parts = [made]
         if self._parallel is None:
             self.module = made

@@ -15,48 +15,62 @@ from torch._functorch._aot_autograd.descriptors import (
     PlainAOTOutput,
     TangentAOTInput,
 )
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
 from thresher.subset.graphs import Graphs, SavedValue, Unsupported, aten
 from thresher.subset.rows import Layout
 
+prims: Any = torch.ops.prims
 
-class BatchSize(NamedTuple):
-    """The symbolic batch size of a trace; the attributes are those of `Graphs`."""
 
-    env: ShapeEnv
+class TracedSizes(NamedTuple):
+    """The symbolic sizes of a trace; the attributes are those of `Graphs`."""
+
+    guards: list[Any]
     symbol: Any
     first: int
-    shared: dict[int, int]
+    shared: dict[int, int | None]
+    rows: int
+    lengths: tuple[int, ...]
+    free: dict[Any, list[tuple[int, int]]]
+    fixed: dict[tuple[int, int], int]
 
 
-def assemble(
-    joint: fx.GraphModule,
-    forward: fx.GraphModule,
-    backward: fx.GraphModule,
-    returned: Any,
-    num_forward: int,
-    batch_size: BatchSize,
-) -> Graphs:
+class Joint(NamedTuple):
+    """A traced module before its forward and backward are two graphs.
+
+    Attributes:
+        graph: Graph of forward and backward together, whose nodes have descriptors.
+        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
+        num_forward: Number of values that the forward returns before those that it saves.
+        sizes: Symbolic sizes.
+        mode: Mode of the tensors without data that the module was traced with.
+    """
+
+    graph: fx.GraphModule
+    returned: Any
+    num_forward: int
+    sizes: TracedSizes
+    mode: FakeTensorMode
+
+
+def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Graphs:
     """Reads from the descriptors of a trace what each argument and result of its graphs is.
 
     Args:
-        joint: Graph of forward and backward together, whose nodes have the descriptors.
-        forward: Forward graph.
-        backward: Backward graph.
-        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
-        num_forward: Number of values that the forward graph returns before those that it saves.
-        batch_size: Symbolic batch size of the trace.
+        joint: Traced module.
+        forward: Forward part of its graph.
+        backward: Backward part of its graph.
 
     Raises:
         Unsupported: The module changes inputs or parameters in place, returns something other than new tensors, or draws
             random numbers in its backward pass.
     """
-    _drop_unused(backward)
-    descriptors = _output_of(joint).meta["desc"]
-    inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    num_forward, symbol = joint.num_forward, joint.sizes.symbol
+    drop_unused(backward)
+    descriptors = _output_of(joint.graph).meta["desc"]
+    inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
     sources = {node.name: _source(node.meta["desc"]) for node in inputs}
     tangents = {node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], TangentAOTInput)}
     mutated = _mutated_buffers(descriptors[:num_forward])
@@ -72,7 +86,7 @@ def assemble(
         inputs=[sources[node.name] for node in forward.graph.nodes if node.op == "placeholder"],
         mutated=mutated,
         outputs=[],
-        returned=returned,
+        returned=joint.returned,
         differentiable=[tangents[node.name] for node in arguments if node.name in tangents],
         saved=[
             SavedValue(position, counts=_counts_rows(returned_nodes(forward)[position], node))
@@ -82,12 +96,12 @@ def assemble(
             _source(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) and value is not None else None
             for descriptor, value in zip(descriptors[num_forward:], gradients, strict=True)
         ],
-        grad_layouts=[_layouts_of(value, batch_size.symbol) if isinstance(value, fx.Node) else None for value in gradients],
+        grad_layouts=[layouts_of(value, symbol) if isinstance(value, fx.Node) else None for value in gradients],
         grads_of=[reached.get(value, set()) for value in gradients],
         num_forward=num_forward,
-        **batch_size._asdict(),
+        **joint.sizes._asdict(),
     )
-    graphs.layouts = {node: _layouts_of(node, batch_size.symbol) for node in forward.graph.nodes if node.op != "output"}
+    graphs.layouts = {node: layouts_of(node, symbol) for node in forward.graph.nodes if node.op != "output"}
     return graphs
 
 
@@ -110,7 +124,7 @@ def place_rows(graphs: Graphs) -> None:
             saved.layout = found
             saved.counts = saved.counts and found == Layout(0)
         elif found is not None:
-            saved.per = found
+            saved.follows = True
 
 
 def returned_nodes(module: fx.GraphModule) -> list[Any]:
@@ -122,6 +136,12 @@ def returned_nodes(module: fx.GraphModule) -> list[Any]:
 def is_getitem(node: fx.Node) -> bool:
     """Checks whether a node selects one of several results."""
     return node.target is operator.getitem
+
+
+def is_random(node: fx.Node) -> bool:
+    """Checks whether an operation draws random numbers, be it one of PyTorch or one that Inductor has put in its place."""
+    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return seeded or str(node.target).startswith(("prims.inductor_rand", "prims.inductor_seed"))
 
 
 def _output_of(module: fx.GraphModule) -> fx.Node:
@@ -175,7 +195,7 @@ def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict
             reached[node] = {tangents[node.name]}
         else:
             reached[node] = set().union(*(reached[source] for source in node.all_input_nodes))
-        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if is_random(node):
             raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
     return reached
 
@@ -187,9 +207,13 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
         source: Node of the forward graph that makes the value.
         argument: Placeholder of the backward graph that takes it.
     """
-    while source.target is aten._to_copy.default:
+    while source.target in (aten._to_copy.default, prims.convert_element_type.default):
         source = cast(fx.Node, source.args[0])
-    starts_at_zero = source.target is aten.arange.default or (source.target is aten.arange.start and source.args[0] == 0)
+    starts_at_zero = (
+        source.target is aten.arange.default
+        or (source.target is aten.arange.start and source.args[0] == 0)
+        or (source.target is prims.iota.default and (source.kwargs["start"], source.kwargs["step"]) == (0, 1))
+    )
     return starts_at_zero and all(
         user.target in (aten.index.Tensor, aten.index_put.default)
         and cast(Any, user.args[1])[0] is argument
@@ -201,10 +225,15 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
 # Layouts
 
 
-def _layouts_of(node: fx.Node, symbol: Any) -> Any:
+def layouts_of(node: fx.Node, symbol: Any) -> Any:
     """Returns the layout of a tensor, the multiple of a size, None where a value does not follow the batch.
 
-    A value that cannot be described has an `Unsupported` in that place, several results have a tuple.
+    Args:
+        node: Node of a graph.
+        symbol: Symbol of the batch size.
+
+    Returns:
+        The layout; an `Unsupported` in its place for a value that cannot be described, and a tuple for several results.
     """
     value = node.meta.get("val")
     if isinstance(value, tuple | list):
@@ -234,13 +263,15 @@ def _multiple(size: Any, symbol: Any) -> Any:
     per = size.node.expr / symbol
     if per.is_Integer:
         return int(per)
+    if not per.has(symbol) and per.is_integer:
+        return 0
     return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
 
 
 # Graphs as functions
 
 
-def _drop_unused(backward: fx.GraphModule) -> None:
+def drop_unused(backward: fx.GraphModule) -> None:
     """Removes everything that no gradient needs: unused random draws, and saved values that only those read."""
     backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
     for node in backward.graph.find_nodes(op="placeholder"):

@@ -38,6 +38,7 @@ class Call:
         inputs: Arguments of the forward graph, which empties the list.
         buffers: Buffers that the forward updates.
         n: Number of samples in the batch.
+        lengths: Sizes of the call that differ from call to call, besides the batch size. Default: none.
         meter: Counter of the rows that go backward; None counts nothing.
     """
 
@@ -45,6 +46,7 @@ class Call:
     inputs: list[Any]
     buffers: list[Tensor]
     n: int
+    lengths: tuple[int, ...] = ()
     meter: PassMeter | None = None
 
 
@@ -75,7 +77,7 @@ class SubsetFunction(torch.autograd.Function):
                 saved[position] = value.clone()
         for buffer, new in zip(call.buffers, returned[:count], strict=True):
             buffer.copy_(new)
-        ctx.graphs, ctx.n, ctx.saved, ctx.given, ctx.meter = graphs, call.n, saved, [], call.meter
+        ctx.graphs, ctx.n, ctx.lengths, ctx.saved, ctx.given, ctx.meter = graphs, call.n, call.lengths, saved, [], call.meter
         memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
         shown = [output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory]
         ctx.versions = [(value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)]
@@ -114,7 +116,7 @@ class SubsetFunction(torch.autograd.Function):
                 for (shape, dtype, device), is_wanted in zip(ctx.differentiated, wanted, strict=True)
             )
         with torch._C._DisableAutocast():
-            found = run_backward(graphs, saved, tangents, rows, n)
+            found = run_backward(graphs, saved, tangents, rows, n, ctx.lengths)
         results = []
         for gradient, layout, source in zip(found, graphs.grad_layouts, graphs.grads, strict=True):
             if source is not None:
@@ -122,7 +124,14 @@ class SubsetFunction(torch.autograd.Function):
         return None, *(result if is_wanted else None for result, is_wanted in zip(results, wanted, strict=True))
 
 
-def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows: Tensor | None, n: int) -> Any:
+def run_backward(
+    graphs: Graphs,
+    saved: list[Any],
+    tangents: list[Tensor],
+    rows: Tensor | None,
+    n: int,
+    lengths: tuple[int, ...] | None = None,
+) -> Any:
     """Runs the backward graph on some rows, or on all rows where `rows` is None.
 
     Args:
@@ -131,6 +140,7 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
         tangents: Gradients of the outputs, of the rows only; the list is emptied.
         rows: Positions of the samples in the batch, shape (k,), int64; None for all samples.
         n: Number of samples in the batch.
+        lengths: Sizes of the call that differ from call to call. Default: those of the call that was traced.
     """
     k = n if rows is None else len(rows)
     taker = None if rows is None else Taker(rows, n)
@@ -138,8 +148,8 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
     saved.reverse()
     for description in graphs.saved:
         value = saved.pop()
-        if description.per:
-            value = description.per * k
+        if description.follows:
+            value = value // n * k
         elif description.counts:
             value = value[:k]
         elif description.layout is not None and taker is not None:
@@ -149,7 +159,8 @@ def run_backward(graphs: Graphs, saved: list[Any], tangents: list[Tensor], rows:
     del taker
     arguments.extend(tangents)
     tangents.clear()
-    return graphs.backward(arguments)
+    compiled = graphs.compiled_backward
+    return compiled(arguments) if compiled is not None and compiled.holds_for(k, lengths) else graphs.backward(arguments)
 
 
 def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False) -> Tensor:
@@ -182,7 +193,8 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
     node: Any = outputs.grad_fn
     if not isinstance(node, SubsetFunction._backward_cls) or outputs._backward_hooks or outputs.retains_grad:
         return _indexed(outputs, rows, n)
-    if node.graphs.outputs[outputs.output_nr] != layout or node.n != n:
+    known = node.graphs.outputs[outputs.output_nr]
+    if node.n != n or known not in (layout, Layout(0, 0)):
         return _indexed(outputs, rows, n)
     return KeptRows.apply(outputs, rows, node, layout)
 
@@ -273,7 +285,7 @@ def _complete(ctx: Any, gradients: list[Tensor | None], k: int) -> list[Tensor]:
             shape, dtype, device = ctx.outputs[position]
             layout = ctx.graphs.outputs[position]
             if layout is not None:
-                shape = (*shape[: layout.axis], k * layout.per, *shape[layout.axis + 1 :])
+                shape = (*shape[: layout.axis], k * layout.entries(shape[layout.axis], ctx.n), *shape[layout.axis + 1 :])
             gradient = torch.zeros(shape, dtype=dtype, device=device)
         complete.append(gradient)
     return complete

@@ -1,6 +1,6 @@
 """Kinds of calls: what tells two calls apart for a trace, and which kinds come up often enough to be worth a trace."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
@@ -38,13 +38,14 @@ class Patience:
         self._calls: Counter[int] = Counter()
         self._traces: Counter[int] = Counter()
 
-    def is_due(self, kind: Hashable) -> bool:
+    def is_due(self, kind: Hashable, *, at_once: bool = True) -> bool:
         """Counts a call of a kind that has no trace, and returns whether it is to be traced now.
 
         Args:
             kind: Description of the call.
+            at_once: Whether the kind may be among the first few. Default: True.
         """
-        if self.made < self.free:
+        if at_once and self.made < self.free:
             return True
         place = hash(kind)
         if len(self._calls) >= MAX_REMEMBERED:
@@ -69,9 +70,8 @@ class Patience:
         """
         place = hash(kind)
         self.made, self.seconds = self.made + 1, self.seconds + seconds
-        if self.made > self.free:
+        if self._calls.pop(place, None) is not None:
             self._traces[place] += 1
-            del self._calls[place]
 
 
 def is_due(calls: int) -> bool:
@@ -100,29 +100,60 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
 
 
-def describe(tree: Any, n: int) -> Any:
+def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
     """Returns a hashable description of nested arguments.
 
     Args:
         tree: Arguments of a call.
         n: Batch size; a first dimension of this size is taken for that of the batch.
+        sizes: Whether the sizes of the other dimensions are a part of it, or only their number. Default: True.
 
     Raises:
         Unsupported: The arguments hold an object that can change, and that a trace would take for constant.
     """
     if isinstance(tree, Tensor):
-        shape = ("n", *tree.shape[1:]) if tree.dim() and len(tree) == n else tuple(tree.shape)
+        others = (lambda shape: tuple(shape)) if sizes else len
+        shape = ("n", others(tree.shape[1:])) if tree.dim() and len(tree) == n else others(tree.shape)
         channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
         return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
     if isinstance(tree, Mapping):
-        return type(tree), tuple((key, describe(value, n)) for key, value in tree.items())
+        return type(tree), tuple((key, describe(value, n, sizes=sizes)) for key, value in tree.items())
     if isinstance(tree, tuple | list):
-        return type(tree), tuple(describe(value, n) for value in tree)
+        return type(tree), tuple(describe(value, n, sizes=sizes) for value in tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree), tuple(describe(getattr(tree, field.name), n) for field in fields(tree))
+        return type(tree), tuple(describe(getattr(tree, field.name), n, sizes=sizes) for field in fields(tree))
     if isinstance(tree, CONSTANT_TYPES):
         return type(tree), tree
     raise Unsupported(f"it is given a {type(tree).__name__}, whose content a trace would take for constant")
+
+
+class Shapes:
+    """Shapes of the first call of each kind, by which dimensions are found that have another size in later calls."""
+
+    def __init__(self) -> None:
+        self._first: OrderedDict[Hashable, tuple[int, list[torch.Size]]] = OrderedDict()
+
+    def varying(self, kind: Hashable, tensors: list[Tensor], n: int) -> list[tuple[int, int]]:
+        """Returns the dimensions whose size is another one than in the first call of a kind, without that of the batch.
+
+        Args:
+            kind: Description of the call without sizes.
+            tensors: Tensors of the call.
+            n: Batch size.
+
+        Returns:
+            Pairs of the number of a tensor and a dimension; none where one of them has the size 0 or 1, which is special.
+        """
+        before, shapes = self._first.setdefault(kind, (n, [tensor.shape for tensor in tensors]))
+        if len(self._first) > MAX_REMEMBERED:
+            self._first.popitem(last=False)
+        found = [
+            (i, d)
+            for i, (first, tensor) in enumerate(zip(shapes, tensors, strict=True))
+            for d, (old, new) in enumerate(zip(first, tensor.shape, strict=True))
+            if old != new and not (d == 0 and (old, new) == (before, n))
+        ]
+        return found if all(tensors[i].shape[d] > 1 for i, d in found) else []
 
 
 def autocast(tensors: list[Tensor]) -> torch.dtype | None:

@@ -1,5 +1,6 @@
 """Search for operations that let one sample of a batch affect another: one row is changed, the others are compared."""
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from thresher import rng
-from thresher.subset.assembly import is_getitem, place_rows
+from thresher.subset.assembly import is_getitem, is_random, place_rows
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, SavedValue, Unclear, Unsupported, aten
+from thresher.subset.graphs import Graphs, Unclear, Unsupported, aten
 from thresher.subset.rows import Layout
 
 CHANGED = 1
@@ -43,12 +44,8 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
     Raises:
         Unsupported: An operation other than batch normalisation mixes samples, or gradients of some rows come out wrong.
     """
-    device = next((t.device for t in (*leaves, *state.values())), torch.device("cpu"))
-    with rng.undisturbed(device), torch.no_grad():
-        torch.manual_seed(0)
-        graphs.tried = n = _choose_row_count(graphs)
-        arguments = _trial_arguments(graphs, state, leaves, batched, n)
-        returned, mixing = _run_both(graphs, *arguments)
+    with trial(leaves, state):
+        returned, mixing = run_on_few_rows(graphs, state, leaves, batched)
         graphs.mixing = tuple(dict.fromkeys(str(node.target) for node in mixing))
         others = [node for node in mixing if not _is_batch_norm(node)]
         if others:
@@ -58,23 +55,56 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
         _verify(graphs, returned)
 
 
-def _choose_row_count(graphs: Graphs) -> int:
+@contextlib.contextmanager
+def trial(leaves: list[Tensor], state: dict[tuple[str, Any], Tensor]) -> Iterator[None]:
+    """Makes random numbers of a block the same each time, and leaves the global random states as they were."""
+    device = next((t.device for t in (*leaves, *state.values())), torch.device("cpu"))
+    with rng.undisturbed(device), torch.no_grad():
+        torch.manual_seed(0)
+        yield
+
+
+def run_on_few_rows(
+    graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[Tensor], batched: list[bool]
+) -> tuple[list[Any], list[fx.Node]]:
+    """Runs the forward graph on a few rows, twice, and finds the layout of each of its values.
+
+    Args:
+        graphs: Graphs of a module; their layouts and the number of rows that were tried are filled in.
+        state: Parameters and buffers by their source.
+        leaves: Tensors of one call.
+        batched: Flag for each tensor: whether its first dimension is the batch.
+
+    Returns:
+        Values that the forward graph returns, and the nodes that mix samples.
+    """
+    graphs.tried = n = choose_row_count(graphs)
+    return _run_both(graphs, *trial_arguments(graphs, state, leaves, batched, n))
+
+
+def choose_row_count(graphs: Graphs, least: int = 5) -> int:
     """Returns how many rows to try: a number that the graphs hold for and, if possible, that divides no number in them.
 
     A shift by a multiple of the number of rows could not be seen.
+
+    Args:
+        graphs: Graphs of a module.
+        least: Smallest number of rows that is tried first. Default: 5.
 
     Raises:
         Unsupported: The graphs hold for no small number of rows.
     """
     nodes = graphs.forward_module.graph.nodes
-    numbers = {x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31}
-    for n in (*range(5, 64), 4, 3, 2):
+    numbers = set(graphs.lengths) | {
+        x for node in nodes for x in tree_leaves((node.args, node.kwargs)) if type(x) is int and 1 < abs(x) < 2**31
+    }
+    for n in (*range(least, 64), *range(min(least, 64) - 1, 1, -1)):
         if graphs.holds_for(n) and (n < 5 or all(number % n for number in numbers)):
             return n
     raise Unsupported("it does not take a batch of a few rows")
 
 
-def _trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool], n: int) -> Iterator[list[Tensor]]:
+def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool], n: int) -> Iterator[list[Tensor]]:
     """Yields the arguments of the forward graph twice, for the same few rows, the second time with one row changed.
 
     Random numbers replace parameters of almost zero, which would hide the effect of everything that they scale.
@@ -122,7 +152,7 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
         if node.op == "placeholder":
             a[node], b[node] = next(inputs)
             continue
-        random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        random = is_random(node)
         before = rng.capture(own[0].device) if random else None
         a[node] = _run_node(runner, node, a)
         if before is not None:
@@ -238,7 +268,7 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
         Unsupported: The gradients differ.
     """
     n = graphs.tried
-    saved = [returned[value.index] if value.layout else _scaled(value, returned, n) for value in graphs.saved]
+    saved = [returned[value.index] for value in graphs.saved]
     outputs = returned[len(graphs.mutated) :]
     tangents = []
     for position in graphs.differentiable:
@@ -253,7 +283,7 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
         masked = [t if at is None else at.put(t, chosen, n) for t, at in zip(selected, layouts, strict=True)]
         whole = tried.backward([*saved, *masked])
         some = run_backward(tried, list(saved), selected, chosen, n)
-        _compare_gradients(tried, whole, some, chosen)
+        compare_gradients(tried, whole, some, chosen)
 
 
 def _statistics_constant(graphs: Graphs) -> Graphs:
@@ -271,11 +301,19 @@ def _statistics_constant(graphs: Graphs) -> Graphs:
     return replace(graphs, backward=backward.forward)
 
 
-def _scaled(value: SavedValue, returned: list[Any], n: int) -> Any:
-    return value.per * n if value.per else returned[value.index]
+def compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> None:
+    """Compares two results of the backward graph.
 
+    Args:
+        graphs: Graphs of a module.
+        whole: Result for all rows that were tried.
+        some: Result for some of them.
+        rows: Positions of these rows, shape (k,), int64.
 
-def _compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> None:
+    Raises:
+        Unsupported: They differ.
+        Unclear: They are not finite.
+    """
     pairs = [
         (a, b if at is None else at.put(b, rows, graphs.tried), source)
         for a, b, at, source in zip(whole, some, graphs.grad_layouts, graphs.grads, strict=True)

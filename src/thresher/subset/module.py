@@ -1,32 +1,45 @@
 """The module that `subset_backward` returns: one forward of the whole batch, a backward pass on the rows with a gradient."""
 
-import itertools
+import contextlib
 import time
 import warnings
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from thresher.subset.compilers import compiled, given, lacks_compiler
 from thresher.subset.function import Call, RowMeter, SubsetFunction
-from thresher.subset.graphs import Graphs, HasEffects, Outdated, TooManyKinds, Unclear, Unsupported, flatten_tensors
-from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, autocast, dense, describe, is_due
-from thresher.subset.memory import reuse_memory
+from thresher.subset.graphs import (
+    Graphs,
+    HasEffects,
+    Outdated,
+    TooManyKinds,
+    Unclear,
+    Uncompiled,
+    Unsupported,
+    flatten_tensors,
+)
+from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, Shapes, autocast, dense, describe, is_due
 from thresher.subset.parallel import check_wrapping
-from thresher.subset.settings import GraphTensors, Settings, check_traceable, has_global_hooks
+from thresher.subset.settings import Settings, has_global_hooks
 
 MAX_TRACES = 64
 """Number of kinds of calls whose traces each module keeps; the one used longest ago is dropped first."""
 ATTEMPTS = 4
-"""Number of assumptions about which inputs carry the batch that are tried, and of traces of a forward with effects."""
+"""Number of traces of a forward with effects."""
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackward":
+def subset_backward(
+    model: nn.Module,
+    *,
+    strict: bool = False,
+    compile: bool | None = None,  # noqa: A002
+) -> "SubsetBackward":
     """Makes the backward pass of a model cost only the rows of the batch that the loss was made of.
 
     Call the result like the model. Its forward runs the whole batch. Where only some rows of the outputs carry gradient, as
@@ -38,9 +51,10 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     batch (see `mixes_samples`). Where any other operation lets samples affect each other, the plain model is used.
 
     A trace is made for every kind of call: shapes without the batch size, dtypes, constants among the arguments, and settings
-    (attributes of the modules, and the globals and closures that the forward reads). The first 8 are made at once, a further
-    one when its kind has come up 32 times. So pad sequences to few lengths, and pass a number that changes in every step as a
-    tensor. Where the plain model is used, a warning says why once, and `fallback` has the reason.
+    (attributes of the modules, and the globals and closures that the forward reads). Shapes after the first share one trace
+    where the model allows it, so sequences may have any length. The first 8 traces are made at once, a further one, and one
+    for a single length, when its kind has come up 32 times. So pass a number that changes in every step as a tensor. Where the
+    plain model is used, a warning says why once, and `fallback` has the reason.
 
     What a trace cannot see: variables that libraries read, values deep inside objects (of an object in an attribute, its own
     numbers are seen), the contents of long lists and large arrays, files and clocks, and what the forward does beside its
@@ -53,17 +67,19 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     Args:
         model: Any module whose args and kwargs may hold tensors in nested structures and that returns a tensor, tuple, dict or
             dataclass. The result shares its parameters, buffers and `state_dict`.
-        strict: Whether to raise where the model cannot be traced, instead of using the plain model with one warning.
-            Default: False.
+        strict: Whether to raise where the model cannot be traced or compiled, instead of using the plain model with one
+            warning. Default: False.
+        compile: Whether Inductor, the compiler of `torch.compile`, compiles both graphs, each once for all batch sizes and all
+            numbers of kept rows. Default: where `torch.compile` has compiled `model` or a part of it, with the same settings.
 
     Returns:
-        Module around `model`.
+        Module around `model`, or around what is inside of it where it is a result of `torch.compile`.
 
     Raises:
         TypeError: `model` is not a module.
         ValueError: A wrapper of several processes is not around the result, but in `model`; on a call, where it came later.
-        RuntimeError: On a call under a `torch.func` transform, on double backward, and with `strict` on the first call of a
-            model that cannot be traced.
+        RuntimeError: Inductor finds no C++ compiler, and `compile` or `strict` is set; on a call under a `torch.func`
+            transform; on double backward; and with `strict` on the first call of a model that cannot be traced or compiled.
 
     Example:
         >>> import torch
@@ -76,7 +92,24 @@ def subset_backward(model: nn.Module, *, strict: bool = False) -> "SubsetBackwar
     if not isinstance(model, nn.Module):
         raise TypeError(f"subset_backward: `model` must be a torch.nn.Module, got {type(model).__name__}")
     check_wrapping(model)
-    return (SubsetContainer if hasattr(type(model), "__getitem__") else SubsetBackward)(model, strict=strict)
+    return _around(model, strict, compile)
+
+
+def _around(model: nn.Module, strict: bool, wanted: bool | None) -> "SubsetBackward":
+    """Wraps a model; `wanted` is the argument `compile`."""
+    found = given(model)
+    options = {} if wanted and found.options is None else None if wanted is False else found.options
+    reason = None if options is None else lacks_compiler(found.module)
+    if found.other is not None and wanted is None:
+        reason = f"the backend {found.other} compiled the model, and only Inductor can compile the graphs"
+    if reason is not None and (strict or wanted):
+        raise RuntimeError(f"subset_backward: its graphs cannot be compiled: {reason}; or set compile=False.")
+    kind = SubsetContainer if hasattr(type(found.module), "__getitem__") else SubsetBackward
+    unusable = reason is not None and options is not None
+    made = kind(found.module, strict=strict, options=options, plain=None if unusable or found.module is model else model)
+    if reason is not None:
+        made.do_not_compile(reason)
+    return made
 
 
 class SubsetBackward(nn.Module):
@@ -84,11 +117,15 @@ class SubsetBackward(nn.Module):
 
     Args:
         model: The user's model.
-        strict: Whether to raise where the model cannot be traced.
+        strict: Whether to raise where the model cannot be traced or compiled.
+        options: Settings of Inductor, which compiles the graphs; None leaves them as they are. Default: None.
+        plain: Result of torch.compile around the model, which is called where no gradient can be left out. Default: the model
+            itself, or with `options` one that is made when it is needed.
 
     Attributes:
-        wrapped: The user's model.
+        wrapped: The user's model, without the wrapper of torch.compile.
         fallback: Reason why the last call used the plain model; None where it did not.
+        compilations: Number of graphs that were compiled.
         meter: Counter of the samples that go backward; None where nothing counts them.
 
     Example:
@@ -98,18 +135,24 @@ class SubsetBackward(nn.Module):
         (['0.weight', '0.bias'], ReLU(), None)
     """
 
-    def __init__(self, model: nn.Module, *, strict: bool) -> None:
+    def __init__(
+        self, model: nn.Module, *, strict: bool, options: dict[str, Any] | None = None, plain: nn.Module | None = None
+    ) -> None:
         super().__init__()
-        import_module("thresher.subset.tracing")  # loads torch's compiler, which takes too long for a training step
+        import_module("thresher.subset.making")  # loads torch's compiler, which takes too long for a training step
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
         self.training = model.training
         self.strict = strict
         self.fallback: str | None = None
         self.meter: RowMeter | None = None
+        self.compilations = 0
+        self._options = options
+        self.__dict__["_plain"] = plain  # not a part: the state_dict has no second name for a parameter
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
         self._refused: dict[Any, Unsupported] = {}
         self._patience = Patience(MAX_TRACES if strict else FREE_TRACES)
+        self._shapes = Shapes()
         self._settings: Settings | None = None
         self._stopped: Unsupported | None = None
         self._effects = 0
@@ -123,7 +166,7 @@ class SubsetBackward(nn.Module):
             RuntimeError: The call is under a `torch.func` transform, or the model cannot be traced and `strict` is True.
         """
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self.wrapped(*args, **kwargs)
+            return self._call_plain(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
         try:
@@ -132,12 +175,20 @@ class SubsetBackward(nn.Module):
             self._give_up(reason)
             found = None
         if found is None:
-            return self.wrapped(*args, **kwargs)
+            return self._call_plain(*args, **kwargs)
         call, differentiated = found
         if self.meter is not None:
             call.meter = self.meter.subset_pass(call.n)
         outputs = SubsetFunction.apply(call, *differentiated)
         return call.graphs.rebuild(list(outputs))
+
+    def _call_plain(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the model, compiled where the graphs are."""
+        plain = self.__dict__["_plain"]
+        if plain is None:
+            plain = self.wrapped if self._options is None else compiled(self.wrapped, self._options)
+            self.__dict__["_plain"] = plain
+        return plain(*args, **kwargs)
 
     # Tracing
 
@@ -163,12 +214,12 @@ class SubsetBackward(nn.Module):
         own = settings.tensors(graphs)
         graphs.calls += 1
         if is_due(graphs.calls):
-            self._compare(graphs, own, tensors, rebuild)
+            self._compare(graphs, settings, tensors, rebuild)
         if self.fallback is not None:
             self.fallback = None
         differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
         inputs = [inputs[i] if isinstance(i, int) else i for i in own.inputs]
-        return Call(graphs, inputs, own.buffers, n), differentiated
+        return Call(graphs, inputs, own.buffers, n, graphs.lengths_of(tensors)), differentiated
 
     def _graphs(self, tensors: list[Tensor], rebuild: Any, arguments: Any, settings: Settings) -> tuple[Graphs, int] | None:
         """Returns graphs that hold for these inputs, and their batch size; None where there is nothing to leave out."""
@@ -176,24 +227,53 @@ class SubsetBackward(nn.Module):
         if set(sizes) <= {0, 1} or not (settings.trains or any(tensor.requires_grad for tensor in tensors)):
             return None  # in a batch of one sample there is nothing to leave out
         likely = sizes.most_common(1)[0][0]
-        key = (settings.key, autocast(tensors), describe(arguments, likely))
+        base = settings.key, autocast(tensors)
+        exact = (*base, describe(arguments, likely))
+        found = self._known(exact, tensors)
+        if found is None and exact in self._traces and max(len(tensors[one.first]) for one in self._traces[exact]) < 2:
+            return None
+        any_size = (*base, describe(arguments, likely, sizes=False))
+        found = found or self._known(any_size, tensors)
+        if found is None and any_size not in self._refused:
+            varying = self._shapes.varying(any_size, tensors, likely)
+            with contextlib.suppress(Unsupported):
+                found = self._made(any_size, settings, tensors, rebuild, sizes, varying) if varying else None
+        at_once = self.strict or any_size not in self._refused  # else each further length would be traced
+        found = found or self._made(exact, settings, tensors, rebuild, sizes, at_once=at_once)
+        return found, len(tensors[found.first])
+
+    def _known(self, key: Any, tensors: list[Tensor]) -> Graphs | None:
+        """Returns graphs of a kind of call that hold for these inputs; None where there are none."""
         known = self._traces.get(key)
-        if known is not None:
-            self._traces.move_to_end(key)
-        for graphs in known or ():
-            n = len(tensors[graphs.first])
-            if graphs.fits(tensors):
-                return graphs, n
-            if n < 2:
-                return None
+        if known is None:
+            return None
+        self._traces.move_to_end(key)
+        return next((graphs for graphs in known if graphs.fits(tensors)), None)
+
+    def _made(
+        self,
+        key: Any,
+        settings: Settings,
+        tensors: list[Tensor],
+        rebuild: Any,
+        sizes: Counter[int],
+        varying: Sequence[tuple[int, int]] = (),
+        *,
+        at_once: bool = True,
+    ) -> Graphs:
+        """Traces the model for a kind of call.
+
+        Raises:
+            Unsupported: It cannot be traced, or not yet.
+        """
         if key in self._refused:
             raise self._refused[key]
-        if not self._patience.is_due(key):
+        if not self._patience.is_due(key, at_once=at_once):
             raise TooManyKinds(self._patience.reason())
         started = time.perf_counter()
         try:
             with settings.outside.restored() as changed:
-                graphs = self._trace(tensors, rebuild, sizes)
+                graphs = self._trace(tensors, rebuild, sizes, varying)
             if changed:
                 raise HasEffects(f"its forward changes the variable {changed[0]!r}, which a traced graph does not repeat")
         except Unclear:
@@ -209,17 +289,19 @@ class SubsetBackward(nn.Module):
         self._traces.setdefault(key, []).append(graphs)
         if len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)
-        return graphs, len(tensors[graphs.first])
+        return graphs
 
-    def _compare(self, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> None:
-        """Compares graphs with the model.
+    def _compare(self, graphs: Graphs, settings: Settings, tensors: list[Tensor], rebuild: Any) -> None:
+        """Compares graphs with the model, compiled ones in the form in which they were examined.
 
         Raises:
             Outdated: They differ; no graphs of the model are used from now on.
         """
         from thresher.subset.recheck import differs
 
-        if differs(self.wrapped, graphs, own, tensors, rebuild):
+        checked = graphs.examined or graphs
+        checked.calls = graphs.calls
+        if differs(self.wrapped, checked, settings.tensors(checked), tensors, rebuild):
             self._stopped = Outdated(
                 f"in call {graphs.calls} of the traced model its outputs differ from the model's. Its forward reads something "
                 "that changed and cannot be seen from outside, so results since the last comparison may be wrong (calls 1, 2, "
@@ -228,55 +310,52 @@ class SubsetBackward(nn.Module):
             self._traces.clear()
             raise self._stopped
 
-    def _trace(self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int]) -> Graphs:
-        """Traces the model; the likeliest assumption about which inputs carry the batch is tried first."""
-        from thresher.subset.mixing import examine
+    def _trace(
+        self, tensors: list[Tensor], rebuild: Any, sizes: Counter[int], varying: Sequence[tuple[int, int]] = ()
+    ) -> Graphs:
+        """Traces the model, and compiles the graphs where they are to be compiled."""
+        from thresher.subset.making import make_graphs
 
-        check_traceable(self.wrapped)
-        state, first_reason = _tensors_by_source(self.wrapped), None
-        for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
-            try:
-                graphs = self._trace_free(tensors, rebuild, batched)
-                examine(graphs, state, tensors, batched)
-                reuse_memory(graphs.forward_module)
-                reuse_memory(graphs.backward_module)
-                graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
-            except Exception as error:
-                first_reason = first_reason or _as_unsupported(error)
-            else:
-                return graphs
-        assert first_reason is not None
-        raise first_reason
+        graphs = make_graphs(self.wrapped, tensors, rebuild, sizes, self._options, varying)
+        if graphs.compiled_backward is not None:
+            self.compilations += 2
+        elif graphs.uncompiled is not None:
+            self.do_not_compile(graphs.uncompiled)
+        return graphs
 
-    def _trace_free(self, tensors: list[Tensor], rebuild: Any, batched: list[bool]) -> Graphs:
-        """Traces with the batch size of the call, then with others where it is also the size of something else."""
-        from thresher.subset.tracing import trace
+    def do_not_compile(self, reason: str) -> None:
+        """Leaves graphs as they are from now on.
 
-        n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
-        reason = Unsupported("its forward depends on the batch size")
-        for rows in (n, n + 1, n + 7, 2 * n + 1):
-            try:
-                graphs = trace(self.wrapped, rebuild, tensors, batched, rows)
-            except Exception as error:
-                reason = _as_unsupported(error)
-            else:
-                if graphs.holds_for(n):
-                    return graphs
-        raise reason
+        Args:
+            reason: Why they cannot be compiled; a warning says it once.
+
+        Raises:
+            Unsupported: `strict` is set.
+        """
+        if self.strict:
+            raise Unsupported(f"its graphs cannot be compiled: {reason}")
+        self._options = None
+        self._warn(
+            Uncompiled,
+            f"the graphs of {type(self.wrapped).__name__} run without torch.compile. Their gradients are right and their "
+            f"backward pass costs the kept rows only, but each operation runs by itself: {reason}",
+        )
 
     def _give_up(self, reason: Unsupported) -> None:
         name = type(self.wrapped).__name__
         if self.strict:
             raise RuntimeError(f"subset_backward: {name} cannot be used with strict=True: {reason}") from reason
         self.fallback = str(reason)
-        kind = Unsupported if isinstance(reason, Unclear) else type(reason)
+        self._warn(
+            Unsupported if isinstance(reason, Unclear) else type(reason),
+            f"using the plain {name}, whose gradients are right but whose backward pass costs the whole batch however few rows "
+            f"are kept: {reason}",
+        )
+
+    def _warn(self, kind: type, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            warnings.warn(
-                f"subset_backward: using the plain {name}, whose gradients are right but whose backward pass costs the whole "
-                f"batch however few rows are kept: {reason}. strict=True raises instead. This is said once.",
-                stacklevel=5,
-            )
+            warnings.warn(f"subset_backward: {text}. strict=True raises instead. This is said once.", stacklevel=6)
 
     # Everything else is that of the user's model
 
@@ -325,15 +404,8 @@ class SubsetBackward(nn.Module):
         delattr(self.__dict__["wrapped"], name)
 
     def __getstate__(self) -> dict[str, Any]:
-        patience = Patience(self._patience.free)
-        return {
-            **self.__dict__,
-            "_traces": OrderedDict(),
-            "_refused": {},
-            "_settings": None,
-            "_patience": patience,
-            "meter": None,
-        }
+        fresh = {"_traces": OrderedDict(), "_refused": {}, "_patience": Patience(self._patience.free), "_shapes": Shapes()}
+        return {**self.__dict__, **fresh, "_settings": None, "_plain": None, "meter": None}
 
 
 class SubsetContainer(SubsetBackward):
@@ -372,74 +444,3 @@ class SubsetContainer(SubsetBackward):
 
     def __bool__(self) -> bool:
         return True
-
-
-def mixes_samples(model: nn.Module) -> tuple[str, ...]:
-    """Returns the parts of a model that let the samples of a batch affect each other, in its present mode.
-
-    With such a part, rows that are left out of the loss still have an effect on the gradient. Where it is batch normalisation,
-    `subset_backward` passes gradient back as if the kept rows were the whole batch, with the statistics of the whole batch;
-    where it is anything else, `subset_backward` uses the plain model.
-
-    Args:
-        model: Any module. For a model from `subset_backward` that was called, the operations that its graphs showed are
-            named too.
-
-    Returns:
-        Names such as "BatchNorm2d 'layer1.0.bn1'"; empty where no part is known to mix samples.
-
-    Raises:
-        TypeError: `model` is not a module.
-
-    Example:
-        >>> import torch
-        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-        >>> mixes_samples(model)
-        ("BatchNorm1d '1'",)
-        >>> mixes_samples(model.eval())
-        ()
-    """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}")
-    names = list(_batch_norms(model.wrapped if isinstance(model, SubsetBackward) else model))
-    for part in model.modules():
-        if isinstance(part, SubsetBackward):
-            for known in part._traces.values():
-                names.extend(name for graphs in known for name in graphs.mixing)
-    return tuple(dict.fromkeys(names))
-
-
-def _batch_norms(module: nn.Module) -> tuple[str, ...]:
-    """Returns the names of normalisations that use the statistics of the batch itself."""
-    return tuple(
-        f"{type(part).__name__} {name!r}"
-        for name, part in module.named_modules()
-        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
-    )
-
-
-def _likely_batched(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:
-    """Yields assumptions about which tensors carry the batch, likeliest first: all of one size, then all but one of them."""
-    for n, _ in sizes.most_common():
-        if n < 2:
-            continue
-        whole = [t.dim() > 0 and len(t) == n for t in tensors]
-        yield whole
-        members = [i for i, is_batched in enumerate(whole) if is_batched]
-        if len(members) > 1:
-            for left_out in reversed(members):
-                yield [is_batched and i != left_out for i, is_batched in enumerate(whole)]
-
-
-def _tensors_by_source(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
-    parameters = module.named_parameters(remove_duplicate=False)
-    buffers = module.named_buffers(remove_duplicate=False)
-    return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
-
-
-def _as_unsupported(error: Exception) -> Unsupported:
-    if isinstance(error, Unsupported):
-        return error
-    reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
-    reason.__cause__ = error
-    return reason

@@ -59,7 +59,8 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
 def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
     """Returns the tensors of a call with fewer samples, other ones in each call; all where the trace needs the batch size."""
     n = len(tensors[graphs.first])
-    few = next((few for few in FEW if few < n and graphs.holds_for(few)), n)
+    lengths = graphs.lengths_of(tensors)
+    few = next((few for few in FEW if few < n and graphs.holds_for(few, lengths)), n)
     start = graphs.calls * few % (n - few + 1)
     return [
         tensor[start : start + few] if tensor.dim() and place not in graphs.shared else tensor

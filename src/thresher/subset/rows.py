@@ -12,7 +12,8 @@ class Layout:
 
     Args:
         axis: Dimension that holds the samples; it has n * per entries.
-        per: Number of entries per sample: more than 1 where positions were merged into the batch. Default: 1.
+        per: Number of entries per sample: more than 1 where positions were merged into the batch, 0 where their number is
+            another one in each call, so that only the tensor shows it. Default: 1.
         inner: Whether entry i belongs to sample i % n (positions first) instead of i // per (samples first). Default: False.
 
     Example:
@@ -25,11 +26,16 @@ class Layout:
     per: int = 1
     inner: bool = False
 
+    def entries(self, size: int, n: int) -> int:
+        """Returns the number of entries per sample where n samples have so many entries."""
+        return self.per or size // n
+
     def split(self, value: Tensor, n: int) -> tuple[Tensor, int]:
         """Returns a view with a dimension of n entries, and the position of that dimension."""
         if self.per == 1:
             return value, self.axis
-        sizes = (self.per, n) if self.inner else (n, self.per)
+        per = self.entries(value.shape[self.axis], n)
+        sizes = (per, n) if self.inner else (n, per)
         return value.unflatten(self.axis, sizes), self.axis + self.inner
 
     def take(self, value: Tensor, rows: Tensor, n: int) -> Tensor:
@@ -41,7 +47,7 @@ class Layout:
             n: Number of samples in the batch.
         """
         if value.stride(self.axis) == 0:
-            return value.narrow(self.axis, 0, len(rows) * self.per)
+            return value.narrow(self.axis, 0, len(rows) * self.entries(value.shape[self.axis], n))
         parts, axis = self.split(value, n)
         strides = parts.stride()
         order = sorted(range(parts.dim()), key=lambda d: -strides[d])
@@ -108,4 +114,4 @@ class Taker:
         flat = self._selected.get(key)
         if flat is None:
             flat = self._selected[key] = value.view(self.n, -1).index_select(0, self.rows)
-        return flat.view(len(self.rows) * layout.per, *value.shape[1:])
+        return flat.view(len(self.rows) * layout.entries(len(value), self.n), *value.shape[1:])

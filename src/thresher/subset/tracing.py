@@ -7,7 +7,7 @@ import collections
 import contextlib
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from thresher import rng
 from thresher.loading.trees import leaves, map_leaves
-from thresher.subset.assembly import BatchSize, assemble
+from thresher.subset.assembly import Joint, TracedSizes, assemble
 from thresher.subset.graphs import CONSTANT_TYPES, Graphs, HasEffects, LeafIndex, Unsupported, aten, own_attributes
 
 CONTAINER_TYPES = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
@@ -61,7 +61,14 @@ class FlatModule(nn.Module):
         return tuple(aten._unsafe_view.default(leaf, leaf.shape) for leaf in found)
 
 
-def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool], rows: int) -> Graphs:
+def trace(
+    module: nn.Module,
+    rebuild: Any,
+    tensors: list[Tensor],
+    batched: list[bool],
+    rows: int,
+    varying: Sequence[tuple[int, int]] = (),
+) -> Graphs:
     """Traces a module at a symbolic batch size.
 
     Args:
@@ -70,44 +77,104 @@ def trace(module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[
         tensors: Tensors of one call.
         batched: Flag for each tensor: whether its first dimension is the batch.
         rows: Number that stands for the batch size where tracing must compare it.
+        varying: Other dimensions whose size is symbolic, too: pairs of the number of a tensor and a dimension. Default: none.
 
     Raises:
-        Unsupported: The module cannot be traced, or its graphs hold for some batch sizes only.
+        Unsupported: The module cannot be traced, or its graphs hold for some sizes only.
     """
-    env = ShapeEnv()
+    joint = trace_joint(module, rebuild, tensors, batched, rows, varying)
+    outputs = joint.num_forward
+    forward, backward = default_partition(joint.graph, None, num_fwd_outputs=outputs, static_lifetime_input_indices=[])
+    return assemble(joint, forward, backward)
+
+
+def trace_joint(
+    module: nn.Module,
+    rebuild: Any,
+    tensors: list[Tensor],
+    batched: list[bool],
+    rows: int,
+    varying: Sequence[tuple[int, int]] = (),
+    *,
+    env: ShapeEnv | None = None,
+    decompositions: Any = None,
+) -> Joint:
+    """Traces the forward and backward of a module as one graph; arguments and errors are those of `trace`.
+
+    Args:
+        module: Any module.
+        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        tensors: Tensors of one call.
+        batched: Flag for each tensor: whether its first dimension is the batch.
+        rows: Number that stands for the batch size where tracing must compare it.
+        varying: Other dimensions whose size is symbolic, too: pairs of the number of a tensor and a dimension. Default: none.
+        env: Environment of the symbolic sizes. Default: a new one.
+        decompositions: Functions by the operations that they take apart. Default: none.
+    """
+    env = ShapeEnv() if env is None else env
     mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
-    fakes = [_fake(mode, t, rows if is_batched else None) for t, is_batched in zip(tensors, batched, strict=True)]
-    first = batched.index(True)
-    shared = {i: len(t) for i, (t, is_batched) in enumerate(zip(tensors, batched, strict=True)) if t.dim() and not is_batched}
-    size: Any = fakes[first].shape[0]
-    symbol = size.node.expr
+    fakes = [
+        _fake(mode, t, rows if is_batched else None, [d for at, d in varying if at == i])
+        for i, (t, is_batched) in enumerate(zip(tensors, batched, strict=True))
+    ]
+    sizes = _sizes_of(fakes, tensors, batched, rows, varying)
+    symbols = [sizes.symbol, *sizes.free]
     flat = FlatModule(module, rebuild)
     flat.training = module.training  # not train(): parts of the module may be in another mode
-    guarded = (_attributes_restored(module), _no_random_numbers(), _compiling_flag_set())
+    guarded = (_attributes_restored(module), _no_random_numbers(), _compiling_flag_set(), _parts_not_compiled())
     with contextlib.ExitStack() as stack, torch.enable_grad():
         for context in guarded:
             stack.enter_context(context)
-        joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {})
-        if env.replacements.get(symbol, symbol) != symbol or any(guard.expr.func is sympy.Eq for guard in env.guards):
-            raise Unsupported("its batch size is compared with a number")
+        joint = aot_export_joint_with_descriptors(stack, flat, tuple(fakes), {}, decompositions=decompositions)
+        replaced = any(env.replacements.get(symbol, symbol) != symbol for symbol in symbols)
+        if replaced or any(guard.expr.func is sympy.Eq for guard in env.guards):
+            raise Unsupported(f"its {'sizes are' if varying else 'batch size is'} compared with a number")
         graph = joint.graph_module
         _refuse_hidden_inputs(graph)
         _refuse_frequencies(graph)
         _refuse_communication(graph)
         _drop_detached(graph)
         num_forward = joint._aot_state.fw_metadata.num_forward
-        forward, backward = default_partition(graph, None, num_fwd_outputs=num_forward, static_lifetime_input_indices=[])
-    return assemble(graph, forward, backward, flat.returned, num_forward, BatchSize(env, symbol, first, shared))
+    sizes = sizes._replace(guards=[guard.expr for guard in env.guards])
+    return Joint(graph, flat.returned, num_forward, sizes, mode)
 
 
-def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None) -> Tensor:
-    """Returns a tensor without data; with `rows`, its first dimension is symbolic and of that size where one is needed."""
+def _sizes_of(fakes: list[Tensor], tensors: list[Tensor], batched: list[bool], rows: int, varying: Any) -> TracedSizes:
+    """Returns the symbols of a trace; equal sizes have the same symbol.
+
+    Raises:
+        Unsupported: The batch size is also another size of this call.
+    """
+    first, free = batched.index(True), dict[Any, list[tuple[int, int]]]()
+    size: Any = fakes[first].shape[0]
+    for i, d in varying:
+        other: Any = fakes[i].shape[d]
+        free.setdefault(other.node.expr, []).append((i, d))
+    if size.node.expr in free:
+        raise Unsupported("its batch size is also another size")
+    lengths = tuple(tensors[places[0][0]].shape[places[0][1]] for places in free.values())
+    places = [(i, d) for i, t in enumerate(tensors) for d in range(t.dim()) if d or not batched[i]]
+    fixed = {(i, d): tensors[i].shape[d] for i, d in places if (i, d) not in varying} if free else {}
+    shared = {i: None if (i, 0) in varying else len(t) for i, t in enumerate(tensors) if t.dim() and not batched[i]}
+    return TracedSizes([], size.node.expr, first, shared, rows, lengths, free, fixed)
+
+
+def _fake(mode: FakeTensorMode, tensor: Tensor, rows: int | None, varying: Sequence[int]) -> Tensor:
+    """Returns a tensor without data; with `rows`, its first dimension is symbolic and of that size where one is needed.
+
+    Args:
+        mode: Mode of the tensor.
+        tensor: Tensor of a call.
+        rows: Batch size; None where the tensor does not carry the batch.
+        varying: Other dimensions that are symbolic, too.
+    """
     if rows is not None:
         channels_last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
         contiguous = tensor.new_empty((rows, *tensor.shape[1:])).requires_grad_(tensor.requires_grad)
         tensor = contiguous if not channels_last else torch.empty_like(contiguous, memory_format=torch.channels_last)
         tensor = tensor.detach().requires_grad_(contiguous.requires_grad)
-    sizes = [DimDynamic.DUCK if rows is not None and d == 0 else DimDynamic.STATIC for d in range(tensor.dim())]
+    symbolic = {*varying, *([] if rows is None else [0])}
+    sizes = [DimDynamic.DUCK if d in symbolic else DimDynamic.STATIC for d in range(tensor.dim())]
     return mode.from_tensor(tensor.detach().requires_grad_(tensor.requires_grad), symbolic_context=_context(sizes))
 
 
@@ -168,6 +235,13 @@ def _compiling_flag_set() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
+
+
+@contextlib.contextmanager
+def _parts_not_compiled() -> Iterator[None]:
+    """Makes parts of a module that torch.compile has compiled run as they were written, so that they can be traced."""
+    with torch.compiler.set_stance("force_eager"):
+        yield
 
 
 @contextlib.contextmanager

@@ -1,0 +1,139 @@
+"""Making of graphs: a module is traced, its graphs are examined, and compiled where that was asked for.
+
+This module is imported when the first module is wrapped, because it loads torch's compiler.
+"""
+
+import contextlib
+import itertools
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from thresher.subset import tracing
+from thresher.subset.graphs import Graphs, Unclear, Unsupported
+from thresher.subset.memory import reuse_memory
+from thresher.subset.mixing import examine
+from thresher.subset.settings import check_traceable
+
+ATTEMPTS = 4
+"""Number of assumptions about which inputs carry the batch that are tried."""
+
+
+def make_graphs(
+    module: nn.Module,
+    tensors: list[Tensor],
+    rebuild: Any,
+    sizes: Counter[int],
+    options: dict[str, Any] | None = None,
+    varying: Sequence[tuple[int, int]] = (),
+) -> Graphs:
+    """Returns graphs of a module; the likeliest assumption about which inputs carry the batch is tried first.
+
+    Args:
+        module: Any module.
+        tensors: Tensors of one call.
+        rebuild: Function that makes (args, kwargs) of a list of tensors.
+        sizes: How many tensors have a first dimension of each size.
+        options: Settings of Inductor, which is to compile the graphs; None to leave them as they are. Default: None.
+        varying: Dimensions, besides the batch, whose size may be another one in each call: pairs of the number of a tensor and
+            a dimension. Default: none.
+
+    Raises:
+        Unsupported: The module cannot be traced, or its samples affect each other.
+    """
+    check_traceable(module)
+    state, first_reason = _tensors_by_source(module), None
+    for batched in itertools.islice(_likely_batched(tensors, sizes), ATTEMPTS):
+        try:
+            graphs = _trace_free(module, rebuild, tensors, batched, [(i, d) for i, d in varying if d or not batched[i]])
+            examine(graphs, state, tensors, batched)
+            _examine_shorter(graphs, state, tensors, batched)
+        except Exception as error:
+            first_reason = first_reason or _as_unsupported(error)
+        else:
+            made = graphs
+            if options is not None:
+                made = _compile(graphs, module, rebuild, tensors, batched, state, options)
+            for one in (graphs, made):
+                reuse_memory(one.forward_module)
+                reuse_memory(one.backward_module)
+            graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
+            return made
+    assert first_reason is not None
+    raise first_reason
+
+
+def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
+    """Examines graphs with other lengths, too, where those of calls differ.
+
+    Raises:
+        Unsupported: Samples affect each other at those lengths.
+    """
+    if not graphs.free:
+        return
+    lengths, narrowed = tuple((length + 2) // 2 for length in graphs.lengths), list(tensors)
+    for places, length in zip(graphs.free.values(), lengths, strict=True):
+        for i, d in places:
+            narrowed[i] = narrowed[i].narrow(d, 0, length).contiguous()
+    if graphs.holds_for(graphs.tried, lengths):
+        with contextlib.suppress(Unclear):  # which the graphs that were examined before are not
+            examine(replace(graphs, lengths=lengths, layouts=dict(graphs.layouts), _valid={}), state, narrowed, batched)
+
+
+def _trace_free(
+    module: nn.Module, rebuild: Any, tensors: list[Tensor], batched: list[bool], varying: list[tuple[int, int]]
+) -> Graphs:
+    """Traces with the batch size of the call, then with others where it is also the size of something else."""
+    n = next(len(t) for t, is_batched in zip(tensors, batched, strict=True) if is_batched)
+    reason = Unsupported("its forward depends on the batch size")
+    for rows in (n, n + 1, n + 7, 2 * n + 1)[: 2 if varying else 4]:
+        try:
+            graphs = tracing.trace(module, rebuild, tensors, batched, rows, varying)
+        except Exception as error:
+            reason = _as_unsupported(error)
+        else:
+            if graphs.holds_for(n):
+                return graphs
+    raise reason
+
+
+def _compile(graphs: Graphs, *arguments: Any) -> Graphs:
+    """Returns compiled graphs; those that were given, with the reason, where compiling does not succeed."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch, about a part of itself
+        from thresher.subset.inductor import compile_graphs
+    try:
+        return compile_graphs(graphs, *arguments)
+    except Exception as error:
+        graphs.uncompiled = str(_as_unsupported(error))
+        return graphs
+
+
+def _likely_batched(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:
+    """Yields assumptions about which tensors carry the batch, likeliest first: all of one size, then all but one of them."""
+    for n, _ in sizes.most_common():
+        if n < 2:
+            continue
+        whole = [t.dim() > 0 and len(t) == n for t in tensors]
+        yield whole
+        members = [i for i, is_batched in enumerate(whole) if is_batched]
+        if len(members) > 1:
+            for left_out in reversed(members):
+                yield [is_batched and i != left_out for i, is_batched in enumerate(whole)]
+
+
+def _tensors_by_source(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
+    parameters = module.named_parameters(remove_duplicate=False)
+    buffers = module.named_buffers(remove_duplicate=False)
+    return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}
+
+
+def _as_unsupported(error: Exception) -> Unsupported:
+    if isinstance(error, Unsupported):
+        return error
+    reason = Unsupported(f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+    reason.__cause__ = error
+    return reason
