@@ -53,7 +53,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         raise ValueError(
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
-    sampler = inner_sampler(loader.batch_sampler)
+    sampler = loader.sampler if isinstance(loader.sampler, DealtRows) else inner_sampler(loader.batch_sampler)
     replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
     if not several and isinstance(sampler, DistributedSampler | Shuffle | DealtRows) and replicas not in (1, None):
         raise ValueError(
