@@ -1,0 +1,145 @@
+"""What was measured in this repository of each method, which advice ranks methods by.
+
+`findings.json` holds it. It is written by `python -m benchmarks.findings` from the results of the benchmarks.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from thresher.experiments.training.specs import Spec
+
+MEASURED = Path(__file__).with_name("findings.json")
+
+Standing = Literal["ahead", "undecided", "not measured", "behind"]
+STANDINGS: tuple[Standing, ...] = ("ahead", "undecided", "not measured", "behind")
+"""How a method stood in what was measured, the best first."""
+
+Kind = tuple[str, bool, bool]
+"""Name of a method, whether it makes two forward passes, and whether it spends its budget in smaller batches."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One method on one training.
+
+    Attributes:
+        source: Name of the file of results in benchmarks/results.
+        task: Name of the training.
+        method: Method with its settings, as in results.
+        cost: Cost as counted, as a share of full training.
+        difference: Metric less that of full training, in points, or in the unit of a metric that is no share.
+        to_full: Finding against full training: "no loss", "loses" or "unclear".
+        against: Finding against each control of the same cost: "better", "worse", "no better" or "unclear".
+    """
+
+    source: str
+    task: str
+    method: str
+    cost: float
+    difference: float
+    to_full: str
+    against: Mapping[str, str]
+
+    @property
+    def sign(self) -> int:
+        """1 where it was better than a control and worse than none, -1 where worse and better than none, and 0 otherwise."""
+        found = self.against.values()
+        return ("better" in found) - ("worse" in found)
+
+
+@dataclass(frozen=True)
+class Record:
+    """All measurements of one kind of method.
+
+    Args:
+        measurements: The measurements.
+    """
+
+    measurements: Sequence[Measurement]
+
+    @property
+    def standing(self) -> Standing:
+        """Whether it was more often better than controls of the same cost than worse."""
+        if not self.measurements:
+            return "not measured"
+        balance = sum(one.sign for one in self.measurements)
+        return "undecided" if balance == 0 else "ahead" if balance > 0 else "behind"
+
+    @property
+    def better(self) -> list[str]:
+        """Names of the trainings on which it was better than a control of the same cost, and worse than none."""
+        return self._where(1)
+
+    @property
+    def worse(self) -> list[str]:
+        """Names of the trainings on which it was worse than a control of the same cost, and better than none."""
+        return self._where(-1)
+
+    @property
+    def lost(self) -> list[str]:
+        """Names of the trainings on which it lost more than the margin against full training."""
+        return list(dict.fromkeys(one.task for one in self.measurements if one.to_full == "loses"))
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the trainings that it was measured on."""
+        return list(dict.fromkeys(one.task for one in self.measurements))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the standing and the names of the trainings as plain values."""
+        return {
+            "standing": self.standing,
+            "on": self.tasks,
+            "better_on": self.better,
+            "worse_on": self.worse,
+            "lost_on": self.lost,
+        }
+
+    def _where(self, sign: int) -> list[str]:
+        return list(dict.fromkeys(one.task for one in self.measurements if one.sign == sign))
+
+
+@cache
+def measurements() -> tuple[Measurement, ...]:
+    """Returns what was measured, of all methods."""
+    return tuple(Measurement(**row) for row in json.loads(MEASURED.read_text(encoding="utf-8")))
+
+
+def record_of(spec: Spec, *, traced: bool = True) -> Record:
+    """Returns what was measured of a method; settings other than the way in which it computes may differ.
+
+    Args:
+        spec: The method.
+        traced: Whether the model can be traced: where it cannot, a method that may choose makes two forward passes.
+            Default: True.
+
+    Example:
+        >>> from thresher.experiments.training.specs import parse_methods
+        >>> [twice] = parse_methods("selective_backprop:keep=0.33:forward_passes=twice")
+        >>> record_of(twice).standing
+        'behind'
+    """
+    name, twice, in_batches = kind_of_label(spec.label)
+    chooses = spec.settings.get("forward_passes") == "auto"
+    kind = name, twice or (chooses and not traced), in_batches
+    return Record([one for one in measurements() if kind_of_label(one.method) == kind])
+
+
+def kind_of_label(label: str) -> Kind:
+    """Returns the kind of a method by its name in results.
+
+    Args:
+        label: Name in results, such as "selective_backprop:keep=0.33 twice".
+
+    Example:
+        >>> kind_of_label("selective_backprop:keep=0.33 twice")
+        ('selective_backprop', True, False)
+        >>> kind_of_label("uniform:keep=0.5+random_backprop:keep=0.5")
+        ('uniform+random_backprop', False, False)
+    """
+    names = "+".join(part.partition(":")[0].partition(" ")[0] for part in label.split("+"))
+    return names, " twice" in label, " in batches" in label

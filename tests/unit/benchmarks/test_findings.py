@@ -1,0 +1,49 @@
+"""What advice ranks methods by is what the committed results say."""
+
+import json
+
+import pytest
+from benchmarks import findings
+
+from thresher.experiments.advise.findings import MEASURED
+
+
+def test_the_package_holds_what_the_results_say():
+    assert MEASURED.read_text() == findings.as_text(findings.collected()), "run python -m benchmarks.findings"
+
+
+def test_the_last_source_counts_and_each_is_read_as_it_is(tmp_path):
+    winnow = {
+        "shares": {
+            "0.5": {
+                "tasks": {"text": {"winnow": {"cost": 0.5, "to_full": {"mean": 0.75}}}},
+                "shown": {"text": {"to_full": "unclear", "to_smaller": "worse"}},
+            }
+        }
+    }
+    row = {
+        "task": "text",
+        "method": "Winnow",
+        "cost": 0.5004,
+        "to_full": {"mean": -0.25},
+        "finding": "no loss",
+        "against": {"smaller": {"finding": "better"}, "placebo": {"finding": "no better"}},
+    }
+    league = {"rows": [row], "settings": {"Winnow": "winnow:share=0.5"}}
+    (tmp_path / "winnow.json").write_text(json.dumps(winnow))
+    [before] = findings.collected(tmp_path)
+    assert (before["method"], before["difference"], before["against"]) == ("winnow:share=0.5", 0.75, {"smaller": "worse"})
+    (tmp_path / "league.json").write_text(json.dumps(league))
+    [after] = findings.collected(tmp_path)
+    assert (after["source"], after["cost"], after["difference"], after["to_full"]) == ("league", 0.5, -0.25, "no loss")
+    assert after["against"] == {"smaller": "better", "placebo": "no better"}
+
+
+@pytest.mark.parametrize(("value", "difference"), [(0.9, -1.25), (40.0, -0.013)])
+def test_differences_are_in_points_where_the_metric_is_a_share(value, difference):
+    row = {"method": "infobatch", "control_of": None, "finding": "loses", "difference": -0.0125, "cost_ratio": 0.7}
+    row["against"] = {"uniform": {"finding": "unclear"}}
+    full = {"method": "full", "control_of": None, "finding": None}
+    found = {"task": "digits", "runs": [{"metric": {"value": value}}], "summary": [full, row, row | {"control_of": "infobatch"}]}
+    [one] = findings.of_comparison("digits", found)
+    assert one.difference == pytest.approx(difference, abs=6e-4) and one.against == {"uniform": "unclear"}
