@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 ADVISED_METHODS = (
-    "kakurenbo,infobatch,uniform:keep=0.7,selective_backprop:keep=0.33:forward_passes=once,"
+    "winnow:share=0.5,kakurenbo,infobatch,uniform:keep=0.7,selective_backprop:keep=0.33:forward_passes=once,"
     "selective_backprop:keep=0.33:forward_passes=twice,random_backprop:keep=0.33"
 )
-"""Five methods at common settings, one of them with one forward pass and with two."""
+"""Six methods at common settings, one of them with one forward pass and with two."""
 
 TRAINING_HELP = (
     "Name of a task as in `thresher compare --task`, or your own training as FILE.py:FUNCTION (see `thresher init`)."
 )
 ADVISED_METHODS_HELP = (
-    "Methods in the same form as in `thresher compare`. Default: kakurenbo, infobatch, uniform, selective_backprop (with one "
-    "and with two forward passes) and random_backprop, at common settings."
+    "Methods in the same form as in `thresher compare`. Default: winnow, kakurenbo, infobatch, uniform, selective_backprop "
+    "(with one and with two forward passes) and random_backprop, at common settings."
 )
 
 BUDGET_HELP = (
@@ -44,26 +44,38 @@ def advise(
     ] = 1,
     data: DataOption = None,
 ) -> None:
-    """Probe a training for a short while, and estimate what share of its time each method could save."""
+    """Probe a training for a short while, say whether selection can help, and name the command that shows it."""
+    says("loading torch, for some seconds")
     from thresher.cli._console import open_console, print_table
     from thresher.experiments.advise.advise import advise
-    from thresher.experiments.advise.budget import budget_advice
+    from thresher.experiments.advise.budget import SEEDS, budget_advice
     from thresher.experiments.comparison.job import parse_budget
     from thresher.experiments.training.specs import parse_methods
     from thresher.experiments.training.store import write_json
 
     shares = [] if budget is None else parse_budget(budget)
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
-    advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads)
+    advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads, says=says)
     if shares:
+        says(f"training short runs: {len(SEEDS) * (1 + len(shares))} runs of a quarter of the epochs")
         advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads)
     console = open_console()
     print_table(console, advice_table(advice))
     for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):
         console.print(sentence, markup=False, highlight=False)
+    console.print(f"\nNext:\n{advice['next']}", markup=False, highlight=False, soft_wrap=True)
     if json is not None:
         write_json(json, advice)
         typer.echo(f"\n{json}")
+
+
+def says(line: str) -> None:
+    """Prints to the standard error what is done now.
+
+    Args:
+        line: What is done, and how long it takes at most.
+    """
+    typer.echo(f"advise: {line}", err=True)
 
 
 def advice_table(advice: dict[str, Any]) -> "Table":

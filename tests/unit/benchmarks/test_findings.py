@@ -44,6 +44,10 @@ def test_differences_are_in_points_where_the_metric_is_a_share(value, difference
     row = {"method": "infobatch", "control_of": None, "finding": "loses", "difference": -0.0125, "cost_ratio": 0.7}
     row["against"] = {"uniform": {"finding": "unclear"}}
     full = {"method": "full", "control_of": None, "finding": None}
-    found = {"task": "digits", "runs": [{"metric": {"value": value}}], "summary": [full, row, row | {"control_of": "infobatch"}]}
+    found = {
+        "task": "digits",
+        "runs": [{"metric": {"value": value}}],
+        "summary": [full, row, row | {"control_of": "infobatch"}],
+    }
     [one] = findings.of_comparison("digits", found)
     assert one.difference == pytest.approx(difference, abs=6e-4) and one.against == {"uniform": "unclear"}

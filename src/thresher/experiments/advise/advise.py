@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 
-from thresher.experiments.advise.forecast import forecast, loss_summary
-from thresher.experiments.advise.probe import Probe
+from thresher.experiments.advise.findings import record_of
+from thresher.experiments.advise.forecast import loss_summary
+from thresher.experiments.advise.outlook import GRADIENT_NORM, outlook_of
+from thresher.experiments.advise.probe import Probe, Says, quietly
+from thresher.experiments.advise.ranking import MOST_NAMED, next_command, worth_trying
 from thresher.experiments.advise.sentences import sentences
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
@@ -35,6 +38,7 @@ def advise(
     seconds: float = PROBE_SECONDS,
     seed: int = 0,
     threads: int = 1,
+    says: Says = quietly,
 ) -> Advice:
     """Probes a training and estimates for each method what share of the time it could save.
 
@@ -46,11 +50,14 @@ def advise(
         seconds: Time limit for the epochs of the probe, in seconds. Default: 60.
         seed: Random seed of the training and of the order in which things are timed. Default: 0.
         threads: Number of CPU threads of torch during the probe. Default: 1, as in a comparison.
+        says: Function that is called with a line about what is done now, and how long it takes at most. Default: none.
 
     Returns:
-        Plain values: task, epochs, device, versions, probe, step, losses, trace, break_even_keep, methods and sentences. The
-        entry of a method has `saves`, the share of the wall time of full training that it saves with the losses of the probe,
-        and `at_most`, that share if all samples but one were learned; both are below 0 where training takes longer.
+        Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
+        worth_trying, next and sentences. The entry of a method has `saves`, the share of the wall time of full training that it
+        saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; both are below 0
+        where training takes longer. Its `record` is what was measured of it, see `findings.Record`. `worth_trying` are the
+        methods that are recommended, the best first, and `next` is the command that compares the first ones.
 
     Raises:
         ValueError: An argument is out of its range, or the training has no batch.
@@ -61,14 +68,16 @@ def advise(
         raise ValueError(f"advise: `epochs` and `threads` must be 1 or more and `seconds` above 0, got {given}")
     trainable = task_of(task)
     with torch_threads(threads):
+        says("reading the data, and preparing the training")
         training = trainable.training(trainable.load(trainable.find(data)), seed)
         torch.manual_seed(seed)
-        probe = Probe(training, epochs=epochs, seed=seed)
-        refusals = {spec.label: probe.refusal(spec) for spec in specs}
-        possible = [spec for spec in specs if refusals[spec.label] is None]
-        signals = probe.first_epochs(possible, seconds)
-        pace, own = probe.pace(possible)
-    rows = [forecast(spec, refusals[spec.label], pace, own, signals, epochs, seed) for spec in specs]
+        probe = Probe(training, epochs=epochs, seed=seed, says=says)
+        pace, signals, rows = probe.forecasts(specs, seconds)
+    texts = {spec.label: spec.text for spec in specs}
+    records = {spec.label: record_of(spec, traced=probe.fallback is None).as_dict() for spec in specs}
+    rows = [row | {"record": records[row["method"]]} for row in rows]
+    outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
+    worth = [row["method"] for row in worth_trying(rows, outlook)]
     advice = {
         "task": task,
         "epochs": epochs,
@@ -76,9 +85,12 @@ def advise(
         "versions": versions(),
         "probe": {"samples": probe.seen, "epochs": probe.trained},
         "step": pace.as_dict(),
+        "outlook": outlook.as_dict(),
         "losses": loss_summary(signals[-1]),
         "trace": {"fallback": probe.fallback},
         "break_even_keep": pace.break_even,
         "methods": rows,
+        "worth_trying": worth,
+        "next": next_command(task, [texts[name] for name in worth[:MOST_NAMED]], epochs=epochs, data=data),
     }
     return advice | {"sentences": sentences(advice)}

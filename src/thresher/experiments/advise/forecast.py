@@ -47,10 +47,11 @@ def forecast(
     if stage == "batch":
         saves = 1 - pace.step(compute) / pace.full
         return row | {"saves": saves, "at_most": saves, "left_out": None, "forwarded": None}
+    in_batches = spec.batch.get("spend") == "batches" or requirements_of(method).smaller_batches
     by_losses = planned_shares(method, signals, epochs, seed)
     if_learned = planned_shares(method, [all_learned(signals[-1])], epochs, seed)
-    saves = saved_by_plans(pace, compute, *by_losses)
-    at_most = max(saves, saved_by_plans(pace, compute, *if_learned))
+    saves = saved_by_plans(pace, compute, *by_losses, in_batches=in_batches)
+    at_most = max(saves, saved_by_plans(pace, compute, *if_learned, in_batches=in_batches))
     return row | {"saves": saves, "at_most": at_most, "left_out": by_losses[0], "forwarded": by_losses[1]}
 
 
@@ -75,12 +76,12 @@ def planned_shares(method: Any, signals: Sequence[Mapping[str, Tensor]], epochs:
     for epoch in range(epochs):
         records = _records_from(method, signals[min(max(epoch, 1), len(signals)) - 1])
         plan = method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
-        left_out += n - len(plan.ids)
+        left_out += n - round(plan.share * len(plan.ids))
         forwarded += 0 if plan.refresh is None else len(plan.refresh)
     return left_out / n / epochs, forwarded / n / epochs
 
 
-def saved_by_plans(pace: Pace, compute: float, left_out: float, forwarded: float) -> float:
+def saved_by_plans(pace: Pace, compute: float, left_out: float, forwarded: float, *, in_batches: bool = False) -> float:
     """Returns the share of the time that plans save.
 
     Args:
@@ -88,8 +89,11 @@ def saved_by_plans(pace: Pace, compute: float, left_out: float, forwarded: float
         compute: Seconds that the method computes for a batch.
         left_out: Share of the samples that are left out, [0, 1]; they are not loaded, unless they are forwarded.
         forwarded: Share of the samples that are loaded for a forward pass only, [0, 1].
+        in_batches: Whether there are as many steps as in full training, with smaller batches. Default: False, fewer steps.
     """
-    return 1 - ((1 - left_out) * pace.step(compute) + forwarded * pace.step(pace.scoring)) / pace.full
+    kept = 1 - left_out
+    trained = pace.step(compute * pace.of_smaller(kept), kept) if in_batches else kept * pace.step(compute)
+    return 1 - (trained + forwarded * pace.step(pace.scoring)) / pace.full
 
 
 def all_learned(signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -126,5 +130,6 @@ def _stage_of(method: Any) -> str | None:
 
 
 def _records_from(method: Any, signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns signals under the names of a method's columns."""
-    return {name: signals[column.signal or name].to(column.dtype) for name, column in method.columns().items()}
+    """Returns signals under the names of a method's columns, without those that the training does not give."""
+    known = {name: signals.get(column.signal or name) for name, column in method.columns().items()}
+    return {name: known[name].to(column.dtype) for name, column in method.columns().items() if known[name] is not None}

@@ -43,7 +43,9 @@ class PreparedBatches(Dataset[Any]):
         return PreparedBatch(self._batches[ids[0] % len(self._samples) // self._size])
 
 
-def prepared_loader(loader: DataLoader[Any], batches: int, device: torch.device, seed: int) -> DataLoader[Any]:
+def prepared_loader(
+    loader: DataLoader[Any], batches: int, device: torch.device, seed: int, *, halves: bool = False
+) -> DataLoader[Any]:
     """Returns a loader of `PreparedBatches`, made of random samples of another loader's dataset.
 
     Args:
@@ -51,9 +53,10 @@ def prepared_loader(loader: DataLoader[Any], batches: int, device: torch.device,
         batches: Number of batches at most; one batch of all samples where there are fewer than a batch.
         device: Device that the batches are moved to.
         seed: Random seed that decides which samples are taken.
+        halves: Whether batches have half of the size. Default: False.
     """
     dataset: Any = loader.dataset
-    size = min(sizes_of(loader)[1], len(dataset))
+    size = min(sizes_of(loader)[1], len(dataset)) // (1 + halves)
     wanted = min(batches, len(dataset) // size) * size
     ids = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:wanted].tolist()
     samples, collate = [dataset[i] for i in ids], loader.collate_fn

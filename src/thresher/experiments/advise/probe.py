@@ -14,13 +14,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import thresher
-from thresher.experiments.advise.forecast import columns_of, is_foreseeable
+from thresher.experiments.advise.forecast import columns_of, forecast, is_foreseeable
+from thresher.experiments.advise.outlook import GRADIENT_NORM
 from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
 from thresher.experiments.advise.prepared import PreparedBatches, prepared_loader
 from thresher.experiments.advise.turns import Spent, time_steps
+from thresher.experiments.training.loop import sizes_of
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Training
 from thresher.loading.trees import to_device
+from thresher.methods.contract import requirements_of
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 
@@ -31,6 +34,15 @@ TIMED_STEPS = 6
 TIMED_ROUNDS = 9
 TIMED_SECONDS = 0.1
 """Smallest time that is measured at once, in seconds, so that a short disturbance of the machine is a small one."""
+LEAST_HALVED = 4
+"""Smallest batch of which half a batch is timed: BatchNorm needs two samples."""
+
+Says = Callable[[str], None]
+"""Function that is called with a line about what is done now, and how long it takes at most."""
+
+
+def quietly(_: str) -> None:
+    """Says nothing."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,7 @@ class Probe:
         training: The training.
         epochs: Number of epochs of the training that is planned.
         seed: Random seed of all draws.
+        says: Function that is called with what is done now. Default: none.
 
     Attributes:
         seen: Number of samples that the first epochs trained on.
@@ -70,7 +83,7 @@ class Probe:
         ValueError: The training's loader has no batch.
     """
 
-    def __init__(self, training: Training, *, epochs: int, seed: int) -> None:
+    def __init__(self, training: Training, *, epochs: int, seed: int, says: Says = quietly) -> None:
         if not len(training.loader):
             raise ValueError(
                 f"advise: the loader of {len(training.loader.dataset)} samples has no batch; "  # pyright: ignore[reportArgumentType]
@@ -79,11 +92,11 @@ class Probe:
         self._accelerator = Accelerator()
         self._model, self._optimizer = self._accelerator.prepare(training.model, training.optimizer)
         self._traced = thresher.subset_backward(self._model)
-        self._training, self._epochs, self._seed = training, epochs, seed
+        self._training, self._epochs, self._seed, self._says = training, epochs, seed, says
         self.device: torch.device = self._accelerator.device
         self.seen, self.trained = 0, 0.0
         self._prepared = prepared_loader(training.loader, TIMED_STEPS, self.device, seed)
-        self._dataset: PreparedBatches = self._prepared.dataset  # pyright: ignore[reportAttributeAccessIssue]
+        self._halves = self._prepared_halves()
         self._loader_steps = TIMED_STEPS
 
     @property
@@ -96,10 +109,17 @@ class Probe:
         if not is_foreseeable(spec.create()):
             return "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
         try:
-            self._attach(spec.create(), self._training.loader, self._model, **spec.attachment()).detach()
+            with warnings.catch_warnings(action="ignore"):  # the advice says what it makes of the method
+                self._attach(spec.create(), self._training.loader, self._model, **spec.attachment()).detach()
         except (TypeError, ValueError) as error:
             return str(error)
         return None
+
+    def missing(self, spec: Spec) -> dict[str, str]:
+        """Returns the signals that this training does not give and a method can do without, each with what it does then."""
+        optional, columns = requirements_of(spec.create()).optional, columns_of(spec)
+        given = self._recordable({column.signal or name: column for name, column in columns.items()})
+        return {signal: does for signal, does in optional.items() if signal not in given}
 
     def first_epochs(self, specs: Sequence[Spec], seconds: float) -> list[dict[str, Tensor]]:
         """Trains for `PROBED_EPOCHS` epochs or until a time limit, and returns what methods would record.
@@ -112,14 +132,17 @@ class Probe:
             One dictionary per epoch, from the name of a signal to a tensor of shape (seen,). An epoch that was not finished is
             there only if it is the first.
         """
-        columns = {"loss": Column(torch.float32, fill=NEVER_SEEN)}
+        columns: dict[str, Column] = {}
         for spec in specs:
             columns |= {column.signal or name: column for name, column in columns_of(spec).items()}
-        recording = RecordSignals({name: Column(column.dtype, column.fill) for name, column in columns.items()})
+        columns |= {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", GRADIENT_NORM)}
+        recording = RecordSignals(self._recordable(columns))
         run = self._attach(recording, self._training.loader, self._model)
         schedule = thresher.ProgressLR(self._optimizer, run, self._training.schedule)
         end, late, found = time.monotonic() + seconds, False, []
-        for _ in range(min(PROBED_EPOCHS, self._epochs)):
+        epochs = min(PROBED_EPOCHS, self._epochs)
+        for epoch in range(epochs):
+            self._says(f"training epoch {epoch + 1} of {epochs} of the probe: all of them take {seconds:g} s at most")
             for batch in run.loader:
                 self._step(run.model, run.criterion, batch)
                 schedule.step()
@@ -134,6 +157,24 @@ class Probe:
         self.seen, self.trained = len(found[-1]["loss"]), round(run.progress * self._epochs, 6)
         run.detach()
         return found
+
+    def forecasts(self, specs: Sequence[Spec], seconds: float) -> tuple[Pace, list[dict[str, Tensor]], list[dict[str, Any]]]:
+        """Trains the first epochs, times steps, and foretells what methods do to the time of training.
+
+        Args:
+            specs: The methods.
+            seconds: Time limit for the first epochs, in seconds.
+
+        Returns:
+            The pace of full training, the signals after each epoch, and one entry per method, see `forecast`.
+        """
+        refusals = {spec.label: self.refusal(spec) for spec in specs}
+        possible = [spec for spec in specs if refusals[spec.label] is None]
+        signals = self.first_epochs(possible, seconds)
+        pace, own = self.pace(possible)
+        rows = [forecast(spec, refusals[spec.label], pace, own, signals, self._epochs, self._seed) for spec in specs]
+        missing = {spec.label: self.missing(spec) for spec in possible}
+        return pace, signals, [row | {"missing": missing.get(row["method"], {})} for row in rows]
 
     def pace(self, specs: Sequence[Spec]) -> tuple[Pace, dict[str, float]]:
         """Times full training and the methods.
@@ -153,10 +194,13 @@ class Probe:
             "both": lambda: self._over_prepared(self._gradient_of),
             "scoring": self._scoring,
         }
+        if self._halves is not None:
+            sides["half"] = lambda: self._over_prepared(self._plain_step, self._halves)
         if self._may_overlap:
             sides["loop"] = lambda: self._over_loader(self._plain_step)
         sides |= {spec.label: (lambda spec=spec: self._over_run(spec)) for spec in specs}
         self._lengthen(sides)
+        self._says_how_long(sides)
         one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
         alone = sides.keys() - {"loader", "loop"} if one_thread else ()
         seconds = median_seconds(sides, TIMED_ROUNDS, self._seed, by_cpu=alone)
@@ -165,6 +209,24 @@ class Probe:
     @property
     def _may_overlap(self) -> bool:
         return self._training.loader.num_workers > 0 or self.device.type != "cpu"
+
+    def _prepared_halves(self) -> DataLoader[Any] | None:
+        """Returns half batches; None where batches are too small."""
+        if sizes_of(self._training.loader)[1] < LEAST_HALVED:
+            return None
+        return prepared_loader(self._training.loader, TIMED_STEPS, self.device, self._seed, halves=True)
+
+    def _recordable(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        """Returns those columns whose signals this training gives; values replace each other."""
+        found = {}
+        for name, column in columns.items():
+            last = Column(column.dtype, column.fill, signal=column.signal)
+            try:
+                self._attach(RecordSignals({name: last}), self._training.loader, self._model).detach()
+            except ValueError:
+                continue
+            found[name] = last
+        return found
 
     def _attach(self, method: Any, loader: DataLoader[Any], model: nn.Module, **settings: Any) -> thresher.Run:
         return thresher.attach(
@@ -188,8 +250,18 @@ class Probe:
         """Sets the number of batches so that timing them takes `TIMED_SECONDS`; the first call of each side warms up."""
         for name in ("compute", "loader"):
             sides[name]()
-        self._dataset.times = _repeats(sides["compute"]().wall)
+        times = _repeats(sides["compute"]().wall)
+        for loader in filter(None, (self._prepared, self._halves)):
+            dataset: PreparedBatches = loader.dataset  # pyright: ignore[reportAssignmentType]
+            dataset.times = times
         self._loader_steps = TIMED_STEPS * _repeats(sides["loader"]().wall)
+
+    def _says_how_long(self, sides: Mapping[str, Callable[[], Spent]]) -> None:
+        """Says about how long the timing takes: the first side takes about as long as each of the others."""
+        begun = time.monotonic()
+        sides["compute"]()
+        seconds = (time.monotonic() - begun) * len(sides) * (TIMED_ROUNDS + 1)
+        self._says(f"timing {len(sides)} kinds of steps in {TIMED_ROUNDS} rounds: about {max(1, round(seconds))} s")
 
     def _plain_step(self, batch: Any) -> None:
         self._step(self._model, self._training.criterion, batch)
@@ -208,8 +280,10 @@ class Probe:
         self._accelerator.backward(self._loss_of(batch))
         self._optimizer.zero_grad()
 
-    def _over_prepared(self, act: Callable[[Any], Any]) -> Spent:
-        return time_steps(self._prepared, act, len(self._prepared))
+    def _over_prepared(self, act: Callable[[Any], Any], loader: DataLoader[Any] | None = None) -> Spent:
+        """Times steps over the prepared batches, or over those of another loader of such batches."""
+        batches = self._prepared if loader is None else loader
+        return time_steps(batches, act, len(batches))
 
     def _scoring(self) -> Spent:
         self._model.eval()
@@ -232,7 +306,7 @@ class Probe:
         """Times an attached epoch over the prepared batches, or as many epochs as pass between two scorings of the method."""
         settings = spec.attachment()
         method: Any = spec.create()
-        whole = method if method.stage == "batch" else RecordSignals(method.columns())
+        whole = method if method.stage == "batch" else RecordSignals(self._recordable(columns_of(spec)))
         run = self._attach(whole, self._prepared, self._traced if _chooses_in_forward(spec) else self._model, **settings)
         epochs = spec.batch.get("score_every", 1)
         batches = chain.from_iterable(run.loader for _ in range(epochs))

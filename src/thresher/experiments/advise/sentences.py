@@ -3,16 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from thresher.experiments.advise.outlook import ALIKE, INPUT_BOUND, Outlook
+from thresher.experiments.advise.ranking import RANDOM_HALF, WORTHWHILE, is_random, worth_trying
 from thresher.experiments.training.recording import EASY
 
-WORTHWHILE = 0.05
-"""Share of the time below which a saving is not worth the trouble."""
 ROUNDS_TO_ZERO = 0.005
 """Share that is 0 in whole percent."""
-INPUT_BOUND = 0.5
-"""Share of a step spent waiting for the loader from which the input pipeline decides what can be saved."""
-AT_RANDOM = ("uniform", "random_backprop")
-"""Methods that choose samples at random: they are controls, and what they save is not recommended."""
 COMPUTING_PARTS = ("forward", "backward", "optimizer")
 
 
@@ -28,6 +24,11 @@ def sentences(advice: Mapping[str, Any]) -> list[str]:
     if step["waiting"] >= INPUT_BOUND:
         said.append(_about_input(step, rows))
     said += [_about_method(row, advice) for row in advice["methods"]]
+    said += [
+        f"{row['method']} {does} here: this training does not give the signal `{signal}`."
+        for row in rows
+        for signal, does in row["missing"].items()
+    ]
     said.append(
         f"Two forward passes save time only while less than {in_percent(advice['break_even_keep'])} of a batch is kept: the "
         f"scoring pass takes {in_percent(step['scoring'] / step['compute'])} of the time of training on the batch."
@@ -37,7 +38,8 @@ def sentences(advice: Mapping[str, Any]) -> list[str]:
             "One forward pass saves no part of the backward pass here, because the model cannot be traced: "
             f"{advice['trace']['fallback']}."
         )
-    return [*said, _about_losses(advice), _conclusion(rows)]
+    outlook = Outlook(**{name: advice["outlook"][name] for name in ("rho", "before", "gain", "half_share", "waiting")})
+    return [*said, _about_losses(advice), about_outlook(outlook), *_conclusion(rows, outlook)]
 
 
 def _about_input(step: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -89,16 +91,83 @@ def _about_losses(advice: Mapping[str, Any]) -> str:
     return f"{after}, {easy}{sure}, and {in_percent(losses['below_mean'])} have a loss below the mean."
 
 
-def _conclusion(rows: Sequence[Mapping[str, Any]]) -> str:
-    worth = [row for row in rows if row["at_most"] >= WORTHWHILE]
-    if not worth:
-        return f"Selection cannot help here: none of these methods could save {in_percent(WORTHWHILE)} of the time."
-    chosen = [row for row in worth if not row["method"].startswith(AT_RANDOM)]
-    best = max(chosen or worth, key=lambda row: row["at_most"])
-    return (
-        f"{best['method']} could save the most time: {in_percent(best['at_most'])}. The probe does not show what that does to "
-        "the result: `thresher compare` measures it, beside controls of the same cost."
-    )
+def about_outlook(outlook: Outlook) -> str:
+    """Returns what the spread of the gradient norms and the time of half a batch say, in one sentence.
+
+    Args:
+        outlook: The two, as measured.
+    """
+    rho = "" if outlook.rho is None else f"rho {outlook.rho:.2f}"
+    if outlook.rho is None or outlook.gain is None:
+        choice = "The criterion does not show how unlike the samples are"
+    elif outlook.rho >= ALIKE and not outlook.settled:
+        choice = (
+            f"The gradients of the samples are still alike ({rho}), as they are before a network has learned: the "
+            "probe was too short to say whether a choice of samples can help"
+        )
+    elif outlook.alike:
+        choice = f"The gradients of the samples are much alike ({rho}), so that no choice beats a random one by much"
+    else:
+        choice = (
+            f"The gradients of the samples are unlike ({rho}; 1 is all alike), so that the best unbiased choice "
+            f"could get {outlook.gain:.2g} times as much out of the same cost as random samples"
+        )
+    smaller = f"half a batch takes {in_percent(outlook.half_share)} of the time of a whole one"
+    if outlook.by_steps:
+        return f"{choice}; and {smaller}, so that only methods with fewer steps save time."
+    if outlook.waiting >= INPUT_BOUND:
+        return f"{choice}; and {smaller}, but waiting for input takes longer than both."
+    return f"{choice}; and {smaller}, so that smaller batches save time, too."
+
+
+def _conclusion(rows: Sequence[Mapping[str, Any]], outlook: Outlook) -> list[str]:
+    """Returns what to do, in sentences."""
+    if outlook.hopeless:
+        return ["Nothing will help here: the samples are alike, and smaller batches save no time. Train for fewer epochs."]
+    if outlook.alike:
+        return [
+            "Choosing samples will not help here, because they are alike. Fewer epochs, smaller batches or "
+            f"random samples ({RANDOM_HALF}) do the same."
+        ]
+    worth = worth_trying(rows, outlook)
+    if worth:
+        order = ", in this order" * (len(worth) > 1)
+        said = [f"Try first: {_listed([row['method'] for row in worth])}{order}.", _reason(worth[0])]
+        return said + _warning(rows, worth[0])
+    if all(row["at_most"] < WORTHWHILE for row in rows):
+        return [f"Selection cannot help here: none of these methods could save {in_percent(WORTHWHILE)} of the time."]
+    return [f"None of these methods is recommended: compare random samples ({RANDOM_HALF}) first.", *_warning(rows, None)]
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    """Returns what a recommendation rests on."""
+    record, saves = row["record"], in_percent(row["at_most"])
+    time = f"here it could save {saves} of the time. What it does to the result, `thresher compare` measures."
+    if record["standing"] == "not measured":
+        return f"{row['method']} was not measured by this project; {time}"
+    of = f"of {_trainings(record['on'])} that this project measured"
+    better = f"was better than a control of the same cost on {len(record['better_on'])} {of}"
+    worse = f"worse on {_where(record['worse_on'])}, and lost against full training on {_where(record['lost_on'])}"
+    return f"{row['method'].partition(':')[0]} {better} ({_where(record['better_on'])}), {worse}; {time}"
+
+
+def _warning(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> list[str]:
+    """Returns why methods are not recommended that would save more time, or any."""
+    least = WORTHWHILE if best is None else best["at_most"]
+    behind = [row for row in rows if row["record"]["standing"] == "behind" and row["at_most"] >= least and not is_random(row)]
+    return [
+        f"{row['method']} could save {in_percent(row['at_most'])}, but was worse than a control of the same cost where this "
+        f"project measured it: {_where(row['record']['worse_on'])}."
+        for row in behind
+    ]
+
+
+def _trainings(names: Sequence[str]) -> str:
+    return f"{len(names)} training{'s' * (len(names) > 1)}"
+
+
+def _where(names: Sequence[str]) -> str:
+    return _listed(names) if names else "none"
 
 
 def in_percent(share: float) -> str:

@@ -70,6 +70,11 @@ class MethodSpec:
         return " ".join((own, *(form.format(self.batch[key]) for key, form in FORMATS.items() if key in self.batch)))
 
     @property
+    def text(self) -> str:
+        """The method as it is written on the command line, which `parse_methods` reads."""
+        return ":".join((self.name, *(f"{key}={value}" for key, value in {**self.given, **self.batch}.items())))
+
+    @property
     def files(self) -> list[Path]:
         """The files among the settings, such as scores, that exist."""
         named = (Path(value) for value in self.given.values() if isinstance(value, str) and value.endswith(SCORES_SUFFIX))
@@ -151,6 +156,11 @@ class Composition:
     def label(self) -> str:
         """The name in results: the labels of the parts."""
         return "+".join(part.label for part in self.parts)
+
+    @property
+    def text(self) -> str:
+        """The methods as they are written on the command line."""
+        return "+".join(part.text for part in self.parts)
 
     @property
     def batch(self) -> Mapping[str, Any]:

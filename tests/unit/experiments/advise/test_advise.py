@@ -12,6 +12,7 @@ from thresher import methods
 from thresher.cli.advise import ADVISED_METHODS
 from thresher.experiments.advise import probe as probing
 from thresher.experiments.advise.advise import advise
+from thresher.experiments.advise.findings import Measurement, Record
 from thresher.experiments.advise.forecast import (
     all_learned,
     forecast,
@@ -20,6 +21,7 @@ from thresher.experiments.advise.forecast import (
     planned_shares,
     saved_by_plans,
 )
+from thresher.experiments.advise.outlook import Outlook
 from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
 from thresher.experiments.advise.prepared import prepared_loader
 from thresher.experiments.advise.probe import Probe, RecordSignals
@@ -79,6 +81,18 @@ def test_parts_are_differences_of_growing_pieces():
     assert pace_of(seconds).overlap == 0.0
 
 
+def test_a_smaller_batch_takes_what_the_line_through_half_and_whole_ones_says():
+    pace = Pace(loader=0.0, forward=2.0, backward=6.0, optimizer=0.0, scoring=1.0, half=6.0)
+    assert (pace.half_share, pace.of_smaller(1.0), pace.of_smaller(0.5)) == (0.75, 1.0, 0.75)
+    assert pace.of_smaller(0.25) == pytest.approx(0.625)
+    assert Pace(0.0, 2.0, 6.0, 0.0, 1.0).of_smaller(0.3) == pytest.approx(0.3)
+    assert Pace(0.0, 2.0, 6.0, 0.0, 1.0, half=9.0).half_share == 1.0
+    faster = Pace(0.0, 2.0, 6.0, 0.0, 1.0, half=2.0)
+    assert faster.of_smaller(0.25) == pytest.approx(0.125)
+    seconds = {"loader": 1.0, "forward": 2.0, "both": 8.0, "compute": 8.0, "scoring": 1.0, "half": 6.0}
+    assert pace_of(seconds).half == 6.0
+
+
 @pytest.mark.parametrize(("loop", "overlap"), [(9.0, 0.0), (7.0, 0.0), (4.0, 1.0), (3.5, 1.0)])
 def test_an_overlap_is_a_share_whatever_was_measured(loop, overlap):
     seconds = {"loader": 3.0, "forward": 4.5, "both": 4.2, "compute": 4.0, "loop": loop, "scoring": 0.5}
@@ -97,6 +111,7 @@ def test_a_side_that_waits_for_nothing_is_held_against_the_first_by_cpu_time():
     wall = itertools.cycle([10.0, 30.0, 20.0])
     sides = {"base": lambda: Spent(20.0, 8.0), "half": lambda: Spent(next(wall), 2.0)}
     assert median_seconds(sides, 3, seed=0, by_cpu={"half"}) == {"base": 20.0, "half": 5.0}
+    assert median_seconds(sides, 3, seed=0, by_cpu={"base", "half"}) == {"base": 8.0, "half": 2.0}
 
 
 def test_turns_are_taken_in_changing_order():
@@ -162,11 +177,23 @@ def test_what_is_left_out_is_not_loaded_and_what_is_forwarded_is():
     assert saved_by_plans(COMPUTING, 7.7, 0.0, 0.0) == pytest.approx(-0.1)
 
 
+def test_smaller_batches_save_what_they_do_not_compute_and_load():
+    pace = Pace(loader=2.0, forward=2.0, backward=6.0, optimizer=0.0, scoring=1.0, half=6.0)
+    assert saved_by_plans(pace, 8.0, 0.5, 0.0) == pytest.approx(0.5)
+    assert saved_by_plans(pace, 8.0, 0.5, 0.0, in_batches=True) == pytest.approx(1 - (6 + 1) / 10)
+    assert planned_shares(thresher.Winnow(share=0.3), [signals([0.5] * 10) | {"uncertainty": torch.ones(10)}], 4, 0)[0] == 0.7
+    for text, saves in (("winnow:share=0.5", 0.3), ("uniform:keep=0.5:spend=batches", 0.3), ("uniform:keep=0.5", 0.5)):
+        [spec] = parse_methods(text)
+        known = signals([0.5] * 10) | {"uncertainty": torch.ones(10)}
+        assert forecast(spec, None, pace, {spec.label: 8.0}, [known], 4, 0)["saves"] == pytest.approx(saves)
+
+
 def rows(pace, computes, losses=(0.0, 0.0, 0.0, 0.1)):
     found = []
     for text, compute in computes.items():
         [spec] = parse_methods(text)
-        found.append(forecast(spec, None, pace, {spec.label: compute}, [signals(list(losses))], 20, 0))
+        row = forecast(spec, None, pace, {spec.label: compute}, [signals(list(losses))], 20, 0)
+        found.append(row | {"record": Record([]).as_dict(), "missing": {}})
     return {row["method"]: row for row in found}
 
 
@@ -191,11 +218,19 @@ def test_losses_in_shares():
 # In words
 
 
-def advice(pace, rows, fallback=None):
+UNLIKE = Outlook(0.3, 0.3, 1.5, 0.5, 0.0)
+
+
+def measured_as(row, **against):
+    return row | {"record": Record([Measurement("here", "digits", row["method"], 0.5, 0.0, "loses", against)]).as_dict()}
+
+
+def advice(pace, rows, fallback=None, outlook=UNLIKE):
     return {
         "epochs": 20,
         "probe": {"epochs": 1.0, "samples": 4},
         "step": pace.as_dict(),
+        "outlook": outlook.as_dict(),
         "losses": loss_summary(signals([0.0, 0.0, 0.0, 0.1])),
         "trace": {"fallback": fallback},
         "break_even_keep": pace.break_even,
@@ -210,7 +245,7 @@ def test_words_on_an_input_that_decides():
     assert "they cannot help." in said and "do not load the samples that they leave out: uniform:keep=0.7 can help." in said
     assert "This does not hold for kakurenbo: the samples left out are loaded for a forward pass." in said
     assert "This does not hold for infobatch:delta=0.0: too few samples are left out." in said
-    assert "uniform:keep=0.7 could save the most time: 30 %" in said
+    assert "None of these methods is recommended: compare random samples (uniform:keep=0.5) first." in said
 
 
 def test_words_on_an_input_that_takes_much_but_not_all():
@@ -230,7 +265,8 @@ def test_words_on_a_model_that_decides():
     assert "selective_backprop saves no time: it takes 10 % longer than full training." in text
     assert "Two forward passes save time only while less than 75 % of a batch is kept" in text
     assert "One forward pass saves no part of the backward pass here, because the model cannot be traced: it has hooks." in text
-    assert said[-1].startswith("selective_backprop:keep=0.33 twice could save the most time: 40 %")
+    assert said[-2] == "Try first: selective_backprop:keep=0.33 twice."
+    assert said[-1].startswith("selective_backprop:keep=0.33 twice was not measured by this project; here it could save 40 %")
     assert "After 1 epoch of the probe, 75 % of the samples have a loss below 5 % of the largest" in text
 
 
@@ -242,6 +278,36 @@ def test_words_where_selection_cannot_help():
     assert said[-1] == "Selection cannot help here: none of these methods could save 5 % of the time."
     assert "kakurenbo cannot be used here: no classes" in said
     assert sentences(advice(COMPUTING, []))[-1] == said[-1]
+
+
+def test_words_on_what_was_measured():
+    found = rows(COMPUTING, {"infobatch": 7.0, "selective_backprop:keep=0.33:forward_passes=twice": 4.2}, [0.0] * 9 + [0.1])
+    infobatch, twice = found.values()
+    twice = measured_as(twice, uniform="worse")
+    said = sentences(advice(COMPUTING, [measured_as(infobatch, uniform="better"), twice]))
+    assert said[-3] == "Try first: infobatch."
+    assert said[-2].startswith(
+        "infobatch was better than a control of the same cost on 1 of 1 training that this project measured (digits), worse on "
+        "none, and lost against full training on digits; here it could save"
+    )
+    assert said[-1] == (
+        "selective_backprop:keep=0.33 twice could save 40 %, but was worse than a control of the same cost where this project "
+        "measured it: digits."
+    )
+    said = sentences(advice(COMPUTING, [twice]))
+    assert said[-2].startswith("None of these methods is recommended") and said[-1].startswith(
+        "selective_backprop:keep=0.33 twice"
+    )
+
+
+def test_words_where_nothing_helps():
+    found = rows(COMPUTING, {"infobatch": 7.0}).values()
+    said = sentences(advice(COMPUTING, found, outlook=Outlook(0.95, 0.95, 1.0, 0.95, 0.0)))
+    assert said[-1] == (
+        "Nothing will help here: the samples are alike, and smaller batches save no time. Train for fewer epochs."
+    )
+    said = sentences(advice(COMPUTING, found, outlook=Outlook(0.95, 0.95, 1.0, 0.5, 0.0)))
+    assert said[-1].startswith("Choosing samples will not help here, because they are alike.")
 
 
 # The probe
@@ -258,6 +324,8 @@ def test_held_batches_are_those_of_the_dataset():
     loader.dataset.times = 2
     assert all(again is batches[i % 3][1] for i, (_, again) in enumerate(loader)) and len(loader) == 6
     assert [len(y) for _, y in prepared_loader(DataLoader(data, batch_size=100), 3, CPU, seed=0)] == [70]
+    halves = prepared_loader(DataLoader(data, batch_size=16), 3, CPU, seed=0, halves=True)
+    assert [len(y) for _, y in halves] == [8, 8, 8]
 
 
 def test_held_batches_are_collated_as_the_user_does():
@@ -286,7 +354,7 @@ def test_the_first_epochs_train_and_remember_what_methods_ask_for():
     found = one.first_epochs(parse_methods("kakurenbo,infobatch,random_backprop"), 60)
     assert len(found) == 2 and (one.seen, one.trained) == (200, 2.0)
     for known in found:
-        assert set(known) == {"loss", "correct", "confidence"} and known["correct"].dtype is torch.bool
+        assert set(known) == {"loss", "correct", "confidence", "grad_norm"} and known["correct"].dtype is torch.bool
         assert all(len(values) == 200 for values in known.values()) and known["loss"].isfinite().all()
     assert found[1]["loss"].mean() < found[0]["loss"].mean()
     assert any(not torch.equal(p, q) for p, q in zip(before, training.model.parameters(), strict=True))
@@ -319,11 +387,16 @@ def test_timing_leaves_the_weights_as_they_are(quick):
 
 
 def test_advice_on_a_task(quick):
-    found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6)
+    said = []
+    found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6, says=said.append)
+    assert said[0] == "reading the data, and preparing the training"
+    assert said[1:4] == [f"training epoch {i} of 3 of the probe: all of them take 60 s at most" for i in (1, 2, 3)]
+    assert "kinds of steps in 1 rounds: about" in said[4] and len(said) == 5
     rows = {row["method"]: row for row in found["methods"]}
     assert found["task"] == "digits@200" and found["probe"] == {"samples": 200, "epochs": 3.0}
     assert 0 < found["break_even_keep"] < 1 and found["trace"] == {"fallback": None}
     assert {name: row["stage"] for name, row in rows.items()} == {
+        "winnow:share=0.5": "epoch",
         "kakurenbo": "epoch",
         "infobatch": "epoch",
         "uniform:keep=0.7": "epoch",
@@ -335,6 +408,10 @@ def test_advice_on_a_task(quick):
     assert rows["kakurenbo"]["left_out"] == rows["kakurenbo"]["forwarded"]
     assert all(row["saves"] <= row["at_most"] < 1 for row in rows.values())
     assert len(found["sentences"]) >= len(rows) + 3
+    assert 0 < found["outlook"]["rho"] <= 1 <= found["outlook"]["gain"] and 0.3 < found["outlook"]["half_share"] <= 1
+    assert rows["selective_backprop:keep=0.33 twice"]["record"]["standing"] == "behind"
+    assert not {"selective_backprop:keep=0.33 twice", "kakurenbo", "uniform:keep=0.7"} & set(found["worth_trying"])
+    assert found["next"].startswith("thresher compare digits@200 --methods ")
 
 
 def test_a_loader_without_a_batch():
@@ -375,10 +452,13 @@ def build(seed):
 def test_a_script_without_classes_whose_model_cannot_be_traced(quick, tmp_path):
     path = tmp_path / "regression.py"
     path.write_text(textwrap.dedent(SCRIPT))
-    specs = parse_methods("kakurenbo,infobatch,selective_backprop:keep=0.33:forward_passes=once")
+    specs = parse_methods("kakurenbo,infobatch,winnow,selective_backprop:keep=0.33:forward_passes=once")
     found = advise(f"{path}:build", specs, epochs=4)
-    kakurenbo, infobatch, _ = found["methods"]
+    kakurenbo, infobatch, winnow, _ = found["methods"]
     assert "needs signals that this criterion does not give" in kakurenbo["refused"]
+    assert winnow["missing"] == {"uncertainty": "draws the rows of its smaller batches uniformly"}
+    assert "winnow draws the rows of its smaller batches uniformly here" in " ".join(found["sentences"])
+    assert winnow["left_out"] == pytest.approx(0.5, abs=0.01) and "winnow" not in found["worth_trying"]
     assert infobatch["refused"] is None and infobatch["left_out"] > 0
     assert found["losses"]["trusted"] is None
     assert found["trace"]["fallback"] in " ".join(found["sentences"])

@@ -1,0 +1,65 @@
+"""Which methods are worth a comparison, by what was measured of them before time; and the command that compares them."""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from thresher.experiments.advise.findings import STANDINGS
+from thresher.experiments.advise.outlook import Outlook
+
+WORTHWHILE = 0.05
+"""Share of the time below which a saving is not worth the trouble."""
+AT_RANDOM = ("uniform", "random_backprop")
+"""Methods that choose samples at random: they are controls, and what they save is not recommended."""
+RANDOM_HALF = "uniform:keep=0.5"
+"""Method to compare where no choice of samples is recommended: half of the samples of each epoch, at random."""
+MOST_NAMED = 2
+"""Largest number of methods in the next command: each of them is trained with its controls."""
+
+
+def worth_trying(rows: Sequence[Mapping[str, Any]], outlook: Outlook) -> list[Mapping[str, Any]]:
+    """Returns the methods that are worth a comparison, the best first.
+
+    Those come first that were better than controls of the same cost where they were measured, then those of which it is not
+    decided, and then those that were not measured; those that were worse are not named. Among equals, time decides.
+
+    Args:
+        rows: Entries of `methods` in the advice.
+        outlook: What the probe says about any choice of samples.
+    """
+    if outlook.alike:
+        return []
+    saving = [row for row in rows if row["refused"] is None and row["at_most"] >= WORTHWHILE]
+    chosen = [row for row in saving if not is_random(row) and row["record"]["standing"] != "behind"]
+    return sorted(chosen, key=lambda row: (STANDINGS.index(row["record"]["standing"]), -row["at_most"]))
+
+
+def is_random(row: Mapping[str, Any]) -> bool:
+    """Returns whether a method chooses at random: always, or for want of a signal.
+
+    Args:
+        row: Entry of `methods` in the advice.
+    """
+    return row["method"].startswith(AT_RANDOM) or bool(row["missing"])
+
+
+def next_command(task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None) -> str:
+    """Returns the command that compares methods on a training, as a shell reads it.
+
+    Args:
+        task: Name of the training.
+        methods: Methods as on the command line; without any, a random half of the samples is compared.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+
+    Example:
+        >>> next_command("fashion-mnist@20000", ["winnow:share=0.5", "infobatch"], epochs=10)
+        'thresher compare fashion-mnist@20000 --methods winnow:share=0.5,infobatch --epochs 10 --out runs/fashion-mnist-20000'
+    """
+    named = re.split(r"[\\/]", task)[-1].partition(".py:")[0]
+    given = [] if data is None else ["--data", str(data)]
+    folder = f"runs/{re.sub(r'[^A-Za-z0-9_]+', '-', named).strip('-') or 'training'}"
+    asked = ["--methods", ",".join(methods) or RANDOM_HALF, "--epochs", str(epochs), *given, "--out", folder]
+    return shlex.join(["thresher", "compare", task, *asked])
