@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from thresher.cli._comparison import run_and_print
+from thresher.cli._dry_run import print_dry_run
 from thresher.cli._options import (
     DEFAULT_MARGIN,
     DataOption,
@@ -45,6 +46,10 @@ UNTIL_HELP = (
     "Add seeds until every verdict is decided, or until there are --max-seeds of them. The verdicts are corrected for the "
     "number of looks."
 )
+DRY_RUN_HELP = (
+    "Print what would run, what is finished already, and about how long the rest takes, after a short probe; nothing is trained "
+    "that is kept, and nothing is written."
+)
 
 
 def compare(
@@ -68,6 +73,7 @@ def compare(
     until_decided: Annotated[bool, typer.Option("--until-decided", help=UNTIL_HELP)] = False,
     max_seeds: Annotated[int, typer.Option(min=3, help="Largest number of seeds with --until-decided.")] = 12,
     restart: Annotated[bool, typer.Option("--restart", help="Delete the runs in --out, and begin anew.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
     json: JsonOption = None,
 ) -> None:
     """Train every method with every seed, beside full training and controls of the same cost.
@@ -86,10 +92,16 @@ def compare(
     asked = ",".join(filter(None, (methods, *kept)))
     if quick and (until_decided or controls):
         raise ValueError("compare: --quick trains one seed without controls; leave out --until-decided and --controls")
-    if restart:
-        begin_anew(out)
     if quick:
         seeds, kinds = seeds.partition(",")[0], ()
+    if dry_run:
+        if restart:
+            raise ValueError("compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet")
+        given = {"data": data, "jobs": jobs, "controls": kinds, "most": max_seeds if until_decided else None}
+        print_dry_run(training, asked, seeds, epochs, out, json=json, **given)
+        return
+    if restart:
+        begin_anew(out)
     most = {"most": max_seeds} if until_decided else {}
     given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most}
     run_and_print(training, asked, seeds, epochs, out, json=json, **given)

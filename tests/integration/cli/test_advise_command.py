@@ -33,13 +33,18 @@ def test_a_task_gives_a_table_words_and_figures(tmp_path):
     given = ["--methods", "full,uniform:keep=0.5,random_backprop:keep=0.25", "--epochs", "4", "--json", str(out)]
     done = subprocess.run([*PROCESS, "advise", "digits@200", *given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert not done.stderr and done.stdout.rstrip().endswith(str(out))
+    stages = ("loading torch", "reading the data", *["training epoch"] * 3, "timing 8 kinds of steps in 9 rounds: about")
+    assert [line.startswith(f"advise: {stage}") for line, stage in zip(done.stderr.splitlines(), stages, strict=True)] == [
+        True
+    ] * 6
+    assert done.stdout.rstrip().endswith(str(out))
     found = json.loads(out.read_text())
     assert [row["method"] for row in found["methods"]] == ["uniform:keep=0.5", "random_backprop:keep=0.25"]
     assert found["epochs"] == 4 and found["probe"]["samples"] == 200
     table, words = done.stdout.split("A step takes")
     assert "digits@200, 4 epochs, cpu" in table and all(row["method"] in table for row in found["methods"])
     assert all("".join(sentence.split()) in "".join(done.stdout.split()) for sentence in found["sentences"])
+    assert f"Next:\n{found['next']}\n" in done.stdout
     assert "Two forward passes save time only while less than" in " ".join(words.split())
 
 
@@ -57,7 +62,7 @@ def test_a_training_that_waits_for_its_input_is_told_so(tmp_path, called):
 
 def test_a_mistake_is_one_message(called):
     done = called("advise", "digits", "--methods", "uniform:keep=2")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "`keep` outside" not in done.stdout
+    assert done.returncode == 2 and done.stderr.count("\n") == 2 and "`keep` outside" not in done.stdout
     assert "UniformSubset: `keep`" in done.stderr
     done = called("advise", "nothing")
     assert done.returncode == 2 and "no task 'nothing'" in done.stderr

@@ -19,7 +19,7 @@ from thresher.experiments.advise.outlook import GRADIENT_NORM
 from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
 from thresher.experiments.advise.prepared import PreparedBatches, prepared_loader
 from thresher.experiments.advise.turns import Spent, time_steps
-from thresher.experiments.training.loop import sizes_of
+from thresher.experiments.training.loop import Clock, sizes_of
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Training
 from thresher.loading.trees import to_device
@@ -77,6 +77,7 @@ class Probe:
     Attributes:
         seen: Number of samples that the first epochs trained on.
         trained: Number of epochs that were trained, a fraction where the last one was not finished.
+        trace_s: Seconds that tracing the model took; 0 where no method needed it.
         fallback: Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it.
 
     Raises:
@@ -94,7 +95,7 @@ class Probe:
         self._traced = thresher.subset_backward(self._model)
         self._training, self._epochs, self._seed, self._says = training, epochs, seed, says
         self.device: torch.device = self._accelerator.device
-        self.seen, self.trained = 0, 0.0
+        self.seen, self.trained, self.trace_s = 0, 0.0, 0.0
         self._prepared = prepared_loader(training.loader, TIMED_STEPS, self.device, seed)
         self._halves = self._prepared_halves()
         self._loader_steps = TIMED_STEPS
@@ -242,9 +243,11 @@ class Probe:
 
     def _trace(self, specs: Sequence[Spec]) -> None:
         """Traces the model before anything is timed, where a method chooses in the training's own forward pass."""
-        if any(_chooses_in_forward(spec) for spec in specs):
-            with warnings.catch_warnings(action="ignore"):  # a sentence of the advice gives the reason
+        if any(chooses_in_forward(spec) for spec in specs):
+            clock = Clock()
+            with clock.running(), warnings.catch_warnings(action="ignore"):  # a sentence of the advice gives the reason
                 self._traced(next(iter(self._prepared))[0])
+            self.trace_s = clock.cpu_s
 
     def _lengthen(self, sides: Mapping[str, Callable[[], Spent]]) -> None:
         """Sets the number of batches so that timing them takes `TIMED_SECONDS`; the first call of each side warms up."""
@@ -307,7 +310,7 @@ class Probe:
         settings = spec.attachment()
         method: Any = spec.create()
         whole = method if method.stage == "batch" else RecordSignals(self._recordable(columns_of(spec)))
-        run = self._attach(whole, self._prepared, self._traced if _chooses_in_forward(spec) else self._model, **settings)
+        run = self._attach(whole, self._prepared, self._traced if chooses_in_forward(spec) else self._model, **settings)
         epochs = spec.batch.get("score_every", 1)
         batches = chain.from_iterable(run.loader for _ in range(epochs))
         with warnings.catch_warnings():
@@ -322,6 +325,10 @@ def _repeats(seconds: float) -> int:
     return max(1, math.ceil(TIMED_SECONDS / TIMED_STEPS / seconds))
 
 
-def _chooses_in_forward(spec: Spec) -> bool:
-    """Returns whether a method chooses by the losses of the training's own forward pass, if the model can be traced."""
+def chooses_in_forward(spec: Spec) -> bool:
+    """Returns whether a method chooses by the losses of the training's own forward pass, if the model can be traced.
+
+    Args:
+        spec: The method.
+    """
     return spec.settings.get("forward_passes") in ("once", "auto") and not any(key.startswith("score_") for key in spec.batch)

@@ -109,7 +109,7 @@ def compare(
     asked = [Job.of(spec, seeds[0]) for spec in (FULL_TRAINING, *methods)]
     if isinstance(workers, TogetherWorkers) and not workers.leads(asked):
         return of_first(None)
-    comparison = _Comparison(Store(out, _identity(task, epochs)), methods, seeds, controls, watcher)
+    comparison = Comparison(Store(out, identity_of(task, epochs)), methods, seeds, controls, watcher)
     watcher.planned(comparison.expected, epochs)
     with workers:
         comparison.work(workers)
@@ -123,13 +123,18 @@ def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | Toge
     return TogetherWorkers(lambda event: watcher.advanced(event.job, event.epochs, event.metric), **where)
 
 
-def _identity(task: str, epochs: int) -> dict[str, Any]:
-    """Returns what all runs of a folder have in common."""
+def identity_of(task: str, epochs: int) -> dict[str, Any]:
+    """Returns what all runs of a folder have in common.
+
+    Args:
+        task: Name of the task.
+        epochs: Number of epochs of every run.
+    """
     recipe = task_of(task).recipe
     return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
 
 
-def _saved_results(comparison: "_Comparison", task: str, epochs: int, margin: float, looks: int) -> dict[str, Any]:
+def _saved_results(comparison: "Comparison", task: str, epochs: int, margin: float, looks: int) -> dict[str, Any]:
     """Writes results.json, and returns its content."""
     runs = comparison.runs()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
@@ -177,8 +182,15 @@ def check_tracker(name: str) -> None:
         raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
 
 
-class _Comparison:
+class Comparison:
     """The runs of a comparison: those that wait, and those that are done.
+
+    Args:
+        store: Files of the comparison.
+        methods: Methods to compare.
+        seeds: Random seeds.
+        kinds: Kinds of controls; None for all that are possible.
+        watcher: Object whose functions are called as runs proceed.
 
     Attributes:
         store: Files of the comparison.

@@ -76,7 +76,7 @@ class Store:
                 self._manifest = {"backward_to_forward": None}
                 break
         self._manifest |= identity
-        write_json(self._path, self._manifest)
+        self._save_manifest()
 
     @property
     def backward_to_forward(self) -> float | None:
@@ -86,7 +86,7 @@ class Store:
     @backward_to_forward.setter
     def backward_to_forward(self, ratio: float) -> None:
         self._manifest["backward_to_forward"] = ratio
-        write_json(self._path, self._manifest)
+        self._save_manifest()
 
     def run(self, key: str) -> dict[str, Any] | None:
         """Returns a finished run; None if there is none."""
@@ -114,8 +114,38 @@ class Store:
         write_json(self.folder / RESULTS, results)
         return self.folder / RESULTS
 
+    def _save_manifest(self) -> None:
+        write_json(self._path, self._manifest)
+
     def _file(self, key: str) -> Path:
         return self.runs / f"{key}.json"
+
+
+class ReadOnlyStore(Store):
+    """The files of one comparison, which are read and never written; what is saved is held in memory.
+
+    Args:
+        folder: Folder of the files; it need not exist, and is not created.
+        identity: As of `Store`.
+
+    Raises:
+        ValueError: As of `Store`.
+    """
+
+    def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
+        self._held: dict[str, dict[str, Any]] = {}
+        super().__init__(folder, identity)
+
+    def run(self, key: str) -> dict[str, Any] | None:
+        """Returns a run that is finished or was saved in memory; None if there is none."""
+        return self._held.get(key) or super().run(key)
+
+    def save_run(self, key: str, run: dict[str, Any]) -> None:
+        """Holds a run in memory."""
+        self._held[key] = run
+
+    def _save_manifest(self) -> None:
+        """Writes nothing."""
 
 
 def restart(folder: Path) -> None:

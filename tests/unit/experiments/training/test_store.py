@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from thresher.experiments.training.store import Store, restart, write_json
+from thresher.experiments.training.store import ReadOnlyStore, Store, restart, write_json
 
 IDENTITY = {"task": "digits", "epochs": 3, "recipe": {"lr": 0.1}, "versions": {"torch": "2.13.0"}}
 COST = {"forward": 9, "backward": 6, "full_forward": 9, "full_backward": 9, "ratio": 0.8, "backward_to_forward": None}
@@ -114,3 +114,22 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         write_json(path, {"old": False})
     assert json.loads(path.read_text()) == {"old": True}
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_is_only_read_stays_as_it_is(tmp_path):
+    Store(tmp_path, IDENTITY).save_run("a", RUN)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    store = ReadOnlyStore(tmp_path, IDENTITY)
+    store.save_run("b", RUN | {"seed": 1})
+    store.backward_to_forward = 1.5
+    assert (store.run("a"), store.run("b"), store.run("c")) == (RUN, RUN | {"seed": 1}, None)
+    assert store.backward_to_forward == 1.5
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    ReadOnlyStore(tmp_path / "new", IDENTITY).save_run("a", RUN)
+    assert not (tmp_path / "new").exists()
+
+
+def test_runs_of_another_comparison_are_not_read(tmp_path):
+    Store(tmp_path, IDENTITY).save_run("a", RUN)
+    with pytest.raises(ValueError, match="holds another comparison"):
+        ReadOnlyStore(tmp_path, IDENTITY | {"epochs": 99})
