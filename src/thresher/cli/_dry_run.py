@@ -79,8 +79,8 @@ def dry_run_lines(found: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         f"{_counted(len(waiting), 'run')} to train, {finished} finished: about {_long(found['wall_s'])} with "
-        f"{_counted(found['jobs'], 'process', 'processes')} side by side on a machine of {_counted(found['cores'], 'core')} that "
-        f"does nothing else, {_long(found['cpu_s'])} of CPU time.",
+        f"{_counted(found['jobs'], 'process', 'processes')} side by side on a machine of {_counted(found['cores'], 'core')} "
+        f"that does nothing else, {_long(found['cpu_s'])} of CPU time.",
         "Controls are at the cost of the finished runs of a method; before there are any, at an estimated cost.",
     ]
 

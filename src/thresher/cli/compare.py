@@ -47,8 +47,8 @@ UNTIL_HELP = (
     "number of looks."
 )
 DRY_RUN_HELP = (
-    "Print what would run, what is finished already, and about how long the rest takes, after a short probe; nothing is trained "
-    "that is kept, and nothing is written."
+    "Print what would run, what is finished already, and about how long the rest takes, after a short probe; nothing is "
+    "trained that is kept, and nothing is written."
 )
 
 

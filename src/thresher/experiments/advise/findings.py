@@ -57,9 +57,11 @@ class Record:
 
     Args:
         measurements: The measurements.
+        other_settings: Whether they are of other settings of the method than those that are asked about. Default: False.
     """
 
     measurements: Sequence[Measurement]
+    other_settings: bool = False
 
     @property
     def standing(self) -> Standing:
@@ -93,6 +95,7 @@ class Record:
         """Returns the standing and the names of the trainings as plain values."""
         return {
             "standing": self.standing,
+            "other_settings": self.other_settings,
             "on": self.tasks,
             "better_on": self.better,
             "worse_on": self.worse,
@@ -110,7 +113,7 @@ def measurements() -> tuple[Measurement, ...]:
 
 
 def record_of(spec: Spec, *, traced: bool = True) -> Record:
-    """Returns what was measured of a method; settings other than the way in which it computes may differ.
+    """Returns what was measured of a method with its settings; where nothing was, of those that compute in the same way.
 
     Args:
         spec: The method.
@@ -126,7 +129,9 @@ def record_of(spec: Spec, *, traced: bool = True) -> Record:
     name, twice, in_batches = kind_of_label(spec.label)
     chooses = spec.settings.get("forward_passes") == "auto"
     kind = name, twice or (chooses and not traced), in_batches
-    return Record([one for one in measurements() if kind_of_label(one.method) == kind])
+    exact = [one for one in measurements() if one.method == spec.label]
+    found = exact or [one for one in measurements() if kind_of_label(one.method) == kind]
+    return Record(found, other_settings=not exact and bool(found))
 
 
 def kind_of_label(label: str) -> Kind:

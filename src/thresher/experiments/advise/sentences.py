@@ -145,10 +145,10 @@ def _reason(row: Mapping[str, Any]) -> str:
     time = f"here it could save {saves} of the time. What it does to the result, `thresher compare` measures."
     if record["standing"] == "not measured":
         return f"{row['method']} was not measured by this project; {time}"
-    of = f"of {_trainings(record['on'])} that this project measured"
+    of = f"of {_trainings(record['on'])} that this project measured{', with other settings' * record['other_settings']}"
     better = f"was better than a control of the same cost on {len(record['better_on'])} {of}"
     worse = f"worse on {_where(record['worse_on'])}, and lost against full training on {_where(record['lost_on'])}"
-    return f"{row['method'].partition(':')[0]} {better} ({_where(record['better_on'])}), {worse}; {time}"
+    return f"{row['method']} {better} ({_where(record['better_on'])}), {worse}; {time}"
 
 
 def _warning(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> list[str]:

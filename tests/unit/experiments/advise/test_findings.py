@@ -29,6 +29,7 @@ def test_where_a_method_stood():
     found = Record([good, bad, measured("d", smaller="better"), measured("d")])
     assert found.as_dict() == {
         "standing": "ahead",
+        "other_settings": False,
         "on": ["a", "b", "d"],
         "better_on": ["a", "d"],
         "worse_on": ["b"],
@@ -46,12 +47,24 @@ def test_methods_are_found_by_the_way_they_compute(monkeypatch):
         return record_of(parse_methods(text)[0], **given).tasks
 
     assert tasks("selective_backprop:keep=0.2:forward_passes=once") == [labels[0]]
+    assert record_of(parse_methods("selective_backprop:keep=0.2:forward_passes=once")[0]).other_settings
     assert tasks("selective_backprop:keep=0.2") == [labels[0]]
     assert tasks("selective_backprop:keep=0.2", traced=False) == [labels[1]]
     assert tasks("selective_backprop:keep=0.2:forward_passes=twice") == [labels[1]]
     assert tasks("kakurenbo:tau=0.5") == ["kakurenbo"] and tasks("kakurenbo", traced=False) == ["kakurenbo"]
     assert tasks("infobatch:spend=batches") == ["infobatch in batches"] and tasks("infobatch") == []
     assert tasks("uniform:keep=0.5+random_backprop") == []
+
+
+def test_the_same_settings_come_before_others(monkeypatch):
+    rows = tuple(
+        Measurement("here", f"at {share}", f"winnow:share={share}", share, 0.0, "unclear", {}) for share in (0.35, 0.5)
+    )
+    monkeypatch.setattr(findings, "measurements", lambda: rows)
+    [half, third] = (record_of(spec) for spec in parse_methods("winnow:share=0.5,winnow:share=0.3"))
+    assert (half.tasks, half.other_settings) == (["at 0.5"], False)
+    assert (third.tasks, third.other_settings) == (["at 0.35", "at 0.5"], True)
+    assert not record_of(parse_methods("infobatch")[0]).other_settings
 
 
 def test_what_was_measured_has_findings_that_are_known():
