@@ -1,6 +1,7 @@
 """The console, and the tables that several commands print. Nothing heavy is imported before it is needed."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,15 @@ def open_console(*, to_stderr: bool = False) -> "Console":
     if not console.is_terminal:
         console.width = max(console.width, PLAIN_WIDTH)
     return console
+
+
+def announcer(command: str) -> Callable[[str], None]:
+    """Returns a function that prints to the standard error what a command does now, and how long that takes at most.
+
+    Args:
+        command: Name of the command, which stands before each line.
+    """
+    return lambda line: typer.echo(f"{command}: {line}", err=True)
 
 
 def write_result(path: Path, content: Any) -> None:

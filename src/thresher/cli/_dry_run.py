@@ -5,7 +5,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import typer
+from thresher.cli._console import STANDARD_OUTPUT, announcer, open_console, write_result
 
 
 def print_dry_run(
@@ -31,8 +31,8 @@ def print_dry_run(
         most: Largest number of seeds, where they are added until every verdict is decided. Default: none are added.
         options: Further arguments of `dry_run`.
     """
+    says = announcer("compare --dry-run")
     says("loading torch, for some seconds")
-    from thresher.cli._console import STANDARD_OUTPUT, open_console, write_result
     from thresher.experiments.comparison.dry_run import dry_run
     from thresher.experiments.training.specs import parse_methods, parse_seeds
 
@@ -48,15 +48,6 @@ def print_dry_run(
         )
     if json is not None:
         write_result(json, found)
-
-
-def says(line: str) -> None:
-    """Prints to the standard error what is done now.
-
-    Args:
-        line: What is done, and how long it takes at most.
-    """
-    typer.echo(f"compare --dry-run: {line}", err=True)
 
 
 def dry_run_lines(found: Mapping[str, Any]) -> list[str]:

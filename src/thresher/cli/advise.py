@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thresher.cli._console import announcer
 from thresher.cli._options import DataOption
 
 if TYPE_CHECKING:
@@ -45,10 +46,11 @@ def advise(
     data: DataOption = None,
 ) -> None:
     """Probe a training for a short while, say whether selection can help, and name the command that shows it."""
+    says = announcer("advise")
     says("loading torch, for some seconds")
     from thresher.cli._console import open_console, print_table
     from thresher.experiments.advise.advise import advise
-    from thresher.experiments.advise.budget import SEEDS, budget_advice
+    from thresher.experiments.advise.budget import budget_advice
     from thresher.experiments.comparison.job import parse_budget
     from thresher.experiments.training.specs import parse_methods
     from thresher.experiments.training.store import write_json
@@ -57,8 +59,7 @@ def advise(
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads, says=says)
     if shares:
-        says(f"training short runs: {len(SEEDS) * (1 + len(shares))} runs of a quarter of the epochs")
-        advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads)
+        advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads, says=says)
     console = open_console()
     print_table(console, advice_table(advice))
     for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):
@@ -67,15 +68,6 @@ def advise(
     if json is not None:
         write_json(json, advice)
         typer.echo(f"\n{json}")
-
-
-def says(line: str) -> None:
-    """Prints to the standard error what is done now.
-
-    Args:
-        line: What is done, and how long it takes at most.
-    """
-    typer.echo(f"advise: {line}", err=True)
 
 
 def advice_table(advice: dict[str, Any]) -> "Table":

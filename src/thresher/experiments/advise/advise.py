@@ -14,7 +14,7 @@ import torch
 
 from thresher.experiments.advise.findings import record_of
 from thresher.experiments.advise.forecast import loss_summary
-from thresher.experiments.advise.outlook import GRADIENT_NORM, outlook_of
+from thresher.experiments.advise.outlook import GRADIENT_NORM, Outlook, outlook_of
 from thresher.experiments.advise.probe import Probe, Says, quietly
 from thresher.experiments.advise.ranking import MOST_NAMED, next_command, worth_trying
 from thresher.experiments.advise.sentences import sentences
@@ -54,18 +54,17 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
-        worth_trying, next and sentences. The entry of a method has `saves`, the share of the wall time of full training that it
-        saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; both are below 0
-        where training takes longer. Its `record` is what was measured of it, see `findings.Record`. `worth_trying` are the
-        methods that are recommended, the best first, and `next` is the command that compares the first ones.
+        worth_trying (the recommended methods, the best first), next (the command that compares the first ones) and sentences.
+        The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full training that it
+        saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
 
     Raises:
         ValueError: An argument is out of its range, or the training has no batch.
         FileNotFoundError: The data is missing.
     """
     if epochs < 1 or threads < 1 or not seconds > 0:
-        given = f"{epochs}, {threads} and {seconds}"
-        raise ValueError(f"advise: `epochs` and `threads` must be 1 or more and `seconds` above 0, got {given}")
+        allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
+        raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
     trainable = task_of(task)
     with torch_threads(threads):
         says("reading the data, and preparing the training")
@@ -73,11 +72,8 @@ def advise(
         torch.manual_seed(seed)
         probe = Probe(training, epochs=epochs, seed=seed, says=says)
         pace, signals, rows = probe.forecasts(specs, seconds)
-    texts = {spec.label: spec.text for spec in specs}
-    records = {spec.label: record_of(spec, traced=probe.fallback is None).as_dict() for spec in specs}
-    rows = [row | {"record": records[row["method"]]} for row in rows]
+    rows = _with_records(specs, rows, traced=probe.fallback is None)
     outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
-    worth = [row["method"] for row in worth_trying(rows, outlook)]
     advice = {
         "task": task,
         "epochs": epochs,
@@ -90,7 +86,21 @@ def advise(
         "trace": {"fallback": probe.fallback},
         "break_even_keep": pace.break_even,
         "methods": rows,
-        "worth_trying": worth,
-        "next": next_command(task, [texts[name] for name in worth[:MOST_NAMED]], epochs=epochs, data=data),
     }
+    advice |= _recommended(task, specs, rows, outlook, epochs, data)
     return advice | {"sentences": sentences(advice)}
+
+
+def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool) -> list[Advice]:
+    """Returns the entries of methods with what was measured of them."""
+    return [row | {"record": record_of(spec, traced=traced).as_dict()} for spec, row in zip(specs, rows, strict=True)]
+
+
+def _recommended(
+    task: str, specs: Sequence[Spec], rows: Sequence[Advice], outlook: Outlook, epochs: int, data: Path | None
+) -> Advice:
+    """Returns the methods that are worth trying, the best first, and the command that compares the first ones."""
+    worth = [row["method"] for row in worth_trying(rows, outlook)]
+    texts = {spec.label: spec.text for spec in specs}
+    named = [texts[name] for name in worth[:MOST_NAMED]]
+    return {"worth_trying": worth, "next": next_command(task, named, epochs=epochs, data=data)}

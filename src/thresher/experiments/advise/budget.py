@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from thresher.experiments.advise.probe import Says, quietly
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import train
@@ -27,7 +28,13 @@ TrainShort = Callable[[Spec, int], float]
 
 
 def budget_advice(
-    task: str, shares: Sequence[float], *, epochs: int, data: Path | None = None, threads: int = 1
+    task: str,
+    shares: Sequence[float],
+    *,
+    epochs: int,
+    data: Path | None = None,
+    threads: int = 1,
+    says: Says = quietly,
 ) -> dict[str, Any]:
     """Trains short runs at full cost and with smaller batches, and returns what smaller batches lose.
 
@@ -37,6 +44,7 @@ def budget_advice(
         epochs: Number of epochs of the planned training; short runs have a quarter of them.
         data: Folder with the data, for tasks that take one.
         threads: Number of CPU threads of torch. Default: 1, as in a comparison.
+        says: Function that is called with a line about what is done now. Default: none.
 
     Returns:
         Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry
@@ -50,6 +58,7 @@ def budget_advice(
     loaded, names = trainable.load(trainable.find(data)), list[str]()
 
     def metric(spec: Spec, seed: int) -> float:
+        says(f"training short run {len(names) + 1} of {len(SEEDS) * (1 + len(shares))}, {short} epochs")
         found = train(trainable, loaded, spec, seed=seed, epochs=short)["metric"]
         names.append(found["name"])
         return found["value"]

@@ -18,7 +18,7 @@ Standing = Literal["ahead", "undecided", "not measured", "behind"]
 STANDINGS: tuple[Standing, ...] = ("ahead", "undecided", "not measured", "behind")
 """How a method stood in what was measured, the best first."""
 
-Kind = tuple[str, bool, bool]
+MethodKind = tuple[str, bool, bool]
 """Name of a method, whether it makes two forward passes, and whether it spends its budget in smaller batches."""
 
 
@@ -107,7 +107,7 @@ class Record:
 
 
 @cache
-def measurements() -> tuple[Measurement, ...]:
+def all_measurements() -> tuple[Measurement, ...]:
     """Returns what was measured, of all methods."""
     return tuple(Measurement(**row) for row in json.loads(MEASURED.read_text(encoding="utf-8")))
 
@@ -129,12 +129,12 @@ def record_of(spec: Spec, *, traced: bool = True) -> Record:
     name, twice, in_batches = kind_of_label(spec.label)
     chooses = spec.settings.get("forward_passes") == "auto"
     kind = name, twice or (chooses and not traced), in_batches
-    exact = [one for one in measurements() if one.method == spec.label]
-    found = exact or [one for one in measurements() if kind_of_label(one.method) == kind]
+    exact = [one for one in all_measurements() if one.method == spec.label]
+    found = exact or [one for one in all_measurements() if kind_of_label(one.method) == kind]
     return Record(found, other_settings=not exact and bool(found))
 
 
-def kind_of_label(label: str) -> Kind:
+def kind_of_label(label: str) -> MethodKind:
     """Returns the kind of a method by its name in results.
 
     Args:

@@ -131,5 +131,6 @@ def _stage_of(method: Any) -> str | None:
 
 def _records_from(method: Any, signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Returns signals under the names of a method's columns, without those that the training does not give."""
-    known = {name: signals.get(column.signal or name) for name, column in method.columns().items()}
-    return {name: known[name].to(column.dtype) for name, column in method.columns().items() if known[name] is not None}
+    columns: dict[str, Column] = method.columns()
+    given = {name: column for name, column in columns.items() if (column.signal or name) in signals}
+    return {name: signals[column.signal or name].to(column.dtype) for name, column in given.items()}

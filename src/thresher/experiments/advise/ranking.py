@@ -27,7 +27,7 @@ def worth_trying(rows: Sequence[Mapping[str, Any]], outlook: Outlook) -> list[Ma
 
     Args:
         rows: Entries of `methods` in the advice.
-        outlook: What the probe says about any choice of samples.
+        outlook: Numbers of the probe about any choice of samples.
     """
     if outlook.alike:
         return []

@@ -109,7 +109,7 @@ def compare(
     asked = [Job.of(spec, seeds[0]) for spec in (FULL_TRAINING, *methods)]
     if isinstance(workers, TogetherWorkers) and not workers.leads(asked):
         return of_first(None)
-    comparison = Comparison(Store(out, identity_of(task, epochs)), methods, seeds, controls, watcher)
+    comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher)
     watcher.planned(comparison.expected, epochs)
     with workers:
         comparison.work(workers)
@@ -123,7 +123,7 @@ def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | Toge
     return TogetherWorkers(lambda event: watcher.advanced(event.job, event.epochs, event.metric), **where)
 
 
-def identity_of(task: str, epochs: int) -> dict[str, Any]:
+def folder_identity(task: str, epochs: int) -> dict[str, Any]:
     """Returns what all runs of a folder have in common.
 
     Args:
@@ -134,7 +134,7 @@ def identity_of(task: str, epochs: int) -> dict[str, Any]:
     return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
 
 
-def _saved_results(comparison: "Comparison", task: str, epochs: int, margin: float, looks: int) -> dict[str, Any]:
+def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float, looks: int) -> dict[str, Any]:
     """Writes results.json, and returns its content."""
     runs = comparison.runs()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
@@ -182,7 +182,7 @@ def check_tracker(name: str) -> None:
         raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
 
 
-class Comparison:
+class ComparedRuns:
     """The runs of a comparison: those that wait, and those that are done.
 
     Args:

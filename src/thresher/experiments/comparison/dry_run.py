@@ -20,7 +20,7 @@ import torch
 from thresher.experiments.advise.pace import Pace
 from thresher.experiments.advise.probe import Probe, Says, chooses_in_forward, quietly
 from thresher.experiments.advise.turns import torch_threads
-from thresher.experiments.comparison.compare import JOBS, Comparison, Watcher, identity_of
+from thresher.experiments.comparison.compare import JOBS, ComparedRuns, Watcher, folder_identity
 from thresher.experiments.comparison.job import FULL_TRAINING, Control, Job
 from thresher.experiments.comparison.summary import left_out_sentence
 from thresher.experiments.comparison.workers import Finished
@@ -199,7 +199,7 @@ def dry_run(
     """
     if number_of_processes() > 1:
         raise ValueError("--dry-run: give the command by itself; it says how long one process or several side by side take")
-    store = ReadOnlyStore(out, identity_of(task, epochs))
+    store = ReadOnlyStore(out, folder_identity(task, epochs))
     prices = measured_prices(task, methods, epochs, data=data, says=says)
     found = schedule(store, methods, seeds, epochs, prices, jobs=jobs or JOBS, controls=controls)
     labels = {spec.label for spec in methods} - {FULL_TRAINING.label}
@@ -236,7 +236,7 @@ def schedule(
         lambda job: outcome(job, prices),
         crowded * (prices.imports + prices.start),
     )
-    Comparison(store, methods, seeds, controls, notes).work(workers)
+    ComparedRuns(store, methods, seeds, controls, notes).work(workers)
     labels = [FULL_TRAINING.label, *(spec.label for spec in methods)]
     runs = [
         {
@@ -259,7 +259,7 @@ def outcome(job: Job, prices: Prices) -> dict[str, Any]:
 
     Args:
         job: The run.
-        prices: What its method would do.
+        prices: Prices with the passes of its method.
     """
     passes, whole = prices.passes(job), 1_000_000
     ratio = prices.pace.backward / prices.pace.forward if prices.pace.backward and prices.pace.forward else TEXTBOOK

@@ -126,10 +126,10 @@ class ReadOnlyStore(Store):
 
     Args:
         folder: Folder of the files; it need not exist, and is not created.
-        identity: As of `Store`.
+        identity: Values by name that all runs in the folder share, see `Store`.
 
     Raises:
-        ValueError: As of `Store`.
+        ValueError: The folder holds finished runs of another comparison, or is not a folder but a file.
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:

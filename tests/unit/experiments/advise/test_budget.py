@@ -51,7 +51,9 @@ def test_of_a_metric_that_is_no_share_no_limit_is_known():
 
 def test_short_runs_of_a_real_training(monkeypatch):
     monkeypatch.setattr(budget, "SEEDS", (0,))
-    found = budget_advice("digits@200", [0.5], epochs=4)
+    said = []
+    found = budget_advice("digits@200", [0.5], epochs=4, says=said.append)
+    assert said == ["training short run 1 of 2, 2 epochs", "training short run 2 of 2, 2 epochs"]
     assert (found["epochs"], found["metric"]) == (2, "accuracy") and 0 < found["full"] < 1
     assert len(found["sentences"]) == 1
 

@@ -1,7 +1,7 @@
 import pytest
 
 from thresher.experiments.advise import findings
-from thresher.experiments.advise.findings import Measurement, Record, measurements, record_of
+from thresher.experiments.advise.findings import Measurement, Record, all_measurements, record_of
 from thresher.experiments.training.specs import parse_methods
 
 
@@ -41,7 +41,7 @@ def test_where_a_method_stood():
 def test_methods_are_found_by_the_way_they_compute(monkeypatch):
     labels = ("selective_backprop:keep=0.33 once", "selective_backprop:keep=0.33 twice", "kakurenbo", "infobatch in batches")
     rows = tuple(Measurement("here", label, label, 0.5, 0.0, "unclear", {}) for label in labels)
-    monkeypatch.setattr(findings, "measurements", lambda: rows)
+    monkeypatch.setattr(findings, "all_measurements", lambda: rows)
 
     def tasks(text, **given):
         return record_of(parse_methods(text)[0], **given).tasks
@@ -60,7 +60,7 @@ def test_the_same_settings_come_before_others(monkeypatch):
     rows = tuple(
         Measurement("here", f"at {share}", f"winnow:share={share}", share, 0.0, "unclear", {}) for share in (0.35, 0.5)
     )
-    monkeypatch.setattr(findings, "measurements", lambda: rows)
+    monkeypatch.setattr(findings, "all_measurements", lambda: rows)
     [half, third] = (record_of(spec) for spec in parse_methods("winnow:share=0.5,winnow:share=0.3"))
     assert (half.tasks, half.other_settings) == (["at 0.5"], False)
     assert (third.tasks, third.other_settings) == (["at 0.35", "at 0.5"], True)
@@ -68,7 +68,7 @@ def test_the_same_settings_come_before_others(monkeypatch):
 
 
 def test_what_was_measured_has_findings_that_are_known():
-    assert len(measurements()) > 20
-    for one in measurements():
+    assert len(all_measurements()) > 20
+    for one in all_measurements():
         assert one.to_full in ("no loss", "loses", "unclear") and 0 < one.cost <= 1
         assert set(one.against.values()) <= {"better", "worse", "no better", "unclear"}

@@ -3,7 +3,7 @@ import pytest
 from thresher.cli._dry_run import dry_run_lines
 from thresher.experiments.advise.pace import Pace
 from thresher.experiments.comparison import dry_run as dry
-from thresher.experiments.comparison.compare import identity_of
+from thresher.experiments.comparison.compare import folder_identity
 from thresher.experiments.comparison.dry_run import DryWorkers, Passes, Prices, dry_run, outcome, schedule
 from thresher.experiments.comparison.job import Job
 from thresher.experiments.training.specs import MethodSpec, parse_methods
@@ -56,7 +56,7 @@ def test_the_clock_of_the_workers_goes_on_with_the_jobs():
 
 @pytest.fixture
 def store(tmp_path):
-    return ReadOnlyStore(tmp_path / "out", identity_of("digits@200", 4))
+    return ReadOnlyStore(tmp_path / "out", folder_identity("digits@200", 4))
 
 
 def test_what_runs_is_what_a_comparison_runs(store, monkeypatch):
@@ -81,14 +81,14 @@ def test_more_processes_than_cores_take_turns(store, monkeypatch):
     times = []
     for cores in (1, 4):
         monkeypatch.setattr(dry, "available_cores", lambda cores=cores: cores)
-        fresh = ReadOnlyStore(store.folder, identity_of("digits@200", 4))
+        fresh = ReadOnlyStore(store.folder, folder_identity("digits@200", 4))
         times.append(schedule(fresh, parse_methods("infobatch"), [0], 4, PRICES, jobs=4, controls=()))
     assert times[0]["wall_s"] - 2 == pytest.approx(4 * (times[1]["wall_s"] - 2))
     assert times[0]["cpu_s"] == pytest.approx(times[1]["cpu_s"])
 
 
 def test_finished_runs_are_not_counted_and_nothing_is_written(tmp_path):
-    identity = identity_of("digits@200", 4)
+    identity = folder_identity("digits@200", 4)
     kept, full = Store(tmp_path, identity), Job.of(MethodSpec("full"), 0)
     run = outcome(full, PRICES) | {"method": "full", "settings": {}, "seed": 0, "control_of": None, "device": "cpu"}
     run |= {"metric": {"name": "accuracy", "value": 0.9}, "wall_s": 1.0, "cpu_s": 1.0}
@@ -106,7 +106,7 @@ def test_finished_runs_are_not_counted_and_nothing_is_written(tmp_path):
 
 
 def test_a_folder_of_another_comparison_is_refused_before_anything_is_measured(tmp_path, monkeypatch):
-    kept = Store(tmp_path, identity_of("digits@200", 4))
+    kept = Store(tmp_path, folder_identity("digits@200", 4))
     kept.save_run("a", {})
     monkeypatch.setattr(dry, "measured_prices", None)
     with pytest.raises(ValueError, match="another comparison: its epochs is 4, here it is 5"):
