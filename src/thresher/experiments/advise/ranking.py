@@ -32,11 +32,11 @@ def worth_trying(rows: Sequence[Mapping[str, Any]], outlook: Outlook) -> list[Ma
     if outlook.alike:
         return []
     saving = [row for row in rows if row["refused"] is None and row["at_most"] >= WORTHWHILE]
-    chosen = [row for row in saving if not is_random(row) and row["record"]["standing"] != "behind"]
+    chosen = [row for row in saving if not draws_blindly(row) and row["record"]["standing"] != "behind"]
     return sorted(chosen, key=lambda row: (STANDINGS.index(row["record"]["standing"]), -row["at_most"]))
 
 
-def is_random(row: Mapping[str, Any]) -> bool:
+def draws_blindly(row: Mapping[str, Any]) -> bool:
     """Returns whether a method chooses at random: always, or for want of a signal.
 
     Args:

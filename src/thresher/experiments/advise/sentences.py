@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thresher.experiments.advise.outlook import ALIKE, INPUT_BOUND, Outlook
-from thresher.experiments.advise.ranking import RANDOM_HALF, WORTHWHILE, is_random, worth_trying
+from thresher.experiments.advise.ranking import RANDOM_HALF, WORTHWHILE, draws_blindly, worth_trying
 from thresher.experiments.training.recording import EASY
 
 ROUNDS_TO_ZERO = 0.005
@@ -154,7 +154,9 @@ def _reason(row: Mapping[str, Any]) -> str:
 def _warning(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> list[str]:
     """Returns why methods are not recommended that would save more time, or any."""
     least = WORTHWHILE if best is None else best["at_most"]
-    behind = [row for row in rows if row["record"]["standing"] == "behind" and row["at_most"] >= least and not is_random(row)]
+    behind = [
+        row for row in rows if row["record"]["standing"] == "behind" and row["at_most"] >= least and not draws_blindly(row)
+    ]
     return [
         f"{row['method']} could save {in_percent(row['at_most'])}, but was worse than a control of the same cost where this "
         f"project measured it: {_where(row['record']['worse_on'])}."
