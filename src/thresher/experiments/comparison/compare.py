@@ -15,7 +15,7 @@ from thresher.experiments.comparison.job import (
     has_controls,
     why_no_placebo_of,
 )
-from thresher.experiments.comparison.summary import DEFAULT_MARGIN, summarise
+from thresher.experiments.comparison.summary import DEFAULT_MARGIN, any_busy, summarise
 from thresher.experiments.comparison.together import TogetherWorkers
 from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Workers
 from thresher.experiments.recipes.resolve import task_of
@@ -133,6 +133,7 @@ def _saved_results(comparison: "_Comparison", task: str, epochs: int, margin: fl
     """Writes results.json, and returns its content."""
     runs = comparison.runs()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
+    classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
     left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
     results = {
         "task": task,
@@ -143,6 +144,8 @@ def _saved_results(comparison: "_Comparison", task: str, epochs: int, margin: fl
         "margin": margin,
         "looks": looks,
         "loss_bins": LOSS_BINS.tolist(),
+        "classes": classes,
+        "busy": any_busy(runs),
         "left_out": left_out,
         "runs": runs,
         "summary": summarise(runs, margin, looks),
@@ -316,6 +319,4 @@ class _Comparison:
             self.store.backward_to_forward = statistics.median(measured)
         ratio = self.store.backward_to_forward
         run = with_costs(self._done[job.key], ratio)
-        if (samples := self.store.samples(job.key)) is not None:
-            run |= {"samples": samples}
-        return run | {"cost": run["cost"] | {"backward_to_forward": ratio}}
+        return run | self.store.beside(job.key) | {"cost": run["cost"] | {"backward_to_forward": ratio}}

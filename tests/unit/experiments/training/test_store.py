@@ -114,3 +114,12 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         write_json(path, {"old": False})
     assert json.loads(path.read_text()) == {"old": True}
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_what_lies_beside_a_run(tmp_path):
+    store = Store(tmp_path, IDENTITY)
+    assert store.beside("a") == {}
+    store.save_run("a", RUN)
+    (tmp_path / "runs" / "a.shown").touch()
+    (tmp_path / "runs" / "b.parquet").touch()
+    assert store.beside("a") == {"shown": "runs/a.shown"} and store.beside("b") == {"samples": "runs/b.parquet"}
