@@ -1,16 +1,19 @@
 """Charts of results.json: functions of results and samples that return None where there is nothing to draw.
 
-Their first two arguments are the content of results.json and the histories of the samples, of which these charts use the first.
+Their first two arguments are the content of results.json and the histories of the samples; most of these charts use the
+first only.
 """
 
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from thresher.experiments.comparison.summary import is_share, kind_of
 from thresher.experiments.comparison.time_to_target import measure
+from thresher.experiments.training.sample_history import class_name
 from thresher.report.loading import ResultsDict, Samples, by_epoch, controls, runs_by_method
 from thresher.report.style import (
     CONTROL_LABELS,
@@ -256,35 +259,55 @@ def loss_histogram(results: ResultsDict, _: Samples, method: str) -> go.Figure |
     return figure.add_trace(heatmap(powers, colorbar=bar, hovertemplate=says, **cells))
 
 
-def hidden_by_class(results: ResultsDict, _: Samples, method: str) -> go.Figure | None:
-    """Draws how many samples of each class an epoch was not trained on (mean of the seeds), and the rank of the classes by it.
+def hidden_by_class(results: ResultsDict, samples: Samples, method: str) -> go.Figure | None:
+    """Draws which share of each class an epoch was not trained on (mean of the seeds), and the rank of the classes by it.
+
+    Where the number of samples in a class is not known, because no history of the samples is there, their number is drawn.
 
     Args:
         results: Content of results.json.
+        samples: Histories of the samples.
         method: Name of the method.
     """
     found = _lists_by_epoch(results, method, "hidden_by_class")
     if found is None or not found[1].any():
         return None
-    epochs, counts = found[0].tolist(), found[1].mean(axis=0).T
-    ranks = np.where(counts.any(axis=0), rankdata(-counts, "min", axis=0), np.nan)
-    figure = epoch_figure(results, "class").update_layout(height=max(420, 34 * len(counts) + 140), margin={"t": 32})
+    epochs, left_out = found[0].tolist(), found[1].mean(axis=0).T
+    sizes = class_sizes(samples, len(left_out))
+    if sizes is not None:
+        left_out = np.divide(100 * left_out, sizes[:, None], out=np.full_like(left_out, np.nan), where=sizes[:, None] > 0)
+    unit = "number of samples" if sizes is None else "share of the class, %"
+    ranked = (left_out > 0).any(axis=0) & ~np.isnan(left_out)
+    ranks = np.where(ranked, rankdata(-np.nan_to_num(left_out), "min", axis=0), np.nan)
+    names = [class_name(number, results.get("classes")) for number in range(len(left_out))]
+    figure = epoch_figure(results, "class").update_layout(height=max(420, 34 * len(left_out) + 140), margin={"t": 32})
     tick = figure.layout.xaxis.dtick
-    titles = ("samples", "rank, 1 for the most")
-    figure.set_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=titles)
-    numbers, places = _class_heatmap(epochs, counts, "samples"), _class_heatmap(epochs, ranks, "rank").update(reversescale=True)
+    figure.set_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.09, subplot_titles=(unit, "rank, 1 for the most"))
+    shares, places = _class_heatmap(epochs, left_out, names, unit), _class_heatmap(epochs, ranks, names, "rank")
+    places.update(reversescale=True)
     if len(epochs) <= MOST_RANKS:
         places.update(text=[["" if np.isnan(rank) else f"{rank:.0f}" for rank in row] for row in ranks], texttemplate="%{text}")
-    for row, trace in enumerate((numbers, places), 1):
+    for row, trace in enumerate((shares, places), 1):
         bar = {"thickness": 12, "len": 0.46, "y": 1.23 - row / 2, "yanchor": "middle"}
         figure.add_trace(trace.update(colorbar=bar), row, 1)
     figure.update_yaxes(type="category", title_text="class", automargin=True)
     return figure.update_xaxes(dtick=tick).update_xaxes(title_text="", row=1).update_xaxes(title_text="epoch", row=2)
 
 
-def _class_heatmap(epochs: list[int], values: Any, name: str) -> go.Heatmap:
-    says = f"class %{{y}}, epoch %{{x}}<br>{name} %{{z:.4g}}<extra></extra>"
-    return heatmap(values, x=epochs, y=[str(number) for number in range(len(values))], hovertemplate=says)
+def class_sizes(samples: Samples, classes: int) -> NDArray[np.int64] | None:
+    """Returns the number of samples of each class, shape (classes,); None where no history has that many classes.
+
+    Args:
+        samples: Histories of the samples.
+        classes: Number of classes, 1 or more.
+    """
+    counted = (np.bincount(history.targets) for history in samples.values() if history.targets is not None)
+    return next((sizes for sizes in counted if len(sizes) == classes), None)
+
+
+def _class_heatmap(epochs: list[int], values: Any, names: list[str], measure: str) -> go.Heatmap:
+    says = f"class %{{y}}, epoch %{{x}}<br>{measure}: %{{z:.4g}}<extra></extra>"
+    return heatmap(values, x=epochs, y=[escaped(name) for name in names], hovertemplate=says)
 
 
 def weights(results: ResultsDict, _: Samples, method: str) -> go.Figure | None:

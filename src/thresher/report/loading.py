@@ -1,17 +1,15 @@
 """Reads the folder of a comparison: results.json, and for each run the history of every sample where one was written."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from thresher.experiments.comparison.summary import RunDict, kind_of
-from thresher.experiments.training.files import Results, read_checked
+from thresher.experiments.training.files import Results, ShownSamples, read_checked
+from thresher.experiments.training.sample_history import RunHistory, read_history
 from thresher.experiments.training.store import RESULTS
 
 ResultsDict = dict[str, Any]
@@ -19,56 +17,10 @@ ResultsDict = dict[str, Any]
 """One entry of `runs` in results.json."""
 
 
-@dataclass(frozen=True)
-class RunHistory:
-    """What happened to every sample in one run.
-
-    Args:
-        ids: Sample ids, shape (N,), int64, ascending.
-        targets: Class of each sample, shape (N,), int64; None for data without classes.
-        losses: Latest loss of each sample at the end of each epoch, shape (N, epochs), float32; NaN where the sample had not
-            been seen by then.
-        trained: Number of times that each sample was trained on in each epoch, shape (N, epochs), uint8.
-        given: Mask of the samples that the loader offered in each epoch, shape (N, epochs), bool. None: the loader offered
-            all of them.
-    """
-
-    ids: NDArray[np.int64]
-    targets: NDArray[np.int64] | None
-    losses: NDArray[np.float32]
-    trained: NDArray[np.uint8]
-    given: NDArray[np.bool_] | None = None
-
-    @property
-    def dropped(self) -> NDArray[np.bool_]:
-        """Mask of the samples that were offered in an epoch and not trained on, shape (N, epochs)."""
-        untrained = self.trained == 0
-        return untrained if self.given is None else untrained & self.given
-
-    @property
-    def hidden(self) -> NDArray[np.int64]:
-        """Number of epochs in which each sample was left out, shape (N,)."""
-        return self.dropped.sum(axis=1)
-
-    def beside(self, full: "RunHistory | None") -> "RunHistory":
-        """Returns this history with `given` taken from full training with the same seed.
-
-        The history is returned unchanged where full training is unknown, or has other samples or epochs.
-        """
-        if full is None or full.trained.shape != self.trained.shape or not np.array_equal(full.ids, self.ids):
-            return self
-        return replace(self, given=full.trained > 0)
-
-    @property
-    def mean_loss(self) -> NDArray[np.float64]:
-        """Mean loss of each sample over the epochs, shape (N,); infinity for samples that were never seen."""
-        seen = np.isfinite(self.losses)
-        sums = np.where(seen, self.losses, 0).sum(axis=1, dtype=np.float64)
-        return np.divide(sums, seen.sum(axis=1), out=np.full(len(sums), np.inf), where=seen.any(axis=1))
-
-
 Samples = Mapping[str, RunHistory]
 """Histories by the file name that a run has under `samples`."""
+ShownOfRuns = Mapping[str, Mapping[int, Mapping[str, str | None]]]
+"""What samples look like, by the file name that a run has under `shown`, and by id: "png", a file in base64, or "text"."""
 
 
 def load_comparison(folder: Path) -> tuple[ResultsDict, Samples]:
@@ -102,27 +54,20 @@ def load_comparison(folder: Path) -> tuple[ResultsDict, Samples]:
     return results, samples
 
 
-def read_history(path: Path) -> RunHistory:
-    """Reads the history of one run from its Parquet file.
+def load_shown(folder: Path, results: ResultsDict) -> ShownOfRuns:
+    """Reads what samples look like from the files that the runs name, as far as they are there.
+
+    Args:
+        folder: Folder of a comparison.
+        results: Content of results.json.
 
     Raises:
-        ValueError: The file is damaged; the message says what to do.
+        ValueError: A file is damaged; the message says what to do.
     """
-    try:
-        table = pq.read_table(path)
-        targets = table["target"].to_numpy() if "target" in table.column_names else None
-        losses, trained = (_matrix(table[name]) for name in ("loss_by_epoch", "trained_by_epoch"))
-        return RunHistory(table["id"].to_numpy(), targets, np.where(np.isfinite(losses), losses, np.nan), trained)
-    except (pa.ArrowException, KeyError, ValueError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error}); delete the run's files, and the same command makes them again"
-        ) from error
-
-
-def _matrix(column: pa.ChunkedArray) -> NDArray[Any]:
-    """Returns a column of equally long lists as a matrix with one row per list."""
-    values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return values.reshape(len(column), -1) if len(column) else values.reshape(0, 0)
+    remedy = "Delete the run's files, and the same command makes them again"
+    named = [run["shown"] for run in results["runs"] if run.get("shown") and (folder / run["shown"]).is_file()]
+    read = {name: read_checked(folder / name, ShownSamples, remedy)["shown"] for name in named}
+    return {name: {int(number): dict(one) for number, one in held.items()} for name, held in read.items()}
 
 
 def runs_by_method(results: ResultsDict) -> dict[str, list[RunDict]]:

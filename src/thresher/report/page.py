@@ -13,12 +13,22 @@ import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
+from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, busy_sentence, is_share, left_out_sentence, listed
 from thresher.experiments.tasks.pictures import ImageArray, training_images
+from thresher.experiments.training.sample_history import class_name
+from thresher.experiments.training.standing_out import MOST_OF_A_CLASS
 from thresher.experiments.training.store import whole
 from thresher.report import charts, sample_charts
 from thresher.report.bottom_line import bottom_line
-from thresher.report.loading import ResultsDict, Samples, controls, load_comparison, runs_by_method
+from thresher.report.loading import (
+    ResultsDict,
+    Samples,
+    ShownOfRuns,
+    controls,
+    load_comparison,
+    load_shown,
+    runs_by_method,
+)
 from thresher.report.sheets import sheets
 from thresher.report.style import INK
 
@@ -27,6 +37,8 @@ COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall tim
 """Labels of the measures of cost by the first part of their key in `summary`."""
 COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
 """Counts in the table of settings, by their key under `cost`."""
+BUSY_MARK = "†"
+"""Mark at the heading of wall times that were measured on a busy machine, and of the sentence that says so."""
 VERDICT_COLUMNS = ("method", "difference to full", "cost as counted", "CPU time", "wall time", "verdict")
 """Headings of the table of verdicts, without the metric, which is the second."""
 
@@ -89,7 +101,8 @@ def each_class(draw: ChartFunction) -> Views:
 
     def views(results: ResultsDict, samples: Samples) -> dict[str, ChartFunction]:
         one_class = {
-            f"class {number}": partial(draw, of_class=str(number)) for number in sample_charts.class_numbers(results, samples)
+            f"class {class_name(number, results.get('classes'))}": partial(draw, of_class=str(number))
+            for number in sample_charts.class_numbers(results, samples)
         }
         return {"all classes": draw, **one_class}
 
@@ -144,9 +157,9 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "hidden",
             "Left out, by class",
-            "The number of samples of each class that an epoch was not trained on, mean of the seeds; below, the rank of "
-            "the classes by that number. Samples that the loader did not yield (because of its sampler or drop_last) are "
-            "counted too.",
+            "The share of each class that an epoch was not trained on, mean of the seeds; below, the rank of the classes by "
+            "that share. Where the sizes of the classes are not known, it is the number of samples. Samples that the loader "
+            "did not yield (because of its sampler or drop_last) are counted too.",
             each_method(charts.hidden_by_class),
         ),
         Chart(
@@ -213,7 +226,8 @@ def write_report(folder: Path, data: Path | None = None) -> Path:
     """
     results, samples = load_comparison(folder)
     with whole(folder / REPORT) as file:
-        file.write(render_page(results, samples, _images_of_samples(results, samples, data)).encode())
+        images = _images_of_samples(results, samples, data)
+        file.write(render_page(results, samples, images, load_shown(folder, results)).encode())
     return folder / REPORT
 
 
@@ -228,27 +242,35 @@ def _images_of_samples(results: ResultsDict, samples: Samples, data: Path | None
         return None
 
 
-def render_page(results: ResultsDict, samples: Samples, images: ImageArray | None = None) -> str:
+def render_page(
+    results: ResultsDict, samples: Samples, images: ImageArray | None = None, shown: ShownOfRuns | None = None
+) -> str:
     """Returns the report as HTML.
 
     Args:
         results: Content of results.json.
         samples: Histories of the samples by file name.
-        images: Training images for the sheets, shape (N, H, W) or (N, H, W, 3), uint8. None: samples are rows of a table.
+        images: Training images for the sheets, shape (N, H, W) or (N, H, W, 3), uint8. None: samples that the runs have
+            not shown themselves are rows of a table.
+        shown: Pictures and texts of samples, see `load_shown`. Default: none.
     """
+    busy = busy_sentence(results["runs"])
+    columns = (*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:])
     loader = PackageLoader("thresher.report", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("page.html.jinja").render(
         results=results,
         first=bottom_line(results),
         seeds=sorted({run["seed"] for run in results["runs"]}),
-        columns=(*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:]),
+        columns=[f"{column} {BUSY_MARK}" if busy and column == COST_MEASURES["wall"] else column for column in columns],
+        busy=f"{BUSY_MARK} {busy}" if busy else "",
         margin=margin_text(results, results.get("margin")),
         rows=[_verdict_row(row, results) for row in results["summary"]],
         controls=_controls_in_words(results),
         left_out=[left_out_sentence(one) for one in results.get("left_out", ())],
         sections={title: _section_charts(held, results, samples) for title, held in SECTIONS.items()},
-        sheets=sheets(results, samples, images),
+        sheets=sheets(results, samples, images, shown),
+        most_of_a_class=MOST_OF_A_CLASS,
         settings=_method_settings(results),
         counted=COUNTERS,
         plotly=base64.b64encode(zlib.compress(get_plotlyjs().encode())).decode(),

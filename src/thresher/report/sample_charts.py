@@ -6,7 +6,8 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from thresher.report.loading import ResultsDict, RunHistory, Samples, histories, runs_by_method
+from thresher.experiments.training.sample_history import RunHistory
+from thresher.report.loading import ResultsDict, Samples, histories, runs_by_method
 from thresher.report.style import empty_figure, epoch_figure, heatmap, line_trace, looks, median_traces, wrapped
 
 LAST_EPOCHS = 10

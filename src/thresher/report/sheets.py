@@ -1,22 +1,20 @@
-"""Sheets of samples that stand out: the easiest, the hardest, those left out most often and never, and by combined rank."""
+"""Sheets of samples that stand out, with their pictures or texts where there are some."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import rankdata
-
 from thresher.experiments.tasks.pictures import ImageArray, data_uri
-from thresher.report.loading import ResultsDict, RunHistory, Samples, histories
+from thresher.experiments.training.sample_history import RunHistory, class_name
+from thresher.experiments.training.standing_out import MOST_TOGETHER, ORDERS, standing_out
+from thresher.report.loading import ResultsDict, Samples, ShownOfRuns, histories, runs_by_method
 
-CARDS_PER_SHEET = 12
-"""Largest number of samples on a sheet."""
 IMAGES_PER_PAGE = 600
 """Largest number of images on a page, which keeps the page of twenty methods below 4 MB."""
 
-RowOrder = NDArray[np.int64]
-"""Row numbers into a history, in the order in which a sheet shows them."""
+See = Callable[[int], tuple[str | None, str | None]]
+"""A function from the id of a sample to its image, as a data URI, and its text; None for what there is not."""
+ShownOfSamples = Mapping[int, Mapping[str, str | None]]
+"""What samples look like by id, see `ShownOfRuns`."""
 
 
 @dataclass(frozen=True)
@@ -25,19 +23,21 @@ class SampleCard:
 
     Args:
         id: Id of the sample.
-        target: Class of the sample; None for data without classes.
+        target: Name of its class, or number where it has no name; None for data without classes.
         loss: Mean loss over the epochs.
         trained: Number of times that the sample was trained on.
         hidden: Number of epochs in which the sample was left out.
         image: Image as a data URI; None where there is none.
+        text: Text that shows the sample; None where there is none.
     """
 
     id: int
-    target: int | None
+    target: str | None
     loss: float
     trained: int
     hidden: int
     image: str | None
+    text: str | None
 
 
 @dataclass(frozen=True)
@@ -52,77 +52,78 @@ class Sheet:
     title: str
     cards: list[SampleCard]
 
+    @property
+    def shows(self) -> bool:
+        """Whether there is more to see than numbers."""
+        return any(card.image is not None or card.text is not None for card in self.cards)
 
-def sheets(results: ResultsDict, samples: Samples, images: ImageArray | None) -> dict[str, list[Sheet]]:
+
+def sheets(
+    results: ResultsDict, samples: Samples, images: ImageArray | None, shown: ShownOfRuns | None = None
+) -> dict[str, list[Sheet]]:
     """Returns the sheets of each method for its first seed; full training, which leaves nothing out, is the last.
 
     Args:
         results: Content of results.json.
         samples: Histories of the samples by file name.
-        images: Images of all training samples by id; None: the cards have no images.
+        images: Images of all training samples by id; None: the cards have no images, but for those of `shown`.
+        shown: Pictures and texts of samples that the runs of a user's own training have written. Default: none.
     """
     held = sorted(histories(results, samples).items(), key=lambda item: item[0] == "full")
-    of_methods = {method: next(iter(of_seeds.values())) for method, of_seeds in held}
-    cards = CARDS_PER_SHEET if images is None else cards_per_sheet(len(of_methods))
-    return {method: _sheets_of(history, images, cards) for method, history in of_methods.items() if len(history.ids)}
+    of_methods = {method: next(iter(of_seeds.items())) for method, of_seeds in held}
+    most = MOST_TOGETHER if images is None and not shown else cards_per_sheet(len(of_methods))
+    found: dict[str, list[Sheet]] = {}
+    for method, (seed, history) in of_methods.items():
+        if len(history.ids):
+            own = _seen(history, images, _shown_of(results, method, seed, shown or {}))
+            found[method] = _sheets_of(history, own, results.get("classes"), most)
+    return found
 
 
 def cards_per_sheet(of_methods: int) -> int:
     """Returns how many samples a sheet shows as images, which is fewer where there are many methods."""
-    return min(CARDS_PER_SHEET, max(1, IMAGES_PER_PAGE // (len(ORDERS) * max(1, of_methods))))
+    return min(MOST_TOGETHER, max(1, IMAGES_PER_PAGE // (len(ORDERS) * max(1, of_methods))))
 
 
-def _sheets_of(history: RunHistory, images: ImageArray | None, cards: int) -> list[Sheet]:
+def _shown_of(results: ResultsDict, method: str, seed: int, shown: ShownOfRuns) -> ShownOfSamples:
+    run = next(run for run in runs_by_method(results)[method] if run["seed"] == seed)
+    return shown.get(run.get("shown") or "", {})
+
+
+def _sheets_of(history: RunHistory, see: See, classes: Sequence[str] | None, most: int) -> list[Sheet]:
+    return [
+        Sheet(title, [_sample_card(history, int(row), see, classes) for row in rows])
+        for title, rows in standing_out(history, most).items()
+    ]
+
+
+def _seen(history: RunHistory, images: ImageArray | None, shown: ShownOfSamples) -> See:
     if images is not None and history.ids[-1] >= len(images):
         images = None
-    chosen = {title: choose(history)[:cards] for title, choose in ORDERS.items()}
-    return [Sheet(title, [_sample_card(history, row, images) for row in rows]) for title, rows in chosen.items() if len(rows)]
+
+    def see(number: int) -> tuple[str | None, str | None]:
+        if images is not None:
+            return data_uri(images[number]), None
+        own = shown.get(number, {})
+        return None if own.get("png") is None else f"data:image/png;base64,{own['png']}", own.get("text")
+
+    return see
 
 
-def easiest_first(history: RunHistory) -> RowOrder:
-    """Returns all samples by mean loss, the lowest first."""
-    return np.argsort(history.mean_loss, kind="stable")
-
-
-def hardest_first(history: RunHistory) -> RowOrder:
-    """Returns the samples that were seen by mean loss, the highest first."""
-    seen = np.flatnonzero(np.isfinite(history.mean_loss))
-    return seen[np.argsort(-history.mean_loss[seen], kind="stable")]
-
-
-def most_hidden_first(history: RunHistory) -> RowOrder:
-    """Returns the samples that were left out, by the number of epochs without them; ties by mean loss, the lowest first."""
-    order = np.lexsort((history.mean_loss, -history.hidden))
-    return order[history.hidden[order] > 0]
-
-
-def never_hidden_first(history: RunHistory) -> RowOrder:
-    """Returns the samples that were trained on in every epoch, the easiest first; none where no sample was ever left out."""
-    order = easiest_first(history)
-    return order[history.hidden[order] == 0] if history.hidden.any() else order[:0]
-
-
-def lowest_combined_rank_first(history: RunHistory) -> RowOrder:
-    """Returns all samples by the sum of their ranks by mean loss and by times trained, the lowest first."""
-    return np.argsort(rankdata(history.mean_loss) + rankdata(history.trained.sum(axis=1)), kind="stable")
-
-
-ORDERS: dict[str, Callable[[RunHistory], RowOrder]] = {
-    "easiest: the lowest mean loss over the epochs": easiest_first,
-    "hardest: the highest mean loss": hardest_first,
-    "left out in most epochs": most_hidden_first,
-    "never left out, the easiest first": never_hidden_first,
-    "lowest sum of the rank by mean loss and the rank by times trained": lowest_combined_rank_first,
-}
-
-
-def _sample_card(history: RunHistory, row: int, images: ImageArray | None) -> SampleCard:
+def _sample_card(
+    history: RunHistory,
+    row: int,
+    see: See,
+    classes: Sequence[str] | None,
+) -> SampleCard:
     number = int(history.ids[row])
+    image, text = see(number)
     return SampleCard(
         id=number,
-        target=None if history.targets is None else int(history.targets[row]),
+        target=None if history.targets is None else class_name(int(history.targets[row]), classes),
         loss=float(history.mean_loss[row]),
         trained=int(history.trained[row].sum()),
         hidden=int(history.hidden[row]),
-        image=None if images is None else data_uri(images[number]),
+        image=image,
+        text=text,
     )

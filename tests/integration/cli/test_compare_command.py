@@ -42,13 +42,14 @@ def finished(tmp_path_factory):
 
 def test_results_have_the_schema(finished):
     _, _, results = finished
-    names = ["task", "epochs", "device", "processes", "versions", "margin", "looks", "loss_bins", "left_out"]
+    names = ["task", "epochs", "device", "processes", "versions", "margin", "looks", "loss_bins", "classes", "busy", "left_out"]
     names += ["runs", "summary"]
     assert list(results) == names
     assert [results[name] for name in names[:4]] == [f"digits@{N}", 3, "cpu", 1]
     assert {"thresher", "torch", "python"} <= set(results["versions"])
     for run in results["runs"]:
-        fields = {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history", "samples"}
+        fields = {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s"}
+        fields |= {"busy", "history", "samples"}
         assert set(run) == fields and (finished[0] / run["samples"]).is_file()
         assert {"forward", "backward", "steps", "ratio"} <= set(run["cost"]) and set(run["metric"]) == {"name", "value"}
         assert len(run["history"]) == (3 if not run["method"].startswith("shorter") else math.ceil(run["settings"]["epochs"]))

@@ -23,11 +23,18 @@ def test_the_template_runs_as_it_is(template, called):
     done = called("compare", "my_training.py:build", *given)
     assert done.returncode == 0, done.stderr
     results = json.loads((template.parent / "runs/mine/results.json").read_text())
-    assert results["task"] == "my_training.py:build" and {run["metric"]["name"] for run in results["runs"]} == {"metric"}
+    assert results["task"] == "my_training.py:build" and {run["metric"]["name"] for run in results["runs"]} == {"accuracy"}
     methods = [row["method"].partition("@")[0] for row in results["summary"]]
     assert methods == ["full", "kakurenbo", "uniform", "shorter"]
     assert all(0.5 < run["metric"]["value"] <= 1 for run in results["runs"])
     assert "Cannot tell yet with 1 seed." in done.stdout
+    assert results["classes"] == [*"0123456789"] and {type(run["busy"]) for run in results["runs"]} == {bool}
+    files = {run["method"].partition("@")[0]: run.get("shown") for run in results["runs"]}
+    assert all(files.pop(name).endswith(".shown") for name in ("full", "kakurenbo"))
+    assert files == {"uniform": None, "shorter": None}
+    page = (template.parent / "runs/mine/report.html").read_text()
+    sheets = page.partition('id="sheets"')[2]
+    assert sheets.count('<img src="data:image/png;base64,') == sheets.count("<li>") > 50 and "not shown" not in sheets
     why = CliRunner().invoke(app, ["why", f"runs/mine/{results['runs'][0]['samples']}", "17"])
     assert why.exit_code == 0 and "sample 17 (class" in why.output
 
@@ -52,10 +59,12 @@ def test_init_leaves_a_file_alone(template):
     [
         ("torch.manual_seed(seed)", "torch.manual_sead(seed)", "torch.manual_sead", "AttributeError"),
         ("right.float().mean().item()", "right.no_such()", "right.no_such()", "AttributeError"),
-        ("optimizer, evaluate, schedule", "optimizer", "def build", "must return a tuple"),
+        ('"optimizer": optimizer,', "", "def build", "must return a dict with .*; got one without optimizer"),
+        ("train[i][0]", "train[i]", "train[i]", "AttributeError"),
+        ("train[i][0].reshape(8, 8)", "i", "def show", r"show\(0\) must return a PIL image, .* or a text; got int"),
         ("import torch\n", "import torch, no_such_package\n", "no_such_package", "ModuleNotFoundError"),
     ],
-    ids=["building", "evaluating", "returned", "imported"],
+    ids=["building", "evaluating", "returned", "showing", "shown", "imported"],
 )
 def test_errors_name_file_and_line(template, inline_runs, before, after, line, said):
     template.write_text(template.read_text().replace(before, after, 1))

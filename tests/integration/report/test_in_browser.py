@@ -12,6 +12,7 @@ from integration.inline import train_in_threads
 from thresher.experiments.comparison.closing import conclude
 from thresher.experiments.comparison.compare import compare
 from thresher.experiments.comparison.summary import summarise
+from thresher.experiments.training.shown import ids_to_show, write_shown
 from thresher.experiments.training.specs import parse_methods
 from thresher.report.bottom_line import bottom_line
 from thresher.report.chart_images import write_chart_images
@@ -48,8 +49,10 @@ def made_up(folder):
     results, samples = comparison({"full": 0.0, "kakurenbo": 0.45, HOSTILE: 0.4}, task="digits@50")
     results |= {"margin": 2.0, "summary": summarise(results["runs"], 2.0)}
     for run in results["runs"]:
+        run["busy"] = run["method"] == "kakurenbo"
         for entry in run["history"]:
             entry["weight_loss"] = 0.5
+    results["classes"] = ["T-shirt/top", HOSTILE, "Dress", "A name that is forty characters long ...", "Coat"]
     results["device"], results["versions"] = HOSTILE, {HOSTILE: HOSTILE}
     save(folder, results, samples)
 
@@ -256,6 +259,34 @@ def test_sheets_change_with_the_method(opened):
     assert browser.execute_script(visible) == [False, True, False]
     broken = "return [...document.querySelectorAll('div.sheets:not([hidden]) img')].filter(i => i.naturalWidth !== 8).length"
     assert browser.execute_script(broken) == 0
+
+
+def test_an_own_training_has_pictures_texts_and_names(browser, tmp_path):
+    results, samples = comparison(seeds=(0,), controls=False)
+    results["classes"] = ["T-shirt/top", HOSTILE, "Dress", "Bag", "Coat"]
+    for run in results["runs"]:
+        run["shown"] = f"runs/{run['method']}.shown"
+    save(tmp_path, results, samples)
+    for run in results["runs"]:
+        ids = ids_to_show(samples[run["samples"]], samples["runs/0.parquet"])
+        write_shown(tmp_path / run["shown"], lambda i: np.full((90, 30), i) if i % 2 else f"{i} {HOSTILE} " * 20, ids)
+    browser.get(write_report(tmp_path).as_uri())
+    browser.find_element(By.ID, "sheets").location_once_scrolled_into_view  # noqa: B018
+    cards = browser.execute_script(CARDS)
+    assert len(cards) > 30 and {kind for kind, *_ in cards} == {"IMG", "P"}
+    for kind, width, text, said in cards:
+        number, name = said.split(", class ")
+        assert width == 21 if kind == "IMG" else text.startswith(f"{number} {HOSTILE}") and len(text) == 200
+        assert name.startswith(results["classes"][int(number) % 5])
+    assert browser.get_log("browser") == [] and browser.title.startswith("mine.py:build")
+    wide = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.execute_script(wide) == 0
+
+
+CARDS = """
+    return [...document.querySelectorAll("#sheets .sheets:not([hidden]) li")].map((card) => [
+      card.children[0].tagName, card.children[0].naturalWidth, card.children[0].textContent, card.children[1].innerText,
+    ])"""
 
 
 def test_images_of_all_views(made, tmp_path):

@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 
 from thresher.experiments.comparison.summary import summarise
 from thresher.experiments.training.recording import LOSS_BINS, distribution
+from thresher.experiments.training.sample_history import RunHistory
 from thresher.experiments.training.store import write_json
-from thresher.report.loading import RunHistory
 
 EPOCHS = 12
 SAMPLES = 50

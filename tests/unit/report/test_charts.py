@@ -124,7 +124,9 @@ def test_the_histogram_is_the_share_of_samples_in_each_bin(results):
 
 
 def test_classes_are_ranked_by_what_was_left_out_of_them(results):
-    counts, ranks = charts.hidden_by_class(results, {}, "kakurenbo").data
+    figure = charts.hidden_by_class(results, {}, "kakurenbo")
+    counts, ranks = figure.data
+    assert figure.layout.annotations[0].text == "number of samples" and counts.y == tuple("01234")
     of_runs = [[entry["hidden_by_class"] for entry in run["history"]] for run in runs_by_method(results)["kakurenbo"]]
     z, order = np.array(counts.z), np.array(ranks.z, dtype=float)
     assert z == pytest.approx(np.mean(of_runs, axis=0).T, rel=1e-3) and z.shape == (CLASSES, EPOCHS)
@@ -132,6 +134,33 @@ def test_classes_are_ranked_by_what_was_left_out_of_them(results):
     assert (order[most, range(1, EPOCHS)] == 1).all() and np.isnan(order[:, 0]).all()
     assert (order.max(axis=0)[1:] > 1).all() and ranks.text[0][0] == "" and ranks.text[most[0]][1] == "1"
     assert charts.hidden_by_class(results, {}, "full") is None
+
+
+def test_where_the_sizes_of_classes_are_known_their_shares_are_drawn():
+    results, samples = comparison({"full": 0.0, "kakurenbo": 0.3}, seeds=(0, 1), samples=52)
+    results["classes"] = [*"abcd", "<e>"]
+    figure = charts.hidden_by_class(results, samples, "kakurenbo")
+    shares, ranks = figure.data
+    of_runs = [[entry["hidden_by_class"] for entry in run["history"]] for run in runs_by_method(results)["kakurenbo"]]
+    expected = 100 * np.mean(of_runs, axis=0).T / np.array([[11], [11], [10], [10], [10]])
+    assert np.array(shares.z) == pytest.approx(expected, rel=1e-3)
+    assert (np.array(ranks.z, dtype=float)[expected.argmax(axis=0)[1:], range(1, EPOCHS)] == 1).all()
+    assert figure.layout.annotations[0].text == "share of the class, %" and shares.y == (*"abcd", "&lt;e&gt;")
+
+
+def test_a_class_without_samples_has_no_share_and_no_rank():
+    results, samples = comparison({"full": 0.0, "kakurenbo": 0.3}, seeds=(0,))
+    for history in samples.values():
+        history.targets[history.targets == 1] = 0
+    shares, ranks = charts.hidden_by_class(results, samples, "kakurenbo").data
+    assert np.isnan(np.array(shares.z, dtype=float)[1]).all() and np.isnan(np.array(ranks.z, dtype=float)[1]).all()
+    assert np.isfinite(np.array(shares.z, dtype=float)[[0, 2, 3, 4]]).all()
+
+
+def test_histories_of_other_classes_tell_no_sizes():
+    _, samples = comparison(seeds=(0,), classes=4)
+    assert charts.class_sizes(samples, 5) is None and charts.class_sizes({}, 5) is None
+    assert charts.class_sizes(samples, 4).tolist() == [13, 13, 12, 12]
 
 
 def test_weights_are_drawn_by_their_names(results):

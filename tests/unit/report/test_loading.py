@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from thresher.report.loading import RunHistory, by_epoch, controls, histories, load_comparison, runs_by_method
+from thresher.report.loading import by_epoch, controls, histories, load_comparison, load_shown, runs_by_method
 from unit.report.cases import EPOCHS, SAMPLES, comparison, history, save
 
 
@@ -70,14 +70,6 @@ def test_facts_by_epoch_are_those_that_all_runs_have():
     assert by_epoch(runs, "b") is None and by_epoch([{}, *runs], "a") is None
 
 
-def test_what_a_history_tells_of_its_samples():
-    losses = np.array([[1, 3], [np.nan, 4], [np.nan, np.nan]], dtype=np.float32)
-    of = RunHistory(np.arange(3), None, losses, np.array([[1, 0], [0, 2], [0, 0]], dtype=np.uint8))
-    assert of.mean_loss.tolist() == [2, 4, np.inf]
-    assert of.hidden.tolist() == [1, 1, 2]
-    assert of.dropped.tolist() == [[False, True], [True, False], [True, True]]
-
-
 def test_what_full_training_did_not_get_is_not_left_out():
     results, samples = comparison({"full": 0.0, "kakurenbo": 0.3}, seeds=(0, 1))
     name, full = next(iter(samples.items()))
@@ -100,3 +92,21 @@ def test_what_full_training_did_not_get_is_not_left_out():
 def test_cases_are_the_same_every_time():
     assert (history("a", 0, 0.3).losses == history("a", 0, 0.3).losses).all()
     assert (history("a", 0, 0.3).losses != history("a", 1, 0.3).losses).any()
+
+
+SHOWN = {"shown": {"3": {"text": "three"}, "17": {"png": "AAAA"}}}
+
+
+def test_what_samples_look_like_is_read_as_far_as_it_is_there(tmp_path):
+    results, samples = comparison(seeds=(0,))
+    save(tmp_path, results, samples)
+    (tmp_path / "runs" / "0.shown").write_text(json.dumps(SHOWN))
+    named = {"runs": [{"shown": "runs/0.shown"}, {"shown": "runs/1.shown"}, {"shown": None}, {}]}
+    assert load_shown(tmp_path, named) == {"runs/0.shown": {3: {"text": "three"}, 17: {"png": "AAAA"}}}
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"shown": {"x": {}}}', '{"shown": {"1": {"png": 3}}}'])
+def test_damage_to_it_is_named(tmp_path, content):
+    (tmp_path / "a.shown").write_text(content)
+    with pytest.raises(ValueError, match=r"a\.shown.* is damaged|a\.shown: .*Delete the run's files"):
+        load_shown(tmp_path, {"runs": [{"shown": "a.shown"}]})

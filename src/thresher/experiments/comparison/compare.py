@@ -15,7 +15,7 @@ from thresher.experiments.comparison.job import (
     has_controls,
     why_no_placebo_of,
 )
-from thresher.experiments.comparison.summary import DEFAULT_MARGIN, summarise
+from thresher.experiments.comparison.summary import DEFAULT_MARGIN, any_busy, summarise
 from thresher.experiments.comparison.together import TogetherWorkers
 from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Workers
 from thresher.experiments.recipes.resolve import task_of
@@ -138,6 +138,7 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
     """Writes results.json, and returns its content."""
     runs = comparison.runs()
     device = ", ".join(sorted({run.pop("device") for run in runs}))
+    classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
     left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
     results = {
         "task": task,
@@ -148,6 +149,8 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
         "margin": margin,
         "looks": looks,
         "loss_bins": LOSS_BINS.tolist(),
+        "classes": classes,
+        "busy": any_busy(runs),
         "left_out": left_out,
         "runs": runs,
         "summary": summarise(runs, margin, looks),
@@ -328,6 +331,4 @@ class ComparedRuns:
             self.store.backward_to_forward = statistics.median(measured)
         ratio = self.store.backward_to_forward
         run = with_costs(self._done[job.key], ratio)
-        if (samples := self.store.samples(job.key)) is not None:
-            run |= {"samples": samples}
-        return run | {"cost": run["cost"] | {"backward_to_forward": ratio}}
+        return run | self.store.beside(job.key) | {"cost": run["cost"] | {"backward_to_forward": ratio}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from thresher import methods
 from thresher.experiments.training.files import JsonRun, read_checked
+from thresher.experiments.training.sample_history import class_name
 
 REMEDY = "Delete the files of the run; the same `thresher compare` makes them again"
 RULES_OF_CONTROLS = {
@@ -96,7 +97,7 @@ def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:
         SampleEpoch(entry["epoch"], loss, times, "" if times else _skip_reason(rule, entry))
         for entry, loss, times in zip(run["history"], row["loss_by_epoch"], row["trained_by_epoch"], strict=True)
     ]
-    target = f" (class {row['target']})" if "target" in row else ""
+    target = f" (class {class_name(row['target'], run.get('classes'))})" if "target" in row else ""
     title = (
         f"sample {row['id']}{target} under {run['method']}, seed {run['seed']}: trained on {row['trained']} times, "
         f"skipped in {row['hidden']} of {len(epochs)} epochs"

@@ -176,6 +176,11 @@ class Job:
         return f"{re.sub(r'[^A-Za-z0-9_.@=-]+', '_', self.label)[:80]}-seed{self.seed}-{digest}"
 
     @property
+    def is_control(self) -> bool:
+        """Whether this is the control of a run, and not the run of a method that is compared."""
+        return self.label != self.spec.label
+
+    @property
     def needs_control(self) -> bool:
         """Whether controls of the same cost are trained for the run."""
         return has_controls(self.spec)

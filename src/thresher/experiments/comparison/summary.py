@@ -41,6 +41,31 @@ def kind_of(run: RunDict) -> str | None:
     return None if run["control_of"] is None else run["method"].partition("@")[0]
 
 
+def any_busy(runs: Sequence[RunDict]) -> bool | None:
+    """Returns whether the machine was busy at the begin or end of a run; None where that is known of no run.
+
+    Args:
+        runs: Runs as in results.json.
+    """
+    known = [run["busy"] for run in runs if run.get("busy") is not None]
+    return any(known) if known else None
+
+
+def busy_sentence(runs: Sequence[RunDict]) -> str:
+    """Returns how much the wall times of some runs are worth; "" where no machine is known to have been busy.
+
+    Args:
+        runs: Runs as in results.json.
+
+    Example:
+        >>> busy_sentence([{"busy": True}, {"busy": False}, {}])
+        'Wall times were measured on a busy machine: in 1 of 3 runs, its load was above the number of its cores.'
+    """
+    busy = sum(run.get("busy") is True for run in runs)
+    said = f"in {busy} of {len(runs)} runs, its load was above the number of its cores"
+    return f"Wall times were measured on a busy machine: {said}." if busy else ""
+
+
 def left_out_sentence(one: Mapping[str, str]) -> str:
     """Returns an entry of `left_out` in results.json as a sentence.
 

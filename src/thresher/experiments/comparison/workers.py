@@ -8,13 +8,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from thresher.experiments.comparison.job import Job
+from thresher.experiments.comparison.job import FULL_TRAINING, Job
+from thresher.experiments.training.processes import own_rank
+from thresher.experiments.training.store import BESIDE
+from thresher.experiments.training.trainable import Training
 
 
 class RunError(RuntimeError):
@@ -325,12 +328,30 @@ class Trainer:
             self._send(Advanced(job, done, metric))
 
         what = {"seed": job.seed, "epochs": self._epochs, "label": job.label, "share": job.share, **self._tracking}
-        file = None if self._samples is None else self._samples / f"{job.key}.parquet"
+        what |= {"samples_to": self._beside(job, "samples"), "on_end": partial(self._write_shown, job)}
         try:
-            return Finished(job, train(self._task, self._data, job.spec, progress=progress, samples_to=file, **what))
+            return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))
         except Exception as error:
             if isinstance(error, SmallerBatchesError):
                 return Failed(job, str(error), RunRefusedError, traceback.format_exc())
             kind = RunValueError if isinstance(error, ValueError | OSError) else RunError
             place = self._task.place_of(error) if isinstance(self._task, Script) else ""
             return Failed(job, f"{place}{type(error).__name__}: {error}", kind, traceback.format_exc())
+
+    def _beside(self, job: Job, kind: str) -> Path | None:
+        return None if self._samples is None else self._samples / f"{job.key}{BESIDE[kind]}"
+
+    def _write_shown(self, job: Job, training: Training) -> None:
+        """Writes what the samples that stand out in a run look like, where its training can show them; not for controls."""
+        file, shown = self._beside(job, "samples"), self._beside(job, "shown")
+        if file is None or shown is None or own_rank():
+            return
+        shown.unlink(missing_ok=True)  # of a run that did not finish, of a script that has changed since
+        if training.show is None or job.is_control:
+            return
+        from thresher.experiments.training.sample_history import read_history
+        from thresher.experiments.training.shown import ids_to_show, write_shown
+
+        full = self._beside(Job.of(FULL_TRAINING, job.seed), "samples")
+        history = read_history(file)
+        write_shown(shown, training.show, ids_to_show(history, read_history(full) if full and full.exists() else None))

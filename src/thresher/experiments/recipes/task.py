@@ -154,7 +154,8 @@ class RecipeTask:
         test = Measure(self._loader(data.test, shuffle=None), recipe.metric, criterion, average)
         schedule = LearningRateFactor(recipe.schedule, recipe.epochs)
         also = {} if average is None else {"average": average}
-        return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric, also=also)
+        classes = None if self.task is None else self.task.classes
+        return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric, also=also, classes=classes)
 
     def build(self, seed: int) -> nn.Module:
         """Returns the network, whose initial weights depend on `seed` alone; the global random state does not change.

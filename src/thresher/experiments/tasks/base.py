@@ -46,6 +46,7 @@ class Task:
         evaluate: Function that measures the network on test batches; larger is better.
         metric: Name of the number that `evaluate` returns.
         has_images: Whether the inputs are images that a report can show.
+        classes: Names of the classes in the order of their numbers. Default None: they have numbers alone.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Task:
     evaluate: Callable[[nn.Module, EvaluationBatches], float] = accuracy
     metric: str = "accuracy"
     has_images: bool = True
+    classes: tuple[str, ...] | None = None
 
     def training(self, data: Data, seed: int) -> Training:
         """Returns new objects for one run."""
@@ -71,7 +73,8 @@ class Task:
         def evaluate(model: nn.Module) -> float:
             return self.evaluate(model, test)
 
-        return Training(model, loader, self.criterion(), optimizer, evaluate, self.schedule, self.metric)
+        criterion = self.criterion()
+        return Training(model, loader, criterion, optimizer, evaluate, self.schedule, metric=self.metric, classes=self.classes)
 
     def build(self, seed: int) -> nn.Module:
         """Returns the network, whose initial weights depend on `seed` alone; the global random state does not change."""

@@ -4,7 +4,7 @@ from functools import partial
 
 from thresher.experiments.tasks.base import Task, without_folder
 from thresher.experiments.tasks.data import images
-from thresher.experiments.tasks.data.cifar import CIFAR10, CIFAR100
+from thresher.experiments.tasks.data.cifar import CIFAR10, CIFAR10_CLASSES, CIFAR100, CIFAR100_CLASSES
 from thresher.experiments.tasks.data.svhn import find_svhn, svhn
 from thresher.experiments.tasks.networks.convolutional import perceptron, resnet8, resnet18, small_cnn
 
@@ -38,6 +38,7 @@ IMAGE_TASKS = (
         partial(small_cnn, 28, width=32),
         lr=0.1,
         batch_size=128,
+        classes=images.FASHION_CLASSES,
     ),
     Task(
         "fashion-mnist-resnet8",
@@ -46,8 +47,17 @@ IMAGE_TASKS = (
         resnet8,
         lr=0.2,
         batch_size=128,
+        classes=images.FASHION_CLASSES,
     ),
-    Task("cifar10", CIFAR10.find, CIFAR10.load, resnet18, lr=0.01, batch_size=128),
-    Task("cifar100", CIFAR100.find, CIFAR100.load, partial(resnet18, classes=100), lr=0.01, batch_size=128),
+    Task("cifar10", CIFAR10.find, CIFAR10.load, resnet18, lr=0.01, batch_size=128, classes=CIFAR10_CLASSES),
+    Task(
+        "cifar100",
+        CIFAR100.find,
+        CIFAR100.load,
+        partial(resnet18, classes=100),
+        lr=0.01,
+        batch_size=128,
+        classes=CIFAR100_CLASSES,
+    ),
     Task("svhn", find_svhn, svhn, resnet18, lr=0.01, batch_size=128),
 )

@@ -5,26 +5,45 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
+from thresher.cost import Cost
+from thresher.experiments.training.files import StoredEpoch
+from thresher.experiments.training.recording import class_labels
+from thresher.experiments.training.shown import UnshowableError, shown
 from thresher.experiments.training.trainable import Training
 
 RETURN_TYPES = {"model": nn.Module, "data": DataLoader, "criterion": None, "optimizer": Optimizer, "evaluate": None}
 """Objects that the function returns, in this order, and their types; None stands for any callable."""
+OPTIONAL_TYPES = {"schedule": None, "metric": str, "classes": (list, tuple), "show": None}
+"""Objects that it may return besides; in a tuple the first of them only."""
+IN_WORDS = {"metric": "a text", "classes": "a list of names"}
+"""Types that messages name in words of their own."""
+LONGEST_NAME = 40
+"""Largest number of characters in the name of a metric or of a class."""
+TAKEN_NAMES = {*StoredEpoch.model_fields, *Cost.__dataclass_fields__, "complete", "kept", "lr_scale"}
+"""Names of other numbers of an epoch, beside those that a method adds."""
+TAKEN_BEGINNINGS = ("weight_", "batch_")
+"""Beginnings of names that methods give to their numbers."""
 RESERVED_NAMES = sys.stdlib_module_names | {"accelerate", "numpy", "thresher", "torch"}
 """Names of modules that a file of the same name would replace."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """A function `build(seed)` in a file; it returns model, data, criterion, optimizer, evaluate and, if wanted, a schedule.
+    """A function `build(seed)` in a file that returns what a run trains with.
+
+    It returns model, data, criterion, optimizer, evaluate and, if wanted, schedule: as a tuple in this order, or as a dict with
+    these names, which may also have metric (a name), classes (a list of names) and show (see `Training.show`).
 
     Args:
         path: Path of the file, which is run once per process.
@@ -94,26 +113,81 @@ class Script:
         Raises:
             ValueError: The function returned wrong objects; the message names its line.
         """
-        made = data(seed)
-        line = getattr(getattr(data, "__code__", None), "co_firstlineno", 1)
-        where = f"{self.path}, line {line}: {self.function}(seed) must return"
-        if not isinstance(made, tuple) or len(made) not in (len(RETURN_TYPES), len(RETURN_TYPES) + 1):
-            got = f"{len(made)} of them" if isinstance(made, tuple) else type(made).__name__
-            raise ValueError(f"{where} a tuple of {', '.join(RETURN_TYPES)} and, if wanted, schedule; got {got}")
-        for (name, kind), value in zip((RETURN_TYPES | {"schedule": None}).items(), made, strict=False):
+        where = f"{self._line_of(data)}: {self.function}(seed) must return"
+        made = _by_name(data(seed), where)
+        for name, value in made.items():
+            kind = (RETURN_TYPES | OPTIONAL_TYPES)[name]
             if not (callable(value) if kind is None else isinstance(value, kind)):
-                wanted = "something that can be called" if kind is None else f"a torch {kind.__name__}"
+                wanted = IN_WORDS.get(name) or ("something that can be called" if kind is None else f"a torch {kind.__name__}")
                 raise ValueError(f"{where} {wanted} as {name}; got {type(value).__name__}")
-        loader = made[1]
+        loader = made.pop("data")
         if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
             raise ValueError(f"{where} data over a dataset with a length: what a run costs is counted in shares of it")
-        return Training(*made)
+        _check_metric(made.get("metric", "metric"), where)
+        if "classes" in made:
+            _check_classes(made["classes"], class_labels(loader.dataset), where)
+        if "show" in made and len(loader.dataset):
+            self._check_show(made["show"])
+        return Training(loader=loader, **made)
+
+    def _check_show(self, show: Callable[[int], Any]) -> None:
+        """Raises ValueError unless the function can show the first sample: it is needed when a run has been trained."""
+        try:
+            shown(show(0))
+        except UnshowableError as error:
+            raise ValueError(f"{self._line_of(show)}: show(0) {error}") from error
+
+    def _line_of(self, function: Callable[..., Any]) -> str:
+        """Returns the file with the line of a function; its first line for what has none."""
+        return f"{self.path}, line {getattr(getattr(function, '__code__', None), 'co_firstlineno', 1)}"
 
     def place_of(self, error: BaseException) -> str:
         """Returns file and line, with a colon, of the last frame of a traceback in the file; empty if there is none."""
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == self.path.resolve()]
         return f"{self.path}, line {lines[-1]}: " if lines else ""
+
+
+def _by_name(made: Any, where: str) -> dict[str, Any]:
+    """Returns what a function returned by name; a tuple has no more than a schedule after what is needed."""
+    needed, in_order = [*RETURN_TYPES], [*RETURN_TYPES, "schedule"]
+    if isinstance(made, tuple) and len(cast(tuple[Any, ...], made)) in (len(needed), len(in_order)):
+        return dict(zip(in_order, cast(tuple[Any, ...], made), strict=False))
+    if not isinstance(made, dict):
+        got = f"{len(cast(tuple[Any, ...], made))} of them" if isinstance(made, tuple) else type(made).__name__
+        raise ValueError(
+            f"{where} a tuple of {', '.join(needed)} and, if wanted, schedule, or a dict with these names; got {got}"
+        )
+    named = cast(dict[Any, Any], made)
+    also = f"{', '.join(needed)} and, if wanted, {', '.join(OPTIONAL_TYPES)}"
+    if missing := [name for name in needed if name not in named]:
+        raise ValueError(f"{where} a dict with {also}; got one without {' and '.join(missing)}")
+    if unknown := [name for name in named if name not in RETURN_TYPES | OPTIONAL_TYPES]:
+        raise ValueError(f"{where} a dict with {also}; got {unknown[0]!r}, too")
+    return named
+
+
+def _check_metric(metric: str, where: str) -> None:
+    """Raises ValueError unless the name is a short line that no other value of an epoch has."""
+    if not metric.strip() or len(metric) > LONGEST_NAME or not metric.isprintable():
+        raise ValueError(f"{where} a line of 1 to {LONGEST_NAME} characters as metric; got {metric!r:.80}")
+    if metric in TAKEN_NAMES or metric.startswith(TAKEN_BEGINNINGS):
+        raise ValueError(f"{where} a metric with a name of its own; {metric!r} is another number of each epoch")
+
+
+def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, where: str) -> None:
+    """Raises ValueError unless every class of the data has a name of its own."""
+    seen: set[str] = set()
+    for number, name in enumerate(classes):
+        if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
+            raise ValueError(f"{where} names of 1 to {LONGEST_NAME} characters as classes; class {number} has {name!r:.80}")
+        if name in seen:
+            raise ValueError(f"{where} another name for each class as classes; {name!r} comes twice")
+        seen.add(name)
+    if labels is not None and labels.max() >= len(classes):
+        raise ValueError(
+            f"{where} the names of all classes as classes; got {len(classes)}, and the data has labels up to {labels.max()}"
+        )
 
 
 def _bound_names(node: ast.stmt) -> list[str]:

@@ -16,7 +16,12 @@ from thresher.experiments.tasks.networks.augmentation import RandomView
 from thresher.experiments.tasks.networks.convolutional import small_cnn
 
 SMALLEST = Task(
-    "fashion-mnist-small", images.find_fashion_mnist, images.fashion_mnist, partial(small_cnn, 28, width=8), lr=0.02
+    "fashion-mnist-small",
+    images.find_fashion_mnist,
+    images.fashion_mnist,
+    partial(small_cnn, 28, width=8),
+    lr=0.02,
+    classes=images.FASHION_CLASSES,
 )
 
 
@@ -36,6 +41,7 @@ def with_larger_batches(factor: int) -> Task:
         SMALLEST.network,
         lr=factor * SMALLEST.lr,
         batch_size=factor * SMALLEST.batch_size,
+        classes=SMALLEST.classes,
     )
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 
-def build(seed: int) -> tuple[Any, ...]:
+def build(seed: int) -> dict[str, Any]:
     """Returns new objects for one run; the same seed must give the same weights and the same order of samples."""
     torch.manual_seed(seed)
 
@@ -47,4 +47,20 @@ def build(seed: int) -> tuple[Any, ...]:
     def schedule(done: float) -> float:
         return 1 - done
 
-    return model, data, criterion, optimizer, evaluate, schedule
+    # Optional, for the report: what sample i of the dataset looks like, as a PIL image, a tensor or an array of shape (H, W),
+    # (H, W, 3) or (3, H, W), or a text. It is called for the few samples that stand out, once a run has been trained.
+    def show(i: int) -> Any:
+        return train[i][0].reshape(8, 8)
+
+    return {
+        "model": model,
+        "data": data,
+        "criterion": criterion,
+        "optimizer": optimizer,
+        "evaluate": evaluate,
+        # The rest is optional: also the name of what `evaluate` returns, and the names of the classes in order.
+        "schedule": schedule,
+        "metric": "accuracy",
+        "classes": [str(digit) for digit in range(10)],
+        "show": show,
+    }

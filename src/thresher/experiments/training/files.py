@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -61,12 +61,14 @@ class JsonRun(JsonFile):
         method: Label of the method.
         settings: Settings of the method by name.
         seed: Random seed.
+        classes: Names of the classes; None where they have numbers alone.
         history: One entry per epoch.
     """
 
     method: str
     settings: dict[str, Any]
     seed: int
+    classes: list[str] | None = None
     history: list[Epoch]
 
     @model_validator(mode="after")
@@ -113,7 +115,9 @@ class ComparedRun(JsonRun):
         cost: Cost of the run.
         cpu_s: CPU seconds.
         wall_s: Seconds.
+        busy: Whether the machine was busy at the begin or end; None where that is not known.
         samples: Path of the history of the samples, relative to the folder; None where there is no such file.
+        shown: Path of the file with what samples look like, relative to the folder; None where there is none.
     """
 
     control_of: str | None
@@ -121,7 +125,9 @@ class ComparedRun(JsonRun):
     cost: RunCost
     cpu_s: float
     wall_s: float
+    busy: bool | None = None
     samples: str | None = None
+    shown: str | None = None
 
     @model_validator(mode="after")
     def check_metric(self) -> "ComparedRun":
@@ -229,6 +235,8 @@ class Results(JsonFile):
         versions: Versions of the software by name.
         margin: Loss of the metric that does not matter.
         loss_bins: Edges of the bins of the losses.
+        classes: Names of the classes; None where they have numbers alone.
+        busy: Whether wall times were measured on a busy machine; None where that is not known.
         left_out: Controls that were not trained.
         runs: Runs, at least one.
         summary: Rows of the summary, at least one.
@@ -241,6 +249,8 @@ class Results(JsonFile):
     versions: dict[str, str]
     margin: float | None = None
     loss_bins: list[float] | None = None
+    classes: list[str] | None = None
+    busy: bool | None = None
     left_out: list[LeftOutControl] = []
     runs: list[ComparedRun] = Field(min_length=1)
     summary: list[SummaryRow] = Field(min_length=1)
@@ -255,6 +265,28 @@ class Results(JsonFile):
                 f"`runs` has the methods {sorted(own)}, `summary` has {sorted(summed)}; both must have 'full' and agree"
             )
         return self
+
+
+class ShownSample(JsonFile):
+    """What a sample looks like.
+
+    Attributes:
+        png: Content of a PNG file, in base64; None for a text.
+        text: Text; None for a picture.
+    """
+
+    png: str | None = None
+    text: str | None = None
+
+
+class ShownSamples(JsonFile):
+    """The content of the file with what samples of a run look like.
+
+    Attributes:
+        shown: Samples by their ids.
+    """
+
+    shown: dict[Annotated[str, Field(pattern=r"^[0-9]{1,18}$")], ShownSample]
 
 
 class JudgedClaim(JsonFile):

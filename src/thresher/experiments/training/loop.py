@@ -20,6 +20,7 @@ from torch.utils.data.distributed import DistributedSampler
 import thresher
 from thresher.cost import Cost
 from thresher.experiments.training.checkpoint import Checkpoint, Stateful
+from thresher.experiments.training.machine import is_busy
 from thresher.experiments.training.processes import (
     dealt,
     number_of_processes,
@@ -126,6 +127,7 @@ class Session:
         epochs_in: Path | None,
     ) -> None:
         self.accelerator, self.training, self.epochs = accelerator, training, epochs
+        self._was_busy = is_busy()
         self.loader = dealt(training.loader, seed)
         self.samples, batch_size = sizes_of(self.loader)
         if not self.samples:
@@ -179,7 +181,9 @@ class Session:
             self.recording.save(samples_to)
         self.run.detach()
         times = {name: self.entries[-1][name] for name in ("wall_s", "cpu_s")}
-        return {"metric": self._final_metric(), "cost": cost, **times, "history": history}
+        times["busy"] = of_first(self._was_busy or is_busy())
+        classes = None if self.training.classes is None else list(self.training.classes)
+        return {"metric": self._final_metric(), "classes": classes, "cost": cost, **times, "history": history}
 
     def close(self) -> None:
         """Lets go of a training that was never begun."""
@@ -216,6 +220,8 @@ class Session:
         times = {"wall_s": self.clock.wall_s, "cpu_s": sum(of_each_process(self.clock.cpu_s))}
         self.entries.append(of_first({self.training.metric: metric} | times | self.recording.epoch()))
         counted = of_processes(of_each_process(self.run.history[epoch] if len(self.run.history) > epoch else {}))
+        if (name := self.training.metric) in counted:
+            raise ValueError(f"the metric is called {name!r}, and so is a number of the method: give the metric another name")
         self.accelerator.log(loggable(counted | self.entries[-1]), step=epoch)
         return metric
 
@@ -270,9 +276,9 @@ def train(
         on_end: Function that is called at the end with the objects that were trained.
 
     Returns:
-        Plain values: method, settings, seed, control_of, metric, cost, wall_s, cpu_s, history, device. An entry of the history
-        has the counts of its epoch, the metric, cost, wall_s and cpu_s since the start, the seconds per step, and the
-        distribution of losses, see `Recording`. Times are without evaluation, checkpoints and downstream training.
+        Plain values: method, settings, seed, control_of, metric, classes, cost, wall_s, cpu_s, busy, see `is_busy`, history,
+        device. An entry of the history has the counts of its epoch, the metric, cost, wall_s and cpu_s since the start, the
+        seconds per step, and losses, see `Recording`. Times are without evaluation, checkpoints and downstream training.
     """
     torch.manual_seed(seed)
     name = label or spec.label

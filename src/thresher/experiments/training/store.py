@@ -17,6 +17,8 @@ from thresher.experiments.training.files import Manifest, StoredRun, read_checke
 MANIFEST = "comparison.json"
 RESULTS = "results.json"
 RUNS = "runs"
+BESIDE = {"samples": ".parquet", "shown": ".shown"}
+"""Endings of the files beside a run: the history of its samples, and what some of them look like."""
 DEFAULTS = {"processes": 1}
 """Values of an identity that files do not have which were written before there were others."""
 
@@ -104,10 +106,10 @@ class Store:
         """The folder of the finished runs."""
         return self.folder / RUNS
 
-    def samples(self, key: str) -> str | None:
-        """Returns the path of the history of a run's samples, relative to the folder; None if there is no such file."""
-        path = self._file(key).with_suffix(".parquet")
-        return path.relative_to(self.folder).as_posix() if path.exists() else None
+    def beside(self, key: str) -> dict[str, str]:
+        """Returns the paths of a run's other files, "samples" and "shown", relative to the folder, as far as they exist."""
+        paths = {name: self.runs / f"{key}{suffix}" for name, suffix in BESIDE.items()}
+        return {name: path.relative_to(self.folder).as_posix() for name, path in paths.items() if path.exists()}
 
     def save_results(self, results: dict[str, Any]) -> Path:
         """Writes results.json and returns its path."""

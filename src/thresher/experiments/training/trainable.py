@@ -1,6 +1,6 @@
 """What can be trained in an experiment: a task of this package, a recipe, or a user's own script."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -33,6 +33,8 @@ class Training:
             the metric of the run, called "downstream" and `metric`; `evaluate` still measures each epoch. Default: none, and
             the metric of the run is that of the last epoch.
         also: Other objects that change during training and are saved in checkpoints, by name.
+        classes: Names of the classes in the order of their numbers. Default None: they have numbers alone.
+        show: Function from the id of a sample to what it looks like, see `shown.shown`. Default None: reports have its numbers.
 
     Example:
         >>> import torch
@@ -59,6 +61,8 @@ class Training:
     metric: str = "metric"
     downstream: Callable[[nn.Module], float] | None = None
     also: Mapping[str, Stateful] = field(default_factory=dict)
+    classes: Sequence[str] | None = None
+    show: Callable[[int], Any] | None = None
 
 
 class Trainable(Protocol):

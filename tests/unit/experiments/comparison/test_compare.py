@@ -241,3 +241,27 @@ def test_a_placebo_of_a_method_before_training_is_refused_before_anything_is_tra
     with pytest.raises(ValueError, match="Prune decides before training; a placebo is for methods of"):
         compare("digits", pruned, [0], 1, tmp_path / "out", controls=("placebo",))
     assert not (tmp_path / "out").exists()
+
+
+def test_names_of_classes_and_a_busy_machine_are_in_the_results(tmp_path, workers, monkeypatch):
+    def finished(self):
+        job = self._busy.pop()
+        return Finished(job, outcome(job) | {"classes": ["cat", "dog"], "busy": job.spec.name != "full"})
+
+    plain = compared(tmp_path / "plain", "kakurenbo", controls=())
+    assert plain["classes"] is None and plain["busy"] is None
+    monkeypatch.setattr(InProcess, "next_event", finished)
+    results = compared(tmp_path / "named", "kakurenbo", controls=())
+    assert results["classes"] == ["cat", "dog"] and results["busy"] is True
+    assert [run["busy"] for run in results["runs"]] == [False, False, True, True]
+    assert not any("classes" in run for run in results["runs"])
+    assert compared(tmp_path / "named", "full")["busy"] is False
+
+
+def test_files_beside_a_run_are_named(tmp_path, workers):
+    before = compared(tmp_path, "kakurenbo", controls=())
+    assert not any({"samples", "shown"} & {*run} for run in before["runs"])
+    for path in (tmp_path / "runs").glob("kakurenbo*.json"):
+        path.with_suffix(".shown").write_text("{}")
+    shown = [run.get("shown") for run in compared(tmp_path, "kakurenbo", controls=())["runs"]]
+    assert shown[:2] == [None, None] and all((tmp_path / path).is_file() for path in shown[2:])

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from thresher.experiments.comparison.histories import _history_from, _skip_reason, history_of, rule_of
@@ -91,3 +93,11 @@ def test_a_sample_that_was_dropped_was_among_those_of_the_loader():
         _skip_reason("hidden", {"actual_fraction": 0.0, "dropped_fraction": 0.1})
         == "hidden (10.0% of the samples were skipped)"
     )
+
+
+def test_a_class_has_its_name(folder):
+    run = json.loads((folder / "hiding.json").read_text()) | {"classes": [f"the {number}" for number in range(10)]}
+    write_json(folder / "named.json", run)
+    (folder / "named.parquet").write_bytes((folder / "hiding.parquet").read_bytes())
+    number = history_of(folder / "hiding", 3).title.partition("(class ")[2].partition(")")[0]
+    assert f"sample 3 (class the {number}) under" in history_of(folder / "named", 3).title

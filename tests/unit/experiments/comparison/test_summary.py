@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thresher.experiments.comparison.summary import summarise
+from thresher.experiments.comparison.summary import any_busy, busy_sentence, summarise
 
 T_2 = 4.302652729911275  # 97.5 % quantile of Student's t with 2 degrees of freedom
 T = {3: T_2, 5: 2.7764451051977987}  # by the number of seeds, one more than the degrees of freedom
@@ -228,3 +228,16 @@ def test_a_control_that_diverged_is_no_control():
     assert set(rows["m"]["against"]) == {"shorter"} and rows["uniform"]["verdict"].startswith(
         "no verdict: it diverged with seeds"
     )
+
+
+@pytest.mark.parametrize(
+    ("runs", "busy", "said"),
+    [
+        ([{}, {"busy": None}], None, ""),
+        ([{}, {"busy": False}], False, ""),
+        ([{"busy": False}, {"busy": True}], True, "on a busy machine: in 1 of 2 runs, its load"),
+    ],
+)
+def test_wall_times_of_a_busy_machine_are_flagged(runs, busy, said):
+    assert any_busy(runs) is busy
+    assert said in busy_sentence(runs) and bool(busy_sentence(runs)) is bool(said)

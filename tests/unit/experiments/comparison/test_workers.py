@@ -1,5 +1,6 @@
 """Worker processes: what arrives from them, what an interrupt does to them, and what is reported when one dies."""
 
+import json
 import os
 import signal
 import threading
@@ -21,7 +22,9 @@ from thresher.experiments.comparison.workers import (
     Workers,
     interrupts_deferred,
 )
+from thresher.experiments.training.sample_history import read_history
 from thresher.experiments.training.specs import MethodSpec
+from thresher.experiments.training.standing_out import standing_out
 from thresher.loading.dealing import SmallerBatchesError
 
 
@@ -175,3 +178,62 @@ def test_systems_without_signal_masks_defer_too(interruptible, monkeypatch):
         interrupt()
         reached = True
     assert reached
+
+
+MADE = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def build(seed):
+    torch.manual_seed(seed)
+    model, labels = nn.Linear(2, 3), torch.arange(122) % 3
+    data = DataLoader(TensorDataset(torch.randn(122, 2) + labels[:, None], labels), batch_size=8, shuffle=True, drop_last=DROP)
+    made = {"model": model, "data": data, "criterion": nn.CrossEntropyLoss(), "evaluate": lambda model: 1.0}
+    return made | {"optimizer": torch.optim.SGD(model.parameters(), lr=0.1), SHOWN "classes": ["a", "b", "c"]}
+"""
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """Trains jobs of a script, one after the other, and returns the folder of their files."""
+
+    def train(*jobs, shown='"show": str,', drop_last=False):
+        path = tmp_path / "mine.py"
+        path.write_text(MADE.replace("SHOWN", shown).replace("DROP", str(drop_last)))
+        for job in jobs:
+            done = Trainer(lambda _: None, f"{path}:build", 3, None, tmp_path / "runs", {})(job)
+            assert isinstance(done, Finished), done.trace
+            assert done.run["classes"] == ["a", "b", "c"]
+        return tmp_path / "runs"
+
+    return train
+
+
+FULL, METHOD = Job.of(MethodSpec("full"), 1), Job.of(MethodSpec("kakurenbo", {"max_fraction": 0.5, "tau": 0.0}), 1)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_method_shows_the_samples_of_its_sheets_and_a_control_none(trained, drop_last):
+    control = Job.control("uniform", 1, 0.5)
+    folder = trained(FULL, METHOD, control, drop_last=drop_last)
+    histories = {job.key: read_history(folder / f"{job.key}.parquet") for job in (FULL, METHOD)}
+    for key, history in histories.items():
+        shown = json.loads((folder / f"{key}.shown").read_text())["shown"]
+        assert all(one == {"text": number} for number, one in shown.items())
+        rows = [row for of in standing_out(history.beside(histories[FULL.key])).values() for row in of]
+        assert len(rows) > 20 and {str(history.ids[row]) for row in rows} <= shown.keys()
+    assert (folder / f"{control.key}.parquet").exists() and not (folder / f"{control.key}.shown").exists()
+
+
+def test_without_full_training_its_own_history_decides(trained):
+    folder = trained(METHOD)
+    history = read_history(folder / f"{METHOD.key}.parquet")
+    shown = json.loads((folder / f"{METHOD.key}.shown").read_text())["shown"]
+    assert shown.keys() == {str(history.ids[row]) for of in standing_out(history).values() for row in of}
+
+
+def test_without_a_function_nothing_is_shown(trained, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / f"{METHOD.key}.shown").write_text("of an earlier version of the script")
+    assert {path.suffixes[-1] for path in trained(METHOD, shown="").iterdir()} == {".parquet"}

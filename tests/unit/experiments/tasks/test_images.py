@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.tasks import images
+from thresher.experiments.tasks import TASKS, images
 
 COLOURED = ("cifar10", "cifar100", "svhn")
 
@@ -39,3 +39,9 @@ def test_coloured_images_are_trained_as_in_the_paper_of_ada_selection_with_our_w
 def test_coloured_images_come_from_a_folder_of_the_user(name, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"{name}: none of its files is in {tmp_path}"):
         task_of(name).find(tmp_path)
+
+
+def test_classes_that_have_names_give_them():
+    counts = {task.name: None if task.classes is None else len({*task.classes}) for task in TASKS.values()}
+    assert counts["cifar100"] == 100 and counts["cifar10"] == 10 and counts["digits"] is None
+    assert {count for name, count in counts.items() if name.startswith("fashion-mnist")} == {10}

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.tasks.script import Script
+from thresher.experiments.tasks.script import RETURN_TYPES, Script
 
 MADE = """
 import torch
@@ -122,8 +122,8 @@ def parts(**others):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (None, "a tuple of model, data, criterion, optimizer, evaluate and, if wanted, schedule; got NoneType"),
-        (parts()[:4], "schedule; got 4 of them"),
+        (None, "a tuple of model, data, criterion, optimizer, evaluate and, if wanted, schedule, or a dict .*; got NoneType"),
+        (parts()[:4], "schedule, or a dict with these names; got 4 of them"),
         (parts(model="resnet"), "a torch Module as model; got str"),
         (parts(data=[1, 2]), "a torch DataLoader as data; got list"),
         (parts(optimizer=None), "a torch Optimizer as optimizer; got NoneType"),
@@ -144,3 +144,69 @@ def test_where_an_error_came_from(tmp_path):
         task.training(task.load(None), 1)
     assert task.place_of(raised.value) == f"{tmp_path / 'mine.py'}, line 2: "
     assert task.place_of(ValueError("elsewhere")) == ""
+
+
+def named(**others):
+    return dict(zip(RETURN_TYPES, parts(), strict=True)) | others
+
+
+def labelled(labels):
+    return DataLoader(TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels)))
+
+
+def test_a_dict_may_have_more():
+    data = labelled([0, 1, 2, 1])
+    also = {"schedule": lambda done: 1 - done, "metric": "top-1", "classes": ["cat", "dog", "cow"], "show": str}
+    made = Script(Path("mine.py"), "build").training(lambda seed: named(data=data, **also), 0)
+    assert made.loader is data and made.schedule(0.25) == 0.75 and made.show is str
+    assert (made.metric, made.classes) == ("top-1", ["cat", "dog", "cow"])
+    bare = Script(Path("mine.py"), "build").training(lambda seed: named(), 0)
+    assert (bare.metric, bare.classes, bare.show, bare.schedule(0.5)) == ("metric", None, None, 1.0)
+
+
+def test_names_of_classes_without_known_labels_are_taken():
+    made = named(classes=("a", "b"))
+    assert Script(Path("mine.py"), "build").training(lambda seed: made, 0).classes == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ({"clases": ["a"]}, "a dict with model, .* classes, show; got 'clases', too"),
+        ({"metric": 3}, "a text as metric; got int"),
+        ({"metric": " "}, "a line of 1 to 40 characters as metric; got ' '"),
+        ({"metric": "a\nb"}, r"a line of 1 to 40 characters as metric; got 'a\\nb'"),
+        ({"metric": "m" * 41}, "a line of 1 to 40 characters as metric; got 'mmm"),
+        ({"metric": "cost"}, "a metric with a name of its own; 'cost' is another number of each epoch"),
+        ({"metric": "forward"}, "'forward' is another number of each epoch"),
+        ({"metric": "weight_loss"}, "'weight_loss' is another number of each epoch"),
+        ({"classes": "cat"}, "a list of names as classes; got str"),
+        ({"classes": ["cat", 1]}, "names of 1 to 40 characters as classes; class 1 has 1"),
+        ({"classes": ["cat", ""]}, "names of 1 to 40 characters as classes; class 1 has ''"),
+        ({"classes": ["cat", "cat"]}, "another name for each class as classes; 'cat' comes twice"),
+        ({"classes": ["cat"], "data": labelled([0, 2])}, "all classes as classes; got 1, and the data has labels up to 2"),
+        ({"show": "cat.png"}, "something that can be called as show; got str"),
+        ({"optimizer": 1}, "a torch Optimizer as optimizer; got int"),
+    ],
+)
+def test_names_and_what_they_stand_for_are_checked(others, message):
+    made = named(**others)
+    with pytest.raises(ValueError, match=message) as raised:
+        Script(Path("mine.py"), "build").training(lambda seed: made, 0)
+    assert str(raised.value).startswith("mine.py, line ") and "build(seed) must return" in str(raised.value)
+
+
+def test_what_is_missing_is_named():
+    made = named()
+    del made["model"], made["evaluate"]
+    with pytest.raises(ValueError, match="a dict with model, .*; got one without model and evaluate"):
+        Script(Path("mine.py"), "build").training(lambda seed: made, 0)
+
+
+def test_the_first_sample_is_shown_before_anything_is_trained():
+    def show(number):
+        return [number]
+
+    with pytest.raises(ValueError, match=r"show\(0\) must return a PIL image, .* or a text; got list") as raised:
+        Script(Path("mine.py"), "build").training(lambda seed: named(show=show), 0)
+    assert str(raised.value).startswith(f"mine.py, line {show.__code__.co_firstlineno}: ")

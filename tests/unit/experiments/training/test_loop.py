@@ -79,6 +79,7 @@ def test_a_run_has_the_schema(runs):
     run = runs["kakurenbo"]
     assert set(run) == {
         "method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history", "device",
+        "busy", "classes",
     }  # fmt: skip
     assert (run["method"], run["seed"], run["control_of"]) == ("kakurenbo", 1, None)
     assert run["settings"]["max_fraction"] == 0.3
@@ -353,6 +354,22 @@ def test_a_metric_that_is_not_finite_is_named(few):
 
     with pytest.raises(ValueError, match="evaluate returned nan after epoch 0"):
         train(Diverges(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)
+
+
+def test_a_metric_has_a_name_that_no_number_of_the_method_has(few):
+    class Kept(SomeDigits):
+        def training(self, data, seed):
+            return replace(super().training(data, seed), metric="kept")
+
+    with pytest.raises(ValueError, match="the metric is called 'kept', and so is a number of the method"):
+        train(Kept(Path("none.py"), "build"), few, MethodSpec("kakurenbo"), seed=0, epochs=1)
+
+
+def test_a_run_says_whether_the_machine_was_busy_at_its_begin_or_end(few, monkeypatch):
+    for states, busy in (([False, False], False), ([False, True], True), ([True], True), ([None, None], None)):
+        said = iter(states)
+        monkeypatch.setattr("thresher.experiments.training.loop.is_busy", lambda said=said: next(said))
+        assert train(SomeDigits(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)["busy"] is busy
 
 
 @pytest.mark.parametrize(("batch", "got"), [([1, 2, 3], "3 parts"), ({"x": 1, "y": 2}, "dict"), (torch.zeros(2), "Tensor")])

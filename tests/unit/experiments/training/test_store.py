@@ -133,3 +133,12 @@ def test_runs_of_another_comparison_are_not_read(tmp_path):
     Store(tmp_path, IDENTITY).save_run("a", RUN)
     with pytest.raises(ValueError, match="holds another comparison"):
         ReadOnlyStore(tmp_path, IDENTITY | {"epochs": 99})
+
+
+def test_what_lies_beside_a_run(tmp_path):
+    store = Store(tmp_path, IDENTITY)
+    assert store.beside("a") == {}
+    store.save_run("a", RUN)
+    (tmp_path / "runs" / "a.shown").touch()
+    (tmp_path / "runs" / "b.parquet").touch()
+    assert store.beside("a") == {"shown": "runs/a.shown"} and store.beside("b") == {"samples": "runs/b.parquet"}

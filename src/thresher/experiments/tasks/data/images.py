@@ -24,6 +24,10 @@ DOWNLOADS = Path("~/.cache/thresher")
 FOLDER_VARIABLE = "THRESHER_DATA"
 WRONG_LABELS = 0.2
 """Share of the training labels of `mnist-5k-noisy` that are wrong."""
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+"""Names of the classes of Fashion-MNIST, in the order of their numbers."""
 FASHION_MNIST = {
     "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
     "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
