@@ -126,6 +126,7 @@ class SubsetBackward(nn.Module):
         wrapped: The user's model, without the wrapper of torch.compile.
         fallback: Reason why the last call used the plain model; None where it did not.
         compilations: Number of graphs that were compiled.
+        tracing_s: Seconds that tracing and compiling have taken.
         meter: Counter of the samples that go backward; None where nothing counts them.
 
     Example:
@@ -146,7 +147,7 @@ class SubsetBackward(nn.Module):
         self.strict = strict
         self.fallback: str | None = None
         self.meter: RowMeter | None = None
-        self.compilations = 0
+        self.compilations, self.tracing_s = 0, 0.0
         self._options = options
         self.__dict__["_plain"] = plain  # not a part: the state_dict has no second name for a parameter
         self._traces: OrderedDict[Any, list[Graphs]] = OrderedDict()
@@ -286,6 +287,7 @@ class SubsetBackward(nn.Module):
             raise
         finally:
             self._patience.count(key, time.perf_counter() - started)
+            self.tracing_s = self._patience.seconds
         self._traces.setdefault(key, []).append(graphs)
         if len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)

@@ -32,6 +32,7 @@ from thresher.experiments.training.processes import (
 from thresher.experiments.training.recording import Recording
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Trainable, Training
+from thresher.subset import SubsetBackward
 
 EpochCallback = Callable[[int, float], None]
 """Function that is called after each epoch with the number of epochs done and the metric."""
@@ -179,9 +180,11 @@ class Session:
         history = _with_step_time([counted | entry for counted, entry in counts])
         if samples_to is not None:
             self.recording.save(samples_to)
+        inside = self.run.model.module
         self.run.detach()
         times = {name: self.entries[-1][name] for name in ("wall_s", "cpu_s")}
         times["busy"] = of_first(self._was_busy or is_busy())
+        times["tracing_s"] = inside.tracing_s if isinstance(inside, SubsetBackward) else 0.0
         classes = None if self.training.classes is None else list(self.training.classes)
         return {"metric": self._final_metric(), "classes": classes, "cost": cost, **times, "history": history}
 

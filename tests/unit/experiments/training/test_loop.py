@@ -78,7 +78,7 @@ def runs(watched):
 def test_a_run_has_the_schema(runs):
     run = runs["kakurenbo"]
     assert set(run) == {
-        "method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "history", "device",
+        "method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "tracing_s", "history", "device",
         "busy", "classes",
     }  # fmt: skip
     assert (run["method"], run["seed"], run["control_of"]) == ("kakurenbo", 1, None)
@@ -88,6 +88,12 @@ def test_a_run_has_the_schema(runs):
     assert [entry["accuracy"] for entry in run["history"]][-1] == run["metric"]["value"]
     assert min(run["cpu_s"], run["wall_s"]) > 0
     assert json.loads(json.dumps(run, allow_nan=False))["history"][0]["kept"] == SAMPLES
+
+
+def test_the_time_of_tracing_is_noted(runs):
+    [spec] = parse_methods("selective_backprop:keep=0.5:forward_passes=once")
+    task = built_in(f"digits@{FEW}")
+    assert train(task, task.load(task.find(None)), spec, seed=0, epochs=1)["tracing_s"] > 0 == runs["kakurenbo"]["tracing_s"]
 
 
 def test_costs_are_counted(runs):
