@@ -287,11 +287,23 @@ def _limit(row: Mapping[str, Any]) -> str:
     return "" if row["limit"] is None else f"{row['limit']:g}: {row['judged']}"
 
 
+def measured_before(path: Path, part: str, *, quick: bool) -> list[dict[str, Any]]:
+    """Returns the rows of a part that a file of results has; those of another kind of run are left out.
+
+    Args:
+        path: JSON file, which need not exist.
+        part: Name of the part.
+        quick: Whether this run measures little.
+    """
+    held = json.loads(path.read_text()) if path.is_file() else {"quick": quick, "rows": []}
+    return [row for row in held["rows"] if row["part"] == part and held["quick"] is quick]
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints and writes; returns 1 where a limit is missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.compiled", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="measure little: only to see that it runs")
-    parser.add_argument("--only", nargs="+", choices=list(parts(True)), help="parts to measure (default: all)")
+    parser.add_argument("--only", nargs="+", choices=list(parts(True)), help="parts to measure; others stay (default: all)")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
     parser.add_argument("--page", type=Path, help="page in Markdown whose part is written anew (default: none)")
     given = parser.parse_args(arguments)
@@ -301,7 +313,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.only is None or name in given.only:
             found = [row.as_dict() for row in itertools.chain.from_iterable(measure())]
             print(as_text(found), flush=True)
-            rows += found
+        else:
+            found = measured_before(given.out, name, quick=given.quick)
+        rows += found
     missed = [f"{row['name']}: {row['what']}" for row in rows if row["judged"] == "missed"]
     results = {"benchmark": "compiled", "quick": given.quick, **about(torch.device("cpu")), "missed": missed, "rows": rows}
     given.out.parent.mkdir(parents=True, exist_ok=True)

@@ -73,7 +73,7 @@ def main():
     parts = {"run": run, "weights": Weights(model, optimizer), "scheduler": scheduler}
     saved = [path.parent for folder in sys.argv[1:] for path in Path(folder).glob("*/.metadata")]
     if saved:
-        checkpoint.load(parts, checkpoint_id=max(saved))
+        checkpoint.load(parts, checkpoint_id=max(saved))  # pyright: ignore
     for epoch in range(run.epoch, EPOCHS):
         sampler.set_epoch(epoch)
         for x, y in run.loader:  # was: loader
@@ -83,7 +83,7 @@ def main():
             optimizer.zero_grad()
         scheduler.step()
         if sys.argv[1:]:
-            checkpoint.save(parts, checkpoint_id=Path(sys.argv[1], f"{run.epoch:03}"))  # all processes
+            checkpoint.save(parts, checkpoint_id=Path(sys.argv[1], f"{run.epoch:03}"))  # pyright: ignore
     if distributed.get_rank() == 0:
         print(f"test accuracy {accuracy(model.module, test):.3f}")
         print(run.cost)

@@ -159,7 +159,7 @@ class Ucb:
         c = np.float32(self.c if self.explore == "ucb" else 0)
         for part in chunks(len(mean)):
             with np.errstate(over="ignore"):
-                upper = np.minimum(mean[part] + c * variance[part], LARGEST)
+                upper = np.fmin(mean[part] + c * variance[part], LARGEST)  # LARGEST for NaN, too
             score[part] = np.where(known[part], upper, np.nan)
         return score
 

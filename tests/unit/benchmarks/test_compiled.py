@@ -29,6 +29,14 @@ def test_a_hundred_lengths_in_a_fixed_order() -> None:
     assert set(bench.lengths_of(6, 24)) <= set(range(9, 25))
 
 
+def test_rows_of_parts_that_are_not_measured_stay(tmp_path) -> None:
+    path = tmp_path / "compiled.json"
+    assert bench.measured_before(path, "steps", quick=False) == []
+    path.write_text(json.dumps({"quick": False, "rows": [{"part": "steps", "value": 1}, {"part": "lengths", "value": 2}]}))
+    assert bench.measured_before(path, "steps", quick=False) == [{"part": "steps", "value": 1}]
+    assert bench.measured_before(path, "steps", quick=True) == []
+
+
 def test_all_values_are_named_and_have_their_limits() -> None:
     assert set(bench.STEP_LIMITS.values()) == {1.10, 1.15} and set(bench.STEP_LIMITS) <= set(bench.TASKS)
     assert list(bench.parts(True)) == list(bench.parts(False)) == ["lengths", "steps", "exactness", "compilations"]
