@@ -78,8 +78,8 @@ class Cost:
 
         Returns:
             The fields of the class by name, and `ratio`, the cost with 2 forwards a backward; `measured_ratio`, the cost with
-            the measured `backward_to_forward`; and `time_saved`, the share of full training's time in passes through the model
-            that was saved, 1 - `measured_ratio`, negative where more was spent. What is not known is None.
+            the measured `backward_to_forward`; and `time_saved`, 1 - `measured_ratio`, an estimate from the counts of the share
+            of full training's time in the model that was saved, negative where more was spent. What is not known is None.
 
         Example:
             >>> cost = Cost(forward=100, backward=50, steps=10, full_forward=100, full_backward=100, backward_to_forward=1.0)

@@ -86,7 +86,8 @@ def explained_interruptions(folder: Path) -> Iterator[None]:
     try:
         yield
     except RunError as error:
-        typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True)
+        kept = f" Finished runs are kept in {folder}." if any(folder.glob("*.json")) else ""
+        typer.echo(f"{error.__cause__}\nthresher: {error}.{kept}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo(f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.", err=True)

@@ -10,8 +10,8 @@ DEFAULT_MARGIN = 0.5
 
 SCRIPT_ARGUMENT = typer.Argument(
     metavar="TASK|FILE.py:FUNCTION",
-    help="Name of a built-in task, such as digits or fashion-mnist@20000 (the README lists all; the number takes a part of the "
-    "samples), or your own training, as written by `thresher init`.",
+    help="Name of a built-in task, such as digits or fashion-mnist@20000 (docs/compare.md lists all; the number takes a part "
+    "of the samples), or your own training, as written by `thresher init`.",
 )
 TASK_OPTION = typer.Option(help="Name of a built-in task, in place of the argument TASK.")
 

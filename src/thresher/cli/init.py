@@ -62,7 +62,7 @@ def _init_training(path: Path) -> None:
             file.write(template.replace("{path}", path.name))
     except FileExistsError:
         raise ValueError(f"{path} is there already; give another name") from None
-    typer.echo(f"{path}\nthresher compare {path}:build --methods kakurenbo,infobatch --epochs 10 --out runs/{path.stem}")
+    typer.echo(f"{path}\nthresher compare {path}:build --budget 0.5 --epochs 10 --out runs/{path.stem}")
 
 
 def _init_method(name: str | None, stage: str) -> None:

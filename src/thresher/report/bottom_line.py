@@ -95,6 +95,8 @@ def chart(results: ResultsDict) -> str:
     full = next((row["mean"] for row in rows if row["method"] == "full"), None)
     bars = {id(row): _bar(row, scale) for row in rows}
     ends = [scale * row["mean"] for row in rows] + [end for bar in bars.values() if bar for end in bar]
+    if scale == 100.0:
+        ends = [min(max(end, 0.0), 100.0) for end in ends]
     low, high = _padded(ends)
     most = max(1.0, *(row["cost_ratio"] for row in rows))
 

@@ -44,10 +44,15 @@ def _percent(given: str) -> float:
 
 
 def _by_name(name: str) -> Any:
+    known, _, settings = name.partition(":")
     try:
-        kind = registry.load(name)
+        kind = registry.load(known)
     except ValueError as error:
-        raise ValueError(f"`method`: {error} (a share of the cost of full training is written 0.5 or '50%')") from error
+        raise ValueError(f"`method`: {error}") from None
+    if settings:
+        raise ValueError(
+            f"`method`: {name!r} is the form of the command line; write thresher.{kind.__name__}({settings.replace(':', ', ')})"
+        )
     needed = [one.name for one in inspect.signature(kind).parameters.values() if one.default is one.empty]
     if needed:
         settings = ", ".join(f"{one}=..." for one in needed)

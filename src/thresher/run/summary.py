@@ -78,8 +78,8 @@ def _costs(cost: Cost) -> Facts:
     ratio = f"{known['ratio']:.3f} of full training at 2 forwards a backward"
     saved = "unknown: too few steps were timed to know how long a backward pass takes"
     if own is not None:
-        change = "saved" if own <= 1 else "added"
-        saved = f"{abs(known['time_saved']):.1%} {change}, by the measured {cost.backward_to_forward:.2f} forwards a backward"
+        less, by = "less" if own <= 1 else "more", f"{cost.backward_to_forward:.2f} forwards a backward"
+        saved = f"{abs(known['time_saved']):.1%} {less}, estimated with the measured {by}"
     return [("passes", passes), ("cost", ratio), ("time in the model", saved)]
 
 

@@ -147,7 +147,8 @@ def _reason(row: Mapping[str, Any]) -> str:
         return f"{row['method']} was not measured by this project; {time}"
     of = f"of {_trainings(record['on'])} that this project measured{', with other settings' * record['other_settings']}"
     better = f"was better than a control of the same cost on {len(record['better_on'])} {of}"
-    worse = f"worse on {_where(record['worse_on'])}, and lost against full training on {_where(record['lost_on'])}"
+    lost = f"lost more than the margin against full training on {_where(record['lost_on'])}"
+    worse = f"worse on {_where(record['worse_on'])}, and {lost}"
     return f"{row['method']} {better} ({_where(record['better_on'])}), {worse}; {time}"
 
 

@@ -52,12 +52,13 @@ def history_of(run: Path, sample: int) -> SampleHistory:
     """Reads the history of one sample from the Parquet file of a run.
 
     Args:
-        run: Path of the Parquet file, or of the run without a suffix, or the beginning of it where no other run begins so.
+        run: Path of the Parquet file, or of the run without a suffix, or the beginning of it where the runs of no other method
+            begin so; of several seeds the lowest is read, which the title names.
         sample: Id of the sample.
 
     Raises:
         FileNotFoundError: There is no such run; the message lists the runs in the same folder.
-        ValueError: Several runs begin so, there is no such sample, or a file is damaged.
+        ValueError: Runs of several methods begin so, there is no such sample, or a file is damaged.
     """
     import pyarrow.parquet as pq
 
@@ -86,9 +87,15 @@ def _stem_of(run: Path) -> str:
     found = [given] if given in there else [name for name in there if name.startswith(given)]
     if not found:
         raise FileNotFoundError(f"{run}: no such run of a comparison; there are {', '.join(there) or 'none'}")
-    if len(found) > 1:
+    if len({name.rpartition("-seed")[0] or name for name in found}) > 1:
         raise ValueError(f"{run}: several runs begin so: {', '.join(found)}; give more of the name")
-    return found[0]
+    return min(found, key=_seed_of)
+
+
+def _seed_of(name: str) -> int:
+    """Returns the seed in the name of a run, 0 where it has none: runs that differ by it alone are of one method."""
+    seed = name.rpartition("-seed")[2].partition("-")[0]
+    return int(seed) if seed.isdigit() else 0
 
 
 def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:

@@ -258,6 +258,8 @@ def _unclear(paired: Paired, needed: int | None) -> str:
     """Returns why the seeds decide nothing, and how many would be enough."""
     if paired.n >= LEAST_SEEDS and not paired.decides:
         return "the same difference with every seed, no spread to judge by"
+    if paired.n < LEAST_SEEDS:
+        return f"not enough seeds to tell: {paired.n} of at least {LEAST_SEEDS}"
     return "not enough seeds to tell" + ("" if needed is None else f" (about {needed} would do)")
 
 

@@ -1,6 +1,6 @@
 """Your own training, in the form that `thresher compare` needs.
 
-    thresher compare {path}:build --methods kakurenbo,infobatch --epochs 10 --out runs/mine
+    thresher compare {path}:build --budget 0.5 --epochs 10 --out runs/mine
 
 `compare` calls build(seed) again for every run and has the loop itself: forward pass, criterion, backward pass, optimizer
 step. Replace the code below by yours. It runs as it is, on 1,797 small images of digits.

@@ -288,7 +288,7 @@ def test_words_on_what_was_measured():
     assert said[-3] == "Try first: infobatch."
     assert said[-2].startswith(
         "infobatch was better than a control of the same cost on 1 of 1 training that this project measured (digits), worse on "
-        "none, and lost against full training on digits; here it could save"
+        "none, and lost more than the margin against full training on digits; here it could save"
     )
     assert said[-1] == (
         "selective_backprop:keep=0.33 twice could save 40 %, but was worse than a control of the same cost where this project "

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from thresher.experiments.comparison.histories import _history_from, _skip_reason, history_of, rule_of
+from thresher.experiments.comparison.histories import _history_from, _skip_reason, _stem_of, history_of, rule_of
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import parse_methods
@@ -78,6 +78,14 @@ def test_the_beginning_of_a_name_is_enough_where_one_run_has_it(folder, tmp_path
             (tmp_path / f"{name}{suffix}").write_bytes((folder / f"drawn{suffix}").read_bytes())
     with pytest.raises(ValueError, match="drawn: several runs begin so: drawn-again, drawn-twice; give more of the name"):
         history_of(tmp_path / "drawn", 3)
+
+
+def test_of_several_seeds_the_lowest_is_read(folder, tmp_path):
+    for seed in (10, 2):
+        for suffix in (".json", ".parquet"):
+            (tmp_path / f"winnow_share=0.5-seed{seed}-0123{suffix}").write_bytes((folder / f"drawn{suffix}").read_bytes())
+    assert _stem_of(tmp_path / "winnow") == "winnow_share=0.5-seed2-0123"
+    assert history_of(tmp_path / "winnow", 3) == history_of(folder / "drawn", 3)
 
 
 def test_what_the_loader_does_not_give_is_not_told_as_the_rule():
