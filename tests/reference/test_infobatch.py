@@ -316,3 +316,13 @@ def test_the_ratio_of_the_original_code_loses_part_of_a_sample() -> None:
     assert away(totals["ratio"], 20 + 2.8 * 6 / 7) < 3
     assert away(totals["ratio"], loss.sum()) > 10
     assert away(totals["mass"], loss.sum()) < 3
+
+
+def test_no_sample_gets_a_large_weight_where_many_have_no_finite_loss():
+    """Of the samples with a loss most are left out at most: what remains stands for at most nineteen others."""
+    loss = torch.rand(1000, generator=torch.Generator().manual_seed(0))
+    loss[::2] = float("nan")
+    method = InfoBatch(target=0.6)
+    records = {"loss": loss, "left_out": torch.zeros(1000, dtype=torch.int16)}
+    plan = method.plan_epoch(records, epoch=5, epochs=10, generator=torch.Generator().manual_seed(1))
+    assert float(plan.weights.max()) <= 20 and {int(i) for i in range(0, 1000, 2)} <= set(plan.ids.tolist())

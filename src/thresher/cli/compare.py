@@ -1,5 +1,6 @@
 """`thresher compare`: trains methods beside full training and beside controls of the same cost."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -82,7 +83,6 @@ def compare(
     accelerate launch (`torchrun --nproc-per-node 2 -m thresher compare ...`), all processes train each run together.
     """
     from thresher.experiments.comparison.job import parse_budget, parse_controls
-    from thresher.experiments.training.store import restart as begin_anew
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
@@ -101,9 +101,24 @@ def compare(
         print_dry_run(training, asked, seeds, epochs, out, json=json, **given)
         return
     if restart:
-        begin_anew(out)
+        _begin_anew(out, training, asked, seeds)
     most = {"most": max_seeds} if until_decided else {}
     given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most}
     run_and_print(training, asked, seeds, epochs, out, json=json, **given)
     if quick:
         typer.echo("This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict.")
+
+
+def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:
+    """Deletes the runs of a comparison in the first process, after what the command was given is known to be possible."""
+    from thresher.experiments.recipes.resolve import task_of
+    from thresher.experiments.training.processes import own_rank
+    from thresher.experiments.training.specs import parse_methods, parse_seeds
+    from thresher.experiments.training.store import restart
+
+    task_of(training)
+    for spec in parse_methods(methods):
+        spec.create()
+    parse_seeds(seeds)
+    if own_rank() == 0:
+        restart(out)

@@ -158,7 +158,9 @@ class InfoBatch:
     def _for_target(self, loss: Values, due: int, shard: Shard) -> tuple[Mask, int, int]:
         """Returns who may be pruned so that `due` samples are, how many that are, and how many of them are kept."""
         usable = np.isfinite(loss)
+        known = shard.count(usable)
+        due = min(due, share(CANDIDATES, known))
         wanted = max(due + 1, round(due / self.prune_fraction))
-        learned = min(max(due + 1, min(wanted, share(CANDIDATES, shard.n))), shard.count(usable))
+        learned = min(max(due + 1, min(wanted, share(CANDIDATES, shard.n))), known)
         below = smallest(loss, learned, usable=usable, world=shard.world)
         return below, learned, max(1, learned - due) if due else learned

@@ -31,7 +31,7 @@ from thresher.run.attached import claim
 from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
 from thresher.run.checks import Arguments, Checked, least_rows, optimizers_of, undefined_signals
-from thresher.run.divisor import divisible_before
+from thresher.run.divisor import by_chance, divisible_before
 from thresher.run.epochs import Epochs
 from thresher.run.learning_rate import StepHooks
 from thresher.run.parts import Parts
@@ -235,8 +235,7 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
         return ProxyForward(tools, stage, scoring, given.proxy, fills=given.forward_passes == "twice")
     if checked.passes == "once":
         automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
-        by_chance = method.count(given.loader.batch_size or 1) is None
-        automatic = automatic and not (checked.world.size > 1 and by_chance)
+        automatic = automatic and not (by_chance(method) and (checked.world.size > 1 or checked.by_batch))
         automatic = automatic and not (checked.by_batch and not divisible_before(checked.criterion))
         return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
     fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)

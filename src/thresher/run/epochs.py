@@ -182,8 +182,10 @@ class Epochs:
         own, stand_for = self._loader.of_rows(ids)
         weights = weights if own is None else own if weights is None else own * weights
         self._attributor.yielded(batch, ids, weights, stand_for)
-        self._cost.full_forward += place.consumed - self._place.consumed
-        self._cost.full_backward += place.consumed - self._place.consumed
+        most = place.consumed if self._loader.streams else self._loader.candidates
+        by_now = min(place.consumed, most) - min(self._place.consumed, most)
+        self._cost.full_forward += by_now
+        self._cost.full_backward += by_now
         self._place = place
 
     def left(self, *, exhausted: bool) -> None:

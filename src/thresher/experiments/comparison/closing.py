@@ -88,8 +88,9 @@ def _without_a_pick(judged: Sequence[RowDict], results: Mapping[str, Any]) -> li
         ]
     best = max(judged, key=lambda row: row["difference"])
     return [
-        f"Nothing to pick: every method loses. The smallest loss is that of {best['method']}, {_amount(results, best)} at "
-        f"{best['cost_ratio']:.3f} of the cost. Try a larger share of the cost, or train on everything."
+        f"Nothing to pick: every method with a verdict loses. The smallest loss is that of {best['method']}, "
+        f"{_amount(results, best)} at {best['cost_ratio']:.3f} of the cost. Try a larger share of the cost, or train on "
+        "everything."
     ]
 
 
@@ -106,13 +107,16 @@ def _standing(row: RowDict) -> int:
 def _pick(row: RowDict, results: Mapping[str, Any]) -> Conclusion:
     kept = f"loses no more than {_in_words(results, results['margin'])} at {row['cost_ratio']:.3f} of the cost of full training"
     picked = f"Our pick: {row['method']}. It {kept}"
+    if not row["against"] and _controls_of(row, results):
+        tail = "None of its controls has a verdict: whether smaller batches of the same cost would do as well is not known."
+        return Conclusion(row, [f"{picked}.", tail])
     if not row["against"]:
         tail = "No controls were trained: whether smaller batches of the same cost would do as well is not known."
         return Conclusion(row, [f"{picked}.", tail])
     if not (equal := [kind for kind, one in row["against"].items() if one["finding"] != "better"]):
         return Conclusion(row, [f"{picked}, and is better than all of its controls."])
     if "placebo" in equal and len(equal) < len(row["against"]):
-        beside = "permuted signals do as well as far as these seeds tell, so that it is not shown that its choice matters."
+        beside = "it is not told from permuted signals, so that it is not shown that its choice of samples matters."
         return Conclusion(row, [f"{picked}. Yet {beside}"])
     found = {control["method"].partition("@")[0]: control for control in _controls_of(row, results)}
     for kind in (kind for kind in SIMPLEST if kind in equal and found[kind]["finding"] == "no loss"):
@@ -133,8 +137,9 @@ def _undecided(row: RowDict, results: Mapping[str, Any]) -> list[str]:
     seeds = sorted({run["seed"] for run in results["runs"]})
     ways = [way for way in (_seeds_in_words(row["seeds_needed"], seeds), _margin_in_words(row, results)) if way]
     if not ways:
+        more = ",".join(str(seed) for seed in range(max(5, len(seeds) + 3)))
         counted = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
-        return [f"Cannot tell yet with {counted}. Repeat the command with more of them, such as --seeds 0,1,2,3,4."]
+        return [f"Cannot tell yet with {counted}. Repeat the command with more of them, such as --seeds {more}."]
     varies = "" if (spread := _spread(row, results)) is None else f": between seeds, the differences vary by {spread}"
     return [f"Cannot tell yet{varies}. For {row['method']}, {' or '.join(ways)} would decide."]
 

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -70,6 +69,8 @@ class Store:
         self._manifest: dict[str, Any] = {"backward_to_forward": None, **identity}
         if self._path.exists():
             self._manifest = read_checked(self._path, Manifest, f"Give another --out, or delete the folder {folder}")
+        elif any(self.runs.glob("*.json")):
+            raise ValueError(f"--out {folder} holds runs, and no {MANIFEST} that says of what; give another folder")
         for name, value in identity.items():
             held = self._manifest.get(name, DEFAULTS.get(name))
             if not _is_same(name, held, value):
@@ -150,17 +151,29 @@ class ReadOnlyStore(Store):
         """Writes nothing."""
 
 
+OF_RUNS = (".json", ".parquet", ".shown", ".epochs")
+"""Suffixes of the files of runs."""
+
+
 def restart(folder: Path) -> None:
     """Deletes the runs, the results and the report of a comparison; what else is in its folder stays.
 
     Args:
         folder: Folder of the comparison; it need not exist.
+
+    Raises:
+        ValueError: The folder of the runs is a link.
+        OSError: A file cannot be deleted; then the folder still holds the comparison.
     """
     if not (folder / MANIFEST).is_file():
         return
-    shutil.rmtree(folder / RUNS, ignore_errors=True)
-    for path in (folder / MANIFEST, folder / RESULTS, folder / "report.html"):
+    if (folder / RUNS).is_symlink():
+        raise ValueError(f"--restart: {folder / RUNS} is a link; delete what it leads to yourself, or give another --out")
+    runs = [path for path in (folder / RUNS).glob("*") if path.suffix in OF_RUNS]
+    for path in (*runs, folder / RESULTS, folder / "report.html", folder / MANIFEST):
         path.unlink(missing_ok=True)
+    if (folder / RUNS).is_dir() and not any((folder / RUNS).iterdir()):
+        (folder / RUNS).rmdir()
 
 
 def _is_same(name: str, held: Any, value: Any) -> bool:

@@ -77,6 +77,29 @@ def test_a_script_that_was_changed_says_how_to_begin_anew(tmp_path):
     assert Store(tmp_path, changed).run("a") is None
 
 
+def test_restart_deletes_what_is_its_own_and_follows_no_link(tmp_path):
+    out = tmp_path / "out"
+    Store(out, IDENTITY).save_run("a", RUN)
+    (out / "runs" / "mine.txt").write_text("mine")
+    restart(out)
+    assert sorted(path.name for path in out.rglob("*")) == ["mine.txt", "runs"]
+    Store(out, IDENTITY).save_run("a", RUN)
+    (out / "runs").rename(tmp_path / "elsewhere")
+    (out / "runs").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="runs is a link; delete what it leads to yourself"):
+        restart(out)
+    with pytest.raises(ValueError, match="holds another comparison"):
+        Store(out, IDENTITY | {"epochs": 9})
+    assert (tmp_path / "elsewhere" / "a.json").is_file()
+
+
+def test_runs_of_an_unknown_comparison_are_not_taken(tmp_path):
+    Store(tmp_path, IDENTITY).save_run("a", RUN)
+    (tmp_path / "comparison.json").unlink()
+    with pytest.raises(ValueError, match=r"holds runs, and no comparison.json that says of what"):
+        Store(tmp_path, IDENTITY)
+
+
 def test_nothing_is_deleted_where_there_is_no_comparison(tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine.json").write_text("{}")
