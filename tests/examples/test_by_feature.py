@@ -31,7 +31,8 @@ def test_runs_in_two_processes(name):
     assert done.stdout.count("of full training") == 1 and "of 7,500 samples" in done.stdout  # half of them in each process
 
 
-@pytest.mark.parametrize("processes", [1, 3] if DEEP else [1])
+@pytest.mark.skipif(not DEEP, reason="two trainings in processes; make verify runs it")
+@pytest.mark.parametrize("processes", [1, 3])
 def test_goes_on_with_another_number_of_processes(processes, tmp_path):
     """All of its epochs are over: it has the weights, the records and what all processes have computed."""
     said = []

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,13 @@ def measurements(name: str, folder: Path) -> str:
 
 def _read(folder: Path) -> Iterator[tuple[Path, Any]]:
     for path in sorted(folder.glob("*.json")):
-        yield path, json.loads(path.read_text(encoding="utf-8"))
+        yield path, _content(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _content(path: Path, _changed: int) -> Any:
+    """Returns the content of a file, which the pages of all methods read, as it was at a time."""
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _compared(folder: Path) -> Iterator[MeasuredComparison]:
