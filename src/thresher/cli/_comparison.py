@@ -86,8 +86,7 @@ def explained_interruptions(folder: Path) -> Iterator[None]:
     try:
         yield
     except RunError as error:
-        kept = f" Finished runs are kept in {folder}." if any(folder.glob("*.json")) else ""
-        typer.echo(f"{error.__cause__}\nthresher: {error}.{kept}", err=True)
+        typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo(f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.", err=True)

@@ -123,7 +123,8 @@ class ThresholdKeep:
     card: ClassVar[Card] = Card(
         summary="keep rows by gradient norm at the cost-optimal threshold",
         rule="not drawn in its batch, by its gradient norm",
-        biased="no: the expected weighted sum is that of the batch, over its rows",
+        biased="no with one forward pass, where the expected weighted sum is that of the batch, over its rows; with two, whose "
+        "batches are filled up with rows of several, losses come out too large by about 1/k for k kept rows of a batch",
         forwards="every sample of a batch, to choose by; none where the training's own forward pass serves",
         differences=(
             "There is no code and no paper: the rule and its threshold were derived here, from two-phase sampling.",

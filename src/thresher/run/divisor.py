@@ -29,7 +29,7 @@ def divides_by_batch(divide: Any, method: Any, criterion: Criterion | None, pass
 
     Raises:
         ValueError: `divide` is not one of the allowed values, there is no batch method, its weights are made for another
-            divisor, or the criterion cannot be divided so before the forward pass, or not in batches that are filled up.
+            divisor, or the criterion cannot be divided so before the forward pass.
     """
     if divide not in (None, KEPT, BATCH):
         raise ValueError(f"`divide` must be 'kept', 'batch' or None for what the method does by itself, got {divide!r}")
@@ -49,12 +49,6 @@ def divides_by_batch(divide: Any, method: Any, criterion: Criterion | None, pass
         raise ValueError(
             f"`divide`: 'batch' gives the rows that {name} keeps before the forward pass a weight, and {how} of the criterion "
             "would cancel it or count it twice. Use forward_passes='once', divide='kept', or a criterion without it."
-        )
-    if by_batch and passes == "twice" and by_chance(method):
-        raise ValueError(
-            f"`forward_passes`: {name} keeps a random number of rows, and its weights are made for their own batch: in batches "
-            "that are filled up with the rows of several, they would be wrong. Use forward_passes='once', or divide='kept' "
-            "where the method allows it."
         )
     return by_batch
 

@@ -188,9 +188,7 @@ def test_a_divisor_that_is_none_is_refused_by_the_declaration():
         made(nn.CrossEntropyLoss(), Misdeclared())
 
 
-def test_a_random_number_of_rows_is_refused_in_batches_that_are_filled_up():
+def test_a_random_number_of_rows_never_switches_to_batches_that_are_filled_up():
     """Its weights are made for the rows of one batch: rows of several would be weighed wrongly."""
-    with pytest.raises(ValueError, match="ThresholdKeep keeps a random number of rows.*filled up.*forward_passes='once'"):
-        made(nn.CrossEntropyLoss(), thresher.ThresholdKeep(), forward_passes="twice")
-    run = made(nn.CrossEntropyLoss(), thresher.ThresholdKeep())
-    assert run._epochs.may_switch is False
+    assert made(nn.CrossEntropyLoss(), thresher.ThresholdKeep())._epochs.may_switch is False
+    assert made(nn.CrossEntropyLoss(), divide="batch")._epochs.may_switch is True
