@@ -9,7 +9,6 @@ from itertools import chain, islice
 from typing import Any, ClassVar, Literal
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -19,7 +18,7 @@ from thresher.experiments.advise.outlook import GRADIENT_NORM
 from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
 from thresher.experiments.advise.prepared import PreparedBatches, prepared_loader
 from thresher.experiments.advise.turns import Spent, time_steps
-from thresher.experiments.training.loop import Clock, sizes_of
+from thresher.experiments.training.loop import Clock, fresh_accelerator, sizes_of
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Training
 from thresher.loading.trees import to_device
@@ -90,7 +89,7 @@ class Probe:
                 f"advise: the loader of {len(training.loader.dataset)} samples has no batch; "  # pyright: ignore[reportArgumentType]
                 "give it more of them, or drop_last=False"
             )
-        self._accelerator = Accelerator()
+        self._accelerator = fresh_accelerator()
         self._model, self._optimizer = self._accelerator.prepare(training.model, training.optimizer)
         self._traced = thresher.subset_backward(self._model)
         self._training, self._epochs, self._seed, self._says = training, epochs, seed, says

@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
@@ -16,6 +15,7 @@ import thresher
 from thresher import rng, scores
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import pair_of
+from thresher.experiments.training.processes import fresh_accelerator
 from thresher.experiments.training.recording import class_labels
 from thresher.experiments.training.store import versions, whole
 from thresher.experiments.training.trainable import Trainable, Training
@@ -201,7 +201,7 @@ def train_ensemble(
 
 def _train(training: Training, epochs: int, seed: int, watch: bool, made: Ensemble) -> None:
     """Trains one model in a plain loop over all data, and adds the model and its cost to `made`."""
-    accelerator = Accelerator()
+    accelerator = fresh_accelerator()
     with rng.undisturbed(accelerator.device):
         torch.manual_seed(seed)
         model, optimizer = accelerator.prepare(training.model, training.optimizer)

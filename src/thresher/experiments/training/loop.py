@@ -23,6 +23,7 @@ from thresher.experiments.training.checkpoint import Checkpoint, Stateful
 from thresher.experiments.training.machine import is_busy
 from thresher.experiments.training.processes import (
     dealt,
+    fresh_accelerator,
     number_of_processes,
     of_each_process,
     of_first,
@@ -404,7 +405,7 @@ def _device_of(accelerator: Accelerator) -> str:
 
 
 def _accelerator(trackers: Any, track_to: Path | None, name: str, spec: Spec) -> Accelerator:
-    accelerator = Accelerator(log_with=trackers, project_dir=track_to)
+    accelerator = fresh_accelerator(log_with=trackers, project_dir=track_to)
     accelerator.init_trackers(tracker_name(name), config=loggable(spec.settings))
     return accelerator
 

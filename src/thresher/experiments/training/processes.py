@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from torch import distributed
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
@@ -138,3 +139,14 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     else:
         part = DealtRows(sampler, size, rank, drop_last=drop_last)
     return DataLoader(loader.dataset, batch // size, sampler=part, drop_last=drop_last, in_order=loader.in_order, **settings)
+
+
+def fresh_accelerator(**settings: Any) -> Accelerator:
+    """Returns an Accelerator whose optimizers step, also after a trainer that left this process in the middle of a step.
+
+    Args:
+        **settings: Arguments of Accelerator.
+    """
+    accelerator = Accelerator(**settings)
+    accelerator.sync_gradients = True
+    return accelerator

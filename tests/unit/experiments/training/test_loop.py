@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import GradientState
 from accelerate.tracking import GeneralTracker
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler, TensorDataset
 
@@ -88,6 +89,15 @@ def test_a_run_has_the_schema(runs):
     assert [entry["accuracy"] for entry in run["history"]][-1] == run["metric"]["value"]
     assert min(run["cpu_s"], run["wall_s"]) > 0
     assert json.loads(json.dumps(run, allow_nan=False))["history"][0]["kept"] == SAMPLES
+
+
+def test_what_another_trainer_left_half_accumulated_stops_no_step():
+    """The state of accelerate is one for the whole process: a trainer that was left in the middle of a step leaves it so."""
+    task, spec = built_in(f"digits@{FEW}"), MethodSpec("full")
+    data = task.load(task.find(None))
+    first = train(task, data, spec, seed=0, epochs=1)["metric"]
+    GradientState()._set_sync_gradients(False)
+    assert train(task, data, spec, seed=0, epochs=1)["metric"] == first
 
 
 def test_the_time_of_tracing_is_noted(runs):
