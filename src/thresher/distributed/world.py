@@ -1,10 +1,13 @@
 """The ranks of a training as processes of torch.distributed, and the count of what they send."""
 
+import atexit
+import gc
 import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -80,6 +83,15 @@ class CountedWorld(World):
     def _exchange(self, parts: list[NDArray[Any]]) -> list[NDArray[Any]]: ...
 
 
+@cache
+def _free_groups_before_exit() -> None:
+    """Frees what is left in reference cycles at the exit of the process, such as DistributedDataParallel and its process group.
+
+    A thread of gloo that a group left alive aborts the process where it frees a tensor while the interpreter is torn down.
+    """
+    atexit.register(gc.collect)
+
+
 class ProcessWorld(CountedWorld):
     """The processes of a process group of torch.distributed.
 
@@ -98,6 +110,7 @@ class ProcessWorld(CountedWorld):
         if rank < 0:
             raise RuntimeError("`process_group` is a group that this process is not in")
         super().__init__(rank, dist.get_world_size(group))
+        _free_groups_before_exit()
         self._group = group
         nccl = dist.get_backend(group) == "nccl"
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")

@@ -11,6 +11,9 @@ from thresher.attribution.rows import Attribution, RowLayout
 from thresher.losses.base import Criterion
 from thresher.losses.signals import WIDE_SIGNALS
 
+DIVISOR_SHARE = "divisor_share"
+"""Name of the share of each sample in what the mean of the criterion is divided by, such as its number of valid labels."""
+
 Signals = Callable[[Any, Any], Mapping[str, Tensor]]
 """`(outputs, targets) -> {name: (n,) tensor}`."""
 
@@ -61,7 +64,11 @@ class SignalReader:
         """
         assert self.criterion is not None
         own = self._ask(outputs, targets, layout.n)
-        return {**self.criterion.signals(outputs, targets, layout, wanted - own.keys(), all_count=all_count), **own}
+        asked = wanted - own.keys() - {DIVISOR_SHARE}
+        found = {**self.criterion.signals(outputs, targets, layout, asked, all_count=all_count), **own}
+        if DIVISOR_SHARE in wanted:
+            found[DIVISOR_SHARE] = self.criterion.shares(found["loss"].new_empty(layout.n, 1), targets)
+        return found
 
     def beside(
         self, outputs: Any, targets: Any, n: int, wanted: set[str], missing: Callable[[set[str]], str]

@@ -165,13 +165,14 @@ class OwnPasses:
                 self._cost.forward += n
         return {name: torch.cat(parts) for name, parts in found.items()}
 
-    def score(self, batch: Any, ids: Tensor, scoring: Scoring) -> dict[str, Tensor]:
+    def score(self, batch: Any, ids: Tensor, scoring: Scoring, also: frozenset[str] = frozenset()) -> dict[str, Tensor]:
         """Computes and records the signals of a candidate batch before the loop sees it.
 
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the device.
             scoring: How the pass is made cheaper.
+            also: Names of further signals, which no method chooses by.
 
         Returns:
             Signals by name, shape (n,); `error` and `feature` of shape (n, ...).
@@ -181,7 +182,7 @@ class OwnPasses:
         """
         smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
-        wanted, several = self._reader.chosen_by, [smaller]
+        wanted, several = self._reader.chosen_by | also, [smaller]
         if scoring.validation is not None and "alignment" in wanted:
             several.append(self._candidates(to_device(scoring.validation(), self.device), scoring))
         answers_of = []
@@ -213,7 +214,7 @@ class OwnPasses:
 
     @contextmanager
     def by_proxy(
-        self, model: nn.Module, batch: Any, n: int, scoring: Scoring, *, learns: bool
+        self, model: nn.Module, batch: Any, n: int, scoring: Scoring, *, learns: bool, also: frozenset[str] = frozenset()
     ) -> Iterator[tuple[Answer, dict[str, Tensor]]]:
         """Puts a candidate batch through a proxy in training mode; its buffers are written, and nothing is recorded or counted.
 
@@ -223,6 +224,7 @@ class OwnPasses:
             n: Number of its samples.
             scoring: Precision and size of the inputs.
             learns: Whether the outputs have a gradient.
+            also: Names of further signals, which no method chooses by.
 
         Yields:
             The outputs of the proxy, and the signals to choose by, each of shape (n,); random states are put back at the end.
@@ -235,7 +237,7 @@ class OwnPasses:
         with own_pass([model], devices=[self.device], generators=generators, training=True, dtype=dtype):
             with torch.set_grad_enabled(learns), self._explained(smaller):
                 outputs, targets, layout = self._answer(model, smaller, n)
-            found = self._reader.signals(outputs, targets, layout, self._reader.chosen_by)
+            found = self._reader.signals(outputs, targets, layout, self._reader.chosen_by | also)
             yield Answer(outputs, targets, None, layout), found
 
     def flops(self, model: nn.Module | None, batch: Any, n: int, scoring: Scoring) -> int:

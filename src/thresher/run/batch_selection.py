@@ -14,7 +14,7 @@ from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.sample_dimension import LossDimension
 from thresher.cost import break_even
 from thresher.losses.given import GivenLosses
-from thresher.losses.reader import SignalReader
+from thresher.losses.reader import DIVISOR_SHARE, SignalReader
 from thresher.losses.signals import batch_loss, narrow
 from thresher.methods.contract import way_around
 from thresher.passes.own import OwnPasses
@@ -111,6 +111,11 @@ class Tools:
     progress: Callable[[], float]
     method: Any
     by_batch: bool = False
+
+    @property
+    def beside(self) -> frozenset[str]:
+        """Names of the signals that a pass before the loop's reads beside those to choose by."""
+        return frozenset({DIVISOR_SHARE}) if self.by_batch else frozenset()
 
 
 class NoSelection:
@@ -391,8 +396,10 @@ class BeforeForward(NoSelection):
         here = ids.to(self._tools.device, non_blocking=True)
         if self._is_inactive(self._stage):
             return self._stage.whole(len(ids), self._tools.device)
-        plan = self._stage.plan(here, self._signals(batch, here, epoch) if self._stage.requires.signals else {})
-        return part_of_batch(plan, len(ids)) if self._tools.by_batch else plan
+        found = self._signals(batch, here, epoch) if self._stage.requires.signals else {}
+        shares = found.pop(DIVISOR_SHARE, None)
+        plan = self._stage.plan(here, found)
+        return part_of_batch(plan, len(ids), shares) if self._tools.by_batch else plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
         """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
@@ -401,7 +408,7 @@ class BeforeForward(NoSelection):
         if epoch % self._scoring.every_epochs:
             self._attributor.write()
             return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
-        return without_ignored(self._tools.passes.score(batch, ids, self._scoring))
+        return without_ignored(self._tools.passes.score(batch, ids, self._scoring, self._tools.beside))
 
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where a scoring pass costs more than it saves on this model, as measured."""

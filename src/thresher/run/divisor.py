@@ -88,12 +88,14 @@ def part_of_divisor(
     return kept.sum() / shares.sum()
 
 
-def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
+def part_of_batch(plan: BatchPlan, n: int, shares: Tensor | None = None) -> BatchPlan:
     """Returns a plan whose mean over the kept rows is their sum over the rows of the batch.
 
     Args:
         plan: Plan of a batch.
         n: Number of rows of the batch.
+        shares: Share of each row in the divisor of the criterion, such as its number of valid labels, shape (n,), float.
+            Default: all rows have the same.
 
     Example:
         >>> part_of_batch(BatchPlan(torch.tensor([0, 3])), 8).weights
@@ -103,4 +105,5 @@ def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
     if k in (0, n):
         return plan
     ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device) if plan.weights is None else plan.weights
-    return replace(plan, weights=ones * (k / n))
+    part = k / n if shares is None else shares.index_select(0, plan.rows).sum() / shares.sum().clamp(min=1e-30)
+    return replace(plan, weights=ones * part)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.rows import RowLayout
+from thresher.losses.reader import DIVISOR_SHARE
 from thresher.methods.contract import requirements_of, way_around
 from thresher.passes.engine import Answer
 from thresher.passes.proxy import Proxy
@@ -96,7 +97,9 @@ class ProxyForward(BeforeForward):
             return stage.whole(n, tools.device)
         turn, rest = divmod(stage.step, self._proxy.every)
         step, learns = stage.step, rest == 0
-        with tools.passes.by_proxy(self._proxy.model, batch, n, self._scoring, learns=learns) as (answer, found):
+        passed = tools.passes.by_proxy(self._proxy.model, batch, n, self._scoring, learns=learns, also=tools.beside)
+        with passed as (answer, found):
+            shares = found.pop(DIVISOR_SHARE, None)
             plan = stage.plan(ids.to(tools.device, non_blocking=True), without_ignored(found))
             if learns and len(plan.rows):
                 self._learn(answer, plan)
@@ -106,7 +109,7 @@ class ProxyForward(BeforeForward):
         self._count(n, step, forward=True)
         if learns:
             self._count(len(plan.rows), turn, forward=False)
-        return part_of_batch(plan, n) if tools.by_batch else plan
+        return part_of_batch(plan, n, shares) if tools.by_batch else plan
 
     def _learn(self, answer: Answer, plan: BatchPlan) -> None:
         """Takes a step on the chosen rows; one without a finite gradient changes nothing but the state of the optimizer."""

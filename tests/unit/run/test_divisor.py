@@ -192,3 +192,24 @@ def test_a_random_number_of_rows_never_switches_to_batches_that_are_filled_up():
     """Its weights are made for the rows of one batch: rows of several would be weighed wrongly."""
     assert made(nn.CrossEntropyLoss(), thresher.ThresholdKeep())._epochs.may_switch is False
     assert made(nn.CrossEntropyLoss(), divide="batch")._epochs.may_switch is True
+
+
+@pytest.mark.parametrize("way", ["once", "twice", "proxy"])
+def test_labels_that_are_ignored_are_no_part_of_the_divisor(way):
+    """The scalar is the sum of the kept losses over the valid labels of the batch, wherever the rows are chosen."""
+    targets = torch.arange(N) % C
+    targets[1::2] = -100
+    given: dict[str, Any] = {"forward_passes": way}
+    if way == "proxy":
+        torch.manual_seed(1)
+        proxy = nn.Linear(4, C)  # the weights of the model, so that it chooses the same rows
+        given = {"proxy": thresher.Proxy(proxy, torch.optim.SGD(proxy.parameters(), lr=0.0))}
+    run = made(nn.CrossEntropyLoss(), targets=targets, divide="batch", **given)
+    value, *_ = first_loss(run)
+    reference = made(nn.CrossEntropyLoss(), thresher.FullData(), targets=targets)
+    sums = []
+    for x, y in reference.loader:
+        losses = F.cross_entropy(reference.model(x), y, reduction="none")
+        sums.append(losses.sort(descending=True).values[:2].sum().item() / 3)
+    # Two passes fill one batch with the rows of both: their mean is that of the two scalars.
+    assert value.item() == pytest.approx(sum(sums) / 2 if way == "twice" else sums[0], rel=1e-6)
