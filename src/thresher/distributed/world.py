@@ -1,7 +1,6 @@
 """The ranks of a training as processes of torch.distributed, and the count of what they send."""
 
 import atexit
-import gc
 import time
 from abc import abstractmethod
 from collections import Counter
@@ -21,6 +20,8 @@ PATIENCE = timedelta(seconds=60)
 """Time that a rank waits for the others where a loop may have called only one of them."""
 BETWEEN_LOOKS_S = 0.01
 """Seconds after which a rank that waits looks again whether the others have come."""
+BEFORE_EXIT_S = 0.1
+"""Seconds at the exit of a process in which the threads of its process group come to their end."""
 
 
 class CountedWorld(World):
@@ -84,12 +85,12 @@ class CountedWorld(World):
 
 
 @cache
-def _free_groups_before_exit() -> None:
-    """Frees what is left in reference cycles at the exit of the process, such as DistributedDataParallel and its process group.
+def _let_threads_of_gloo_end() -> None:
+    """Waits at the exit of the process, so that the threads of gloo free the tensors of the last collective call before.
 
-    A thread of gloo that a group left alive aborts the process where it frees a tensor while the interpreter is torn down.
+    torch waits for none of them, and one that frees a tensor while the interpreter is torn down aborts the process.
     """
-    atexit.register(gc.collect)
+    atexit.register(time.sleep, BEFORE_EXIT_S)
 
 
 class ProcessWorld(CountedWorld):
@@ -110,9 +111,10 @@ class ProcessWorld(CountedWorld):
         if rank < 0:
             raise RuntimeError("`process_group` is a group that this process is not in")
         super().__init__(rank, dist.get_world_size(group))
-        _free_groups_before_exit()
         self._group = group
         nccl = dist.get_backend(group) == "nccl"
+        if not nccl:
+            _let_threads_of_gloo_end()
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
     def meet(self, what: str) -> None:

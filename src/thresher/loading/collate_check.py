@@ -4,7 +4,9 @@ Sorting, mixup and CutMix in a collate function give rows that are not the sampl
 another sample. The check is made where batches are made, on the samples of real batches: no sample is read for it.
 """
 
+import random
 from collections.abc import Iterable, Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +22,8 @@ from thresher.loading.trees import map_where
 
 DRAWS = 8
 """Number of random states under which a collate function is tried that draws random numbers."""
+ORDER_SEED = 15
+"""Seed with which no order of 4 samples or more changes places with mirroring or turning a batch, which would hide them."""
 
 MIXES = "sorts or mixes the samples of a batch, or draws random numbers for them"
 IF_MASKING = (
@@ -160,12 +164,12 @@ class CheckedCollate:
             yield batch, self.collate(moved)
 
 
+@cache
 def moved_order(n: int) -> list[int]:
-    """Returns an order that neither keeps nor mirrors neighbours: the last two, and the first and third, change places."""
-    order = list(range(n))
-    order[-2:] = order[:-3:-1] if n > 1 else order
-    if n > 5:
-        order[0], order[2] = order[2], order[0]
+    """Returns a random order of n > 1 samples, always the same one, in which each of them has another place."""
+    order, generator = list(range(n)), random.Random(ORDER_SEED)
+    while any(place == sample for place, sample in enumerate(order)):
+        generator.shuffle(order)
     return order
 
 

@@ -102,10 +102,16 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
         epochs.step_checks = StepChecks(hooks, type(given.optimizer).__name__, parameters_elsewhere(given.model, hooks))
     claim(epochs, [given.loader, *optimizers_of(given)])
-    state = SavedState(methods, checked.kept, loader, epochs, attributor, accumulator, records, cost, stopwatch, here)
-    return Run(
-        Parts(methods[-1], loader, model, checked.criterion, epochs, attributor, accumulator, records, cost, stopwatch, state)
-    )
+    parts = (attributor, accumulator, records, cost, stopwatch)
+    state = SavedState(methods, _settings(methods, given, checked), checked.kept, loader, epochs, *parts, here)
+    return Run(Parts(methods[-1], loader, model, checked.criterion, epochs, *parts, state))
+
+
+def _settings(methods: list[Any], given: Arguments, checked: Checked) -> str:
+    """The methods, and what decides beside them which rows are trained with which weights."""
+    divide = ["divide='batch'"] if checked.by_batch else []
+    proxy = [f"proxy=Proxy(every={given.proxy.every})"] if given.proxy is not None else []
+    return " ".join([*map(repr, methods), *divide, *proxy])
 
 
 def _own_part(cost: tuple[int, int] | None, world: World) -> tuple[int, int] | None:

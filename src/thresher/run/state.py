@@ -41,6 +41,7 @@ class SavedState:
 
     Args:
         methods: Methods of the run, in the order of their stages.
+        settings: Text of what was chosen for the run and can be changed between saving and loading; a warning says so.
         kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
         loader: Loader of the run.
         epochs: Epochs of the run.
@@ -53,6 +54,7 @@ class SavedState:
     """
 
     methods: list[Any]
+    settings: str
     kept: Tensor | None
     loader: SelectedLoader
     epochs: Epochs
@@ -71,7 +73,7 @@ class SavedState:
         self.stopwatch.update(self.cost)
         own = {
             "method": self._name(),
-            "settings": self._settings(),
+            "settings": self.settings,
             "n": self.loader.n,
             **position,
             **self.loader.state_dict(),
@@ -130,17 +132,14 @@ class SavedState:
     def _name(self) -> str:
         return "+".join(name_of(method) for method in self.methods)
 
-    def _settings(self) -> str:
-        return " ".join(repr(method) for method in self.methods)
-
     def _check(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         stage = self.epochs.selection.stage
         try:
             fields_of(self.loader, stage, self.accumulator.count_trained(), self.records)("state", state)
         except ValueError as error:
-            if state.get("settings", self._settings()) == self._settings():
+            if state.get("settings", self.settings) == self.settings:
                 raise
-            said = f"{error} The state was saved with {state['settings']}, this run has {self._settings()}."
+            said = f"{error} The state was saved with {state['settings']}, this run has {self.settings}."
             raise ValueError(said) from None
         passes = self.epochs.selection.forward_passes
         if state["passes"] != passes and not (self.epochs.may_switch and state["passes"] in ("once", "twice")):
@@ -149,7 +148,7 @@ class SavedState:
         check_shuffle(state, self.loader)
         check_generators(state, self.loader, self.device, restored=restore_rng)
         for what, saved, own in (
-            ("", state["settings"], self._settings()),
+            ("", state["settings"], self.settings),
             ("epochs=", state["epochs"], self.epochs.settings.epochs),
         ):
             if saved != own:

@@ -14,7 +14,7 @@ import thresher
 from depth import depth
 from helpers import assert_same
 from thresher import AttributionError
-from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
+from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows, moved_order
 
 N, B = 24, 4
 MODEL = nn.Linear(3, 3)  # made here, because its weights are random numbers
@@ -288,6 +288,28 @@ def test_no_batch_is_chosen_from_by_losses_of_other_samples():
     assert run.cost.scoring == 0 and run.records["loss"].isneginf().all()
 
 
+@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 33, 64])
+def test_the_other_order_moves_every_sample_and_hides_no_mirrored_or_turned_batch(n):
+    order = moved_order(n)
+    assert sorted(order) == list(range(n)) and all(place != sample for place, sample in enumerate(order))
+    mirrored = [order[n - 1 - i] != n - 1 - order[i] for i in range(n)]
+    assert any(mirrored) or n == 2
+    assert all(any(order[(i + k) % n] != (order[i] + k) % n for i in range(n)) for k in range(1, n)) or n < 4
+
+
+def mixing_the_middle(samples):
+    x, y = default_collate(samples)
+    x[4:6] = x[4:6].mean(0)
+    return {"words": torch.where(torch.rand(x.shape) < 0.3, -1.0, x), "length": y, "sum": x}
+
+
+@pytest.mark.parametrize("declared", [False, True])
+def test_rows_in_the_middle_of_a_batch_that_are_mixed_are_found(declared):
+    rows, check = UnknownRows(), CheckedCollate(mixing_the_middle, 16, batched=False, declared=declared)
+    rows.open(check([(torch.tensor([float(i)]), torch.tensor(i)) for i in range(16)]))
+    assert "sorts or mixes" in str(rows.reason)
+
+
 # A declared collate function: rows that depend on random numbers are not compared, the other parts are
 
 
@@ -318,7 +340,7 @@ def changing_size(samples):
         (masking, "sorts or mixes .* as one that masks tokens, declare it: thresher.attach.collate_keeps_rows=True", None),
         (masking_of_sorted, "collate_keeps_rows=True", "does not keep its rows, as collate_keeps_rows=True declares: it sorts"),
         (masking_with_iterator(), "keeps an iterator", None),
-        (lambda s: 1 / (2 - int(s[-1][1])) and masking(s), "another order .ZeroDivisionError", None),
+        (lambda s: 1 / (moved_order(B)[-1] - int(s[-1][1])) and masking(s), "another order .ZeroDivisionError", None),
         (changing_size, "sorts or mixes", None),
         (lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))), "sorts", "sorts"),
     ],

@@ -238,6 +238,25 @@ def test_another_number_of_epochs_is_said():
     assert run.epoch == 2
 
 
+def proxied(every):
+    model = nn.Linear(3, 2)
+    return {"proxy": thresher.Proxy(model, torch.optim.SGD(model.parameters(), 0.1), every=every)}
+
+
+@pytest.mark.parametrize(
+    ("saved_with", "own", "said"),
+    [
+        (lambda: {"divide": "batch"}, dict, r"divide='batch', this run has BigLoss\(keep=0.5\)"),
+        (lambda: proxied(4), lambda: proxied(2), r"proxy=Proxy\(every=4\), .* proxy=Proxy\(every=2\)"),
+    ],
+)
+def test_another_divisor_or_proxy_is_said(saved_with, own, said):
+    state = trained(*make(thresher.BigLoss(keep=0.5), **saved_with())).state_dict()
+    run, _ = make(thresher.BigLoss(keep=0.5), **own())
+    with pytest.warns(UserWarning, match=said):
+        run.load_state_dict(state)
+
+
 def test_states_of_other_settings_of_a_batch_method_that_do_not_fit():
     """The state of three selectors is no state of two: refused at once, not by a crash in the middle of training."""
     two, three = (thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform", "big_loss")[:size]) for size in (2, 3))
