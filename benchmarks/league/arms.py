@@ -30,7 +30,7 @@ class Entry:
 
     Args:
         name: Name in the table.
-        family: What its family has in common.
+        family: Name of what its family has in common.
         spec: The method with its settings.
     """
 

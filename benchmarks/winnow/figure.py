@@ -1,4 +1,4 @@
-"""The picture of the README: what half of the cost loses on each task, with Winnow and with two plain ways to spend less.
+"""The figure of the README: what half of the cost loses on each task, with Winnow and with two plain ways to spend less.
 
 `python -m benchmarks.winnow.figure` writes docs/figures/half-the-cost.svg from benchmarks/results/winnow.json.
 """
@@ -23,7 +23,7 @@ STEP = 2
 
 
 def figure(found: Mapping[str, Any]) -> str:
-    """Returns the picture as SVG: for each task the differences to full training in points, with their 95 % intervals.
+    """Returns the figure as SVG: for each task the differences to full training in points, with their 95 % intervals.
 
     Args:
         found: Content of benchmarks/results/winnow.json.
@@ -84,7 +84,7 @@ def _point(one: Mapping[str, float], colour: str, x: Any, y: float) -> str:
 
 
 def main() -> None:
-    """Writes the picture."""
+    """Writes the figure."""
     FIGURE.write_text(figure(json.loads(RESULTS.read_text(encoding="utf-8"))), encoding="utf-8")
 
 

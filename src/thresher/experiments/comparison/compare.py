@@ -89,7 +89,8 @@ def compare(
         controls: Kinds of controls to train. Default: all of `CONTROLS`, without those that a method or the training cannot
             have, which `Watcher.left_out` and `left_out` in the results name.
         margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
-        looks: Number of times that the verdicts may be looked at, see `summarise`. Default: 1.
+        looks: Number of times that the verdicts may be looked at, see `summarise`. Default: 1; where the folder was looked at
+            more often before, that number.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
 
@@ -136,7 +137,7 @@ def folder_identity(task: str, epochs: int) -> dict[str, Any]:
 
 def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float, looks: int) -> dict[str, Any]:
     """Writes results.json, and returns its content."""
-    runs = comparison.runs()
+    runs, looks = comparison.runs(), comparison.store.looks_with(looks)
     device = ", ".join(sorted({run.pop("device") for run in runs}))
     classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
     left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]

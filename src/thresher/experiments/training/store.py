@@ -91,6 +91,12 @@ class Store:
         self._manifest["backward_to_forward"] = ratio
         self._save_manifest()
 
+    def looks_with(self, looks: int) -> int:
+        """Returns the largest number of looks at the verdicts of this folder, and remembers it."""
+        self._manifest["looks"] = most = max(looks, self._manifest.get("looks", 1))
+        self._save_manifest()
+        return most
+
     def run(self, key: str) -> dict[str, Any] | None:
         """Returns a finished run; None if there is none."""
         path = self._file(key)

@@ -31,6 +31,12 @@ def test_the_common_ratio_stays(tmp_path):
     assert Store(tmp_path, IDENTITY).backward_to_forward == 1.75
 
 
+def test_looks_are_not_forgotten(tmp_path):
+    assert Store(tmp_path, IDENTITY).looks_with(1) == 1
+    assert Store(tmp_path, IDENTITY).looks_with(4) == 4
+    assert Store(tmp_path, IDENTITY).looks_with(1) == 4
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
