@@ -32,32 +32,38 @@ class Entry:
         name: Name in the table.
         family: Name of what its family has in common.
         spec: The method with its settings.
+        classes: Whether the method needs targets that are classes. Default: it does not.
     """
 
     name: str
     family: str
     spec: Spec
+    classes: bool = False
+
+    def fits(self, task: str) -> bool:
+        """Returns whether the method can be trained on a task."""
+        return not self.classes or problem_of(task).kind != "values"
 
 
-def _of(name: str, family: str, *, once: bool = False, **settings: Any) -> Entry:
-    return Entry(name, family, MethodSpec(name, settings, {"forward_passes": "once"} if once else {}))
+def _of(name: str, family: str, *, once: bool = False, classes: bool = False, **settings: Any) -> Entry:
+    return Entry(name, family, MethodSpec(name, settings, {"forward_passes": "once"} if once else {}), classes)
 
 
 ENTRIES: Sequence[Entry] = (
     Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE, "lr_scale": 1.0})),
-    _of("kakurenbo", "hides the easiest of an epoch", max_fraction=0.75, reduce_fraction=False),
+    _of("kakurenbo", "hides the easiest of an epoch", classes=True, max_fraction=0.75, reduce_fraction=False),
     _of("infobatch", "leaves out easy samples at random, weighs up", target=0.5),
     _of("seta", "a window of losses that moves", target=0.5),
     _of("repb", "leaves out by the loss of the epoch, weighs up", target=0.5),
     _of("ies", "leaves out what changes no more", target=0.35),
     _of("order_dp", "largest losses of a random pool", keep=0.5),
     _of("ucb", "a bandit's bound on the loss", keep=0.5),
-    _of("rcap", "a budget for each class", keep=0.5),
+    _of("rcap", "a budget for each class", classes=True, keep=0.5),
     _of("importance_sampling", "draws with replacement by loss", keep=0.5),
     _of("selective_backprop", "backpropagates large losses of the batch", once=True, keep=0.25),
     _of("ada_selection", "mixes selectors in the batch", once=True, keep=0.25),
     _of("threshold_keep", "keeps by gradient norm, without bias", once=True, keep=0.25),
-    _of("div_bs", "rows of the batch that differ", once=True, keep=0.25),
+    _of("div_bs", "rows of the batch that differ", once=True, keep=0.25, gradient="outputs"),
 )
 """The methods, by family. Those inside the batch make one forward pass: a quarter of the rows backward is half of the cost."""
 
@@ -73,6 +79,12 @@ def arms() -> dict[str, Arm]:
             name = entry.name + PLACEBO
             found[name] = Arm(name, lambda _, spec=placebo: spec, rate_of=entry.name, shares=(SHARE,))
     return found
+
+
+def arms_of(task: str) -> list[Arm]:
+    """Returns the arms that can be trained on a task."""
+    unfit = {name for entry in ENTRIES if not entry.fits(task) for name in (entry.name, entry.name + PLACEBO)}
+    return [arm for name, arm in arms().items() if name not in unfit]
 
 
 def has_placebo(entry: Entry) -> bool:
@@ -106,10 +118,9 @@ def counted_jobs(done: Done, task: str, arm: Arm) -> list[Job] | None:
 
 def ready(done: Done) -> Iterator[Job]:
     """Yields the trainings that can run now, placebos after everything else."""
-    found = arms()
     for placebos in (False, True):
         for task in TASKS:
-            for arm in (arm for arm in found.values() if bool(arm.rate_of) is placebos):
+            for arm in (arm for arm in arms_of(task) if bool(arm.rate_of) is placebos):
                 if not placebos:
                     yield from looks_of(DESIGN, task, arm.name, share_of(arm))
                 yield from counted_jobs(done, task, arm) or ()

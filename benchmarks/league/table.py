@@ -5,7 +5,7 @@ from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from benchmarks.league.arms import CONTROLS, DESIGN, ENTRIES, PLACEBO, TASKS, arms, counted_jobs
+from benchmarks.league.arms import CONTROLS, DESIGN, ENTRIES, PLACEBO, TASKS, arms_of, counted_jobs
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Done
 from benchmarks.winnow.table import MARGIN, TITLES
@@ -25,7 +25,7 @@ def values(done: Done) -> dict[Place, list[Mapping[str, Any]]]:
     """Returns the counted trainings of each arm on each task, by seed; arms of which one is missing are left out."""
     found = {}
     for task in TASKS:
-        for arm in arms().values():
+        for arm in arms_of(task):
             jobs = counted_jobs(done, task, arm)
             if jobs is not None and all(job in done for job in jobs):
                 found[task, arm.name] = [done[job] for job in jobs]
@@ -54,7 +54,9 @@ def results(done: Done) -> dict[str, Any]:
     no_loss, against = findings(to_full, MARGIN), against_controls(beside, MARGIN)
     rows = [_row(place, held, to_full, beside, no_loss, against) for place in to_full]
     controls = [_control(task, name, held) for task in TASKS for name in ("full", *CONTROLS) if (task, name) in held]
-    waiting = [(task, entry.name) for task in TASKS for entry in ENTRIES if (task, entry.name) not in to_full]
+    left_out = [(task, entry.name) for task in TASKS for entry in ENTRIES if not entry.fits(task)]
+    places = [(task, entry.name) for task in TASKS for entry in ENTRIES]
+    waiting = [place for place in places if place not in to_full and place not in left_out]
     return {
         "margin": MARGIN,
         "design": asdict(DESIGN),
@@ -63,6 +65,7 @@ def results(done: Done) -> dict[str, Any]:
         "rows": rows,
         "controls": controls,
         "waiting": waiting,
+        "left_out": left_out,
     }
 
 
@@ -183,8 +186,9 @@ def summary(found: Mapping[str, Any]) -> str:
         )
         for row in rows
     ]
-    waiting = ", ".join(f"{name} on {task}" for task, name in found["waiting"])
-    return markdown_table(header, lines) + (f"\n\nNot finished yet: {waiting}." if waiting else "")
+    waiting, left_out = (", ".join(f"{name} on {task}" for task, name in found[key]) for key in ("waiting", "left_out"))
+    said = f"\n\nLeft out, because the targets are no classes: {left_out}." if left_out else ""
+    return markdown_table(header, lines) + said + (f"\n\nNot finished yet: {waiting}." if waiting else "")
 
 
 def _of_method(name: str, found: Mapping[str, Any]) -> dict[str, Any]:

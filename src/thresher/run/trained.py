@@ -1,5 +1,6 @@
 """The user's model as a run trains it: with `subset_backward`, inside of wrappers for several processes."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -7,8 +8,14 @@ from torch import distributed, nn
 
 from thresher.attribution.meter import Meter
 from thresher.subset import SubsetBackward, subset_backward
-from thresher.subset.compilers import compiled_like
+from thresher.subset.compilers import compiled_like, given
 from thresher.subset.parallel import CallInside, averages, data_parallel, inside
+
+COMPILED_AROUND = (
+    "`model` is torch.compile around subset_backward, and torch.compile would compute the backward pass of all rows. The model is "
+    "trained without that wrapper, with right gradients and more slowly. Write subset_backward(torch.compile(model)), or leave "
+    "subset_backward out and give attach the model that torch.compile returned."
+)
 
 
 class Trained:
@@ -31,6 +38,8 @@ class Trained:
         self._parallel, self._averages = data_parallel(model), averages(model)
         self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
         self._whole = _innermost(model)
+        if self._parts and model is not as_given and given(as_given).options is not None:
+            warnings.warn(COMPILED_AROUND, stacklevel=5)
         if model is None or self._parts or not subset:
             return
         self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))

@@ -31,11 +31,12 @@ def test_two_processes(case, processes):
 
 @in_verify
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:.*sync_dist=True")
-def test_processes_that_fit_starts():
+@pytest.mark.parametrize("strategy", ["ddp_fork", "ddp_spawn"])
+def test_processes_that_fit_starts(strategy):
     found = []
     for callbacks in ([], [Selection(thresher.FullData())], [Selection(thresher.InfoBatch())]):
         module = cases.Normalised()
-        fit(module, *callbacks, **cases.ON_TWO | {"strategy": "ddp_fork"})
+        fit(module, *callbacks, **cases.ON_TWO | {"strategy": strategy})
         found.append(module.state_dict())
         for selection in callbacks:
             with pytest.raises(ValueError, match="in the processes that fit starts"):

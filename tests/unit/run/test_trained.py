@@ -43,6 +43,16 @@ def test_a_model_is_wrapped():
     assert trained.module.meter is meter and meter.cost.unknown is None
 
 
+def test_a_compiler_around_the_wrapper_is_said(recwarn):
+    """It would compile the backward pass of all rows; inside, it is kept."""
+    trained = Trained(torch.compile(subset_backward(perceptron())), subset=True)
+    assert isinstance(trained.module, SubsetBackward)
+    assert "Write subset_backward(torch.compile(model))" in str(recwarn.pop(UserWarning).message)
+    for model in (subset_backward(torch.compile(perceptron())), torch.compile(perceptron()), subset_backward(perceptron())):
+        assert isinstance(Trained(model, subset=True).module, SubsetBackward)
+    assert not [one for one in recwarn if "torch.compile around subset_backward" in str(one.message)]
+
+
 @pytest.mark.usefixtures("group_of_one")
 def test_ddp_is_called_with_the_wrapped_module_inside():
     model = DistributedDataParallel(perceptron())

@@ -20,6 +20,7 @@ from thresher.experiments.advise.ranking import MOST_NAMED, next_command, worth_
 from thresher.experiments.advise.sentences import sentences
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.tasks.script import errors_placed
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import versions
 
@@ -66,7 +67,7 @@ def advise(
         allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
         raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
     trainable = task_of(task)
-    with torch_threads(threads):
+    with torch_threads(threads), errors_placed(trainable):
         says("reading the data, and preparing the training")
         training = trainable.training(trainable.load(trainable.find(data)), seed)
         torch.manual_seed(seed)

@@ -89,8 +89,7 @@ def compare(
         controls: Kinds of controls to train. Default: all of `CONTROLS`, without those that a method or the training cannot
             have, which `Watcher.left_out` and `left_out` in the results name.
         margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
-        looks: Number of times that the verdicts may be looked at, see `summarise`. Default: 1; where the folder was looked at
-            more often before, that number.
+        looks: Number of times that the verdicts may be looked at, see `summarise`. Default: 1, or as often as before.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
 

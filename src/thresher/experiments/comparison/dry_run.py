@@ -25,6 +25,7 @@ from thresher.experiments.comparison.job import FULL_TRAINING, Control, Job
 from thresher.experiments.comparison.summary import left_out_sentence
 from thresher.experiments.comparison.workers import Finished
 from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.tasks.script import errors_placed
 from thresher.experiments.training.loop import TEXTBOOK, Clock, rehearse, sizes_of, with_costs
 from thresher.experiments.training.processes import number_of_processes
 from thresher.experiments.training.specs import Composition, Spec
@@ -283,7 +284,7 @@ def measured_prices(
     says("starting a process, and reading the data")
     imports, trainable = process_seconds(), task_of(task)
     specs = [FULL_TRAINING, *(spec for spec in methods if spec != FULL_TRAINING)]
-    with torch_threads(1):
+    with torch_threads(1), errors_placed(trainable):
         loaded, loading = _timed(lambda: trainable.load(trainable.find(data)))
         rehearsed = [_timed(lambda: rehearse(trainable, loaded, FULL_TRAINING, seed=0, epochs=epochs))[1] for _ in range(2)]
         torch.manual_seed(0)

@@ -5,7 +5,8 @@ import hashlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -81,9 +82,9 @@ class Script:
 
     @property
     def recipe(self) -> dict[str, Any]:
-        """A digest of the file and of the modules in its folder that it imports: another version is another training."""
-        files = sorted(_local_imports(self.path, {}).items())
-        return {"script": hashlib.sha256(b"".join(content for _, content in files)).hexdigest()[:12]}
+        """A digest of the file and of the modules in its folder that it imports: other code is another training."""
+        code = "".join(ast.dump(tree) for _, tree in sorted(_local_imports(self.path, {}).items()))
+        return {"script": hashlib.sha256(code.encode()).hexdigest()[:12]}
 
     def find(self, folder: Path | None) -> None:
         """Returns None, as a script finds its data itself.
@@ -141,11 +142,30 @@ class Script:
         """Returns the file with the line of a function; its first line for what has none."""
         return f"{self.path}, line {getattr(getattr(function, '__code__', None), 'co_firstlineno', 1)}"
 
+    @contextmanager
+    def errors_placed(self) -> Iterator[None]:
+        """Turns an error that the code of the file raises within it into a ValueError whose message names file and line."""
+        try:
+            yield
+        except Exception as error:
+            if not (place := self.place_of(error)):
+                raise
+            raise ValueError(f"{place}{type(error).__name__}: {error}") from error
+
     def place_of(self, error: BaseException) -> str:
         """Returns file and line, with a colon, of the last frame of a traceback in the file; empty if there is none."""
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == self.path.resolve()]
         return f"{self.path}, line {lines[-1]}: " if lines else ""
+
+
+def errors_placed(task: Any) -> AbstractContextManager[None]:
+    """Returns a context in which errors of the user's own file are named with their line; see `Script.errors_placed`.
+
+    Args:
+        task: A task, which may be a `Script`.
+    """
+    return task.errors_placed() if isinstance(task, Script) else nullcontext()
 
 
 def _by_name(made: Any, where: str) -> dict[str, Any]:
@@ -202,10 +222,10 @@ def _bound_names(node: ast.stmt) -> list[str]:
     return [] if isinstance(node, ast.Expr) else ["*"]
 
 
-def _local_imports(path: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
-    """Returns the content, by path, of a file and of the modules in its folder that it imports, directly or not."""
-    found[path] = path.read_bytes()
-    for node in ast.walk(ast.parse(found[path])):
+def _local_imports(path: Path, found: dict[Path, ast.Module]) -> dict[Path, ast.Module]:
+    """Returns the code, by path, of a file and of the modules in its folder that it imports, directly or not."""
+    found[path] = ast.parse(path.read_bytes())
+    for node in ast.walk(found[path]):
         modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
         for module in modules:

@@ -137,3 +137,20 @@ def test_prices_of_a_real_training(monkeypatch):
         "selective_backprop:beta=1 twice": (1.5, 0.5),
     }
     assert found.methods["full"].time == 1.0
+
+
+def test_an_error_in_the_users_file_is_named_with_its_line(tmp_path):
+    """Before, it was a traceback."""
+    text = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def build(seed):
+    model = nn.Linear(2, 2)
+    data = DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), 4)
+    return model, data, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: model.nothing
+"""
+    (tmp_path / "with_a_mistake.py").write_text(text)
+    with pytest.raises(ValueError, match=r"with_a_mistake\.py, line 9: AttributeError: .*'nothing'"):
+        dry_run(f"{tmp_path / 'with_a_mistake.py'}:build", [], [0], 2, tmp_path / "out")

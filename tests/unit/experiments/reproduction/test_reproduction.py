@@ -11,6 +11,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from depth import in_verify
 from in_process import InProcessWorkers
 from thresher.cli.reproduce import reproduce as command
 from thresher.experiments import reproduction as papers
@@ -147,6 +148,7 @@ def test_pictures_stand_beside_the_page(made, monkeypatch, tmp_path):
     assert (tmp_path / "figures" / "small-1.png").read_bytes() == b"\x89PNG, nearly"
 
 
+@in_verify
 def test_each_seed_may_have_scores_of_its_own(made, tmp_path):
     work = tmp_path / "work"
     part = replace(SMALL.parts[1], score_sets=True)

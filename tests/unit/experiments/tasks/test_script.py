@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.tasks.script import RETURN_TYPES, Script
+from thresher.experiments.tasks.script import RETURN_TYPES, Script, errors_placed
 
 MADE = """
 import torch
@@ -52,7 +52,23 @@ def test_it_may_import_what_lies_beside_it(tmp_path):
 
 def test_another_version_is_another_recipe(tmp_path):
     before = script(tmp_path).recipe
-    assert script(tmp_path).recipe == before != script(tmp_path, MADE + "\n").recipe
+    assert script(tmp_path).recipe == before != script(tmp_path, MADE.replace("lr=0.1", "lr=0.2")).recipe
+    assert script(tmp_path, "# A comment changes no training.\n" + MADE + "\n").recipe == before
+
+
+def test_errors_of_the_file_have_its_line(tmp_path):
+    task = script(tmp_path, MADE.replace("lambda model: 1.0", "lambda model: model.nothing"))
+    made = task.training(task.load(None), 0)
+    line = next(number for number, text in enumerate(task.path.read_text().split("\n"), 1) if "nothing" in text)
+    with (
+        pytest.raises(ValueError, match=f"mine.py, line {line}: AttributeError: .* has no attribute 'nothing'"),
+        errors_placed(task),
+    ):
+        made.evaluate(made.model)
+    with pytest.raises(ZeroDivisionError), errors_placed(task):
+        _ = 1 / 0
+    with pytest.raises(ZeroDivisionError), errors_placed(task_of("digits")):
+        _ = 1 / 0
 
 
 def test_another_version_of_what_lies_beside_it_is_another_recipe(tmp_path):
