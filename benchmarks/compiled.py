@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ EXACT_LIMIT = 1e-12
 COMPILATIONS_LIMIT = 2
 LENGTHS_LIMIT = 1.1
 GROWTH_LIMIT = 16.0
-"""Largest growth of the memory of the process in MiB, over the last four fifths of a training."""
+"""Largest growth of the memory of a process in MiB, over the second half of a training: all lengths have come by then."""
 THIRD = 1 / 3
 
 
@@ -205,20 +206,15 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
     plain: Any = torch.compile(model) if compile_it else model
     networks: dict[str, Any] = {"plain": plain} if compile_it else {"plain": plain, "again": plain}
     networks |= {form: thresher.subset_backward(model, strict=False, compile=compile_it) for form in ("all", "third")}
-    seconds, memory = dict.fromkeys(networks, 0.0), []
+    seconds = dict.fromkeys(networks, 0.0)
     for step, length in enumerate(lengths_of(count, most)):
         tokens = torch.randint(VOCABULARY, (batch, length + 1))
-        x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         names = list(networks)
         for form in names[step % len(names) :] + names[: step % len(names)]:
-            rows = torch.arange(batch) if form != "third" else torch.randperm(batch)[: round(THIRD * batch)].sort().values
+            rows = _rows(form, batch)
             began = time.perf_counter()
-            losses_of_tokens(kept_rows(networks[form](x), rows), y[rows]).mean().backward()
-            networks[form].zero_grad(set_to_none=True)
+            _train(networks[form], tokens, rows)
             seconds[form] += time.perf_counter() - began
-        if step == count // 5:
-            memory.append(resident())
-    memory.append(resident())
     fallen = [form for form, network in networks.items() if isinstance(network, SubsetBackward) and network.fallback]
     traces = max(network._patience.made for network in networks.values() if isinstance(network, SubsetBackward))
     again = [Row("lengths", name, "plain again (A/A)", seconds["again"] / seconds["plain"], None)] if "again" in seconds else []
@@ -226,10 +222,51 @@ def lengths(name: str, compile_it: bool, count: int, batch: int, most: int) -> l
         Row("lengths", name, "keep 1: total time over plain", seconds["all"] / seconds["plain"], LENGTHS_LIMIT),
         Row("lengths", name, "keep 1/3: total time over plain", seconds["third"] / seconds["plain"], LENGTHS_LIMIT),
         *again,
-        Row("lengths", name, f"growth of memory in {count - count // 5} steps, MiB", memory[1] - memory[0], GROWTH_LIMIT),
         Row("lengths", name, "traces", traces, None),
         Row("lengths", name, "trainings that ended with the plain model", len(fallen), None),
     ]
+
+
+def _rows(form: str, batch: int) -> Tensor:
+    return torch.arange(batch) if form != "third" else torch.randperm(batch)[: round(THIRD * batch)].sort().values
+
+
+def _train(network: Any, tokens: Tensor, rows: Tensor) -> None:
+    x, y = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    losses_of_tokens(kept_rows(network(x), rows), y[rows]).mean().backward()
+    network.zero_grad(set_to_none=True)
+
+
+def memory(name: str, compile_it: bool, count: int, batch: int, most: int) -> list[Row]:
+    """Measures the memory of trainings on sequences of many lengths, each in a process of its own.
+
+    In the first half the allocator of the process finds room for all lengths, with and without `subset_backward`.
+    """
+    rows = []
+    for form, limit in (("plain", None), ("all", GROWTH_LIMIT), ("third", GROWTH_LIMIT)):
+        with get_context("spawn").Pool(1) as pool:
+            first, second = pool.apply(growths, (form, compile_it, count, batch, most))
+        what = {"plain": "plain model", "all": "keep 1", "third": "keep 1/3"}[form]
+        rows.append(Row("memory", name, f"{what}: growth in steps {count // 5} to {count}, MiB", first, None))
+        rows.append(Row("memory", name, f"{what}: growth in {count} further steps, MiB", second, limit))
+    return rows
+
+
+def growths(form: str, compile_it: bool, count: int, batch: int, most: int) -> tuple[float, float]:
+    """Returns by how many MiB this process grows, after all lengths have come once, and in as many steps again."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    network: Any = LongLM()
+    if form != "plain":
+        network = thresher.subset_backward(network, strict=False, compile=compile_it)
+    elif compile_it:
+        network = torch.compile(network)
+    found = []
+    for step, length in enumerate(2 * lengths_of(count, most), 1):
+        _train(network, torch.randint(VOCABULARY, (batch, length + 1)), _rows(form, batch))
+        if step in (count // 5, count, 2 * count):
+            found.append(resident())
+    return found[1] - found[0], found[2] - found[1]
 
 
 # Command
@@ -239,11 +276,13 @@ def parts(quick: bool) -> dict[str, Callable[[], list[list[Row]]]]:
     """Returns the parts of the benchmark by name."""
     rounds, batch, names = (3, 16, ["conv-gn"]) if quick else (21, BATCH, list(STEP_LIMITS))
     count, sequences, most = (6, 4, 24) if quick else (500, 32, 160)
+    of_memory = {"causal LM": False} if quick else {"causal LM": False, "causal LM, compiled": True}
     of_lengths: list[Callable[[], list[Row]]] = [lambda: lengths("causal LM", False, count, sequences, most)]
     if not quick:
         of_lengths.append(lambda: _from_nothing("causal LM, compiled", True, count, sequences, most))
     return {
         "lengths": lambda: [measure() for measure in of_lengths],
+        "memory": lambda: [memory(name, compile_it, count, sequences, most) for name, compile_it in of_memory.items()],
         "steps": lambda: [steps(name, rounds, batch) for name in names],
         "exactness": lambda: [exactness(name, 8 if quick else 32) for name in names],
         "compilations": lambda: [compilations(name, 8 if quick else 200, 12 if quick else 32) for name in names],

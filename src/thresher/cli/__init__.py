@@ -4,8 +4,11 @@ import os
 import sys
 from importlib.util import find_spec
 
-EXTRA = ("accelerate", "jinja2", "PIL", "plotly", "pyarrow", "pydantic", "rich", "scipy", "sklearn", "typer", "yaml")
-"""Import names of the packages in the extra `experiments`."""
+ALWAYS = ("rich", "typer")
+"""Import names of the packages that every command needs."""
+EXTRAS: dict[str, str] = dict.fromkeys((*ALWAYS, "accelerate", "jinja2", "PIL", "plotly", "pydantic", "scipy", "yaml"), "cli")
+EXTRAS |= {"pyarrow": "experiments", "sklearn": "experiments"}
+"""The extra of `thresher` that installs a package, by its import name."""
 
 
 def main() -> None:
@@ -13,8 +16,8 @@ def main() -> None:
 
     As one of several processes of torchrun or accelerate launch it lets the first one speak, see `cli._several`.
     """
-    if any(find_spec(name) is None for name in EXTRA):
-        sys.exit(_complain("the command line needs packages that are not installed: pip install 'thresher[experiments]'"))
+    if any(find_spec(name) is None for name in ALWAYS):
+        sys.exit(_complain("the command line needs packages that are not installed: pip install 'thresher[cli]'"))
     if os.environ.get("WORLD_SIZE", "1") == "1":
         _run()
         return
@@ -30,6 +33,12 @@ def _run() -> None:
         app()
     except (ValueError, OSError) as error:
         sys.exit(_complain(str(error)))
+    except ImportError as error:
+        cause = error if error.__cause__ is None else error.__cause__
+        package = str(getattr(cause, "name", None)).partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        sys.exit(_complain(f"this command needs {package}, which is not installed: pip install 'thresher[{EXTRAS[package]}]'"))
 
 
 def _complain(message: str) -> int:

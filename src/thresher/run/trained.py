@@ -12,9 +12,9 @@ from thresher.subset.compilers import compiled_like, given
 from thresher.subset.parallel import CallInside, averages, data_parallel, inside
 
 COMPILED_AROUND = (
-    "`model` is torch.compile around subset_backward, and torch.compile would compute the backward pass of all rows. The model is "
-    "trained without that wrapper, with right gradients and more slowly. Write subset_backward(torch.compile(model)), or leave "
-    "subset_backward out and give attach the model that torch.compile returned."
+    "`model` is torch.compile around subset_backward, and torch.compile would compute the backward pass of all rows. The model "
+    "is trained without that wrapper, with right gradients and more slowly. Write subset_backward(torch.compile(model)), or "
+    "leave subset_backward out and give attach the model that torch.compile returned."
 )
 
 

@@ -222,7 +222,7 @@ def pyarrow() -> tuple[Any, Any]:
         import pyarrow.parquet as pq
     except ImportError as error:
         raise ImportError(
-            "scores are stored as Parquet files, which need pyarrow: pip install 'thresher[experiments]'"
+            "the Parquet files of scores and samples need pyarrow: pip install 'thresher[experiments]'"
         ) from error
     return pa, pq
 

@@ -39,7 +39,7 @@ def test_rows_of_parts_that_are_not_measured_stay(tmp_path) -> None:
 
 def test_all_values_are_named_and_have_their_limits() -> None:
     assert set(bench.STEP_LIMITS.values()) == {1.10, 1.15} and set(bench.STEP_LIMITS) <= set(bench.TASKS)
-    assert list(bench.parts(True)) == list(bench.parts(False)) == ["lengths", "steps", "exactness", "compilations"]
+    assert list(bench.parts(True)) == list(bench.parts(False)) == ["lengths", "memory", "steps", "exactness", "compilations"]
 
 
 def test_gradients_are_compared_with_those_of_the_model(monkeypatch) -> None:
@@ -69,5 +69,7 @@ def test_results_are_what_is_printed_and_on_the_page(tmp_path: Path, capsys: pyt
         assert value["exactness", "float64 gradient, relative error"] < 1e-12
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert len(re.findall(r"^\| (?:steps|exactness|compilations|lengths) \|", text, re.MULTILINE)) == len(results["rows"])
+    assert len(re.findall(r"^\| (?:steps|memory|exactness|compilations|lengths) \|", text, re.MULTILINE)) == len(
+        results["rows"]
+    )
     assert all(row["what"] in text and row["what"] in printed for row in results["rows"])

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 import thresher
+from depth import depth
 from thresher import cli
 from thresher.cli import demo, time_to_target
 from thresher.cli._console import targets_table
@@ -15,6 +16,17 @@ from thresher.cli._progress import progress_on
 from thresher.experiments.comparison.job import Job
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.specs import MethodSpec, parse_methods
+
+OWN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def build(seed):
+    model = nn.Linear(4, 2)
+    data = DataLoader(TensorDataset(torch.rand(64, 4), torch.arange(64) % 2), 16, shuffle=True)
+    return model, data, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: 1.0
+"""
 
 
 def python(code):
@@ -46,6 +58,30 @@ def test_help_and_version_without_torch():
     assert done.stdout == f"thresher {thresher.__version__}\n"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        ("methods", None),
+        ("recipes", None),
+        ("init mine.py", None),
+        ("compare mine.py:build --methods infobatch --epochs 1 --out out", "pyarrow"),
+        *depth([], [("advise mine.py:build --epochs 1 --methods infobatch --seconds 1", None), ("advise digits", "sklearn")]),
+    ],
+)
+def test_commands_that_need_no_parquet_files_run_without_what_reads_them(tmp_path, arguments, needed):
+    (tmp_path / "mine.py").write_text(OWN) if "build" in arguments else None
+    names = ("pyarrow", "pyarrow.parquet", "sklearn", "sklearn.datasets")
+    code = f"import os, sys; os.chdir({str(tmp_path)!r}); sys.modules |= dict.fromkeys({names})\n"
+    code += f"sys.argv = ['thresher', *{arguments.split()!r}]\nfrom thresher.cli import main\nmain()"
+    done = python(code)
+    if needed is None:
+        assert done.returncode == 0, done.stderr
+    else:
+        said = f"thresher: this command needs {needed}, which is not installed: pip install 'thresher[experiments]'"
+        assert done.returncode == 2 and done.stderr.splitlines()[-1] == said
+        assert not (tmp_path / "out").exists()
+
+
 def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys):
     monkeypatch.setattr(cli, "find_spec", lambda name: None if name == "typer" else object())
     with pytest.raises(SystemExit) as left:
@@ -55,7 +91,7 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
     monkeypatch.setattr(cli, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         cli.main()
-    assert "pip install 'thresher[experiments]'" in capsys.readouterr().err
+    assert "pip install 'thresher[cli]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

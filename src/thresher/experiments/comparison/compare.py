@@ -24,6 +24,7 @@ from thresher.experiments.training.processes import check_joined, number_of_proc
 from thresher.experiments.training.recording import LOSS_BINS
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import RUNS, Store, versions
+from thresher.scores.table import pyarrow
 
 JOBS = 2
 """Number of runs that are trained side by side by default."""
@@ -163,6 +164,7 @@ def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin
     """Checks the arguments of `compare` that do not depend on the task."""
     if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
         raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+    pyarrow()  # of which the workers make the histories of samples
     check_joined()
     if (processes := number_of_processes()) > 1 and jobs not in (None, 1):
         raise ValueError(

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 
 import thresher
 from thresher.experiments.training.epoch_file import EpochFile, SampleRows
 from thresher.experiments.training.store import whole
+from thresher.scores.table import pyarrow
 from thresher.shards import shard_of
 
 LOSS_BINS: NDArray[np.float64] = np.logspace(-6, 2, 41)
@@ -101,7 +100,7 @@ class Recording:
         with whole(path) as file:
             tables = (self._table(rows, records) for rows in self._epochs.rows())
             first = next(tables)
-            with pq.ParquetWriter(file, first.schema) as writer:
+            with pyarrow()[1].ParquetWriter(file, first.schema) as writer:
                 for table in chain([first], tables):
                     writer.write_table(table)
 
@@ -110,15 +109,17 @@ class Recording:
         if self._epochs is not None:
             self._epochs.delete()
 
-    def _table(self, rows: SampleRows, records: Mapping[str, NDArray[Any]]) -> pa.Table:
-        """Returns the table of some samples."""
+    def _table(self, rows: SampleRows, records: Mapping[str, NDArray[Any]]) -> Any:
+        """Returns the table of some samples, of pyarrow."""
         part = slice(rows.ids.start, rows.ids.stop)
         columns: dict[str, Any] = {"id": np.arange(rows.ids.start, rows.ids.stop, dtype=np.int64)}
         if self._classes is not None:
             columns["target"] = self._classes[part]
         columns |= {name: column[part] for name, column in records.items()}
         columns |= {"trained": self._before[part], "hidden": (rows.trained == 0).sum(1).astype(np.int16)}
-        return pa.table(columns | {"loss_by_epoch": _list_column(rows.losses), "trained_by_epoch": _list_column(rows.trained)})
+        return pyarrow()[0].table(
+            columns | {"loss_by_epoch": _list_column(rows.losses), "trained_by_epoch": _list_column(rows.trained)}
+        )
 
 
 def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:
@@ -150,8 +151,9 @@ def _to_numpy(column: torch.Tensor) -> NDArray[Any]:
     return (column.float() if column.dtype is torch.bfloat16 else column).numpy()
 
 
-def _list_column(values: NDArray[Any]) -> pa.Array:
-    """Returns a column with one list per row, of values of shape (rows, length)."""
+def _list_column(values: NDArray[Any]) -> Any:
+    """Returns a column of pyarrow with one list per row, of values of shape (rows, length)."""
+    pa, _ = pyarrow()
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1]).cast(
         pa.list_(pa.from_numpy_dtype(values.dtype))
     )

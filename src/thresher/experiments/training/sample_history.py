@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
+
+from thresher.scores.table import pyarrow
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ def read_history(path: Path) -> RunHistory:
     Raises:
         ValueError: The file is damaged; the message says what to do.
     """
+    pa, pq = pyarrow()
     try:
         table = pq.read_table(path)
         targets = table["target"].to_numpy() if "target" in table.column_names else None
@@ -90,7 +91,7 @@ def read_history(path: Path) -> RunHistory:
         ) from error
 
 
-def _matrix(column: pa.ChunkedArray) -> NDArray[Any]:
+def _matrix(column: Any) -> NDArray[Any]:
     """Returns a column of equally long lists as a matrix with one row per list."""
     values = column.combine_chunks().flatten().to_numpy(zero_copy_only=False)
     return values.reshape(len(column), -1) if len(column) else values.reshape(0, 0)
