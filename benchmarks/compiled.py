@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -253,7 +254,10 @@ def memory(name: str, compile_it: bool, count: int, batch: int, most: int) -> li
 
 
 def growths(form: str, compile_it: bool, count: int, batch: int, most: int) -> tuple[float, float]:
-    """Returns by how many MiB this process grows, after all lengths have come once, and in as many steps again."""
+    """Returns by how many MiB this process grows, after all lengths have come once, and in as many steps again.
+
+    A value is the median over a tenth of the steps: the allocator takes and gives back up to 20 MiB within a few of them.
+    """
     torch.set_num_threads(1)
     torch.manual_seed(0)
     network: Any = LongLM()
@@ -261,12 +265,13 @@ def growths(form: str, compile_it: bool, count: int, batch: int, most: int) -> t
         network = thresher.subset_backward(network, strict=False, compile=compile_it)
     elif compile_it:
         network = torch.compile(network)
-    found = []
-    for step, length in enumerate(2 * lengths_of(count, most), 1):
+    found: list[float] = []
+    for length in 2 * lengths_of(count, most):
         _train(network, torch.randint(VOCABULARY, (batch, length + 1)), _rows(form, batch))
-        if step in (count // 5, count, 2 * count):
-            found.append(resident())
-    return found[1] - found[0], found[2] - found[1]
+        found.append(resident())
+    window = max(1, count // 10)
+    first, second, third = (median(found[end - window : end]) for end in (2 * window, count, 2 * count))
+    return second - first, third - second
 
 
 # Command
