@@ -119,12 +119,23 @@ function loaded() {
 const seen = new IntersectionObserver((entries) => {
   for (const { target } of entries.filter((entry) => entry.isIntersecting)) {
     seen.unobserve(target);
-    loaded().then(() => {
-      drawn.add(target);
-      draw(target);
-    });
+    loaded().then(() => drawFirst(target));
   }
 }, { rootMargin: "200px" });
+
+function drawFirst(chart) {
+  seen.unobserve(chart);
+  drawn.add(chart);
+  chart.classList.add("drawn");
+  draw(chart);
+}
+
+// A print waits for nothing: charts that cannot be drawn at once say that the page is to be printed once more.
+window.addEventListener("beforeprint", () => {
+  const waiting = [...document.querySelectorAll(".chart")].filter((chart) => !drawn.has(chart));
+  if (window.Plotly) waiting.forEach(drawFirst);
+  else loaded().then(() => waiting.forEach(drawFirst));
+});
 
 for (const chart of document.querySelectorAll(".chart")) {
   seen.observe(chart);

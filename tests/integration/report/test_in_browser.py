@@ -329,6 +329,19 @@ def test_charts_wait_until_they_are_scrolled_to(opened):
     assert browser.execute_script("return drawn.size") == len(browser.find_elements(By.CSS_SELECTOR, ".chart"))
 
 
+def test_a_print_draws_what_was_not_scrolled_to(opened):
+    browser = opened(PHONE, fresh=True, untouched=True)
+    notices = """return [...document.querySelectorAll(".chart")].filter(
+        (chart) => getComputedStyle(chart, "::before").content.includes("once more")).length"""
+    charts = len(browser.find_elements(By.CSS_SELECTOR, ".chart"))
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    assert browser.execute_script(notices) == charts
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    WebDriverWait(browser, 30).until(lambda _: browser.execute_script("return drawn.size") == charts)
+    assert browser.execute_script(notices) == 0
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
 AXE = importlib.util.find_spec("axe_playwright_python")
 
 
