@@ -179,7 +179,7 @@ class Winnow:
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
         summary="smaller batches, drawn by the uncertainty of the last prediction",
-        rule="not drawn: of the candidates of its step, others had smaller keys -log(u) / {score}",
+        rule="not drawn in its step, where candidates with a larger {score} had better chances",
         biased="Yes, towards samples that the network was unsure of; weights that remove it cost accuracy.",
         forwards="None, except `probe_times` passes over the samples that `probe` holds back, where it is set.",
         bytes_per_sample=4,
