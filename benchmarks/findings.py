@@ -1,15 +1,16 @@
 """Writes into the package what the committed results say of each method, which `thresher advise` ranks methods by.
 
-`python -m benchmarks.findings` reads the comparisons, the tables of `benchmarks.winnow` and, where it is there, the league.
+`python -m benchmarks.findings` reads the comparisons, the tables of `benchmarks.winnow` and, where it is there, the league. It
+prints how often such measurements foretell the decided results of the league on a training that was not measured.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thresher.experiments.advise.findings import MEASURED, Measurement
+from thresher.experiments.advise.findings import MEASURED, Measurement, Record, kind_of_label
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -86,6 +87,42 @@ def collected(folder: Path = RESULTS) -> list[dict[str, Any]]:
     return [asdict(one) for one in found.values()]
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """How often what was measured on other trainings foretells a decided result.
+
+    Args:
+        right: Number of decided results that have the sign of those of the same kind of method on other trainings.
+        wrong: Number of those with the other sign.
+        silent: Number of those of which the other trainings say nothing, or both.
+    """
+
+    right: int
+    wrong: int
+    silent: int
+
+    def __str__(self) -> str:
+        told = self.right + self.wrong
+        share = f"{self.right / told:.0%}" if told else "none"
+        return f"foretold right: {share} of {told} decided results; of {self.silent} the other trainings do not tell"
+
+
+def agreement(rows: Sequence[Mapping[str, Any]], source: str = "league") -> Agreement:
+    """Foretells each decided result of a source as advice would, had the training not been measured.
+
+    Args:
+        rows: Measurements as plain values.
+        source: Name of the source whose results are foretold.
+    """
+    known = [Measurement(**row) for row in rows]
+    signs = {"ahead": 1, "behind": -1}
+    found = []
+    for one in (one for one in known if one.source == source and one.sign):
+        others = [m for m in known if m.task != one.task and kind_of_label(m.method) == kind_of_label(one.method)]
+        found.append(one.sign * signs.get(Record(others).standing, 0))
+    return Agreement(found.count(1), found.count(-1), found.count(0))
+
+
 def as_text(rows: list[dict[str, Any]]) -> str:
     """Returns the measurements as JSON, one a line.
 
@@ -96,4 +133,6 @@ def as_text(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    MEASURED.write_text(as_text(collected()), encoding="utf-8")
+    rows = collected()
+    MEASURED.write_text(as_text(rows), encoding="utf-8")
+    print(agreement(rows))

@@ -39,6 +39,21 @@ def test_the_last_source_counts_and_each_is_read_as_it_is(tmp_path):
     assert after["against"] == {"smaller": "better", "placebo": "no better"}
 
 
+def test_how_often_other_trainings_foretell_a_result():
+    def row(task, method, finding, source="league"):
+        return {"source": source, "task": task, "method": method, "cost": 0.5, "difference": 0.0, "to_full": "unclear"} | {
+            "against": {"smaller": finding}
+        }
+
+    rows = [row(task, "winnow:share=0.5", "better") for task in "abc"]  # each told by the two others
+    rows += [row("a", "infobatch", "better"), row("b", "infobatch:target=0.5", "worse")]  # each contradicted by the other
+    rows += [row("a", "seta", "worse"), row("a", "ies", "unclear"), row("b", "ies", "worse", source="winnow")]
+    found = findings.agreement(rows)
+    assert (found.right, found.wrong, found.silent) == (3, 2, 1)
+    assert str(found) == "foretold right: 60% of 5 decided results; of 1 the other trainings do not tell"
+    assert str(findings.agreement([])).startswith("foretold right: none of 0")
+
+
 @pytest.mark.parametrize(("value", "difference"), [(0.9, -1.25), (40.0, -0.013)])
 def test_differences_are_in_points_where_the_metric_is_a_share(value, difference):
     row = {"method": "infobatch", "control_of": None, "finding": "loses", "difference": -0.0125, "cost_ratio": 0.7}
