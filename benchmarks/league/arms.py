@@ -32,33 +32,33 @@ class Entry:
         name: Name in the table.
         family: Name of what its family has in common.
         spec: The method with its settings.
-        classes: Whether the method needs targets that are classes. Default: it does not.
+        unfit: Kinds of tasks that the method cannot be trained on, for want of classes or of one class a sample. Default: none.
     """
 
     name: str
     family: str
     spec: Spec
-    classes: bool = False
+    unfit: tuple[str, ...] = ()
 
     def fits(self, task: str) -> bool:
         """Returns whether the method can be trained on a task."""
-        return not self.classes or problem_of(task).kind != "values"
+        return problem_of(task).kind not in self.unfit
 
 
-def _of(name: str, family: str, *, once: bool = False, classes: bool = False, **settings: Any) -> Entry:
-    return Entry(name, family, MethodSpec(name, settings, {"forward_passes": "once"} if once else {}), classes)
+def _of(name: str, family: str, *, once: bool = False, unfit: tuple[str, ...] = (), **settings: Any) -> Entry:
+    return Entry(name, family, MethodSpec(name, settings, {"forward_passes": "once"} if once else {}), unfit)
 
 
 ENTRIES: Sequence[Entry] = (
     Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE, "lr_scale": 1.0})),
-    _of("kakurenbo", "hides the easiest of an epoch", classes=True, max_fraction=0.75, reduce_fraction=False),
+    _of("kakurenbo", "hides the easiest of an epoch", unfit=("values",), max_fraction=0.75, reduce_fraction=False),
     _of("infobatch", "leaves out easy samples at random, weighs up", target=0.5),
     _of("seta", "a window of losses that moves", target=0.5),
     _of("repb", "leaves out by the loss of the epoch, weighs up", target=0.5),
     _of("ies", "leaves out what changes no more", target=0.35),
     _of("order_dp", "largest losses of a random pool", keep=0.5),
     _of("ucb", "a bandit's bound on the loss", keep=0.5),
-    _of("rcap", "a budget for each class", classes=True, keep=0.5),
+    _of("rcap", "a budget for each class", unfit=("values", "positions"), keep=0.5),
     _of("importance_sampling", "draws with replacement by loss", keep=0.5),
     _of("selective_backprop", "backpropagates large losses of the batch", once=True, keep=0.25),
     _of("ada_selection", "mixes selectors in the batch", once=True, keep=0.25),

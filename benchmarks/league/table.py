@@ -187,7 +187,7 @@ def summary(found: Mapping[str, Any]) -> str:
         for row in rows
     ]
     waiting, left_out = (", ".join(f"{name} on {task}" for task, name in found[key]) for key in ("waiting", "left_out"))
-    said = f"\n\nLeft out, because the targets are no classes: {left_out}." if left_out else ""
+    said = f"\n\nLeft out, because the targets are not the classes that the method needs: {left_out}." if left_out else ""
     return markdown_table(header, lines) + said + (f"\n\nNot finished yet: {waiting}." if waiting else "")
 
 
