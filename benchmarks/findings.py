@@ -104,7 +104,7 @@ class Agreement:
     def __str__(self) -> str:
         told = self.right + self.wrong
         share = f"{self.right / told:.0%}" if told else "none"
-        return f"foretold right: {share} of {told} decided results; of {self.silent} the other trainings do not tell"
+        return f"{share} of {told} decided results were foretold right; the other trainings say nothing of {self.silent} more"
 
 
 def agreement(rows: Sequence[Mapping[str, Any]], source: str = "league") -> Agreement:
@@ -119,7 +119,8 @@ def agreement(rows: Sequence[Mapping[str, Any]], source: str = "league") -> Agre
     found = []
     for one in (one for one in known if one.source == source and one.sign):
         others = [m for m in known if m.task != one.task and kind_of_label(m.method) == kind_of_label(one.method)]
-        found.append(one.sign * signs.get(Record(others).standing, 0))
+        exact = [m for m in others if m.method == one.method]
+        found.append(one.sign * signs.get(Record(exact or others).standing, 0))
     return Agreement(found.count(1), found.count(-1), found.count(0))
 
 

@@ -115,7 +115,9 @@ def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:
     from thresher.experiments.training.processes import own_rank
     from thresher.experiments.training.specs import parse_methods, parse_seeds
     from thresher.experiments.training.store import restart
+    from thresher.scores.table import pyarrow
 
+    pyarrow()
     task_of(training)
     for spec in parse_methods(methods):
         spec.create()

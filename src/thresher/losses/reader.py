@@ -67,7 +67,8 @@ class SignalReader:
         asked = wanted - own.keys() - {DIVISOR_SHARE}
         found = {**self.criterion.signals(outputs, targets, layout, asked, all_count=all_count), **own}
         if DIVISOR_SHARE in wanted:
-            found[DIVISOR_SHARE] = self.criterion.shares(found["loss"].new_empty(layout.n, 1), targets)
+            alike = torch.empty(layout.n, 1, device=found["loss"].device)
+            found[DIVISOR_SHARE] = self.criterion.shares(alike, targets)
         return found
 
     def beside(

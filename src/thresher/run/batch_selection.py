@@ -112,10 +112,12 @@ class Tools:
     method: Any
     by_batch: bool = False
 
-    @property
-    def beside(self) -> frozenset[str]:
-        """Names of the signals that a pass before the loop's reads beside those to choose by."""
-        return frozenset({DIVISOR_SHARE}) if self.by_batch else frozenset()
+    def beside(self, *, fills: bool | None) -> frozenset[str]:
+        """Returns the names of the signals that a pass before the loop's reads beside those to choose by.
+
+        Where batches are filled up, the criterion divides by labels of several batches, which are not known yet.
+        """
+        return frozenset({DIVISOR_SHARE}) if self.by_batch and not fills else frozenset()
 
 
 class NoSelection:
@@ -408,7 +410,7 @@ class BeforeForward(NoSelection):
         if epoch % self._scoring.every_epochs:
             self._attributor.write()
             return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
-        return without_ignored(self._tools.passes.score(batch, ids, self._scoring, self._tools.beside))
+        return without_ignored(self._tools.passes.score(batch, ids, self._scoring, self._tools.beside(fills=self.fills)))
 
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where a scoring pass costs more than it saves on this model, as measured."""

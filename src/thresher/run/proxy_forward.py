@@ -97,7 +97,9 @@ class ProxyForward(BeforeForward):
             return stage.whole(n, tools.device)
         turn, rest = divmod(stage.step, self._proxy.every)
         step, learns = stage.step, rest == 0
-        passed = tools.passes.by_proxy(self._proxy.model, batch, n, self._scoring, learns=learns, also=tools.beside)
+        passed = tools.passes.by_proxy(
+            self._proxy.model, batch, n, self._scoring, learns=learns, also=tools.beside(fills=self.fills)
+        )
         with passed as (answer, found):
             shares = found.pop(DIVISOR_SHARE, None)
             plan = stage.plan(ids.to(tools.device, non_blocking=True), without_ignored(found))

@@ -39,7 +39,7 @@ class Trained:
         self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
         self._whole = _innermost(model)
         if self._parts and model is not as_given and given(as_given).options is not None:
-            warnings.warn(COMPILED_AROUND, stacklevel=5)
+            warnings.warn(COMPILED_AROUND, stacklevel=4)
         if model is None or self._parts or not subset:
             return
         self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))

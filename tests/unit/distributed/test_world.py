@@ -35,3 +35,4 @@ def test_the_time_is_waited_for_once(monkeypatch):
     world._let_threads_of_gloo_end()
     world._let_threads_of_gloo_end()
     assert asked == [(world.time.sleep, world.BEFORE_EXIT_S)]
+    world._let_threads_of_gloo_end.cache_clear()  # nothing was registered for this process

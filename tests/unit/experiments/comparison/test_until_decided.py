@@ -39,7 +39,7 @@ def test_seeds_are_added_until_it_is_decided(monkeypatch, tmp_path, decided_at, 
     calls = compared(monkeypatch, decided_at)
     found = compare_until_decided("digits", [], [0, 1, 2], 3, tmp_path, most=12, margin=0.5)
     assert found["seeds"] == last == len(calls[-1][0])
-    assert calls[-1][0] == list(range(last)) and all(options == {"looks": 4, "margin": 0.5} for _, options in calls)
+    assert calls[-1][0] == list(range(last)) and all(options == {"looks": [3, 5, 8, 12], "margin": 0.5} for _, options in calls)
 
 
 def test_own_seeds_come_first(monkeypatch, tmp_path):
