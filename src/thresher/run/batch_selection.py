@@ -23,7 +23,7 @@ from thresher.plans import BatchPlan
 from thresher.records import Records
 from thresher.run.batch_stage import BatchStage
 from thresher.run.chosen_rows import gradient_of_nothing, joint_weights, take_samples, times, without_ignored
-from thresher.run.divisor import part_of_batch, part_of_divisor
+from thresher.run.divisor import UnevenLabels, part_of_batch, part_of_divisor
 from thresher.run.once_errors import kept_losses_only, not_by_rows
 from thresher.run.stopwatch import Stopwatch
 from thresher.run.trained import Trained
@@ -375,7 +375,9 @@ class BeforeForward(NoSelection):
         self.stage = self._stage = stage
         self._scoring, self.fills = scoring, fills
         self._known_losses = None if scoring.losses is None else scoring.losses.to(tools.device)
-        self._warned = False
+        self._warned, self._by_rows = False, None
+        if tools.by_batch and (fills or not self.sees_labels) and tools.reader.criterion is not None:
+            self.measure = self._by_rows = UnevenLabels(self.measure, tools.reader.criterion, tools.device)
 
     @property
     def forward_passes(self) -> str | None:
@@ -386,6 +388,11 @@ class BeforeForward(NoSelection):
     def scores(self) -> bool:
         """Whether there are scoring passes, and not of another model."""
         return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.model is None
+
+    @property
+    def sees_labels(self) -> bool:
+        """Whether a pass over each candidate batch tells how many labels each of its rows has."""
+        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.every_epochs == 1
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees.
@@ -412,8 +419,14 @@ class BeforeForward(NoSelection):
             return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
         return without_ignored(self._tools.passes.score(batch, ids, self._scoring, self._tools.beside(fills=self.fills)))
 
+    def warn_of_labels(self) -> None:
+        """Warns once where the losses were divided by a share of rows, and labels should have counted."""
+        if self._by_rows is not None:
+            self._by_rows.warn()
+
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where a scoring pass costs more than it saves on this model, as measured."""
+        self.warn_of_labels()
         scoring, ratio = self._scoring, self._stopwatch.ratio()
         cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
         if not self._stage.requires.signals or cheaper or self._warned or not ratio:

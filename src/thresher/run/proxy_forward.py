@@ -90,6 +90,11 @@ class ProxyForward(BeforeForward):
         """False: it is another model whose losses rows are chosen by."""
         return False
 
+    @property
+    def sees_labels(self) -> bool:
+        """True: the proxy is given every candidate batch."""
+        return True
+
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees; the proxy may learn from them."""
         tools, stage, n = self._tools, self._stage, len(ids)
@@ -147,4 +152,5 @@ class ProxyForward(BeforeForward):
             cost.backward += part
 
     def warn_if_in_vain(self, keep: float) -> None:
-        """Warns of nothing: what the proxy costs is counted, and differs from one proxy to another."""
+        """Warns of no cost: what the proxy costs is counted, and differs from one proxy to another."""
+        self.warn_of_labels()

@@ -1,6 +1,7 @@
 """`attach(divide=...)`: the sum of the kept losses over the rows of the batch, in every way in which rows are chosen."""
 
 import math
+import warnings
 from typing import Any
 
 import pytest
@@ -21,12 +22,12 @@ pytestmark = [
 N, B, C = 12, 6, 3
 
 
-def made(criterion: Any, method: Any = None, *, targets: torch.Tensor | None = None, **settings: Any) -> Any:
+def made(criterion: Any, method: Any = None, *, targets: torch.Tensor | None = None, width: int = 1, **settings: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(N, 4, generator=generator)
     y = torch.arange(N) % C if targets is None else targets
     torch.manual_seed(1)
-    model = nn.Linear(4, C)
+    model = nn.Linear(4, C) if width == 1 else nn.Sequential(nn.Linear(4, C * width), nn.Unflatten(1, (C, width)))
     loader = DataLoader(TensorDataset(x, y), B)
     return thresher.attach(
         method or thresher.BigLoss(keep=0.4), loader=loader, criterion=criterion, model=model, epochs=1, **settings
@@ -210,6 +211,34 @@ def test_labels_that_are_ignored_are_no_part_of_the_divisor(way):
     x, y = next(iter(reference.loader))
     losses = F.cross_entropy(reference.model(x), y, reduction="none")
     assert value.item() == pytest.approx(losses.sort(descending=True).values[:2].sum().item() / 3, rel=1e-6)
+
+
+def trained(run):
+    """Trains for an epoch."""
+    for x, y in run.loader:
+        run.criterion(run.model(x), y)
+
+
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        (None, {"forward_passes": "twice"}),
+        (None, {"forward_passes": "twice", "scoring": thresher.Scoring(losses=torch.rand(N))}),
+        (thresher.RandomBackprop(keep=0.5), {}),
+    ],
+)
+def test_a_share_of_rows_that_is_none_of_the_labels_is_said(method, given):
+    """Where the labels of a whole batch are not known, the share of the rows is right for equal numbers of labels only."""
+    several = torch.arange(4 * N).view(N, 4) % C
+    uneven = several.clone()
+    uneven[1::2, 1:] = -100
+    for targets, warns in ((several, False), (uneven, True)):
+        run = made(nn.CrossEntropyLoss(), method, width=4, targets=targets, divide="batch", **given)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            trained(run)
+            _ = run.history
+        assert any("different numbers of labels" in str(one.message) for one in found) is warns
 
 
 def test_long_half_precision_sequences_do_not_lose_their_divisor():
