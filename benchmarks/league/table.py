@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.league.arms import CONTROLS, DESIGN, ENTRIES, PLACEBO, TASKS, arms_of, counted_jobs
@@ -66,6 +66,7 @@ def results(done: Done) -> dict[str, Any]:
         "controls": controls,
         "waiting": waiting,
         "left_out": left_out,
+        "far_off": [sentence for place in held if (sentence := _far_off(place, held[place]))],
     }
 
 
@@ -83,6 +84,17 @@ def _spent(trainings: list[Mapping[str, Any]]) -> dict[str, float]:
         "cost": fmean(one["cost"]["ratio"] for one in trainings),
         "steps": fmean(one["cost"]["steps"] for one in trainings),
     }
+
+
+def _far_off(place: Place, trainings: list[Mapping[str, Any]]) -> str:
+    """A sentence about trainings that came to less than half of the median; empty where there are none."""
+    task, name = place
+    metrics = [one["metric"] for one in trainings]
+    off = [f"{metric:.1f}" for metric in metrics if metric < median(metrics) / 2]
+    words = (
+        f"{len(off)} of {len(metrics)} trainings of {name} on {task} failed ({', '.join(off)}; median {median(metrics):.1f})."
+    )
+    return words if off else ""
 
 
 def _control(task: str, name: str, held: Mapping[Place, list[Mapping[str, Any]]]) -> dict[str, Any]:
@@ -187,8 +199,29 @@ def summary(found: Mapping[str, Any]) -> str:
         for row in rows
     ]
     waiting, left_out = (", ".join(f"{name} on {task}" for task, name in found[key]) for key in ("waiting", "left_out"))
-    said = f"\n\nLeft out, because the targets are not the classes that the method needs: {left_out}." if left_out else ""
+    off = "".join(f"\n\n{one}" for one in found["far_off"])
+    said = f"{off}\n\nLeft out, because the targets are not the classes that the method needs: {left_out}." if left_out else off
     return markdown_table(header, lines) + said + (f"\n\nNot finished yet: {waiting}." if waiting else "")
+
+
+def top(found: Mapping[str, Any]) -> str:
+    """Returns the outcome in a few sentences, what fell short first.
+
+    Args:
+        found: Result of `results`.
+    """
+    names = dict.fromkeys(row["method"] for row in found["rows"])
+    rows = sorted((_of_method(name, found) for name in names), key=lambda row: row["rank"], reverse=True)
+    found_of = {
+        "Shown to lose against full training somewhere": [row["name"] for row in reversed(rows) if row["loses"]],
+        "Worse than smaller batches somewhere": [row["name"] for row in reversed(rows) if row["worse"]],
+        "Better than smaller batches somewhere": [row["name"] for row in rows if row["better"]],
+        "Better than the placebo somewhere, so that the signal matters": [row["name"] for row in rows if row["signal_matters"]],
+        "Nowhere shown to lose": [row["name"] for row in rows if not row["loses"]],
+    }
+    tasks = len(found["design"]["tasks"])
+    begin = f"[One method a family](docs/league.md), {len(rows)} of them, on {tasks} tasks at about half of the cost. "
+    return begin + " ".join(f"{said}: {', '.join(of) or 'none'}." for said, of in found_of.items())
 
 
 def _of_method(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,6 +239,7 @@ def _of_method(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         "no_loss": no_loss,
         "better": better,
         "worse": worse,
+        "signal_matters": placebos.count("better"),
         "signal": f"{placebos.count('better')} of {len(placebos)}" if placebos else "no placebo",
         "rank": (better - worse - loses + no_loss, -loses, fmean(row["to_full"]["mean"] for row in rows)),
     }
@@ -222,10 +256,10 @@ def with_tables(text: str, found: Mapping[str, Any]) -> str:
 
 
 def with_top(text: str, found: Mapping[str, Any]) -> str:
-    """Returns a page in Markdown with the first table between the marks `TOP`.
+    """Returns a page in Markdown with the sentences of `top` between the marks `TOP`.
 
     Args:
         text: Text with the lines of `TOP`.
         found: Result of `results`.
     """
-    return between_marks(text, *TOP, summary(found))
+    return between_marks(text, *TOP, top(found))

@@ -17,7 +17,7 @@ from benchmarks.league.arms import (
     factor_of,
     ready,
 )
-from benchmarks.league.table import page, results, summary, values, with_tables
+from benchmarks.league.table import page, results, summary, top, values, with_tables, with_top
 from benchmarks.winnow.jobs import Job
 
 from thresher import methods
@@ -101,6 +101,26 @@ def test_the_page_names_what_is_not_finished_and_puts_the_worst_first():
     assert with_tables("<!-- tables of benchmarks.league -->x<!-- end of the tables -->", found).count("| method |") == 1 + len(
         TASKS
     )
+
+
+def test_the_outcome_in_sentences():
+    levels = {"full": 90.0, "winnow": 90.4, "winnow" + PLACEBO: 80.0, "smaller": 88.0, "kakurenbo": 70.0}
+    levels |= {entry.name: 90.0 for entry in ENTRIES if entry.name not in levels}
+    said = top(results(made_up(levels)))
+    assert "Shown to lose against full training somewhere: kakurenbo. Worse than smaller batches somewhere: kakurenbo." in said
+    assert "kakurenbo" not in said.split("Nowhere shown to lose")[1] and "so that the signal matters: winnow" in said
+    page_of_it = with_top("<!-- top of benchmarks.league -->x<!-- end of the top -->", results(made_up(levels)))
+    assert said in page_of_it
+
+
+def test_a_training_that_failed_is_named():
+    done = made_up({"full": 90.0})
+    job = next(job for job in done if job.arm == "uniform" and not job.looks and job.seed == 2 and job.factor == 1.6)
+    assert results(done)["far_off"] == []
+    done[job]["metric"] = 10.0
+    [said] = results(done)["far_off"]
+    assert said.startswith(f"1 of 5 trainings of uniform on {job.task} failed (10.0; median 80.")
+    assert said in page(results(done))
 
 
 def test_a_job_trains_the_arm_that_it_names(monkeypatch):
