@@ -33,7 +33,7 @@ def made_up(levels, waiting=()):
         for job in jobs:
             name = job.arm.removesuffix(PLACEBO)
             level = levels.get(job.arm, levels.get(name, 80.0)) - (job.factor != 1.6)
-            wobble = 0.01 * ((1 + job.seed) ** 2 * (3 + len(job.arm)) % 11)
+            wobble = 0.01 * ((1 + job.seed) ** 2 * (3 + len(job.arm)) % 13)
             cost = {"ratio": 1.0 if job.arm == "full" else 0.5, "steps": 790}
             done[job] = {"metric": level + wobble, "cost": cost}
     return done
