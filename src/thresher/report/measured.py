@@ -54,8 +54,9 @@ def measurements(name: str, folder: Path) -> str:
 
     Args:
         name: Name of the method.
-        folder: Folder with results.json files of comparisons under any name, with files that have `pairs` or a grid of tasks
-            and shares as `benchmarks.winnow` writes it, and with the results of `thresher reproduce` in a subfolder.
+        folder: Folder with results.json files of comparisons under any name, with files that have `pairs`, a grid of tasks and
+            shares as `benchmarks.winnow` writes it, or `families` as `benchmarks.league` does, and with the results of
+            `thresher reproduce` in a subfolder.
 
     Returns:
         Sections in Markdown; one sentence where there are none.
@@ -70,7 +71,7 @@ def measurements(name: str, folder: Path) -> str:
             sections.append(_section(found, rows))
         shown |= {(*key, row["method"], row["control_of"]) for row in rows}
     sections = [LEGEND, *sections] if sections else []
-    sections += [section for read in (_of_pairs, _of_grids) for section in read(name, folder)]
+    sections += [section for read in (_of_pairs, _of_grids, _of_leagues) for section in read(name, folder)]
     return "\n\n".join(sections) or NOT_MEASURED
 
 
@@ -196,3 +197,43 @@ def _grid_cells(task: str, full: Mapping[str, Any], own: Mapping[str, Any]) -> t
         for paired in (own["to_full"], own["to_smaller"])
     ]
     return f"`{task}`", f"{own['metric']:.2f}", f"{full['metric']:.2f}", *between, f"{own['cost']:.3f}", str(own["n"])
+
+
+def _of_leagues(name: str, folder: Path) -> Iterator[str]:
+    """Yields the tables of methods that were compared one a family, each with the best learning rate of a grid."""
+    for path, found in _read(folder):
+        rows = [row for row in found.get("rows", ()) if "families" in found and row["method"] == name]
+        if rows:
+            full = {one["task"]: one["metric"] for one in found["controls"] if one["arm"] == "full"}
+            header = (
+                "task",
+                "metric, hundredths",
+                "full",
+                "difference to full",
+                "to smaller batches",
+                "to its placebo",
+                "cost",
+                "seeds",
+            )
+            table = markdown_table(header, [_league_cells(row, full[row["task"]]) for row in rows])
+            title = f"### One method a family, `{found['settings'][name]}`"
+            yield f"{title}\n\nFrom `{path.name}`; verdicts are corrected over all methods and tasks.\n\n{table}"
+
+
+def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
+    words = {"unclear": "cannot tell"}
+    parts = [(row["to_full"], row["finding"]), *((row["against"].get(kind), None) for kind in ("smaller", "placebo"))]
+    between = [
+        f"{one['mean']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}], {words.get(said or one['finding'], said or one['finding'])}"
+        if one is not None
+        else ""
+        for one, said in parts
+    ]
+    return (
+        f"`{row['task']}`",
+        f"{row['metric']:.2f}",
+        f"{full:.2f}",
+        *between,
+        f"{row['cost']:.3f}",
+        str(row["to_full"]["n"]),
+    )
