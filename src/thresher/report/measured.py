@@ -205,16 +205,8 @@ def _of_leagues(name: str, folder: Path) -> Iterator[str]:
         rows = [row for row in found.get("rows", ()) if "families" in found and row["method"] == name]
         if rows:
             full = {one["task"]: one["metric"] for one in found["controls"] if one["arm"] == "full"}
-            header = (
-                "task",
-                "metric, hundredths",
-                "full",
-                "difference to full",
-                "to smaller batches",
-                "to its placebo",
-                "cost",
-                "seeds",
-            )
+            columns = ("difference to full", "to smaller batches", "to its placebo")
+            header = ("task", "metric, hundredths", "full", *columns, "cost", "seeds")
             table = markdown_table(header, [_league_cells(row, full[row["task"]]) for row in rows])
             title = f"### One method a family, `{found['settings'][name]}`"
             yield f"{title}\n\nFrom `{path.name}`; verdicts are corrected over all methods and tasks.\n\n{table}"
