@@ -213,19 +213,11 @@ def _of_leagues(name: str, folder: Path) -> Iterator[str]:
 
 
 def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
-    words = {"unclear": "cannot tell"}
-    parts = [(row["to_full"], row["finding"]), *((row["against"].get(kind), None) for kind in ("smaller", "placebo"))]
-    between = [
-        f"{one['mean']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}], {words.get(said or one['finding'], said or one['finding'])}"
-        if one is not None
-        else ""
-        for one, said in parts
-    ]
-    return (
-        f"`{row['task']}`",
-        f"{row['metric']:.2f}",
-        f"{full:.2f}",
-        *between,
-        f"{row['cost']:.3f}",
-        str(row["to_full"]["n"]),
-    )
+    against = [row["to_full"] | {"finding": row["finding"]}, *(row["against"].get(kind) for kind in ("smaller", "placebo"))]
+    between = ["" if one is None else _with_finding(one) for one in against]
+    return f"`{row['task']}`", f"{row['metric']:.2f}", f"{full:.2f}", *between, f"{row['cost']:.3f}", str(row["to_full"]["n"])
+
+
+def _with_finding(one: Mapping[str, Any]) -> str:
+    said = "cannot tell" if one["finding"] == "unclear" else one["finding"]
+    return f"{one['mean']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}], {said}"
