@@ -176,6 +176,15 @@ class GivenLosses:
             return self.losses.mean() if chosen is None else rows.mean()
         return (rows.mean(1) * weights.to(rows.dtype)).mean()
 
+    def counts(self, layout: RowLayout) -> Tensor | None:
+        """Returns how many positions of each sample are trained on, shape (n,); None where it is all of them.
+
+        Args:
+            layout: Layout of the rows as samples.
+        """
+        trained = self._mask if self._kept is None else self._kept
+        return None if trained is None else layout.rows(trained).sum(1)
+
     def part(self, layout: RowLayout, chosen: Tensor) -> Tensor | float:
         """Returns the part of some samples in the valid positions of the batch, within [0, 1].
 
@@ -183,10 +192,9 @@ class GivenLosses:
             layout: Layout of the rows as samples.
             chosen: Numbers of the samples, shape (k,), int64.
         """
-        trained = self._mask if self._kept is None else self._kept
-        if trained is None:
+        counts = self.counts(layout)
+        if counts is None:
             return len(chosen) / layout.n
-        counts = layout.rows(trained).sum(1)
         return counts.index_select(0, chosen).sum() / counts.sum()
 
     def _divided(self, by_sample: Callable[[Tensor], Tensor], weights: Tensor | None, chosen: Tensor | None) -> Tensor:

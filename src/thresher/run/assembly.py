@@ -28,8 +28,9 @@ from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.attached import claim
-from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward, NoSelection, Tools
+from thresher.run.batch_selection import BatchSelection, InForward, NoSelection, Tools
 from thresher.run.batch_stage import BatchStage
+from thresher.run.before_forward import BeforeForward
 from thresher.run.checks import Arguments, Checked, least_rows, optimizers_of, undefined_signals
 from thresher.run.divisor import by_chance, divisible_before
 from thresher.run.epochs import Epochs

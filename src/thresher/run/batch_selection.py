@@ -1,4 +1,4 @@
-"""How the rows of a batch are chosen: not at all, in the loop's own forward pass, or before the loop sees the batch."""
+"""How the rows of a batch are chosen: not at all, or in the loop's own forward pass."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -12,18 +12,16 @@ from thresher.attribution.attributor import Attributor, MeasureLoss
 from thresher.attribution.held import BATCHES_AHEAD
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.sample_dimension import LossDimension
-from thresher.cost import break_even
 from thresher.losses.given import GivenLosses
 from thresher.losses.reader import DIVISOR_SHARE, SignalReader
 from thresher.losses.signals import batch_loss, narrow
 from thresher.methods.contract import way_around
 from thresher.passes.own import OwnPasses
-from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
 from thresher.records import Records
 from thresher.run.batch_stage import BatchStage
 from thresher.run.chosen_rows import gradient_of_nothing, joint_weights, take_samples, times, without_ignored
-from thresher.run.divisor import UnevenLabels, part_of_batch, part_of_divisor
+from thresher.run.divisor import part_of_divisor
 from thresher.run.once_errors import kept_losses_only, not_by_rows
 from thresher.run.stopwatch import Stopwatch
 from thresher.run.trained import Trained
@@ -210,7 +208,7 @@ class InForward(NoSelection):
         instead: Takes over where the model turned out not to be traceable; None: nothing does.
     """
 
-    def __init__(self, tools: Tools, stage: BatchStage, trained: Trained, instead: "BeforeForward | None") -> None:
+    def __init__(self, tools: Tools, stage: BatchStage, trained: Trained, instead: BatchSelection | None) -> None:
         super().__init__(tools)
         self.stage = self._stage = stage
         self._trained, self.instead = trained, instead
@@ -358,86 +356,3 @@ class InForward(NoSelection):
         """Forgets the choices of batches that are not in use any more."""
         first = number - BATCHES_AHEAD
         self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
-
-
-class BeforeForward(NoSelection):
-    """A batch method chooses before the loop sees a batch, by a scoring pass or, where it needs no losses, without one.
-
-    Args:
-        tools: Parts of the run.
-        stage: The batch method at work.
-        scoring: How losses are computed.
-        fills: Whether chosen rows are filled up to full batches.
-    """
-
-    def __init__(self, tools: Tools, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
-        super().__init__(tools)
-        self.stage = self._stage = stage
-        self._scoring, self.fills = scoring, fills
-        self._known_losses = None if scoring.losses is None else scoring.losses.to(tools.device)
-        self._warned, self._by_rows = False, None
-        if tools.by_batch and (fills or not self.sees_labels) and tools.reader.criterion is not None:
-            self.measure = self._by_rows = UnevenLabels(self.measure, tools.reader.criterion, tools.device)
-
-    @property
-    def forward_passes(self) -> str | None:
-        """Whether there is a pass before the loop's; a method without losses is named by whether batches are filled up."""
-        return "twice" if self.fills or self._stage.requires.signals else "once"
-
-    @property
-    def scores(self) -> bool:
-        """Whether there are scoring passes, and not of another model."""
-        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.model is None
-
-    @property
-    def sees_labels(self) -> bool:
-        """Whether a pass over each candidate batch tells how many labels each of its rows has."""
-        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.every_epochs == 1
-
-    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
-        """Returns the rows of a candidate batch that the loop sees.
-
-        Args:
-            batch: The batch, on the device.
-            ids: Ids of its rows, shape (n,), int64, on the host.
-            epoch: Number of the epoch, 0-based.
-        """
-        here = ids.to(self._tools.device, non_blocking=True)
-        if self._is_inactive(self._stage):
-            return self._stage.whole(len(ids), self._tools.device)
-        found = self._signals(batch, here, epoch) if self._stage.requires.signals else {}
-        shares = found.pop(DIVISOR_SHARE, None)
-        plan = self._stage.plan(here, found)
-        return part_of_batch(plan, len(ids), shares) if self._tools.by_batch else plan
-
-    def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
-        """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
-        if self._known_losses is not None:
-            return {"loss": self._known_losses.index_select(0, ids)}
-        if epoch % self._scoring.every_epochs:
-            self._attributor.write()
-            return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
-        return without_ignored(self._tools.passes.score(batch, ids, self._scoring, self._tools.beside(fills=self.fills)))
-
-    def warn_of_labels(self) -> None:
-        """Warns once where the losses were divided by a share of rows, and labels should have counted."""
-        if self._by_rows is not None:
-            self._by_rows.warn()
-
-    def warn_if_in_vain(self, keep: float) -> None:
-        """Warns once where a scoring pass costs more than it saves on this model, as measured."""
-        self.warn_of_labels()
-        scoring, ratio = self._scoring, self._stopwatch.ratio()
-        cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
-        if not self._stage.requires.signals or cheaper or self._warned or not ratio:
-            return
-        most = 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
-        if keep <= most:
-            return
-        self._warned = True
-        warnings.warn(
-            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
-            f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
-            f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once.",
-            stacklevel=5,
-        )

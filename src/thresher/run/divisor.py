@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.attribution.attributor import MeasureLoss
-from thresher.attribution.rows import Attribution, RowLayout
+from thresher.attribution.rows import RowLayout
 from thresher.losses.base import Criterion
 from thresher.methods.contract import requirements_of
 from thresher.plans import BatchPlan
@@ -91,29 +90,20 @@ def part_of_divisor(
 
 
 class UnevenLabels:
-    """Computes losses whose divisor was chosen by rows, and notices where labels and not rows should have counted.
-
-    A share of the rows is that of the labels where every sample has equally many labels that the criterion does not ignore.
+    """Notices where a share of the rows stood for a share of the labels, and the samples had different numbers of labels.
 
     Args:
-        measure: Computes the losses.
-        criterion: The user's criterion per sample.
         device: Device of the losses.
     """
 
-    def __init__(self, measure: MeasureLoss, criterion: Criterion, device: torch.device) -> None:
-        self._measure, self._criterion, self._device = measure, criterion, device
+    def __init__(self, device: torch.device) -> None:
         self._uneven = torch.zeros((), dtype=torch.bool, device=device)
         self._said = False
 
-    def __call__(
-        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None, /
-    ) -> tuple[Any, ...]:
-        """Computes the losses of a batch; arguments and result are those of `measure`."""
-        if n := attribution.layout.n:
-            shares = self._criterion.shares(torch.empty(n, 1, device=self._device), targets)
-            self._uneven |= shares.min() != shares.max()
-        return self._measure(outputs, targets, attribution, weights, weights_over_n)
+    def note(self, counts: Tensor) -> None:
+        """Notes how many labels count in each sample of a batch, shape (n,); nothing waits for the device."""
+        if len(counts):
+            self._uneven |= counts.min() != counts.max()
 
     def warn(self) -> None:
         """Warns once where samples had different numbers of labels; it waits for the device."""
@@ -121,7 +111,7 @@ class UnevenLabels:
             return
         self._said = True
         warnings.warn(
-            "divide='batch': samples of one batch had different numbers of labels that the criterion does not ignore. Where "
+            "divide='batch': samples of one batch had different numbers of labels that count. Where "
             "rows are chosen before the forward pass without the labels of their whole batch, the mean over the kept labels is "
             "multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
             "forward_passes='once', or divide='kept'. This is said once.",

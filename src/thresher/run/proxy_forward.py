@@ -13,8 +13,9 @@ from thresher.passes.engine import Answer
 from thresher.passes.proxy import Proxy
 from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
-from thresher.run.batch_selection import BeforeForward, Tools
+from thresher.run.batch_selection import Tools
 from thresher.run.batch_stage import BatchStage
+from thresher.run.before_forward import BeforeForward
 from thresher.run.chosen_rows import take_samples, times, without_ignored
 from thresher.run.divisor import part_of_batch, part_of_divisor
 from thresher.shards import World

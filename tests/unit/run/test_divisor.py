@@ -223,7 +223,7 @@ def trained(run):
     ("method", "given"),
     [
         (None, {"forward_passes": "twice"}),
-        (None, {"forward_passes": "twice", "scoring": thresher.Scoring(losses=torch.rand(N))}),
+        (None, {"forward_passes": "twice", "scoring": thresher.Scoring(losses=torch.linspace(0, 1, N))}),
         (thresher.RandomBackprop(keep=0.5), {}),
     ],
 )
@@ -237,6 +237,19 @@ def test_a_share_of_rows_that_is_none_of_the_labels_is_said(method, given):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             trained(run)
+            _ = run.history
+        assert any("different numbers of labels" in str(one.message) for one in found) is warns
+
+
+def test_a_share_of_rows_is_said_for_losses_of_the_loop_too():
+    """`run.reduce` with a mask: the number of its positions differs between samples."""
+    for width, warns in ((4, False), (1, True)):
+        run = made(nn.CrossEntropyLoss(), thresher.RandomBackprop(keep=0.5), divide="batch")
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for x, _ in run.loader:
+                valid = torch.arange(4) < torch.where(torch.arange(len(x)) % 2 == 0, 4, width)[:, None]
+                run.reduce(run.model(x).sum(1, keepdim=True).expand(-1, 4), valid=valid)
             _ = run.history
         assert any("different numbers of labels" in str(one.message) for one in found) is warns
 
