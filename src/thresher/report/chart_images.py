@@ -8,10 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from plotly.offline import get_plotlyjs
-
 from thresher.report.loading import ResultsDict, Samples
 from thresher.report.page import SECTIONS
+from thresher.report.plotly_js import plotly_js
 from thresher.report.style import INK
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
@@ -89,7 +88,7 @@ def _render(browser: str, figures: list[str]) -> list[bytes]:
     held = f'<script type="application/json" id="figures">[{",".join(figures)}]</script>'
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "figures.html"
-        text = f"<!DOCTYPE html><meta charset=utf-8><body>{held}<script>{get_plotlyjs()}</script><script>{script}</script>"
+        text = f"<!DOCTYPE html><meta charset=utf-8><body>{held}<script>{plotly_js()}</script><script>{script}</script>"
         page.write_text(text, encoding="utf-8")
         options = (f"--user-data-dir={folder}/profile", f"--virtual-time-budget={VIRTUAL_TIME_MS}", "--dump-dom")
         done = subprocess.run(

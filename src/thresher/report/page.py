@@ -11,7 +11,6 @@ from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
 
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, busy_sentence, is_share, left_out_sentence, listed
 from thresher.experiments.tasks.pictures import ImageArray, training_images
@@ -29,6 +28,7 @@ from thresher.report.loading import (
     load_shown,
     runs_by_method,
 )
+from thresher.report.plotly_js import plotly_js
 from thresher.report.sheets import sheets
 from thresher.report.style import INK
 
@@ -273,7 +273,7 @@ def render_page(
         most_of_a_class=MOST_OF_A_CLASS,
         settings=_method_settings(results),
         counted=COUNTERS,
-        plotly=base64.b64encode(zlib.compress(get_plotlyjs().encode())).decode(),
+        plotly=base64.b64encode(zlib.compress(plotly_js().encode(), 9)).decode(),
         ink=INK,
     )
 

@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from plotly.offline import get_plotlyjs
 
 from thresher.cli.report import report
 from thresher.experiments.comparison.summary import summarise
 from thresher.report import page as pages
 from thresher.report.page import SECTIONS, render_page, write_report
+from thresher.report.plotly_js import plotly_js
 from thresher.report.sheets import sheets
 from unit.report.cases import HOSTILE, comparison, save
 
@@ -37,7 +37,7 @@ class Seen(HTMLParser):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(pages, "get_plotlyjs", lambda: "/* plotly */")
+    monkeypatch.setattr(pages, "plotly_js", lambda: "/* plotly */")
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def compared():
 def with_rows(compared):
     """The page of a comparison without the images of its samples, and without plotly."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pages, "get_plotlyjs", lambda: "/* plotly */")
+        patch.setattr(pages, "plotly_js", lambda: "/* plotly */")
         return render_page(*compared)
 
 
@@ -155,7 +155,7 @@ def test_twenty_methods_are_a_page_below_4_mb():
     images = np.random.default_rng(0).integers(256, size=(200, 28, 28), dtype=np.uint8)
     html = render_page(results, samples, images)
     assert html.count("data:image/png;base64,") > 400
-    assert len(html.encode()) + 4 / 3 * len(zlib.compress(get_plotlyjs().encode())) < 4_000_000
+    assert len(html.encode()) + 4 / 3 * len(zlib.compress(plotly_js().encode())) < 2_700_000
 
 
 def test_older_results_have_a_page_too():

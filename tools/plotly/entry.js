@@ -1,0 +1,3 @@
+const Plotly = require("plotly.js/lib/core");
+Plotly.register([require("plotly.js/lib/bar"), require("plotly.js/lib/heatmap")]);
+module.exports = Plotly;
