@@ -10,17 +10,17 @@ if TYPE_CHECKING:
 
 LEAST_VERDICT = 30
 """Columns that a verdict needs beside the numbers; where there are fewer, it stands below them."""
-GAPS = 2 * 5
+GAPS = 2 * 6
 
 CAPTION = """\
-Cost and CPU time are shares of full training. Controls, at the cost of the method above them: uniform@ trains on a random \
-subset each epoch, shorter@ for fewer epochs, smaller@ with smaller batches, and placebo@ as the method does, with its losses \
-or scores permuted among samples."""
+Cost, CPU time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the cost of the \
+method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with smaller batches, \
+and placebo@ as the method does, with its losses or scores permuted among samples."""
 """Text below the result of a comparison."""
 
-TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime")
+TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "step\nmemory")
 """Headings of the table after that of the metric."""
-NUMBERS = 15, 24, 7, 6
+NUMBERS = 15, 24, 7, 6, 6
 """Columns of the numbers in a block."""
 
 
@@ -65,7 +65,7 @@ def summary_table(results: dict[str, Any]) -> "Table":
 
 def _table_width(results: dict[str, Any]) -> int:
     cells = [_numbers(row, results) for row in results["summary"]]
-    headings = [len(_metric(results)) + 1, 18, 5, 4]
+    headings = [len(_metric(results)) + 1, 18, 5, 4, 6]
     widths = [max(wide, *(len(row[place]) for row in cells)) for place, wide in enumerate(headings)]
     return _name_width(results) + sum(widths) + LEAST_VERDICT + GAPS
 
@@ -74,7 +74,7 @@ def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
     """Yields lines: for each method its name, its numbers below each other, and its verdict, wrapped."""
     yield from wrap(_title(results), width)
     unit = ", %" if _whole(results) else ""
-    yield from wrap(f"{_metric(results)}{unit}; difference to full [95 % interval]; cost; CPU time", width)
+    yield from wrap(f"{_metric(results)}{unit}; difference to full [95 % interval]; cost; CPU time; memory of a step", width)
     for row in results["summary"]:
         yield ""
         indent = "  " if row["control_of"] else ""
@@ -108,12 +108,13 @@ def _name_cell(row: dict[str, Any]) -> str:
     return f"  {row['method']}" if row["control_of"] else row["method"]
 
 
-def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, str, str, str]:
+def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
     show, signed = _forms(_whole(results))
     spread = "" if row["std"] is None else f" ± {show(row['std'])}"
     bounds = "" if row["ci95"] is None else " [{}, {}]".format(*map(signed, row["ci95"]))
     difference = "" if row["difference"] is None else f"{signed(row['difference'])}{bounds}"
-    return f"{show(row['mean'])}{spread}", difference, f"{row['cost_ratio']:.3f}", f"{row['cpu_ratio']:.2f}"
+    memory = "?" if row.get("memory_ratio") is None else f"{row['memory_ratio']:.2f}"
+    return f"{show(row['mean'])}{spread}", difference, f"{row['cost_ratio']:.3f}", f"{row['cpu_ratio']:.2f}", memory
 
 
 def _forms(whole: bool) -> tuple[Callable[[float], str], Callable[[float], str]]:

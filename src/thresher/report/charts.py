@@ -35,6 +35,7 @@ OF_FULL = {
     "cost": "cost as counted, share of full training",
     "cpu": "CPU time, share of full training",
     "wall": "wall time, share of full training",
+    "memory": "peak memory of a step, share of full training",
 }
 AXES = {
     "epoch": "epoch",
@@ -51,7 +52,7 @@ def metric_against_cost(results: ResultsDict, _: Samples, by: str = "cost") -> g
 
     Args:
         results: Content of results.json.
-        by: Measure of cost: "cost" as counted, "cpu" or "wall" time.
+        by: Measure of cost: "cost" as counted, "cpu" or "wall" time, or "memory" of a step.
     """
     rows = [row for row in results["summary"] if row.get(f"{by}_ratio") is not None]
     if not rows:

@@ -33,13 +33,13 @@ from thresher.report.sheets import sheets
 from thresher.report.style import INK
 
 REPORT = "report.html"
-COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time"}
+COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time", "memory": "memory of a step"}
 """Labels of the measures of cost by the first part of their key in `summary`."""
 COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
 """Counts in the table of settings, by their key under `cost`."""
 BUSY_MARK = "†"
 """Mark at the heading of wall times that were measured on a busy machine, and of the sentence that says so."""
-VERDICT_COLUMNS = ("method", "difference to full", "cost as counted", "CPU time", "wall time", "verdict")
+VERDICT_COLUMNS = ("method", "difference to full", *COST_MEASURES.values(), "verdict")
 """Headings of the table of verdicts, without the metric, which is the second."""
 
 ChartFunction = Callable[..., go.Figure | None]
@@ -292,7 +292,7 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
     cells = [
         (f"{scale * row['mean']:.{digits}f}{spread}", row["mean"]),
         (_difference_text(row, scale, digits), row["difference"]),
-        *(("" if share is None else f"{share:.3f}", share) for share in shares),
+        *(("unknown" if share is None else f"{share:.3f}", share) for share in shares),
     ]
     return {
         "method": row["method"],

@@ -52,7 +52,8 @@ def test_a_real_terminal_shows_the_captures_and_the_time_left_at_each_width(tmux
     script = tmp_path / "shows.py"
     script.write_text(SHOWS.format(path=[str(CAPTURES.parent), *sys.path]), encoding="utf-8")
     for width in WIDTHS:
-        tmux("new-session", "-d", "-s", f"w{width}", "-x", str(width), "-y", "120", f"env -u COLUMNS -u LINES {sys.executable} {script}; sleep 60")
+        command = f"env -u COLUMNS -u LINES {sys.executable} {script}; sleep 60"
+        tmux("new-session", "-d", "-s", f"w{width}", "-x", str(width), "-y", "120", command)
     for width in WIDTHS:
         lines = when_drawn(lambda width=width: tmux("capture-pane", "-p", "-t", f"w{width}"))
         end = lines.index("that was the result")

@@ -203,7 +203,7 @@ def test_the_table_is_sorted_by_keyboard(opened, made):
         browser.switch_to.active_element.send_keys(key)
         assert cells(browser, 3) == expected
         assert button.find_element(By.XPATH, "..").get_attribute("aria-sort") == order
-        assert len(browser.find_elements(By.CSS_SELECTOR, "#verdict [aria-sort=none]")) == 6
+        assert len(browser.find_elements(By.CSS_SELECTOR, "#verdict [aria-sort=none]")) == 7
 
 
 def test_rows_without_a_difference_sort_last_either_way(opened):

@@ -28,7 +28,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run_of(method, seed, value, ratio, control_of=None, metric="accuracy"):
-    times = {"wall_s": 10.0 * ratio, "cpu_s": 10.0 * ratio}
+    times = {"wall_s": 10.0 * ratio, "cpu_s": 10.0 * ratio, "step_memory": None if control_of else round(1e6 * ratio**0.5)}
     found = {"method": method, "control_of": control_of, "seed": seed, "metric": {"name": metric, "value": value}}
     return found | times | {"cost": {"ratio": ratio}, "history": []}
 

@@ -91,10 +91,11 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
 
     Returns:
         Rows with the keys method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
-        wall_ratio, cpu_ratio, verdict and sentence. `against` has for each control of a method the difference to it, ci95,
-        finding, seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings are
-        corrected for the number of methods, and findings against controls for the number of controls. Time ratios are medians
-        over the seeds. A row with a training that has diverged, half of whose losses or more are not finite, has no finding.
+        wall_ratio, cpu_ratio, memory_ratio, verdict and sentence. `against` has for each control of a method the difference to
+        it, ci95, finding, seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings
+        are corrected for the number of methods, and findings against controls for the number of controls. Ratios of times and
+        of the peak memory of a step, None where it is not known, are medians over the seeds. A row with a training that has
+        diverged, half of whose losses or more are not finite, has no finding.
     """
     whole = is_share(runs)
     margin = margin / 100 if whole else margin
@@ -183,6 +184,7 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
         "cost_ratio": cost,
         "wall_ratio": _median_ratio(runs, full, "wall_s"),
         "cpu_ratio": _median_ratio(runs, full, "cpu_s"),
+        "memory_ratio": _median_ratio(runs, full, "step_memory"),
         "verdict": BASELINE,
     }
 
@@ -193,9 +195,17 @@ def _label(runs: Sequence[RunDict], cost: float) -> str:
     return runs[0]["method"] if kind is None else f"{kind}@{cost:.3f}"
 
 
-def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], clock: str) -> float:
-    of_full = {run["seed"]: run[clock] for run in full}
-    return statistics.median(run[clock] / of_full[run["seed"]] for run in runs)
+def of_known(ratio: float | None) -> str:
+    """Returns a ratio with two digits, or that it is unknown."""
+    return "an unknown share" if ratio is None else f"{ratio:.2f}"
+
+
+def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], measure: str) -> float | None:
+    """Returns the median over the seeds of a measure as a share of full training; None where it is not known of each run."""
+    of_full = {run["seed"]: run.get(measure) for run in full}
+    pairs = [(run.get(measure), of_full[run["seed"]]) for run in runs]
+    known = [own / whole for own, whole in pairs if own is not None and whole]
+    return statistics.median(known) if len(known) == len(pairs) else None
 
 
 def _judged(
@@ -284,8 +294,8 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
     parts = [
         f"{row['method']} reaches {metric} {level(row['mean'])} where full training reaches {level(baseline)}, "
         f"{_with_interval(row, whole)} {over}: {row['verdict'].partition(';')[0]}.",
-        f"It costs {row['cost_ratio']:.3f} of full training as counted, {row['cpu_ratio']:.2f} of its CPU time and "
-        f"{row['wall_ratio']:.2f} of its wall time.",
+        f"It costs {row['cost_ratio']:.3f} of full training as counted, {row['cpu_ratio']:.2f} of its CPU time, "
+        f"{row['wall_ratio']:.2f} of its wall time and {of_known(row['memory_ratio'])} of the memory of its steps.",
     ]
     for kind, found in row["against"].items():
         parts.append(f"Against {CONTROLS_IN_WORDS[kind]} at the same cost {_with_interval(found, whole)}: {found['verdict']}.")

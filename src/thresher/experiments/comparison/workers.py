@@ -19,6 +19,9 @@ from thresher.experiments.training.processes import own_rank
 from thresher.experiments.training.store import BESIDE
 from thresher.experiments.training.trainable import Training
 
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Environment of workers: torch would write to their standard error stream that it measures memory."""
+
 
 class RunError(RuntimeError):
     """A run raised an error, or its process died."""
@@ -188,11 +191,23 @@ class Workers:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         process = context.Process(target=_work, args=(theirs, *self._arguments))
-        with interrupts_deferred():
+        with interrupts_deferred(), _quiet():
             process.start()
             self._processes[ours] = process
         theirs.close()
         return ours
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Gives processes that are started inside the environment `QUIET`, but for what the user has set."""
+    new = {name: value for name, value in QUIET.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
 
 
 class _RemoteError(Exception):

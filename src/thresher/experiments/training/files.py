@@ -34,6 +34,7 @@ class Epoch(JsonFile):
         cpu_s: CPU seconds until the end of the epoch.
         wall_s: Seconds until the end of the epoch.
         step_s: Seconds per step.
+        step_memory: Bytes that the second step of the epoch took at its peak, above those held before; None if not known.
         easy_share: Share of the samples with small losses.
         loss_histogram: Counts of the losses.
         hidden_by_class: Number of samples of each class that were left out.
@@ -49,6 +50,7 @@ class Epoch(JsonFile):
     cpu_s: float | None = None
     wall_s: float | None = None
     step_s: float | None = None
+    step_memory: int | None = None
     easy_share: float | None = None
     loss_histogram: list[int] | None = None
     hidden_by_class: list[int] | None = None
@@ -116,6 +118,7 @@ class ComparedRun(JsonRun):
         cpu_s: CPU seconds.
         wall_s: Seconds.
         busy: Whether the machine was busy at the begin or end; None where that is not known.
+        step_memory: Bytes that a step took at most, above those held before; None where that is not known.
         samples: Path of the history of the samples, relative to the folder; None where there is no such file.
         shown: Path of the file with what samples look like, relative to the folder; None where there is none.
     """
@@ -126,6 +129,7 @@ class ComparedRun(JsonRun):
     cpu_s: float
     wall_s: float
     busy: bool | None = None
+    step_memory: int | None = None
     samples: str | None = None
     shown: str | None = None
 
@@ -195,6 +199,7 @@ class SummaryRow(JsonFile):
         cost_ratio: Cost as a share of full training.
         cpu_ratio: CPU time as a share of full training.
         wall_ratio: Time as a share of full training.
+        memory_ratio: Peak memory of a step as a share of full training; None where it is not known.
         verdict: Judgement in words.
     """
 
@@ -207,6 +212,7 @@ class SummaryRow(JsonFile):
     cost_ratio: float
     cpu_ratio: float | None = None
     wall_ratio: float | None = None
+    memory_ratio: float | None = None
     verdict: str
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from torch.utils.data.distributed import DistributedSampler
 import thresher
 from thresher.cost import Cost
 from thresher.experiments.training.checkpoint import Checkpoint, Stateful
+from thresher.experiments.training.length import Length
 from thresher.experiments.training.machine import is_busy
+from thresher.experiments.training.memory import StepMemory
 from thresher.experiments.training.processes import (
     dealt,
     fresh_accelerator,
@@ -70,36 +73,6 @@ class Clock:
             torch.accelerator.synchronize()
         self.wall_s += time.perf_counter() - wall
         self.cpu_s += time.process_time() - cpu
-
-
-class Length:
-    """The length of a run: all epochs, or a share of them that ends after the nearest step.
-
-    Args:
-        share: Share of the epochs to train, (0, 1].
-        epochs: Number of epochs of full training.
-        samples: Number of samples in an epoch.
-        batch_size: Number of samples in every batch of an epoch but the last.
-
-    Attributes:
-        steps: Number of steps of each epoch; None for an epoch that is not cut short.
-        samples: Number of samples that the whole run trains on, with repeats.
-    """
-
-    def __init__(self, share: float, epochs: int, samples: int, batch_size: int) -> None:
-        wanted = share * epochs * samples
-        whole = min(epochs, int(wanted / samples + 1e-9))
-        left = wanted - whole * samples
-        rest = max(round(left / batch_size), 0 if whole else 1)
-        if rest * batch_size >= samples or samples - left < abs(rest * batch_size - left):
-            whole, rest = whole + 1, 0
-        self.steps: list[int | None] = [None] * whole + [rest] * (rest > 0)
-        self.samples = whole * samples + rest * batch_size
-        self._stretch = len(self.steps) * samples / self.samples
-
-    def progress(self, of_epochs: float) -> float:
-        """Returns the share of this run that is done, given the share of its epochs if all of them were whole."""
-        return min(1.0, of_epochs * self._stretch)
 
 
 class Session:
@@ -154,6 +127,7 @@ class Session:
             self.optimizer, self.run, lambda done: training.schedule(self.length.progress(done))
         )
         self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
+        self.memory = StepMemory(accelerator.device)
         self.entries: list[dict[str, Any]] = []
         if own_rank():
             torch.manual_seed(seed + BETWEEN_SEEDS * own_rank())  # or dropout would leave out the same units in all processes
@@ -186,6 +160,7 @@ class Session:
         times = {name: self.entries[-1][name] for name in ("wall_s", "cpu_s")}
         times["busy"] = of_first(self._was_busy or is_busy())
         times["tracing_s"] = inside.tracing_s if isinstance(inside, SubsetBackward) else 0.0
+        times["step_memory"] = max((peak for one in self.entries if (peak := one.get("step_memory")) is not None), default=None)
         classes = None if self.training.classes is None else list(self.training.classes)
         return {"metric": self._final_metric(), "classes": classes, "cost": cost, **times, "history": history}
 
@@ -208,21 +183,31 @@ class Session:
     def _train_epoch(self, epoch: int, steps: int | None) -> None:
         if isinstance(self.loader.sampler, DistributedSampler):
             self.loader.sampler.set_epoch(epoch)
-        for batch in islice(self.run.loader, steps):
+        step = partial(self._step, islice(self.run.loader, steps))
+        more = step() and self.memory.of(step)
+        while more:
+            more = step()
+        if steps is not None and number_of_processes() > 1:
+            self.run.detach()  # what the processes have recorded of an epoch that is cut short comes home now
+
+    def _step(self, batches: Iterator[Any]) -> bool:
+        """Trains on the next batch, and returns whether there was one."""
+        for batch in islice(batches, 1):
             x, y = pair_of(batch)
             loss = self.run.criterion(self.run.model(x), y)
             self.accelerator.backward(loss)
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
-        if steps is not None and number_of_processes() > 1:
-            self.run.detach()  # what the processes have recorded of an epoch that is cut short comes home now
+            return True
+        return False
 
     def _end_epoch(self, epoch: int) -> float:
         """Evaluates the model, adds the epoch to the history and to the trackers, and returns the metric."""
         metric = self._measured(self.training.evaluate, epoch)
         times = {"wall_s": self.clock.wall_s, "cpu_s": sum(of_each_process(self.clock.cpu_s))}
-        self.entries.append(of_first({self.training.metric: metric} | times | self.recording.epoch()))
+        spent = times | {"step_memory": self.memory.take()}
+        self.entries.append(of_first({self.training.metric: metric} | spent | self.recording.epoch()))
         counted = of_processes(of_each_process(self.run.history[epoch] if len(self.run.history) > epoch else {}))
         if (name := self.training.metric) in counted:
             raise ValueError(f"the metric is called {name!r}, and so is a number of the method: give the metric another name")
@@ -280,9 +265,9 @@ def train(
         on_end: Function that is called at the end with the objects that were trained.
 
     Returns:
-        Plain values: method, settings, seed, control_of, metric, classes, cost, wall_s, cpu_s, busy, see `is_busy`, history,
-        device. An entry of the history has the counts of its epoch, the metric, cost, wall_s and cpu_s since the start, the
-        seconds per step, and losses, see `Recording`. Times are without evaluation, checkpoints and downstream training.
+        Plain values: method, settings, seed, control_of, metric, classes, cost, wall_s, cpu_s, busy, see `is_busy`, step_memory
+        in bytes, see `StepMemory`, history, device. An entry of the history has the counts of its epoch, the metric, cost,
+        wall_s and cpu_s since the start, step_s and step_memory, and losses, see `Recording`. Times are without evaluation.
     """
     torch.manual_seed(seed)
     name = label or spec.label

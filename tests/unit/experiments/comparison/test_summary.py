@@ -12,7 +12,7 @@ T = {3: T_2, 5: 2.7764451051977987}  # by the number of seeds, one more than the
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results"
 
 
-def run(method, seed, value, *, cost=1.0, wall=10.0, cpu=10.0, control_of=None):
+def run(method, seed, value, *, cost=1.0, wall=10.0, cpu=10.0, memory=None, control_of=None):
     return {
         "method": method,
         "settings": {"keep": cost},
@@ -22,6 +22,7 @@ def run(method, seed, value, *, cost=1.0, wall=10.0, cpu=10.0, control_of=None):
         "cost": {"ratio": cost},
         "wall_s": wall,
         "cpu_s": cpu,
+        "step_memory": memory,
     }
 
 
@@ -64,10 +65,20 @@ def test_the_sentence_names_the_numbers():
     row = summarise([*FULL, *METHOD, *CONTROL])[1]
     assert row["sentence"] == (
         "m reaches accuracy 94.00 % where full training reaches 92.00 %, +2.00 points [-0.48, +4.48] over 3 seeds: no loss "
-        "within the margin of 0.5 points. It costs 0.600 of full training as counted, 0.60 of its CPU time and 1.00 of its "
-        "wall time. Against random at the same cost +44.00 points [+37.43, +50.57]: better."
+        "within the margin of 0.5 points. It costs 0.600 of full training as counted, 0.60 of its CPU time, 1.00 of its "
+        "wall time and an unknown share of the memory of its steps. "
+        "Against random at the same cost +44.00 points [+37.43, +50.57]: better."
     )
     assert summarise(FULL)[0]["sentence"] == "Full training reaches accuracy 92.00 % over 3 seeds."
+
+
+def test_the_memory_of_a_step_is_unknown_where_that_of_one_run_is():
+    full = [run("full", seed, 0.9, memory=400) for seed in range(3)]
+    halves = [run("m", seed, 0.9, memory=memory) for seed, memory in enumerate((100, 200, 240))]
+    row = summarise([*full, *halves])[1]
+    assert row["memory_ratio"] == 0.5 and "and 0.50 of the memory of its steps." in row["sentence"]
+    for unknown in ([*full, *halves[:2], run("m", 2, 0.9)], [*full[:2], run("full", 2, 0.9), *halves]):
+        assert summarise(unknown)[1]["memory_ratio"] is None
 
 
 def test_a_metric_that_is_no_share_is_in_its_own_units():

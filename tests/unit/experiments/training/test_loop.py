@@ -16,7 +16,7 @@ from thresher.experiments.tasks.base import one_cycle
 from thresher.experiments.tasks.metrics import accuracy
 from thresher.experiments.tasks.script import Script
 from thresher.experiments.training import loop
-from thresher.experiments.training.loop import Length, pair_of, sizes_of, tracker_name, train, with_costs
+from thresher.experiments.training.loop import pair_of, sizes_of, tracker_name, train, with_costs
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 TIMES = ("cost", "cpu_s", "wall_s")
@@ -80,7 +80,7 @@ def test_a_run_has_the_schema(runs):
     run = runs["kakurenbo"]
     assert set(run) == {
         "method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "tracing_s", "history", "device",
-        "busy", "classes",
+        "busy", "classes", "step_memory",
     }  # fmt: skip
     assert (run["method"], run["seed"], run["control_of"]) == ("kakurenbo", 1, None)
     assert run["settings"]["max_fraction"] == 0.3
@@ -183,29 +183,6 @@ def test_a_short_run_without_a_measured_ratio_takes_the_textbook_one(digits):
     run = train(*digits, MethodSpec("uniform", {"keep": 0.02}), seed=0, epochs=1, label="uniform@0.020")
     assert run["cost"]["backward_to_forward"] is None and run["cost"]["ratio"] == pytest.approx(0.02, abs=1e-3)
     assert (run["method"], run["control_of"]) == ("uniform@0.020", None)
-
-
-@pytest.mark.parametrize(
-    ("share", "epochs", "steps", "samples"),
-    [
-        (1.0, 3, [None, None, None], 300),
-        (0.5, 4, [None, None], 200),
-        (0.7, 10, [None] * 7, 700),
-        (0.6, 2, [None, 1], 132),
-        (0.45, 2, [3], 96),
-        (0.5, 3, [None, 2], 164),
-        (0.97, 1, [3], 96),
-        (0.997, 4, [None] * 4, 400),
-        (0.01, 2, [1], 32),
-        (0.503, 4, [None, None], 200),
-    ],
-)
-def test_a_share_ends_after_the_nearest_step(share, epochs, steps, samples):
-    """Epochs of 100 samples, in batches of 32, 32, 32 and 4."""
-    length = Length(share, epochs, 100, 32)
-    assert (length.steps, length.samples) == (steps, samples)
-    assert length.progress(0) == 0 and length.progress(samples / (100 * len(steps))) == pytest.approx(1)
-    assert length.progress(1.0) == 1
 
 
 @pytest.fixture(scope="module")

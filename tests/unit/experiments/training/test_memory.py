@@ -1,0 +1,69 @@
+from threading import Thread
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from thresher.experiments.tasks import built_in
+from thresher.experiments.training.loop import train
+from thresher.experiments.training.memory import StepMemory
+from thresher.experiments.training.specs import parse_methods
+
+CPU = torch.device("cpu")
+HELD = 8 * 1024  # bytes of 1,024 doubles
+
+
+def step_of(*sizes, goes_on=True):
+    """A step that holds some tensors of 8 KiB each at once, one number after the other."""
+
+    def step():
+        for number in sizes:
+            [torch.ones(1024, dtype=torch.float64) for _ in range(number)]
+        return goes_on
+
+    return step
+
+
+@pytest.mark.parametrize(("sizes", "peak"), [((1,), 1), ((3, 1), 3), ((2, 5, 4), 5)])
+def test_the_peak_is_what_is_held_at_once(sizes, peak):
+    memory = StepMemory(CPU)
+    held = torch.ones(100_000)
+    assert memory.of(step_of(*sizes)) is True
+    assert memory.take() == pytest.approx(peak * HELD, rel=0.05)
+    assert memory.take() is None and len(held)
+
+
+def test_what_frees_memory_from_before_takes_none():
+    held = [torch.ones(1024, dtype=torch.float64)]
+    memory = StepMemory(CPU)
+    assert memory.of(lambda: not held.clear())
+    assert memory.take() == 0
+
+
+def test_no_step_no_peak():
+    memory = StepMemory(CPU)
+    assert memory.of(step_of(2, goes_on=False)) is False and memory.take() is None
+
+
+def test_what_cannot_be_measured_is_unknown():
+    memory = StepMemory(torch.device("meta"))
+    assert memory.of(step_of(2)) is True and memory.take() is None
+    memory = StepMemory(CPU)
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert memory.of(step_of(2)) is True
+    assert memory.take() is None
+    thread = Thread(target=memory.of, args=(step_of(2),))
+    thread.start()
+    thread.join()
+    assert memory.take() is None
+
+
+def test_a_third_of_the_rows_takes_less_memory():
+    """A backward pass for the kept rows keeps no more of the forward pass than they need; a scoring pass keeps nothing."""
+    task = built_in("digits@256")
+    data = task.load(task.find(None))
+    specs = "full,random_backprop:keep=0.34,selective_backprop:keep=0.34:forward_passes=twice"
+    full, kept, twice = (train(task, data, spec, seed=0, epochs=2) for spec in parse_methods(specs))
+    assert kept["step_memory"] < 0.8 * full["step_memory"]
+    assert [entry["step_memory"] for entry in full["history"]] == [full["step_memory"]] * 2
+    assert 0 < twice["step_memory"] < 3 * full["step_memory"]
