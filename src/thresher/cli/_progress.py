@@ -94,6 +94,7 @@ class RunProgress(Watcher):
         self._runs, self._done, self._epochs = 0, 0, 0
         self._all = progress.add_task("all runs", total=None, note="")
         self._bars: dict[str, TaskID] = {}
+        self._warnings: set[str] = set()
 
     def planned(self, runs: int, epochs: int) -> None:
         """Restarts the counts, since several comparisons may follow each other."""
@@ -131,6 +132,12 @@ class RunProgress(Watcher):
     def left_out(self, method: str, control: Control, why: str) -> None:
         """Prints which control a method does not have, and why."""
         self._print(left_out_sentence({"method": method, "control": control, "why": why}))
+
+    def warned(self, text: str) -> None:
+        """Prints a warning once, whichever runs it comes from."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self._print(text)
 
     def dropped(self, job: Job) -> None:
         """Counts one run fewer, and removes its bar."""

@@ -137,6 +137,15 @@ def test_without_a_terminal_there_is_a_line_each_minute(monkeypatch):
     shown(watch, 120)
 
 
+def test_a_warning_of_several_runs_is_printed_once():
+    def watch(console):
+        with progress_on(console) as watcher:
+            for text in ("Warning: [a]", "Warning: b", "Warning: [a]"):
+                watcher.warned(text)
+
+    assert shown(watch, 120).splitlines() == ["Warning: [a]", "Warning: b"]
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_tables_and_cards_are_whole_at_each_width(width):
     reached = {"seeds": 3, "of": 3, "cost_to_full": 0.5, "cpu_to_full": 0.625}

@@ -17,7 +17,7 @@ from thresher.experiments.comparison.job import (
 )
 from thresher.experiments.comparison.summary import DEFAULT_MARGIN, any_busy, summarise
 from thresher.experiments.comparison.together import TogetherWorkers
-from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Workers
+from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Warned, Workers
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import TEXTBOOK, with_costs
 from thresher.experiments.training.processes import check_joined, number_of_processes, of_first
@@ -50,6 +50,9 @@ class Watcher:
 
     def left_out(self, method: str, control: Control, why: str) -> None:
         """Is called when a control that was not asked for by name is not trained for a method, with the reason."""
+
+    def warned(self, text: str) -> None:
+        """Is called when something warned in the process of a run, with the warning."""
 
     def dropped(self, job: Job) -> None:
         """Is called when the training of a run that was started is refused, which makes one run fewer."""
@@ -242,6 +245,8 @@ class ComparedRuns:
                 continue
             if isinstance(event, Advanced):
                 self.watcher.advanced(event.job, event.epochs, event.metric)
+            elif isinstance(event, Warned):
+                self.watcher.warned(event.text)
             else:
                 self.store.save_run(event.job.key, event.run)
                 self._finish(event.job, event.run, reused=False)

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -21,6 +22,10 @@ from thresher.experiments.training.trainable import Training
 
 QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 """Environment of workers: torch would write to their standard error stream that it measures memory."""
+
+
+PACKAGE = Path(__file__).parents[2]
+"""Folder of the package."""
 
 
 class RunError(RuntimeError):
@@ -61,6 +66,17 @@ class Advanced:
     job: Job
     epochs: int
     metric: float
+
+
+@dataclass(frozen=True)
+class Warned:
+    """The message of a worker that something warned in its process.
+
+    Args:
+        text: The warning, with its place where that is not in Thresher.
+    """
+
+    text: str
 
 
 @dataclass(frozen=True)
@@ -160,7 +176,7 @@ class Workers:
         with self._alive(connection):
             connection.send(job)
 
-    def next_event(self) -> Advanced | Finished:
+    def next_event(self) -> Advanced | Warned | Finished:
         """Waits for the next message of a worker and returns it.
 
         Raises:
@@ -171,7 +187,7 @@ class Workers:
         connection: Any = wait(list(self._busy))[0]
         with self._alive(connection):
             event = connection.recv()
-        if not isinstance(event, Advanced):
+        if not isinstance(event, Advanced | Warned):
             del self._busy[connection]
         if isinstance(event, Failed):
             raise event.error
@@ -284,10 +300,33 @@ def _work(connection: Connection, *arguments: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    outcome = Trainer(connection.send, *arguments)
+    one_by_one = threading.Lock()
+
+    def send(message: Advanced | Warned | Finished | Failed) -> None:
+        with one_by_one:
+            connection.send(message)
+
+    warnings.showwarning = lambda message, category, filename, lineno, *_: send(
+        Warned(warning_text(message, category, filename, lineno))
+    )
+    outcome = Trainer(send, *arguments)
     with suppress(EOFError, ConnectionError):  # the parent is gone
         while True:
-            connection.send(outcome(connection.recv()))
+            send(outcome(connection.recv()))
+
+
+def warning_text(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> str:
+    """Returns a warning as people read it: with its place, unless it is one of Thresher about the training.
+
+    Args:
+        message: The warning.
+        category: Its class.
+        filename: File that it names.
+        lineno: Line that it names.
+    """
+    if category is UserWarning and Path(filename).is_relative_to(PACKAGE):
+        return f"Warning: {message}"
+    return f"{category.__name__} at {filename}:{lineno}: {message}"
 
 
 class Trainer:
@@ -345,7 +384,10 @@ class Trainer:
         what = {"seed": job.seed, "epochs": self._epochs, "label": job.label, "share": job.share, **self._tracking}
         what |= {"samples_to": self._beside(job, "samples"), "on_end": partial(self._write_shown, job)}
         try:
-            return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))
+            with warnings.catch_warnings():
+                if job.is_control:  # what Thresher warns of is about settings that the user has not chosen
+                    warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher\.")
+                return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))
         except Exception as error:
             if isinstance(error, SmallerBatchesError):
                 return Failed(job, str(error), RunRefusedError, traceback.format_exc())

@@ -19,8 +19,10 @@ from thresher.experiments.comparison.workers import (
     RunRefusedError,
     RunValueError,
     Trainer,
+    Warned,
     Workers,
     interrupts_deferred,
+    warning_text,
 )
 from thresher.experiments.training.sample_history import read_history
 from thresher.experiments.training.specs import MethodSpec
@@ -70,7 +72,14 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(inter
         monkeypatch.undo()
         workers.start(Job(full.spec, 3, "one epoch", 1e-4))
         assert workers.busy and not workers.free
-        assert any(isinstance(workers.next_event(), Finished) for _ in range(2))
+        advanced, finished = workers.next_event(), workers.next_event()
+        assert isinstance(advanced, Advanced) and isinstance(finished, Finished) and finished.run["step_memory"] > 0
+        winnow = MethodSpec("winnow", {"share": 0.5})
+        for label, kinds in ((winnow.label, [Warned, Advanced, Finished]), ("control", [Advanced, Finished])):
+            workers.start(Job(winnow, 3, label, 1e-4))
+            events = [workers.next_event() for _ in kinds]
+            assert [type(event) for event in events] == kinds
+            assert label == "control" or events[0].text.startswith("Warning: Winnow draws uniformly in a training of one epoch")
         assert list(workers._processes.values()) == [process]
         workers.start(full)
         assert isinstance(workers.next_event(), Advanced)
@@ -79,6 +88,13 @@ def test_a_process_survives_interrupts_trains_and_is_reported_when_it_dies(inter
             while True:
                 workers.next_event()
     assert not workers._processes
+
+
+def test_a_warning_has_its_place_unless_it_is_of_thresher():
+    ours = Trainer.__init__.__code__.co_filename
+    assert warning_text("mind this", UserWarning, ours, 7) == "Warning: mind this"
+    assert warning_text("mind this", UserWarning, "mine.py", 7) == "UserWarning at mine.py:7: mind this"
+    assert warning_text("no more", DeprecationWarning, ours, 7) == f"DeprecationWarning at {ours}:7: no more"
 
 
 @pytest.mark.parametrize(
