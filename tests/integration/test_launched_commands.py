@@ -18,7 +18,7 @@ from thresher.experiments.training.checkpoint import Checkpoint
 from thresher.experiments.training.specs import parse_methods
 
 SIZE = 2
-MEASURED = ("wall_s", "cpu_s", "step_s", "backward_to_forward", "ratio", "cost", "device", "busy")
+MEASURED = ("wall_s", "cpu_s", "step_s", "step_memory", "backward_to_forward", "ratio", "cost", "device", "busy")
 """Entries of results that differ between two trainings of one method."""
 
 

@@ -140,7 +140,7 @@ def test_an_interrupted_training_goes_on_to_the_same_numbers(name, method, epoch
 def untimed(results):
     """Without times and what is made of them."""
     [run] = results["runs"]
-    timed = {"wall_s", "cpu_s", "step_s", "cost", "backward_to_forward"}
+    timed = {"wall_s", "cpu_s", "step_s", "step_memory", "cost", "backward_to_forward"}
     entries = [{name: value for name, value in entry.items() if name not in timed} for entry in run["history"]]
     return run["metric"], entries, {name: run["cost"][name] for name in ("forward", "backward", "refresh", "scoring", "steps")}
 

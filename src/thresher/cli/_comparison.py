@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 
 def run_and_print(
-    task: str, methods: str, seeds: str, epochs: int, out: Path, *, json: Path | None = None, **options: Any
+    task: str,
+    methods: str,
+    seeds: str,
+    epochs: int,
+    out: Path,
+    *,
+    json: Path | None = None,
+    quiet: bool = False,
+    **options: Any,
 ) -> None:
     """Runs a comparison and prints its verdicts, what to do, and the paths of the report and the results.
 
@@ -25,6 +33,7 @@ def run_and_print(
         epochs: Number of epochs of every run.
         out: Folder for the results.
         json: File for the summary as JSON; "-" for the standard output, and then nothing else is printed there.
+        quiet: Whether to print no progress. Default: False.
         options: Further arguments of `comparison.compare`; `most` for the largest number of seeds, which are added until every
             verdict is decided.
 
@@ -40,7 +49,7 @@ def run_and_print(
     from thresher.report.page import write_report
 
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
-    results = run_with_progress(console, task, methods, seeds, epochs, out, **options)
+    results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, **options)
     if own_rank():
         return
     print_summary(console, results)
@@ -50,7 +59,7 @@ def run_and_print(
 
 
 def run_with_progress(
-    console: "Console", task: str, methods: str, seeds: str, epochs: int, out: Path, **options: Any
+    console: "Console", task: str, methods: str, seeds: str, epochs: int, out: Path, *, quiet: bool = False, **options: Any
 ) -> dict[str, Any]:
     """Runs a comparison with progress on a console, and returns its results; see `run_and_print`.
 
@@ -67,7 +76,7 @@ def run_with_progress(
     run = compare_until_decided if "most" in options else compare
     with explained_interruptions(out / "runs"):
         specs, numbers = parse_methods(methods), parse_seeds(seeds)
-        with progress_on(console) as watcher:
+        with progress_on(console, quiet=quiet) as watcher:
             return run(task, specs, numbers, epochs, out, watcher=watcher, **options)
 
 

@@ -36,13 +36,14 @@ def open_console(*, to_stderr: bool = False) -> "Console":
     return console
 
 
-def announcer(command: str) -> Callable[[str], None]:
+def announcer(command: str, *, quiet: bool = False) -> Callable[[str], None]:
     """Returns a function that prints to the standard error what a command does now, and how long that takes at most.
 
     Args:
         command: Name of the command, which stands before each line.
+        quiet: Whether the function prints nothing. Default: False.
     """
-    return lambda line: typer.echo(f"{command}: {line}", err=True)
+    return lambda line: None if quiet else typer.echo(f"{command}: {line}", err=True)
 
 
 def write_result(path: Path, content: Any) -> None:

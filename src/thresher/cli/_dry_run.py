@@ -16,6 +16,7 @@ def print_dry_run(
     out: Path,
     *,
     json: Path | None = None,
+    quiet: bool = False,
     most: int | None = None,
     **options: Any,
 ) -> None:
@@ -28,10 +29,11 @@ def print_dry_run(
         epochs: Number of epochs of every run.
         out: Folder of the comparison.
         json: File for the result as JSON; "-" for the standard output, and then nothing else is printed there.
+        quiet: Whether to print no progress. Default: False.
         most: Largest number of seeds, where they are added until every verdict is decided. Default: none are added.
         options: Further arguments of `dry_run`.
     """
-    says = announcer("compare --dry-run")
+    says = announcer("compare --dry-run", quiet=quiet)
     says("loading torch, for some seconds")
     from thresher.experiments.comparison.dry_run import dry_run
     from thresher.experiments.training.specs import parse_methods, parse_seeds

@@ -25,6 +25,7 @@ JobsOption = Annotated[int, typer.Option(min=1, help="Number of processes that t
 
 
 JsonOption = Annotated[Path | None, typer.Option(help="File to write the result to as JSON; - for the standard output.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result without the progress.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file of --out, if it is there.")]
 
 

@@ -35,14 +35,18 @@ WIDE = 100
 
 
 @contextmanager
-def progress_on(console: Console) -> Iterator[Watcher]:
+def progress_on(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
     """Yields a watcher of a comparison that shows bars on a terminal.
 
     Elsewhere it prints one line per finished run, and each minute one that says how far it is.
 
     Args:
         console: Console to print to.
+        quiet: Whether to print no progress, only warnings and what is left out. Default: False.
     """
+    if quiet:
+        yield Remarks(console)
+        return
     shown = console.is_terminal
     bars = Progress(
         *_columns(console.width),
@@ -86,15 +90,45 @@ def _each(seconds: float, call: Callable[[], None]) -> Iterator[None]:
         thread.join()
 
 
-class RunProgress(Watcher):
-    """Prints one line per finished run, and keeps one bar for all runs and one for each run in progress."""
+class Remarks(Watcher):
+    """Prints what changes the meaning of the results: which controls are left out, and warnings.
+
+    Args:
+        console: Console to print to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._warnings: set[str] = set()
+
+    def left_out(self, method: str, control: Control, why: str) -> None:
+        """Prints which control a method does not have, and why."""
+        self._print(left_out_sentence({"method": method, "control": control, "why": why}))
+
+    def warned(self, text: str) -> None:
+        """Prints a warning once, whichever runs it comes from."""
+        if text not in self._warnings:
+            self._warnings.add(text)
+            self._print(text)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class RunProgress(Remarks):
+    """Also prints one line per finished run, and keeps one bar for all runs and one for each run in progress.
+
+    Args:
+        console: Console to print to.
+        progress: The bars.
+    """
 
     def __init__(self, console: Console, progress: Progress) -> None:
-        self._console, self._progress = console, progress
+        super().__init__(console)
+        self._progress = progress
         self._runs, self._done, self._epochs = 0, 0, 0
         self._all = progress.add_task("all runs", total=None, note="")
         self._bars: dict[str, TaskID] = {}
-        self._warnings: set[str] = set()
 
     def planned(self, runs: int, epochs: int) -> None:
         """Restarts the counts, since several comparisons may follow each other."""
@@ -129,16 +163,6 @@ class RunProgress(Watcher):
         self._print(f"{job.name}: a control of several methods, trained once")
         self._shorten(self._epochs)
 
-    def left_out(self, method: str, control: Control, why: str) -> None:
-        """Prints which control a method does not have, and why."""
-        self._print(left_out_sentence({"method": method, "control": control, "why": why}))
-
-    def warned(self, text: str) -> None:
-        """Prints a warning once, whichever runs it comes from."""
-        if text not in self._warnings:
-            self._warnings.add(text)
-            self._print(text)
-
     def dropped(self, job: Job) -> None:
         """Counts one run fewer, and removes its bar."""
         self._runs -= 1
@@ -165,6 +189,3 @@ class RunProgress(Watcher):
     def _shorten(self, epochs: int) -> None:
         """Shortens the bar of all runs by this number of epochs."""
         self._progress.update(self._all, total=(self._progress.tasks[0].total or 0) - epochs)
-
-    def _print(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,12 +1,11 @@
 """`thresher advise`: estimates from a short probe how much time selection could save on a training."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher.cli._console import announcer
-from thresher.cli._options import DataOption
+from thresher.cli._console import STANDARD_OUTPUT, announcer, open_console, print_table, write_result
+from thresher.cli._options import DataOption, JsonOption, QuietOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,36 +37,37 @@ def advise(
     seconds: Annotated[
         float, typer.Option(help="Time limit for the training of the probe, in seconds. The probe trains for at most 3 epochs.")
     ] = 60.0,
-    json: Annotated[Path | None, typer.Option(help="File to write all measured numbers to, as JSON.")] = None,
+    json: JsonOption = None,
     budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     threads: Annotated[
         int, typer.Option(min=1, help="Number of CPU threads torch may use (`compare` always uses one per run).")
     ] = 1,
     data: DataOption = None,
+    *,
+    quiet: QuietOption = False,
 ) -> None:
     """Probe a training for a short while, say whether selection can help, and name the command that shows it."""
-    says = announcer("advise")
+    says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")
-    from thresher.cli._console import open_console, print_table
     from thresher.experiments.advise.advise import advise
     from thresher.experiments.advise.budget import budget_advice
     from thresher.experiments.comparison.job import parse_budget
     from thresher.experiments.training.specs import parse_methods
-    from thresher.experiments.training.store import write_json
 
     shares = [] if budget is None else parse_budget(budget)
     specs = [spec for spec in parse_methods(methods) if spec.name != "full"]
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads, says=says)
     if shares:
         advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads, says=says)
-    console = open_console()
+    console = open_console(to_stderr=json == STANDARD_OUTPUT)
     print_table(console, advice_table(advice))
     for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):
         console.print(sentence, markup=False, highlight=False)
     console.print(f"\nNext:\n{advice['next']}", markup=False, highlight=False, soft_wrap=True)
     if json is not None:
-        write_json(json, advice)
-        typer.echo(f"\n{json}")
+        write_result(json, advice)
+        if json != STANDARD_OUTPUT:
+            typer.echo(f"\n{json}")
 
 
 def advice_table(advice: dict[str, Any]) -> "Table":

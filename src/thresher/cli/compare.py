@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from thresher.cli._comparison import run_and_print
+from thresher.cli._console import STANDARD_OUTPUT
 from thresher.cli._dry_run import print_dry_run
 from thresher.cli._options import (
     DEFAULT_MARGIN,
@@ -14,6 +15,7 @@ from thresher.cli._options import (
     JsonOption,
     OptionalTaskOption,
     OutOption,
+    QuietOption,
     ScriptArgument,
     SeedsOption,
     training_of,
@@ -76,6 +78,7 @@ def compare(
     restart: Annotated[bool, typer.Option("--restart", help="Delete the runs in --out, and begin anew.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
     json: JsonOption = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Train every method with every seed, beside full training and controls of the same cost.
 
@@ -98,15 +101,16 @@ def compare(
         if restart:
             raise ValueError("compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet")
         given = {"data": data, "jobs": jobs, "controls": kinds, "most": max_seeds if until_decided else None}
-        print_dry_run(training, asked, seeds, epochs, out, json=json, **given)
+        print_dry_run(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
         return
     if restart:
         _begin_anew(out, training, asked, seeds)
     most = {"most": max_seeds} if until_decided else {}
     given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most}
-    run_and_print(training, asked, seeds, epochs, out, json=json, **given)
+    run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
     if quick:
-        typer.echo("This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict.")
+        what = "This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict."
+        typer.echo(what, err=json == STANDARD_OUTPUT)
 
 
 def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:

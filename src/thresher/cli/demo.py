@@ -3,13 +3,14 @@
 from pathlib import Path
 
 from thresher.cli._comparison import run_and_print
-from thresher.cli._options import OutOption
+from thresher.cli._options import OutOption, QuietOption
 
 DEMO_EPOCHS = 20
 DEMO_METHODS = "winnow"
 DEMO_CONTROLS = ("smaller", "shorter", "uniform", "placebo")
 
 
-def demo(out: OutOption = Path("runs/demo")) -> None:
+def demo(out: OutOption = Path("runs/demo"), *, quiet: QuietOption = False) -> None:
     """Compare Winnow at half of the cost with full training and four other ways to spend it, on 5,000 digits of MNIST."""
-    run_and_print("mnist-5k", DEMO_METHODS, "0,1,2", DEMO_EPOCHS, out, data=None, jobs=2, controls=DEMO_CONTROLS)
+    settings = {"data": None, "jobs": 2, "controls": DEMO_CONTROLS}
+    run_and_print("mnist-5k", DEMO_METHODS, "0,1,2", DEMO_EPOCHS, out, quiet=quiet, **settings)

@@ -1,9 +1,11 @@
 """`thresher methods`: lists the methods, or prints the card of one method."""
 
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thresher.cli._options import JsonOption
 from thresher.methods import registry
 
 if TYPE_CHECKING:
@@ -18,14 +20,27 @@ def methods(
             help="Name of a method whose card is printed: its settings, its costs and what is missing of its paper."
         ),
     ] = None,
+    json: JsonOption = None,
 ) -> None:
     """List the methods by name, or print the card of one method."""
-    from thresher.cli._console import open_console, print_table
+    from thresher.cli._console import open_console, print_table, write_result
 
-    if name is None:
+    if json is not None:
+        write_result(json, _facts(name))
+    elif name is None:
         print_table(open_console(), _methods_table())
     else:
         open_console().print(_method_card(name))
+
+
+def _facts(name: str | None) -> dict[str, Any]:
+    """Returns the stage, the summary, the paper and the rule of a method; of each by its name, where none is asked for."""
+    infos = registry.infos()
+    if name is None:
+        return {one: asdict(infos[one]) for one in sorted(infos)}
+    if name not in infos:
+        raise ValueError(registry.no_such("method", name, sorted(infos)))
+    return asdict(infos[name])
 
 
 def _methods_table() -> "Table":

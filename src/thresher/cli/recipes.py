@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from thresher.cli._options import JsonOption
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -17,12 +19,16 @@ def recipes(
         str | None,
         typer.Argument(help="Name of a recipe, to show its settings, its published results, and what its source leaves open."),
     ] = None,
+    json: JsonOption = None,
 ) -> None:
     """List the recipes of the papers' experiments, or show one in detail."""
     from rich.markup import escape
 
-    from thresher.cli._console import open_console, print_table
+    from thresher.cli._console import open_console, print_table, write_result
 
+    if json is not None:
+        write_result(json, _content(name))
+        return
     console = open_console()
     if name is None:
         print_table(console, _recipe_table())
@@ -41,6 +47,15 @@ def recipes(
     console.print(_text_table("contradictions, and what was chosen", None, ((note,) for note in recipe.notes)), "")
     console.print(_text_table("not given", "chosen", recipe.not_given.items()), "")
     typer.echo(f"thresher train {name} --smoke\nthresher train {name} --data DIR")
+
+
+def _content(name: str | None) -> dict[str, Any]:
+    """Returns what a recipe says; all of them by name, where none is asked for."""
+    from thresher.experiments.recipes import loading
+
+    if name is None:
+        return {one: _content(one) for one in loading.recipe_names()}
+    return loading.read_recipe(loading.file_of(name)).model_dump(mode="json")
 
 
 def flat(settings: dict[str, Any], place: str = "") -> Iterable[tuple[str, str]]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher.cli._options import DataOption, JobsOption
+from thresher.cli._options import DataOption, JobsOption, QuietOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,27 +30,30 @@ def reproduce(
     ] = None,
     data: DataOption = None,
     jobs: JobsOption = 2,
+    *,
+    quiet: QuietOption = False,
 ) -> None:
     """Train what tables and figures of the papers need, judge their claims, and write a page with all results."""
     from thresher.cli._console import open_console, print_table
     from thresher.experiments.reproduction import ARTEFACTS
     from thresher.experiments.reproduction.page import section
+    from thresher.methods.registry import no_such
 
     if not names:
         print_table(open_console(), _artefact_table())
         return
     unknown = [name for name in names if name not in ARTEFACTS and name != "all"]
     if unknown:
-        raise typer.BadParameter(f"no table or figure {unknown[0]!r}; there are all, {', '.join(ARTEFACTS)}")
+        raise ValueError(no_such("table or figure", unknown[0], ["all", *ARTEFACTS]))
     console = open_console()
     folder, page = results or work / "results", page or work / PAGE
     for name in ARTEFACTS if "all" in names else dict.fromkeys(names):
-        console.print(section(_reproduced(name, work, folder, data, jobs)), markup=False, highlight=False)
+        console.print(section(_reproduced(name, work, folder, data, jobs, quiet=quiet)), markup=False, highlight=False)
     _write_page(page, folder)
     typer.echo(f"{folder}\n{page}")
 
 
-def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: int) -> dict[str, Any]:
+def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: int, *, quiet: bool) -> dict[str, Any]:
     from thresher.cli._comparison import explained_interruptions
     from thresher.cli._console import open_console
     from thresher.cli._progress import progress_on
@@ -58,7 +61,7 @@ def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: in
     from thresher.experiments.reproduction.reproduction import reproduce
     from thresher.experiments.training.store import write_json
 
-    with explained_interruptions(work), progress_on(open_console()) as watcher:
+    with explained_interruptions(work), progress_on(open_console(), quiet=quiet) as watcher:
         found = reproduce(ARTEFACTS[name], work, data=data, jobs=jobs, watcher=watcher)
     write_json(folder / f"{name}.json", found)
     return found

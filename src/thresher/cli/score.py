@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from thresher.cli._options import DataOption, ForceOption, OptionalTaskOption, ScriptArgument, check_new, training_of
+from thresher.cli._options import (
+    DataOption,
+    ForceOption,
+    OptionalTaskOption,
+    QuietOption,
+    ScriptArgument,
+    check_new,
+    training_of,
+)
 
 SCORE_HELP = (
     "Name of the score: el2n, grand, grand_all, forgetting, prototypes, memorisation, entropy, mutual_information, "
@@ -32,13 +40,17 @@ def score(
         int | None, typer.Option(min=1, help="Number of clusters of the score prototypes. Default: the number of classes.")
     ] = None,
     force: ForceOption = False,
+    quiet: QuietOption = False,
 ) -> None:
     """Train models and score every training sample with them, for `thresher prune` and the method prune."""
     from thresher.experiments.comparison.scoring import in_epochs, make_scores
 
     training = training_of(script, task)
     check_new(out, force=force)
-    table = make_scores(training, score, models=models, epochs=epochs, seed=seed, data=data, clusters=clusters, progress=_print)
+    progress = None if quiet else _print
+    table = make_scores(
+        training, score, models=models, epochs=epochs, seed=seed, data=data, clusters=clusters, progress=progress
+    )
     table.save(out)
     cost = f"cost as much as {in_epochs(table):.2f} epochs of full training"
     typer.echo(

@@ -11,6 +11,7 @@ from thresher.cli._options import (
     JobsOption,
     OptionalTaskOption,
     OutOption,
+    QuietOption,
     ScriptArgument,
     SeedsOption,
     training_of,
@@ -51,6 +52,7 @@ def time_to_target(
     figure: Annotated[
         Path | None, typer.Option(help=f"File to write the figure to. Default: {FIGURE} in the --out folder.")
     ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Measure cost and CPU time until each method reaches 1.4, 1.2 and 1.1 times the final error of full training."""
     from thresher.cli._comparison import run_with_progress
@@ -63,7 +65,8 @@ def time_to_target(
     results, figure = results or out / MEASURED, figure or out / FIGURE
     check_figure_path(figure)
     console = open_console()
-    compared = run_with_progress(console, training, methods, seeds, epochs, out, data=data, jobs=jobs, controls=())
+    options = {"data": data, "jobs": jobs, "controls": ()}
+    compared = run_with_progress(console, training, methods, seeds, epochs, out, quiet=quiet, **options)
     measured = measure(compared)
     write_json(results, measured)
     write_figure(draw(error_panels(measured)), figure)

@@ -1,10 +1,14 @@
 """`thresher train`: trains a recipe at full size, or tries it out in seconds."""
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from thresher.cli._options import QuietOption
 
 RECIPE_HELP = "Name of a recipe, as listed by `thresher recipes`, or your own FILE.yaml."
 DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says which data it needs."
@@ -36,6 +40,7 @@ def train(
         int | None,
         typer.Option(min=0, help="Number of processes that load data. Default: one per CPU core; none with --smoke."),
     ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Train one of the papers' experiments. If training is interrupted, the same command continues after the last full epoch.
 
@@ -46,7 +51,7 @@ def train(
     many = 0 if smoke else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     results = train_recipe(
         recipe, out, data=data, smoke=smoke, method=method, epochs=epochs, seed=seed, weights=weights,
-        loaders=many if loaders is None else loaders,
+        loaders=many if loaders is None else loaders, quiet=quiet,
     )  # fmt: skip
     metric, cost = results["runs"][0]["metric"], results["runs"][0]["cost"]["ratio"]
     typer.echo(f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training")
@@ -66,6 +71,7 @@ def train_recipe(
     seed: int = 0,
     weights: Path | None = None,
     loaders: int = 0,
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains a recipe with progress on stderr, and returns its results.
 
@@ -79,6 +85,7 @@ def train_recipe(
         seed: Random seed for weight initialisation, sample order and selection.
         weights: File with the weights to start from.
         loaders: Number of processes that load data.
+        quiet: Whether to print no progress. Default: False.
 
     Raises:
         ValueError: The recipe or an argument is not valid.
@@ -91,11 +98,12 @@ def train_recipe(
     options = {"weights": weights, "loaders": loaders} | ({} if epochs is None else {"shortened": epochs})
     task = SmokeTask.at(recipe, out / "made-up", **options) if smoke else RecipeTask.of(recipe, **options)
     spec = task.spec(method)
-    typer.echo(f"{task.settings.title}: {spec.label}, {task.epochs} epochs", err=True)
+    says: Callable[[str], None] = (lambda _: None) if quiet else partial(typer.echo, err=True)
+    says(f"{task.settings.title}: {spec.label}, {task.epochs} epochs")
     if (out / CHECKPOINT).is_file():
-        typer.echo(f"continues from {out / CHECKPOINT}", err=True)
+        says(f"continues from {out / CHECKPOINT}")
 
     def print_epoch(done: int, metric: float) -> None:
-        typer.echo(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}", err=True)
+        says(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}")
 
     return run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)

@@ -145,16 +145,51 @@ def load(name: str) -> type:
     """
     known = {**FOR_POSITIONS, **_targets()}
     if name not in known:
-        raise ValueError(f"no method {name!r}; there are {', '.join(names())}{_nearest(name, known)}")
+        raise ValueError(no_such("method", name, names(), also_near=FOR_POSITIONS))
     module, _, attribute = known[name].partition(":")
     return getattr(import_module(module), attribute)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    """Returns a question that names the method that was probably meant; "" where none is near."""
-    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\s-]+", "_", name).lower()
-    near = difflib.get_close_matches(snake, sorted(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+def no_such(kind: str, name: str, known: Iterable[str], *, also_near: Iterable[str] = (), also: str = "") -> str:
+    """Returns the message about a name that does not exist: the one that was probably meant, where one is near, and then all.
+
+    Args:
+        kind: Noun for what has the name, such as "method".
+        name: The name that was given.
+        known: The names that exist.
+        also_near: Further names that may have been meant. Default: none.
+        also: End of the list, for what else may be given. Default: nothing.
+
+    Example:
+        >>> no_such("method", "Winow", ["full", "winnow"])
+        "no method 'Winow'; did you mean 'winnow'? There are full, winnow"
+        >>> no_such("task", "?", ["digits", "bike"], also=", and your own")
+        "no task '?'; there are digits, bike, and your own"
+    """
+    known = list(known)
+    near = nearest_name(name, (*also_near, *known))
+    question = f"did you mean {near!r}? There are" if near else "there are"
+    return f"no {kind} {name!r}; {question} {', '.join(known)}{also}"
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Returns the name that was probably meant, however its words are joined; None where none is near.
+
+    Args:
+        name: The name that was given.
+        known: The names that exist.
+
+    Example:
+        >>> nearest_name("SelectiveBackProp", ["full", "selective_backprop"])
+        'selective_backprop'
+    """
+
+    def joined(one: str) -> str:
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[\s_-]+", "-", one).lower()
+
+    by_form = {joined(one): one for one in known}
+    near = difflib.get_close_matches(joined(name), sorted(by_form), n=1)
+    return by_form[near[0]] if near else None
 
 
 def create(name: str, **settings: Any) -> Any:

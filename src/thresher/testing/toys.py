@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from thresher import rng
 from thresher.methods.full import FullData
 from thresher.methods.random_backprop import RandomBackprop
+from thresher.methods.registry import no_such
 from thresher.methods.uniform import UniformSubset
 from thresher.run.attach import attach
 
@@ -276,7 +277,7 @@ def planted(name: str, seed: int) -> Toy:
         ((1024, 13), 12, 64)
     """
     if name not in PLANTED:
-        raise ValueError(f"no planted problem {name!r}; there are {', '.join(PLANTED)}")
+        raise ValueError(no_such("planted problem", name, PLANTED))
     return Toy(name, seed, **PLANTED[name](np.random.default_rng([seed, *name.encode()])))
 
 

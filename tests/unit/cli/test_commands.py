@@ -97,9 +97,9 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch, capsys
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--methods": "kakurembo"}, "no method 'kakurembo'; there are ada_boost, ada_selection, batch_importance"),
+        ({"--methods": "kakurembo"}, "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost, ada_selection"),
         ({"--methods": "kakurenbo:hide=1"}, "kakurenbo has no setting 'hide'; it has max_fraction"),
-        ({"--task": "cifar"}, "no task 'cifar'; there are digits"),
+        ({"--task": "cifar"}, "no task 'cifar'; did you mean 'cifar10'? There are digits"),
         ({"--seeds": "a"}, "--seeds: whole numbers"),
         ({"--data": "."}, "leave --data out"),
         ({"--task": "fashion-mnist", "--data": "."}, "torchvision"),

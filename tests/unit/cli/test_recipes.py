@@ -65,7 +65,9 @@ finally:
 
 
 def test_mistakes_are_one_message(monkeypatch, capsys, tmp_path):
-    assert "no recipe 'resnet51'; there are adaselection-bike" in refused(monkeypatch, capsys, "recipes", "resnet51")
+    assert "no recipe 'resnet51'; did you mean 'resnet50'? There are adaselection-bike" in refused(
+        monkeypatch, capsys, "recipes", "resnet51"
+    )
     assert "no recipe 'resnet51'" in refused(monkeypatch, capsys, "train", "resnet51", "--smoke")
     wanted = "recipes/resnet50.yaml: data: ImageNet-1K is not there by itself: --data DIR with train/ with a folder"
     out = tmp_path / "out"

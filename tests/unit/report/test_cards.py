@@ -236,7 +236,10 @@ def test_an_unknown_name_is_one_message_that_lists_the_others(monkeypatch, capsy
         cli.main()
     captured = capsys.readouterr()
     assert left.value.code == 2 and not captured.out
-    assert captured.err.startswith("thresher: no method 'kakurembo'; there are ") and "kakurenbo" in captured.err
+    assert (
+        captured.err.startswith("thresher: no method 'kakurembo'; did you mean 'kakurenbo'? There are ")
+        and "kakurenbo" in captured.err
+    )
 
 
 def test_the_pages_are_those_of_the_classes_and_results():

@@ -21,6 +21,7 @@ from thresher.experiments.training.store import versions, whole
 from thresher.experiments.training.trainable import Trainable, Training
 from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.methods.full import FullData
+from thresher.methods.registry import no_such
 from thresher.records import Column
 from thresher.scores import Scores
 from thresher.selection import share
@@ -112,7 +113,7 @@ def make_scores(
         FileNotFoundError: The data is missing.
     """
     if score not in SCORES:
-        raise ValueError(f"--score: no score {score!r}; there are {', '.join(SCORES)}")
+        raise ValueError(f"--score: {no_such('score', score, SCORES)}")
     if models < 1 or epochs < 1:
         raise ValueError(f"score: `models` and `epochs` must be 1 or more, got {models} and {epochs}")
     if models < 2 and score in ("memorisation", "mutual_information", "variation_ratio"):

@@ -8,6 +8,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from thresher.experiments.recipes.schema import Recipe
+from thresher.methods.registry import no_such
 
 RECIPE_SUFFIX = ".yaml"
 
@@ -37,7 +38,7 @@ def file_of(name: str) -> Path:
             raise FileNotFoundError(f"{name}: no such file; `thresher recipes` lists those that there are by name")
         return Path(name)
     if name not in recipe_names():
-        raise ValueError(f"no recipe {name!r}; there are {', '.join(recipe_names())}, and your own as FILE.yaml")
+        raise ValueError(no_such("recipe", name, recipe_names(), also=", and your own as FILE.yaml"))
     return folder() / f"{name}{RECIPE_SUFFIX}"
 
 

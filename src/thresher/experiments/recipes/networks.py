@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from thresher.experiments.tasks.networks.convolutional import resnet18, resnet20
 from thresher.experiments.tasks.networks.unet import UNet
 from thresher.experiments.tasks.vision import optional
+from thresher.methods.registry import no_such
 
 
 def wide_resnet(*, depth: int = 28, width: int = 10, dropout: float = 0.0, classes: int = 10) -> nn.Sequential:
@@ -89,5 +90,5 @@ def network(source: str, name: str, classes: int | None, arguments: dict[str, An
             raise ValueError(f"model.name: timm {timm.__version__} has no network {name!r}")
         return timm.create_model(name, num_classes=classes, **arguments)
     if name not in NETWORKS:
-        raise ValueError(f"model.name: no network {name!r}; there are {', '.join(NETWORKS)}")
+        raise ValueError(f"model.name: {no_such('network', name, NETWORKS)}")
     return NETWORKS[name](classes=classes, **arguments)

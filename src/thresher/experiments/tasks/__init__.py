@@ -13,6 +13,7 @@ from thresher.experiments.tasks.regression import REGRESSION_TASKS
 from thresher.experiments.tasks.relief import RELIEF_TASKS
 from thresher.experiments.tasks.small import SMALL_TASKS
 from thresher.experiments.tasks.text import TEXT_TASKS
+from thresher.methods.registry import no_such
 
 KINDS_OF_TASKS = (IMAGE_TASKS, SMALL_TASKS, REGRESSION_TASKS, TEXT_TASKS, RELIEF_TASKS, CONTOUR_TASKS)
 TASKS = {task.name: task for tasks in KINDS_OF_TASKS for task in tasks}
@@ -29,7 +30,7 @@ def built_in(name: str) -> Task:
     """
     base, at, samples = name.partition("@")
     if base not in TASKS:
-        raise ValueError(f"no task {base!r}; there are {', '.join(TASKS)}, and your own training as FILE.py:FUNCTION")
+        raise ValueError(no_such("task", base, TASKS, also=", and your own training as FILE.py:FUNCTION"))
     task = TASKS[base]
     if not at:
         return task

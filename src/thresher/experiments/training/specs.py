@@ -14,6 +14,7 @@ from typing import Any
 from thresher import methods
 from thresher.methods._placebo import placebo_of
 from thresher.methods.contract import requirements_of
+from thresher.methods.registry import nearest_name
 
 SCORES_SUFFIX = ".parquet"
 """Suffix of the files of scores."""
@@ -99,7 +100,9 @@ class MethodSpec:
         for key, value in self.given.items():
             if key not in parameters:
                 known = (*parameters, *allowed)
-                raise ValueError(f"{self.name} has no setting {key!r}; it has {', '.join(known) or 'none'}")
+                near = nearest_name(key, known)
+                question = f"did you mean {near!r}? It" if near else "it"
+                raise ValueError(f"{self.name} has no setting {key!r}; {question} has {', '.join(known) or 'none'}")
             _check_kind(f"{self.name}: `{key}`", value, parameters[key].default)
         _check_batch(self.name, self.batch)
         try:

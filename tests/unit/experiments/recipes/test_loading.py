@@ -129,7 +129,10 @@ def test_a_wrong_field_of_smoke_says_so(tmp_path):
 
 
 def test_no_such_recipe(tmp_path):
-    with pytest.raises(ValueError, match="no recipe 'resnet51'; there are adaselection-bike, .* and your own as FILE.yaml"):
+    with pytest.raises(
+        ValueError,
+        match="no recipe 'resnet51'; did you mean 'resnet50'\\? There are adaselection-bike, .* and your own as FILE.yaml",
+    ):
         loading.file_of("resnet51")
     with pytest.raises(FileNotFoundError, match="other.yaml: no such file; `thresher recipes` lists"):
         loading.file_of(str(tmp_path / "other.yaml"))

@@ -50,7 +50,7 @@ def test_of_timm():
         (("timm", "resnet51", 2, {}), "model.name: timm .* has no network 'resnet51'"),
         (
             ("thresher", "resnet51", 2, {}),
-            "model.name: no network 'resnet51'; there are resnet18, resnet20, wide_resnet",
+            "model.name: no network 'resnet51'; did you mean 'resnet18'\\? There are resnet18, resnet20, wide_resnet",
         ),
         (("thresher", "wide_resnet", 2, {"depth": 27}), "wide_resnet: `depth` is 6n \\+ 4, such as 28, got 27"),
     ],

@@ -89,7 +89,7 @@ def test_counts_of_epochs_in_the_method_shrink_with_the_training(of):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kakurembo", "no method 'kakurembo'; there are ada_boost"),
+        ("kakurembo", "no method 'kakurembo'; did you mean 'kakurenbo'? There are ada_boost"),
         ("kakurenbo:tau=2", "kakurenbo:tau=2: Kakurenbo: `tau` is a probability"),
         ("full,uniform", "one method is wanted, those of several stages joined by a plus; got 'full,uniform'"),
     ],
@@ -111,9 +111,12 @@ def test_scores_that_are_not_there(of, tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": content()["data"] | {"task": "lime"}}, "no task 'lime'; there are digits"),
+        ({"data": content()["data"] | {"task": "lime"}}, "no task 'lime'; did you mean 'line'\\? There are digits"),
         ({"data": content()["data"] | {"shape": [2]}}, r"data.shape: \(2,\), but samples of the task line have shape \(1,\)"),
-        ({"model": {"source": "thresher", "name": "resnet1"}}, "model.name: no network 'resnet1'; there are"),
+        (
+            {"model": {"source": "thresher", "name": "resnet1"}},
+            "model.name: no network 'resnet1'; did you mean 'resnet18'\\? There are",
+        ),
         ({"model": content()["model"] | {"arguments": {"layers": 3}}}, "model.arguments: .*'layers'"),
         ({"model": {"source": "thresher", "name": "unet", "arguments": {"size": 3}}}, "model.arguments: .*'size'"),
         ({"optimizer": {"name": "sgd", "lr": 1, "arguments": {"speed": 3}}}, "optimizer.arguments: .*'speed'"),

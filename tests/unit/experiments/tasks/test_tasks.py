@@ -13,9 +13,9 @@ def test_data_of_packages_takes_no_folder(tmp_path, name):
 
 def test_unknown_task_lists_the_known():
     known = ", ".join(TASKS)
-    with pytest.raises(ValueError, match=f"no task 'cifar'; there are {known}"):
+    with pytest.raises(ValueError, match=f"no task 'cifar'; did you mean 'cifar10'\\? There are {known}"):
         task_of("cifar")
-    with pytest.raises(ValueError, match="no task 'cifar'; there are digits"):
+    with pytest.raises(ValueError, match="no task 'cifar'; did you mean 'cifar10'\\? There are digits"):
         task_of("cifar@100")
 
 
@@ -48,5 +48,5 @@ def test_parts_without_a_number(name):
 
 def test_a_recipe_is_a_task():
     assert task_of("recipe:resnet50-a").name == "recipe:resnet50-a"
-    with pytest.raises(ValueError, match="no recipe 'resnet5'; there are adaselection-bike"):
+    with pytest.raises(ValueError, match="no recipe 'resnet5'; did you mean 'resnet50'\\? There are adaselection-bike"):
         task_of("recipe:resnet5")
