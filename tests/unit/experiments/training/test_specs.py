@@ -122,8 +122,9 @@ def test_how_a_batch_is_scored_tells_methods_apart():
         ("full:score_every=2", "full has no setting 'score_every': "),
         ("selective_backprop:forward_passes=thrice", "`forward_passes` is one of auto, once, twice, got 'thrice'"),
         ("selective_backprop:forward_passes=2", "`forward_passes` is one of auto, once, twice, got 2"),
-        ("selective_backprop:passes=once", "selective_backprop has no setting 'passes'; did you mean 'forward_passes'? It has keep, beta, "
-         "history, min_probability, warmup_steps, start, end, interrupt, draw, forward_passes, score_every, score_dtype, score_scale"),
+        ("selective_backprop:passes=once", "selective_backprop has no setting 'passes'; did you mean 'forward_passes'? "
+         "It has keep, beta, history, min_probability, warmup_steps, start, end, interrupt, draw, forward_passes, score_every, "
+         "score_dtype, score_scale"),
         ("selective_backprop:forward_passes=twice:score_every=0", "a whole number of 1 or more, got 0"),
         ("selective_backprop:forward_passes=twice:score_every=1.5", "a whole number of 1 or more, got 1.5"),
         ("selective_backprop:forward_passes=twice:score_every=true", "a whole number of 1 or more, got True"),
