@@ -5,6 +5,7 @@ import hashlib
 import importlib.util
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -196,7 +197,7 @@ def _check_metric(metric: str, where: str) -> None:
 
 
 def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, where: str) -> None:
-    """Raises ValueError unless every class of the data has a name of its own."""
+    """Raises ValueError unless every class of the data has a name of its own; warns where the data does not tell classes."""
     seen: set[str] = set()
     for number, name in enumerate(classes):
         if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME or not name.isprintable():
@@ -204,7 +205,13 @@ def _check_classes(classes: Sequence[Any], labels: NDArray[np.int64] | None, whe
         if name in seen:
             raise ValueError(f"{where} another name for each class as classes; {name!r} comes twice")
         seen.add(name)
-    if labels is not None and labels.max() >= len(classes):
+    if labels is None:
+        warnings.warn(
+            f"the names in `classes` cannot be shown: the dataset of {where.partition(' must')[0]} holds no class of each "
+            "sample. Give it the attribute `targets`, a list or tensor of whole numbers from 0.",
+            stacklevel=3,
+        )
+    elif labels.max() >= len(classes):
         raise ValueError(
             f"{where} the names of all classes as classes; got {len(classes)}, and the data has labels up to {labels.max()}"
         )
