@@ -17,7 +17,7 @@ from thresher.cli._options import (
 
 SCORE_HELP = (
     "Name of the score: el2n, grand, grand_all, forgetting, prototypes, memorisation, entropy, mutual_information, "
-    "variation_ratio or irreducible."
+    "variation_ratio, irreducible, aum, dyn_unc, dual or tdds. The last four and forgetting look at every epoch."
 )
 MODELS_HELP = (
     "Number of models to train for the score. For irreducible: number of pairs, whose models train on half of the data."
@@ -39,6 +39,9 @@ def score(
     clusters: Annotated[
         int | None, typer.Option(min=1, help="Number of clusters of the score prototypes. Default: the number of classes.")
     ] = None,
+    window: Annotated[
+        int, typer.Option(min=2, help="Number of epochs of a window of the scores dyn_unc, dual and tdds, as published.")
+    ] = 10,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -49,7 +52,7 @@ def score(
     check_new(out, force=force)
     progress = None if quiet else _print
     table = make_scores(
-        training, score, models=models, epochs=epochs, seed=seed, data=data, clusters=clusters, progress=progress
+        training, score, models=models, epochs=epochs, seed=seed, data=data, clusters=clusters, window=window, progress=progress
     )
     table.save(out)
     cost = f"cost as much as {in_epochs(table):.2f} epochs of full training"

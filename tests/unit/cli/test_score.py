@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -73,18 +74,46 @@ def test_score_then_prune(tmp_path):
         ("mutual_information", 2, (2 * 128 * 2, 2 * 128)),
         ("variation_ratio", 2, (2 * 128 * 2, 2 * 128)),
         ("irreducible", 1, (128 + 2 * 128, 128)),
+        ("aum", 2, (2 * 128 * 2, 2 * 128)),
+        ("dyn_unc", 1, (2 * 128 * 2, 2 * 128)),
+        ("dual", 1, (2 * 128 * 2, 2 * 128)),
+        ("tdds", 1, (3 * 128 * 2, 3 * 128)),
     ],
 )
 def test_every_score(name, models, passes):
     state, said = torch.get_rng_state(), []
-    epochs = 2 if name == "forgetting" else 1
-    table = make_scores(TASK, name, models=models, epochs=epochs, seed=4, progress=lambda done, of: said.append((done, of)))
+    epochs = {"forgetting": 2, "dyn_unc": 2, "dual": 2, "tdds": 3}.get(name, 1)
+    given = {"models": models, "epochs": epochs, "seed": 4, "window": 2}
+    table = make_scores(TASK, name, progress=lambda done, of: said.append((done, of)), **given)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(table) == N and len(table.labels.unique()) == 10 and (table.forward, table.backward) == passes
     trained = 2 if name == "irreducible" else models
     assert said == [(done + 1, trained) for done in range(trained)]
     assert name == "memorisation" or table.values.isfinite().all()
-    assert table == make_scores(TASK, name, models=models, epochs=epochs, seed=4)
+    assert table == make_scores(TASK, name, **given)
+
+
+@pytest.mark.parametrize(("name", "epochs", "window"), [("dyn_unc", 9, 10), ("tdds", 10, 10), ("dual", 5, 1)])
+def test_windows_that_do_not_fit_are_refused_before_anything_is_trained(name, epochs, window):
+    with pytest.raises(ValueError, match=f"{name} needs windows of 2 epochs or more, .* got `window`={window} and .* --window"):
+        make_scores("no task", name, epochs=epochs, window=window)
+
+
+def test_dynamics_are_those_of_plain_training():
+    """AUM of one epoch is the negative margin of the trained model, made here from its logits."""
+    [table] = [make_scores(TASK, "aum", models=1, epochs=1, seed=4)]
+    made = []
+    task = task_of(TASK)
+    data = task.load(task.find(None))
+    first = task.training(data, 4)
+    ensemble = scoring.train_ensemble(
+        task, data, first, [4], 1, scoring.all_samples, lambda *_: made.append(1) or torch.zeros(N)
+    )
+    [model] = ensemble.models
+    inputs, labels = (torch.stack([torch.as_tensor(first.loader.dataset[i][part]) for i in range(N)]) for part in (0, 1))
+    logits = model.eval()(inputs).detach().numpy()
+    others = np.where(np.eye(10, dtype=bool)[labels], -np.inf, logits).max(1)
+    assert np.allclose(table.values.numpy(), others - logits[np.arange(N), labels], atol=1e-4) and made == [1]
 
 
 def test_every_score_is_tried():

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from thresher.methods.full import FullData
 from thresher.methods.registry import no_such
 from thresher.records import Column
 from thresher.scores import Scores
+from thresher.scores.aum import margins
 from thresher.selection import share
 
 SCORES = (
@@ -37,13 +39,21 @@ SCORES = (
     "mutual_information",
     "variation_ratio",
     "irreducible",
+    "aum",
+    "dyn_unc",
+    "dual",
+    "tdds",
 )
+WINDOWS = {"dyn_unc": 0, "dual": 0, "tdds": 1}
+"""Number of epochs that a score needs beside those of a window; the others have none."""
 SUBSET = 0.7
 """Share of the data that each model for memorisation scores trains on, as published."""
 EXPORT_SUFFIXES = (".parquet", ".txt")
 
 ModelProgress = Callable[[int, int], None]
 """Function that is called with the number of models trained so far, and the number of all models."""
+Watch = Callable[[thresher.Run, nn.Module, DataLoader[Any]], Tensor]
+"""Function that returns what is recorded of all samples after an epoch, of a run, its model and a loader over all samples."""
 SplitSamples = Callable[[int, torch.Generator], list[Tensor | None]]
 """Function that returns, for a number of samples, the ids that each model of one seed trains on; None for all samples."""
 
@@ -64,14 +74,14 @@ class Ensemble:
         first: Training of the first model; its loader has all samples.
         models: The models after training.
         trained_on: Ids of the samples that each model trained on, shape (K,); None for all samples.
-        correct: Whether each model was right on the samples, shape (epochs, N), bool; empty unless recorded.
+        watched: What was recorded while each model trained, shape (epochs, N, ...); empty unless something was.
         passes: Numbers of samples that went through forward and backward passes, for each model.
     """
 
     first: Training
     models: list[nn.Module] = field(default_factory=list)
     trained_on: list[Tensor | None] = field(default_factory=list)
-    correct: list[Tensor] = field(default_factory=list)
+    watched: list[Tensor] = field(default_factory=list)
     passes: list[tuple[int, int]] = field(default_factory=list)
 
     @property
@@ -89,6 +99,7 @@ def make_scores(
     seed: int = 0,
     data: Path | None = None,
     clusters: int | None = None,
+    window: int = 10,
     progress: ModelProgress | None = None,
 ) -> Scores:
     """Trains models for a score, and scores every training sample.
@@ -106,18 +117,14 @@ def make_scores(
         seed: Random seed of the first model. Default: 0.
         data: Folder with the data, for tasks that take one.
         clusters: Number of clusters of "prototypes". Default: the number of classes.
+        window: Number of epochs of a window of "dyn_unc", "dual" and "tdds", 2 or more. Default and published: 10.
         progress: Function that is called after each model. Default: none.
 
     Raises:
         ValueError: An argument is not possible; most errors come before anything is trained.
         FileNotFoundError: The data is missing.
     """
-    if score not in SCORES:
-        raise ValueError(f"--score: {no_such('score', score, SCORES)}")
-    if models < 1 or epochs < 1:
-        raise ValueError(f"score: `models` and `epochs` must be 1 or more, got {models} and {epochs}")
-    if models < 2 and score in ("memorisation", "mutual_information", "variation_ratio"):
-        raise ValueError(f"score: {score} compares models with each other: `models` must be 2 or more, got {models}")
+    _check(score, models=models, epochs=epochs, window=window)
     trainable = task_of(task)
     loaded = trainable.load(trainable.find(data))
     parts = {"irreducible": halves, "memorisation": random_most}.get(score, all_samples)
@@ -128,15 +135,43 @@ def make_scores(
         if labels is None:
             raise ValueError("score: the dataset does not tell its classes; give the number of `clusters`")
         clusters = len(set(labels.tolist()))
-    made = train_ensemble(trainable, loaded, first, seeds, epochs, parts, watch=score == "forgetting", progress=progress)
+    made = train_ensemble(trainable, loaded, first, seeds, epochs, parts, WATCHED.get(score), progress=progress)
     provenance = {"task": task, "epochs": epochs, "seeds": seeds, "recipe": trainable.recipe, "versions": versions()}
     return _score_with(
-        score, made, provenance, clusters=clusters, seed=seed, labels=None if labels is None else torch.from_numpy(labels)
+        score,
+        made,
+        provenance,
+        clusters=clusters,
+        window=window,
+        seed=seed,
+        labels=None if labels is None else torch.from_numpy(labels),
     )
 
 
+def _check(score: str, *, models: int, epochs: int, window: int) -> None:
+    """Raises ValueError where a score is not known, or cannot be made with these numbers."""
+    if score not in SCORES:
+        raise ValueError(f"--score: {no_such('score', score, SCORES)}")
+    if models < 1 or epochs < 1:
+        raise ValueError(f"score: `models` and `epochs` must be 1 or more, got {models} and {epochs}")
+    if models < 2 and score in ("memorisation", "mutual_information", "variation_ratio"):
+        raise ValueError(f"score: {score} compares models with each other: `models` must be 2 or more, got {models}")
+    if score in WINDOWS and not 2 <= window <= epochs - WINDOWS[score]:
+        raise ValueError(
+            f"score: {score} needs windows of 2 epochs or more, and {WINDOWS[score]} more epochs than a window has; got "
+            f"`window`={window} and `epochs`={epochs}. Give --epochs {window + WINDOWS[score]} or more, or a smaller --window."
+        )
+
+
 def _score_with(
-    score: str, made: Ensemble, provenance: dict[str, Any], *, clusters: int | None, seed: int, labels: Tensor | None
+    score: str,
+    made: Ensemble,
+    provenance: dict[str, Any],
+    *,
+    clusters: int | None,
+    window: int,
+    seed: int,
+    labels: Tensor | None,
 ) -> Scores:
     models, loader, criterion = made.models, made.first.loader, made.first.criterion
     given: dict[str, Any] = {"trained": made.cost, "provenance": provenance}
@@ -148,10 +183,10 @@ def _score_with(
         return scores.irreducible(models, loader, criterion, trained_on=_known(made.trained_on), **given)
     if score == "memorisation":
         return scores.memorisation(models, _known(made.trained_on), loader, **given)
-    if score == "forgetting":
-        runs = zip(made.correct, made.passes, strict=True)
-        found = [scores.forgetting(right, labels=labels, trained=cost, provenance=provenance) for right, cost in runs]
-        return Scores.mean(found)
+    if score in WATCHED:
+        score_of = partial(getattr(scores, score), **({"window": window} if score in WINDOWS else {}))
+        runs = zip(made.watched, made.passes, strict=True)
+        return Scores.mean([score_of(seen, labels=labels, trained=cost, provenance=provenance) for seen, cost in runs])
     if score == "prototypes":
         assert clusters is not None
         pairs = zip(models, made.passes, strict=True)
@@ -169,8 +204,8 @@ def train_ensemble(
     seeds: list[int],
     epochs: int,
     parts: SplitSamples,
+    watch: Watch | None = None,
     *,
-    watch: bool = False,
     progress: ModelProgress | None = None,
 ) -> Ensemble:
     """Trains the models of some seeds.
@@ -182,7 +217,7 @@ def train_ensemble(
         seeds: Random seeds of the models.
         epochs: Number of epochs that each model trains for.
         parts: Function that returns the samples that each model trains on.
-        watch: Whether to record after each epoch which samples were right. Default: False.
+        watch: Function that returns what to record after each epoch, one of `WATCHED`. Default: nothing is recorded.
         progress: Function that is called after each model. Default: none.
     """
     made = Ensemble(first)
@@ -200,14 +235,14 @@ def train_ensemble(
     return made
 
 
-def _train(training: Training, epochs: int, seed: int, watch: bool, made: Ensemble) -> None:
+def _train(training: Training, epochs: int, seed: int, watch: Watch | None, made: Ensemble) -> None:
     """Trains one model in a plain loop over all data, and adds the model and its cost to `made`."""
     accelerator = fresh_accelerator()
     with rng.undisturbed(accelerator.device):
         torch.manual_seed(seed)
         model, optimizer = accelerator.prepare(training.model, training.optimizer)
         run = thresher.attach(
-            FullDataWithCorrect() if watch else FullData(),
+            FullDataWithCorrect() if watch is was_right else FullData(),
             loader=training.loader,
             criterion=training.criterion,
             model=model,
@@ -215,7 +250,7 @@ def _train(training: Training, epochs: int, seed: int, watch: bool, made: Ensemb
             epochs=epochs,
             seed=seed,
         )
-        scheduler, correct = thresher.ProgressLR(optimizer, run, training.schedule), []
+        scheduler, seen = thresher.ProgressLR(optimizer, run, training.schedule), []
         for _ in range(epochs):
             for batch in run.loader:
                 x, y = pair_of(batch)
@@ -224,14 +259,50 @@ def _train(training: Training, epochs: int, seed: int, watch: bool, made: Ensemb
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
-            if watch:
-                correct.append(run.records["correct"].cpu().clone())
+            if watch is not None:
+                seen.append(watch(run, model, training.loader))
     if not run.cost.backward:
         raise ValueError(f"score: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
     made.models.append(accelerator.unwrap_model(model, keep_fp32_wrapper=False))
-    made.passes.append((run.cost.forward, run.cost.backward))
-    made.correct += [torch.stack(correct)] if watch else []
+    watched = 0 if watch in (None, was_right) else sum(map(len, seen))
+    made.passes.append((run.cost.forward + watched, run.cost.backward))
+    made.watched += [torch.stack(seen)] if seen else []
     run.detach()
+
+
+def was_right(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+    """Returns whether each sample was right when it was last trained on, shape (N,), bool."""
+    return run.records["correct"].cpu().clone()
+
+
+def all_probabilities(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+    """Returns the probabilities of all classes, shape (N, C), by a forward pass over all samples."""
+    return scores.class_probabilities(model, loader)[0].cpu()
+
+
+def label_probabilities(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+    """Returns the probability of the label of each sample, shape (N,), by a forward pass over all samples."""
+    found, labels = scores.class_probabilities(model, loader)
+    return found.gather(1, labels.unsqueeze(1)).squeeze(1).cpu()
+
+
+def label_margins(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+    """Returns how far the logit of the label is ahead of the others, shape (N,), by a forward pass over all samples.
+
+    Logarithms of probabilities differ as the logits do; probabilities below 1e-38 count as that much.
+    """
+    found, labels = scores.class_probabilities(model, loader)
+    return margins(found.clamp(min=1e-38).log(), labels).cpu()
+
+
+WATCHED: dict[str, Watch] = {
+    "forgetting": was_right,
+    "aum": label_margins,
+    "dyn_unc": label_probabilities,
+    "dual": label_probabilities,
+    "tdds": all_probabilities,
+}
+"""What the scores of the dynamics of a training record after each epoch."""
 
 
 def all_samples(n: int, generator: torch.Generator) -> list[Tensor | None]:
