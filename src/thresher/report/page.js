@@ -44,7 +44,7 @@ function entry(trace) {
 
 function draw(chart) {
   const view = chart.querySelector("input:checked, select")?.value ?? 0;
-  const text = chart.querySelectorAll("script")[view].textContent;
+  const text = figures[chart.id][view];
   const { data, layout } = JSON.parse(text.replaceAll(document.body.dataset.ink, themeInk()));
   const named = data.filter((trace) => trace.legendgroup && trace.showlegend !== false);
   const legend = chart.querySelector(".legend");
@@ -105,12 +105,14 @@ async function inflated(id) {
 }
 
 let library;
+let figures;
 
 function loaded() {
-  library ??= inflated("plotly").then((source) => {
+  library ??= Promise.all([inflated("plotly"), inflated("figures")]).then(([source, texts]) => {
     const script = document.createElement("script");
     script.textContent = source;
     document.head.append(script);
+    figures = JSON.parse(texts);
   });
   return library;
 }

@@ -255,6 +255,7 @@ def render_page(
         shown: Pictures and texts of samples, see `load_shown`. Default: none.
     """
     busy = busy_sentence(results["runs"])
+    sections = {title: _section_charts(held, results, samples) for title, held in SECTIONS.items()}
     columns = (*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:])
     loader = PackageLoader("thresher.report", ".")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -268,18 +269,24 @@ def render_page(
         rows=[_verdict_row(row, results) for row in results["summary"]],
         controls=_controls_in_words(results),
         left_out=[left_out_sentence(one) for one in results.get("left_out", ())],
-        sections={title: _section_charts(held, results, samples) for title, held in SECTIONS.items()},
+        sections=sections,
+        figures=_deflated(json.dumps({chart.key: list(views.values()) for held in sections.values() for chart, views in held})),
         sheets=sheets(results, samples, images, shown),
         most_of_a_class=MOST_OF_A_CLASS,
         settings=_method_settings(results),
         counted=COUNTERS,
-        plotly=base64.b64encode(zlib.compress(plotly_js().encode(), 9)).decode(),
+        plotly=_deflated(plotly_js()),
         ink=INK,
     )
 
 
+def _deflated(text: str) -> str:
+    """Returns a text as the page holds what it needs later: compressed, in base64."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
 def _section_charts(held: tuple[Chart, ...], results: ResultsDict, samples: Samples) -> list[tuple[Chart, dict[str, str]]]:
-    """Returns the charts of a section that have data, each with its views as JSON that is safe within HTML."""
+    """Returns the charts of a section that have data, each with its views as JSON by their labels."""
     drawn = [(chart, chart.figures(results, samples)) for chart in held]
     return [(chart, {label: str(figure.to_json()) for label, figure in figures.items()}) for chart, figures in drawn if figures]
 

@@ -1,3 +1,4 @@
+import base64
 import json
 import re
 import zlib
@@ -54,7 +55,9 @@ def with_rows(compared):
 
 
 def figures_of(html):
-    return [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', html)]
+    [held] = re.findall(r'<script type="text/plain" id="figures">(.*?)</script>', html)
+    by_chart = json.loads(zlib.decompress(base64.b64decode(held)))
+    return [json.loads(text) for views in by_chart.values() for text in views]
 
 
 def test_every_chart_is_on_the_page_with_its_views():
