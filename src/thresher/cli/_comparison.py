@@ -35,7 +35,7 @@ def run_and_print(
         json: File for the summary as JSON; "-" for the standard output, and then nothing else is printed there.
         quiet: Whether to print no progress. Default: False.
         options: Further arguments of `comparison.compare`; `most` for the largest number of seeds, which are added until every
-            verdict is decided.
+            verdict is decided; `factors` on the learning rate that every arm is tried with.
 
     Raises:
         typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
@@ -70,14 +70,19 @@ def run_with_progress(
     """
     from thresher.cli._progress import progress_on
     from thresher.experiments.comparison.compare import compare
+    from thresher.experiments.comparison.rate_looks import chosen_rates
     from thresher.experiments.comparison.until_decided import compare_until_decided
     from thresher.experiments.training.specs import parse_methods, parse_seeds
 
     run = compare_until_decided if "most" in options else compare
     with explained_interruptions(out / "runs"):
-        specs, numbers = parse_methods(methods), parse_seeds(seeds)
+        specs, numbers, factors = parse_methods(methods), parse_seeds(seeds), options.pop("factors", None)
         with progress_on(console, quiet=quiet) as watcher:
-            return run(task, specs, numbers, epochs, out, watcher=watcher, **options)
+            options |= {"watcher": watcher}
+            if factors:
+                tries = {name: value for name, value in options.items() if name != "most"}
+                options["rates"] = chosen_rates(task, specs, numbers, epochs, out, factors, **tries)
+            return run(task, specs, numbers, epochs, out, **options)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What `thresher compare --dry-run` prints: which runs there would be, and about how long they take."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ def print_dry_run(
     json: Path | None = None,
     quiet: bool = False,
     most: int | None = None,
+    factors: Sequence[float] = (),
     **options: Any,
 ) -> None:
     """Prints what a comparison would train, and about how long.
@@ -31,6 +32,7 @@ def print_dry_run(
         json: File for the result as JSON; "-" for the standard output, and then nothing else is printed there.
         quiet: Whether to print no progress. Default: False.
         most: Largest number of seeds, where they are added until every verdict is decided. Default: none are added.
+        factors: Factors on the learning rate that every arm is tried with first. Default: none.
         options: Further arguments of `dry_run`.
     """
     says = announcer("compare --dry-run", quiet=quiet)
@@ -45,6 +47,16 @@ def print_dry_run(
     if most is not None:
         console.print(
             f"With --until-decided, up to {most} seeds: at most {most / len(parse_seeds(seeds)):.2g} times as long.",
+            markup=False,
+            highlight=False,
+        )
+    if factors:
+        from thresher.experiments.comparison.rate_looks import LOOK_SEEDS
+
+        tries = len(factors) * len(LOOK_SEEDS)
+        console.print(
+            f"With --rates, {len(factors)} factors are tried with {len(LOOK_SEEDS)} seeds first, which is not in this time: "
+            f"about {1 + tries / len(parse_seeds(seeds)):.2g} times as long.",
             markup=False,
             highlight=False,
         )

@@ -32,6 +32,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         results: Content of results.json.
     """
     from thresher.experiments.comparison.closing import closing, time_beside_cost
+    from thresher.experiments.comparison.rates import rates_sentences
 
     if _table_width(results) <= console.width:
         console.print(summary_table(results))
@@ -39,7 +40,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         for line in _blocks(results, console.width):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         console.print()
-    for sentence in closing(results) + time_beside_cost(results):
+    for sentence in closing(results) + time_beside_cost(results) + rates_sentences(results):
         console.print(sentence, markup=False, highlight=False)
     console.print(f"\n{CAPTION}\n", markup=False, highlight=False)
 

@@ -45,6 +45,10 @@ MARGIN_HELP = (
 
 
 QUICK_HELP = "Train with the first seed only, and without controls: a first look, which shows nothing for certain."
+RATES_HELP = (
+    "Factors on the learning rate, separated by commas, such as 0.5,1,2: every method and every control is tried with each of "
+    "them, on two seeds that do not count, and is compared with the one it is best with. Default: the rate of the training."
+)
 UNTIL_HELP = (
     "Add seeds until every verdict is decided, or until there are --max-seeds of them. The verdicts are corrected for the "
     "number of looks."
@@ -68,6 +72,7 @@ def compare(
     jobs: Annotated[int | None, typer.Option(min=1, help=COMPARED_JOBS_HELP)] = None,
     margin: Annotated[float, typer.Option(help=MARGIN_HELP)] = DEFAULT_MARGIN,
     controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
+    rates: Annotated[str | None, typer.Option(help=RATES_HELP)] = None,
     track: Annotated[
         str | None,
         typer.Option(help="Tracker of accelerate that logs every epoch: tensorboard, wandb, mlflow, trackio, ..."),
@@ -86,6 +91,7 @@ def compare(
     accelerate launch (`torchrun --nproc-per-node 2 -m thresher compare ...`), all processes train each run together.
     """
     from thresher.experiments.comparison.job import parse_budget, parse_controls
+    from thresher.experiments.comparison.rates import parse_rates
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
@@ -93,20 +99,21 @@ def compare(
     kinds = None if controls is None else parse_controls(controls)
     kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
     asked = ",".join(filter(None, (methods, *kept)))
-    if quick and (until_decided or controls):
-        raise ValueError("compare: --quick trains one seed without controls; leave out --until-decided and --controls")
+    if quick and (until_decided or controls or rates):
+        raise ValueError("compare: --quick trains one seed without controls; leave out --until-decided, --controls and --rates")
+    factors = {} if rates is None else {"factors": parse_rates(rates)}
     if quick:
         seeds, kinds = seeds.partition(",")[0], ()
     if dry_run:
         if restart:
             raise ValueError("compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet")
-        given = {"data": data, "jobs": jobs, "controls": kinds, "most": max_seeds if until_decided else None}
+        given = {"data": data, "jobs": jobs, "controls": kinds, "most": max_seeds if until_decided else None, **factors}
         print_dry_run(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
         return
     if restart:
         _begin_anew(out, training, asked, seeds)
     most = {"most": max_seeds} if until_decided else {}
-    given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most}
+    given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most, **factors}
     run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
     if quick:
         what = "This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict."

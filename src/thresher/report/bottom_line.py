@@ -62,6 +62,7 @@ def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]
         ("difference", f"{signed(row['difference'])}{interval}"),
         ("cost as counted", f"{row['cost_ratio']:.3f} of full training"),
         ("CPU time saved", _saved(row.get("cpu_ratio"))),
+        *([("learning rate", f"{row['rate']:g} of that of the training")] if row.get("rate", 1.0) != 1 else []),
         ("memory of a step saved", _saved(row.get("memory_ratio"))),
     ]
     against = row.get("against") or {}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from thresher.experiments.comparison.closing import closing, time_beside_cost
+from thresher.experiments.comparison.rates import rates_sentences
 from thresher.experiments.comparison.summary import is_share
 from thresher.experiments.training.tables import markdown_table
 from thresher.report.loading import ResultsDict
@@ -29,7 +30,12 @@ def as_markdown(results: ResultsDict) -> str:
         "verdict",
     )
     rows = [_cells(row, share) for row in results["summary"]]
-    return "\n\n".join([title, *closing(results), *time_beside_cost(results), markdown_table(header, rows)]) + "\n"
+    return (
+        "\n\n".join(
+            [title, *closing(results), *time_beside_cost(results), *rates_sentences(results), markdown_table(header, rows)]
+        )
+        + "\n"
+    )
 
 
 def _cells(row: dict[str, Any], share: bool) -> tuple[str, ...]:

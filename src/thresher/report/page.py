@@ -12,6 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from thresher.experiments.comparison.rates import rates_sentences
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, busy_sentence, is_share, left_out_sentence, listed
 from thresher.experiments.tasks.pictures import ImageArray, training_images
 from thresher.experiments.training.sample_history import class_name
@@ -268,7 +269,7 @@ def render_page(
         margin=margin_text(results, results.get("margin")),
         rows=[_verdict_row(row, results) for row in results["summary"]],
         controls=_controls_in_words(results),
-        left_out=[left_out_sentence(one) for one in results.get("left_out", ())],
+        left_out=[*map(left_out_sentence, results.get("left_out", ())), *rates_sentences(results)],
         sections=sections,
         figures=_deflated(json.dumps({chart.key: list(views.values()) for held in sections.values() for chart, views in held})),
         sheets=sheets(results, samples, images, shown),

@@ -42,13 +42,13 @@ def finished(tmp_path_factory):
 
 def test_results_have_the_schema(finished):
     _, _, results = finished
-    names = ["task", "epochs", "device", "processes", "versions", "margin", "looks", "loss_bins", "classes", "busy", "left_out"]
-    names += ["runs", "summary"]
+    names = ["task", "epochs", "device", "processes", "versions", "margin", "looks", "rates", "loss_bins", "classes"]
+    names += ["busy", "left_out", "runs", "summary"]
     assert list(results) == names
     assert [results[name] for name in names[:4]] == [f"digits@{N}", 3, "cpu", 1]
     assert {"thresher", "torch", "python"} <= set(results["versions"])
     for run in results["runs"]:
-        fields = {"method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s"}
+        fields = {"method", "settings", "seed", "rate", "control_of", "metric", "cost", "wall_s", "cpu_s"}
         fields |= {"busy", "tracing_s", "step_memory", "history", "samples"}
         assert run["tracing_s"] == 0
         assert set(run) == fields and (finished[0] / run["samples"]).is_file()

@@ -15,6 +15,7 @@ from thresher.experiments.comparison.job import (
     has_controls,
     why_no_placebo_of,
 )
+from thresher.experiments.comparison.rates import Rates
 from thresher.experiments.comparison.summary import DEFAULT_MARGIN, any_busy, summarise
 from thresher.experiments.comparison.together import TogetherWorkers
 from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Warned, Workers
@@ -70,30 +71,31 @@ def compare(
     controls: Sequence[Control] | None = None,
     margin: float = DEFAULT_MARGIN,
     looks: Sequence[int] = (),
+    rates: Rates | None = None,
     track: str | None = None,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Trains every method and full training with every seed, and for each run of a method controls of the same cost.
 
-    The controls of a run are a fresh random subset in each epoch, `UniformSubset(keep=cost)`; full data for the share `cost` of
-    the epochs, within which the learning rate decays; as many steps as full training, with smaller batches that are drawn
-    uniformly; and a placebo: the method with its signals permuted among the samples. `cost` is the cost of the finished run in
-    forward and backward passes, as a share of full training. Methods whose costs agree in three digits after the point share
-    their controls, except for the placebo. Finished runs are kept in `out` and not repeated, so that the same call goes on
-    where it was stopped. Several processes of torchrun or accelerate launch call it and train each run together.
+    The controls of a run, at its counted cost, are a fresh random subset in each epoch; full data for a share of the epochs,
+    within which the learning rate decays; as many steps as full training, with smaller batches that are drawn uniformly; and a
+    placebo: the method with its signals permuted among the samples. Methods whose costs agree in three digits after the point
+    share their controls, except for the placebo. Finished runs are kept in `out`, and the same call goes on where it was
+    stopped. Several processes of torchrun or accelerate launch call it and train each run together.
 
     Args:
         task: Name of the task, see `recipes.resolve.task_of`.
         methods: Methods to compare; full training is added where it is missing.
-        seeds: Distinct random seeds; every method gets the same initial weights and shuffling for the same seed.
+        seeds: Distinct random seeds; a seed gives all methods the same initial weights and shuffling.
         epochs: Number of epochs of every run, 1 or more.
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
-        jobs: Number of processes that train side by side, with one torch thread each. Default: 2; 1 where several train a run.
-        controls: Kinds of controls to train. Default: all of `CONTROLS`, without those that a method or the training cannot
-            have, which `Watcher.left_out` and `left_out` in the results name.
-        margin: Loss that does not matter, above 0, see `summarise`; another margin over finished runs trains nothing again.
-        looks: Numbers of seeds at which the verdicts are to be looked at, beside those at which they were. Default: none.
+        jobs: Number of processes that train side by side. Default: 2; 1 where several train a run.
+        controls: Kinds of controls to train. Default: all of `CONTROLS` that a method and the training can have; `left_out` in
+            the results names the others.
+        margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again.
+        looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
+        rates: Factors on the learning rate by arm, see `rate_looks`. Default: 1 for all.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
 
@@ -102,7 +104,7 @@ def compare(
 
     Raises:
         ValueError: An argument is not possible; most errors come before anything is trained.
-        FileNotFoundError: The data is missing; the message says where to get it.
+        FileNotFoundError: The data is missing.
         RunError: A run failed; finished runs are kept.
     """
     _check_arguments(seeds, epochs, jobs, margin, track)
@@ -113,7 +115,7 @@ def compare(
     asked = [Job.of(spec, seeds[0]) for spec in (FULL_TRAINING, *methods)]
     if isinstance(workers, TogetherWorkers) and not workers.leads(asked):
         return of_first(None)
-    comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher)
+    comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
     watcher.planned(comparison.expected, epochs)
     with workers:
         comparison.work(workers)
@@ -152,6 +154,7 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
         "versions": versions(),
         "margin": margin,
         "looks": looks,
+        "rates": {"factors": [*rates.factors], "seeds": [*rates.seeds]} if (rates := comparison.rates).factors else None,
         "loss_bins": LOSS_BINS.tolist(),
         "classes": classes,
         "busy": any_busy(runs),
@@ -199,9 +202,11 @@ class ComparedRuns:
         seeds: Random seeds.
         kinds: Kinds of controls; None for all that are possible.
         watcher: Object whose functions are called as runs proceed.
+        rates: Factors on the learning rate. Default: 1 for all.
 
     Attributes:
         store: Files of the comparison.
+        rates: Factors on the learning rate.
         left_out: Reasons for which controls are left out, by the label of the method and the kind of the control.
     """
 
@@ -212,12 +217,13 @@ class ComparedRuns:
         seeds: Sequence[int],
         kinds: Sequence[Control] | None,
         watcher: Watcher,
+        rates: Rates | None = None,
     ) -> None:
         others = [spec for spec in methods if spec.name != FULL_TRAINING.name]
         self.watcher = watcher
         self.left_out: dict[tuple[str, Control], str] = {}
-        self.store = store
-        self._asked = [Job.of(spec, seed) for spec in (FULL_TRAINING, *others) for seed in seeds]
+        self.store, self.rates = store, rates or Rates()
+        self._asked = [Job.of(spec, seed, self.rates.of(spec.label)) for spec in (FULL_TRAINING, *others) for seed in seeds]
         self._queue = deque(self._asked)
         self._done: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, str] = {}
@@ -265,6 +271,8 @@ class ComparedRuns:
         """Returns the kinds of controls that a method has; of all of them, where none are asked for by name."""
         if not has_controls(spec):
             return ()
+        if self.rates.everywhere is not None:  # a placebo has the rate of its method
+            return [kind for kind in kinds or CONTROLS if kind != "placebo"] if kinds != () else ()
         if kinds is not None:
             return kinds
         reason = why_no_placebo_of(spec)
@@ -318,7 +326,9 @@ class ComparedRuns:
         known = {job.key for jobs in self._controls.values() for job in jobs.values()}
         cost = self._run(asked)["cost"]["ratio"]
         kinds = self._kinds[asked.label]
-        self._controls[asked.key] = {kind: Job.control(kind, asked.seed, cost, asked.spec) for kind in kinds}
+        self._controls[asked.key] = {
+            kind: Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind)) for kind in kinds
+        }
         for job in self._controls[asked.key].values():
             if job.key in known:
                 self.watcher.shared(job)

@@ -122,6 +122,7 @@ class Job:
         label: Name of the method in the results.
         share: Share of the epochs that are trained, (0, 1]; the learning rate decays within them. Default: 1.
         method: Label of the method that a placebo is of, for messages. Default "": the label says it all.
+        rate: Factor on the learning rate. Default: 1.
     """
 
     spec: Spec
@@ -129,14 +130,15 @@ class Job:
     label: str
     share: float = 1.0
     method: str = ""
+    rate: float = 1.0
 
     @classmethod
-    def of(cls, spec: Spec, seed: int) -> "Job":
+    def of(cls, spec: Spec, seed: int, rate: float = 1.0) -> "Job":
         """Returns the run of a method that is compared."""
-        return cls(spec, seed, spec.label)
+        return cls(spec, seed, spec.label, rate=rate)
 
     @classmethod
-    def control(cls, kind: Control, seed: int, cost: float, of: Spec = FULL_TRAINING) -> "Job":
+    def control(cls, kind: Control, seed: int, cost: float, of: Spec = FULL_TRAINING, rate: float = 1.0) -> "Job":
         """Returns the control of a run.
 
         Costs are rounded to three digits after the point, so that methods of the same cost share their controls, and no
@@ -147,21 +149,23 @@ class Job:
             seed: Random seed of the run.
             cost: Cost of the run, as a share of full training.
             of: Method of the run, for a placebo.
+            rate: Factor on the learning rate. Default: 1.
         """
         share = min(1.0, max(0.001, round(cost, 3)))
         label = f"{kind}@{share:.3f}"
         if kind == "uniform":
-            return cls(MethodSpec("uniform", {"keep": share}), seed, label)
+            return cls(MethodSpec("uniform", {"keep": share}), seed, label, rate=rate)
         if kind == "smaller":
-            return cls(MethodSpec("uniform", {"keep": share}, {"spend": "batches"}), seed, label)
+            return cls(MethodSpec("uniform", {"keep": share}, {"spend": "batches"}), seed, label, rate=rate)
         if kind == "placebo":
-            return cls(as_placebo(of), seed, label, method=of.label)
-        return cls(FULL_TRAINING, seed, label, share)
+            return cls(as_placebo(of), seed, label, method=of.label, rate=rate)
+        return cls(FULL_TRAINING, seed, label, share, rate=rate)
 
     @property
     def name(self) -> str:
-        """Label and seed, for messages."""
-        return f"{self.label}{' of ' * bool(self.method)}{self.method}, seed {self.seed}"
+        """Label and seed, for messages, and a learning rate that is not that of the training."""
+        rate = "" if self.rate == 1 else f", rate x {self.rate:g}"
+        return f"{self.label}{' of ' * bool(self.method)}{self.method}, seed {self.seed}{rate}"
 
     def epochs(self, epochs: int) -> int:
         """Returns how many of `epochs` are trained, a partial last one included; one too many where that has no whole step."""
@@ -170,7 +174,7 @@ class Job:
     @cached_property
     def key(self) -> str:
         """Stem of the run's files: readable, and different for every difference in settings."""
-        identity = [self.spec.name, self.spec.settings, self.seed, self.label, self.share]
+        identity = [self.spec.name, self.spec.settings, self.seed, self.label, self.share, *[self.rate] * (self.rate != 1)]
         identity += [hashlib.sha256(path.read_bytes()).hexdigest() for path in self.spec.files]
         digest = hashlib.sha256(json.dumps(identity, sort_keys=True, default=repr).encode()).hexdigest()[:10]
         return f"{re.sub(r'[^A-Za-z0-9_.@=-]+', '_', self.label)[:80]}-seed{self.seed}-{digest}"

@@ -90,7 +90,7 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
             Default: 1.
 
     Returns:
-        Rows with the keys method, control_of, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
+        Rows with the keys method, control_of, rate, mean, std, difference, ci95, finding, seeds_needed, against, cost_ratio,
         wall_ratio, cpu_ratio, memory_ratio, verdict and sentence. `against` has for each control of a method the difference to
         it, ci95, finding, seeds_needed and verdict. Differences are paired by seed. Intervals are for one comparison; findings
         are corrected for the number of methods, and findings against controls for the number of controls. Ratios of times and
@@ -174,6 +174,7 @@ def _summary_row(runs: Sequence[RunDict], full: Sequence[RunDict]) -> RowDict:
     return {
         "method": _label(runs, cost),
         "control_of": runs[0]["control_of"],
+        "rate": runs[0].get("rate", 1.0),
         "mean": statistics.mean(values),
         "std": statistics.stdev(values) if len(values) > 1 else None,
         "difference": None,

@@ -381,7 +381,8 @@ class Trainer:
         def progress(done: int, metric: float) -> None:
             self._send(Advanced(job, done, metric))
 
-        what = {"seed": job.seed, "epochs": self._epochs, "label": job.label, "share": job.share, **self._tracking}
+        what = {"seed": job.seed, "epochs": self._epochs, "label": job.label, "share": job.share, "rate": job.rate}
+        what |= self._tracking
         what |= {"samples_to": self._beside(job, "samples"), "on_end": partial(self._write_shown, job)}
         try:
             with warnings.catch_warnings():

@@ -63,6 +63,7 @@ class JsonRun(JsonFile):
         method: Label of the method.
         settings: Settings of the method by name.
         seed: Random seed.
+        rate: Factor on the learning rate.
         classes: Names of the classes; None where they have numbers alone.
         history: One entry per epoch.
     """
@@ -70,6 +71,7 @@ class JsonRun(JsonFile):
     method: str
     settings: dict[str, Any]
     seed: int
+    rate: float = 1.0
     classes: list[str] | None = None
     history: list[Epoch]
 
@@ -199,6 +201,7 @@ class SummaryRow(JsonFile):
         cost_ratio: Cost as a share of full training.
         cpu_ratio: CPU time as a share of full training.
         wall_ratio: Time as a share of full training.
+        rate: Factor on the learning rate.
         memory_ratio: Peak memory of a step as a share of full training; None where it is not known.
         verdict: Judgement in words.
     """
@@ -212,6 +215,7 @@ class SummaryRow(JsonFile):
     cost_ratio: float
     cpu_ratio: float | None = None
     wall_ratio: float | None = None
+    rate: float = 1.0
     memory_ratio: float | None = None
     verdict: str
 

@@ -87,6 +87,7 @@ class Session:
         seed: Random seed of the method.
         epochs: Number of epochs of full training.
         share: Share of the epochs to train, (0, 1].
+        rate: Factor on the learning rate.
         epochs_in: File for the history of every sample, see `Recording`; None for none.
     """
 
@@ -99,6 +100,7 @@ class Session:
         seed: int,
         epochs: int,
         share: float,
+        rate: float,
         epochs_in: Path | None,
     ) -> None:
         self.accelerator, self.training, self.epochs = accelerator, training, epochs
@@ -124,7 +126,7 @@ class Session:
             **spec.attachment(),
         )
         self.scheduler = thresher.ProgressLR(
-            self.optimizer, self.run, lambda done: training.schedule(self.length.progress(done))
+            self.optimizer, self.run, lambda done: rate * training.schedule(self.length.progress(done))
         )
         self.clock, self.recording = Clock(), Recording(self.run, training.loader.dataset, epochs_in=epochs_in)
         self.memory = StepMemory(accelerator.device)
@@ -236,6 +238,7 @@ def train(
     epochs: int,
     label: str | None = None,
     share: float = 1.0,
+    rate: float = 1.0,
     progress: EpochCallback | None = None,
     samples_to: Path | None = None,
     trackers: Any = None,
@@ -256,25 +259,24 @@ def train(
         epochs: Number of epochs of full training, which costs are shares of.
         label: Name of the method in the results. Default: `spec.label`.
         share: Share of the epochs to train, (0, 1]; the learning rate decays within this share.
+        rate: Factor on the learning rate. Default: 1.
         progress: Function that is called after each epoch.
         samples_to: Path of a Parquet file for the history of every sample, see `Recording`. Default: no such file.
-        trackers: Trackers as in `log_with` of accelerate, such as "tensorboard"; each epoch is logged. Default: none.
+        trackers: Trackers as in `log_with` of accelerate; each epoch is logged. Default: none.
         track_to: Folder for trackers that write files.
-        checkpoint: Checkpoint, written after each epoch. If its file exists, training continues from it and ends with the same
-            numbers as without the interruption; times are those of the epochs that count.
+        checkpoint: Checkpoint, written after each epoch. If its file exists, training goes on from it to the same numbers.
         on_end: Function that is called at the end with the objects that were trained.
 
     Returns:
-        Plain values: method, settings, seed, control_of, metric, classes, cost, wall_s, cpu_s, busy, see `is_busy`, step_memory
-        in bytes, see `StepMemory`, history, device. An entry of the history has the counts of its epoch, the metric, cost,
-        wall_s and cpu_s since the start, step_s and step_memory, and losses, see `Recording`. Times are without evaluation.
+        Plain values, see `files.StoredRun`; `step_memory` is in bytes. An entry of the history has the counts of its epoch, the
+        metric, cost, wall_s and cpu_s since the start, step_s and step_memory, and losses. Times are without evaluation.
     """
     torch.manual_seed(seed)
     name = label or spec.label
     accelerator = _accelerator(trackers, track_to, f"{name} seed {seed}", spec)
     training = task.training(data, seed)
     where = _epochs_in(samples_to, checkpoint)
-    session = Session(accelerator, training, spec, seed=seed, epochs=epochs, share=share, epochs_in=where)
+    session = Session(accelerator, training, spec, seed=seed, epochs=epochs, share=share, rate=rate, epochs_in=where)
     try:
         session.train(checkpoint, progress)
         measured = session.finish(samples_to)
@@ -285,7 +287,7 @@ def train(
     if on_end is not None:
         on_end(training)
     settings = spec.settings if share == 1 else {"epochs": share * epochs}
-    outcome = {"method": name, "settings": settings, "seed": seed, "control_of": None, **measured}
+    outcome = {"method": name, "settings": settings, "seed": seed, "rate": rate, "control_of": None, **measured}
     return with_costs(outcome | {"device": _device_of(accelerator)}, measured["cost"]["backward_to_forward"] or TEXTBOOK)
 
 
@@ -303,7 +305,7 @@ def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) 
         ValueError: The training or the method is refused.
     """
     torch.manual_seed(seed)
-    settings: dict[str, Any] = {"seed": seed, "epochs": epochs, "share": 1.0, "epochs_in": None}
+    settings: dict[str, Any] = {"seed": seed, "epochs": epochs, "share": 1.0, "rate": 1.0, "epochs_in": None}
     Session(_accelerator(None, None, "", spec), task.training(data, seed), spec, **settings).close()
 
 

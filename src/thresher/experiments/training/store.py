@@ -16,6 +16,8 @@ from thresher.experiments.training.files import Manifest, StoredRun, read_checke
 MANIFEST = "comparison.json"
 RESULTS = "results.json"
 RUNS = "runs"
+LOOKS = "rates"
+"""Folder of the runs that learning rates are chosen by, within that of the comparison."""
 BESIDE = {"samples": ".parquet", "shown": ".shown"}
 """Endings of the files beside a run: the history of its samples, and what some of them look like."""
 DEFAULTS = {"processes": 1}
@@ -177,6 +179,7 @@ def restart(folder: Path) -> None:
     """
     if not (folder / MANIFEST).is_file():
         return
+    restart(folder / LOOKS)
     if (folder / RUNS).is_symlink():
         raise ValueError(f"--restart: {folder / RUNS} is a link; delete what it leads to yourself, or give another --out")
     runs = [path for path in (folder / RUNS).glob("*") if path.suffix in OF_RUNS]

@@ -79,8 +79,8 @@ def runs(watched):
 def test_a_run_has_the_schema(runs):
     run = runs["kakurenbo"]
     assert set(run) == {
-        "method", "settings", "seed", "control_of", "metric", "cost", "wall_s", "cpu_s", "tracing_s", "history", "device",
-        "busy", "classes", "step_memory",
+        "method", "settings", "seed", "rate", "control_of", "metric", "cost", "wall_s", "cpu_s", "tracing_s", "history",
+        "device", "busy", "classes", "step_memory",
     }  # fmt: skip
     assert (run["method"], run["seed"], run["control_of"]) == ("kakurenbo", 1, None)
     assert run["settings"]["max_fraction"] == 0.3
