@@ -101,10 +101,8 @@ class Cost:
         if not (self.forward or self.full_forward or self.steps):
             return "no steps yet, so that there is no cost yet"
         if (reason := self._why_unknown) is not None:
-            return (
-                f"unknown after {self.steps:,} steps, by which full training would have put {self.full_forward:,} samples "
-                f"through the model: {reason}"
-            )
+            full = f", by which full training would have put {self.full_forward:,} samples through the model"
+            return f"unknown after {self.steps:,} steps{full if self.full_forward else ''}: {reason}"
         own = self.backward_to_forward
         measured = "" if own is None else f", {self.ratio(own):.3f} with the measured ratio {own:.2f}"
         return (

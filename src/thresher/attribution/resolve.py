@@ -23,11 +23,11 @@ from thresher.attribution.tracker import Lookup, RowTracker
 from thresher.loading.trees import leaves
 
 WAYS_OUT = (
-    "Ways out: pass the very tensors that the loader yielded (slices and views are fine), or give the samples of the rows "
-    "with `ids=run.ids` (indexed as you indexed the batch; as it is for flattened rows, with `repeat=` for the number of "
-    "consecutive rows per id; "
-    "where a collate_fn changes the number of samples, return the index from the dataset, and pass that); for data that is "
-    "not of this run, such as validation, call it under torch.no_grad() or use your own criterion."
+    "Ways out: iterate over run.loader, and pass the very tensors that it yielded (slices and views are fine), or give the "
+    "samples of the rows with `ids=run.ids` (indexed as you indexed the batch; as it is for flattened rows, with `repeat=` "
+    "for the number of consecutive rows per id; where a collate_fn changes the number of samples, return the index from the "
+    "dataset, and pass that); for data that is not of this run, such as validation, call it under torch.no_grad() or use your "
+    "own criterion."
 )
 
 NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"

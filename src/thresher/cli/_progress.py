@@ -72,6 +72,11 @@ def _columns(width: int) -> list[ProgressColumn]:
     return [name, BarColumn(30), counts, TextColumn("epochs {task.fields[note]}"), TimeElapsedColumn(), *left]
 
 
+def _shown(metric: float) -> str:
+    """Returns a metric in percent where it can be a share, and else as it is."""
+    return percent(metric) if 0 <= metric <= 1 else f"{metric:.4g}"
+
+
 @contextmanager
 def _each(seconds: float, call: Callable[[], None]) -> Iterator[None]:
     """Calls a function in regular intervals, in a thread of its own, until the block is left."""
@@ -143,7 +148,7 @@ class RunProgress(Remarks):
 
     def advanced(self, job: Job, epochs: int, metric: float) -> None:
         """Moves the bar of the run and the bar of all runs."""
-        self._progress.update(self._bars[job.key], completed=epochs, note=percent(metric))
+        self._progress.update(self._bars[job.key], completed=epochs, note=_shown(metric))
         self._progress.advance(self._all)
 
     def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
@@ -151,7 +156,7 @@ class RunProgress(Remarks):
         self._done += 1
         took = "kept from before" if reused else f"{run['wall_s']:.1f} s"
         metric = run["metric"]
-        self._print(f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {percent(metric['value'])}, {took}")
+        self._print(f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {_shown(metric['value'])}, {took}")
         if reused:
             self._shorten(self._epochs)
         else:

@@ -15,7 +15,8 @@ GAPS = 2 * 6
 CAPTION = """\
 Cost, CPU time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the cost of the \
 method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with smaller batches, \
-and placebo@ as the method does, with its losses or scores permuted among samples."""
+and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
+one comparison; verdicts are corrected for their number, and may be open although an interval excludes 0."""
 """Text below the result of a comparison."""
 
 TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "step\nmemory")

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thresher.cli._console import STANDARD_OUTPUT, announcer, open_console, print_table, write_result
-from thresher.cli._options import DataOption, JsonOption, QuietOption
+from thresher.cli._options import DataOption, JsonOption, QuietOption, training_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -47,6 +47,7 @@ def advise(
     quiet: QuietOption = False,
 ) -> None:
     """Probe a training for a short while, say whether selection can help, and name the command that shows it."""
+    training = training_of(training, None)
     says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")
     from thresher.experiments.advise.advise import advise

@@ -84,8 +84,9 @@ class Criterion:
         if not isinstance(losses, Tensor) or not losses.dim():
             got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(
-                f"criterion {self.own!r} returned {got}: it must return one loss per sample, shape (rows, ...). Let it "
-                "return losses before they are averaged, or average them yourself with run.reduce(losses, ids=...)."
+                f"criterion {self.own!r} returned {got}: a function of your own must return one loss per sample, shape "
+                "(rows, ...), as with reduction='none'; losses of torch may be passed as they are. Or average the losses "
+                "yourself with run.reduce(losses, ids=...)."
             )
         return losses
 

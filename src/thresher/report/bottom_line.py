@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from thresher.experiments.comparison.closing import conclude
+from thresher.experiments.comparison.closing import conclude, time_beside_cost
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, kind_of
 from thresher.report.loading import ResultsDict
 from thresher.report.snippet import snippet
@@ -45,7 +45,7 @@ def bottom_line(results: ResultsDict) -> BottomLine:
     found = conclude(results)
     facts = [] if found.pick is None else _facts(found.pick, results)
     code = None if found.pick is None else snippet(found.pick, _settings_of(found.pick, results), results["epochs"])
-    return BottomLine(found.sentences, facts, code, chart(results))
+    return BottomLine([*found.sentences, *time_beside_cost(results)], facts, code, chart(results))
 
 
 def _settings_of(row: Mapping[str, Any], results: ResultsDict) -> Mapping[str, Any]:

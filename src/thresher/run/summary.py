@@ -12,12 +12,13 @@ Facts = list[tuple[str, str]]
 
 
 def as_written(method: Any) -> str:
-    """Returns a method as it is written in code, with those settings that differ from the defaults."""
+    """Returns a method as it is written in code, with its first setting and those that differ from the defaults."""
     if not is_dataclass(method):
         return repr(method)
-    given = ((one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init)
-    differing = (f"{one.name}={value!r}" for one, value in given if one.default is MISSING or value != one.default)
-    return f"{type(method).__name__}({', '.join(differing)})"
+    given = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]
+    differs = [place == 0 or one.default is MISSING or value != one.default for place, (one, value) in enumerate(given)]
+    shown = (f"{one.name}={value!r}" for (one, value), differing in zip(given, differs, strict=True) if differing)
+    return f"{type(method).__name__}({', '.join(shown)})"
 
 
 def facts(method: Any, epochs: str, samples: int | None, entry: Mapping[str, Any] | None, cost: Cost) -> Facts:
@@ -79,7 +80,9 @@ def _costs(cost: Cost) -> Facts:
     saved = "unknown: too few steps were timed to know how long a backward pass takes"
     if own is not None:
         less, by = "less" if own <= 1 else "more", f"{cost.backward_to_forward:.2f} forwards a backward"
-        saved = f"{abs(known['time_saved']):.1%} {less}, estimated with the measured {by}"
+        saved = (
+            f"{abs(known['time_saved']):.1%} {less} if it goes by the samples, with the measured {by}; small steps save less"
+        )
     return [("passes", passes), ("cost", ratio), ("time in the model", saved)]
 
 

@@ -82,7 +82,7 @@ def test_signals_of_each_kind() -> None:
 def test_a_callable_that_averages(criterion: Any, got: str, weights: Tensor | None) -> None:
     outputs, targets = randn(B, C), randn(B, C).softmax(1)
     with pytest.raises(
-        ValueError, match=rf"returned {got}: it must return one loss per sample, shape \(rows, \.\.\.\)\. Let it"
+        ValueError, match=rf"returned {got}: a function of your own must return one loss per sample, shape \(rows, \.\.\.\), as"
     ):
         adapt(criterion).measure(outputs, targets, RowLayout(B), weights=weights, wanted=set())
 

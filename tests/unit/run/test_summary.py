@@ -70,7 +70,7 @@ def test_after_epochs():
 def test_time_saved_needs_the_measured_ratio():
     run = trained(*attached(thresher.UniformSubset(keep=0.5), epochs=9), epochs=6)
     found = {name.strip(): value.strip() for name, value in lines_of(run).items()}
-    assert found["time in the model"].startswith("50.0% less, estimated with the measured ")
+    assert found["time in the model"].startswith("50.0% less if it goes by the samples, with the measured ")
     assert run.cost.to_dict()["time_saved"] == pytest.approx(0.5)
 
 
@@ -79,7 +79,7 @@ def test_an_unknown_cost_is_printed_as_unknown():
     with pytest.warns(UserWarning, match="no loss was credited in a whole epoch"):
         for _ in run.loader:
             optimizer.step()
-    assert "unknown after" in run.summary() and "estimated" not in run.summary()
+    assert "unknown after" in run.summary() and "if it goes" not in run.summary()
     assert run.cost.to_dict()["ratio"] is None
 
 

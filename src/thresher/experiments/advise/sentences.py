@@ -146,10 +146,11 @@ def _reason(row: Mapping[str, Any]) -> str:
     if record["standing"] == "not measured":
         return f"{row['method']} was not measured by this project; {time}"
     of = f"of {_trainings(record['on'])} that this project measured{', with other settings' * record['other_settings']}"
-    better = f"was better than a control of the same cost on {len(record['better_on'])} {of}"
+    better = f"was better than a control of the same cost on {len(record['better_on']) or 'none'} {of}"
     lost = f"lost more than the margin against full training on {_where(record['lost_on'])}"
     worse = f"worse on {_where(record['worse_on'])}, and {lost}"
-    return f"{row['method']} {better} ({_where(record['better_on'])}), {worse}; {time}"
+    named = f" ({_listed(record['better_on'])})" if record["better_on"] else ""
+    return f"{row['method']} {better}{named}, {worse}; {time}"
 
 
 def _warning(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> list[str]:

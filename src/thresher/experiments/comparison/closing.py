@@ -135,22 +135,24 @@ def _controls_of(row: RowDict, results: Mapping[str, Any]) -> list[RowDict]:
 
 def _undecided(row: RowDict, results: Mapping[str, Any]) -> list[str]:
     seeds = sorted({run["seed"] for run in results["runs"]})
-    ways = [way for way in (_seeds_in_words(row["seeds_needed"], seeds), _margin_in_words(row, results)) if way]
+    ways = [way for way in (_seeds_in_words(row, seeds), _margin_in_words(row, results)) if way]
     if not ways:
         more = ",".join(str(seed) for seed in range(max(5, len(seeds) + 3)))
         counted = f"{len(seeds)} seed{'s' * (len(seeds) > 1)}"
         return [f"Cannot tell yet with {counted}. Repeat the command with more of them, such as --seeds {more}."]
-    varies = "" if (spread := _spread(row, results)) is None else f": between seeds, the differences vary by {spread}"
-    return [f"Cannot tell yet{varies}. For {row['method']}, {' or '.join(ways)} would decide."]
+    spread = _spread(row, results)
+    ranges = f": from seed to seed, the difference of {row['method']} to full training ranges over {spread}" if spread else ""
+    said = " ".join(ways)
+    return [f"Cannot tell yet{ranges}. {said}"]
 
 
-def _seeds_in_words(needed: int | None, seeds: Sequence[int]) -> str:
+def _seeds_in_words(row: RowDict, seeds: Sequence[int]) -> str:
+    needed = row["seeds_needed"]
     if needed is None:
         return ""
-    if needed > MOST_LISTED:
-        return f"about {needed} seeds"
     more = [seed for seed in range(needed + len(seeds)) if seed not in seeds]
-    return f"about {needed} seeds (--seeds {','.join(map(str, [*seeds, *more][:needed]))})"
+    how = "" if needed > MOST_LISTED else f" (--seeds {','.join(map(str, [*seeds, *more][:needed]))})"
+    return f"About {needed} seeds{how} would decide on {row['method']} if further ones differ as these {len(seeds)} do."
 
 
 def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
@@ -158,7 +160,9 @@ def _margin_in_words(row: RowDict, results: Mapping[str, Any]) -> str:
     unit = 1.0 if _whole(results) else max(1e-12, abs(_full(results)["mean"]) / 100)
     for margin in (size * unit for size in MARGINS if size * unit > results["margin"]):
         if row["method"] in methods_without_loss(results["runs"], margin, results.get("looks", 1)):
-            return f"a margin of {_in_words(results, margin)} (--margin {margin:.4g})"
+            size = _in_words(results, margin)
+            shown = f"It is shown already that {row['method']} loses no more than {size}"
+            return f"{shown}: use --margin {margin:.4g} if such a loss does not matter."
     return ""
 
 

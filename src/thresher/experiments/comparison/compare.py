@@ -112,8 +112,7 @@ def compare(
         as_placebo(spec)
     watcher, where = watcher or Watcher(), {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
     workers = _workers(jobs, watcher, **where, samples=out / RUNS, track=track, track_to=out / "trackers")
-    asked = [Job.of(spec, seeds[0]) for spec in (FULL_TRAINING, *methods)]
-    if isinstance(workers, TogetherWorkers) and not workers.leads(asked):
+    if isinstance(workers, TogetherWorkers) and not workers.leads([Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]):
         return of_first(None)
     comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
     watcher.planned(comparison.expected, epochs)

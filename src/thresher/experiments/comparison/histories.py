@@ -8,6 +8,8 @@ from typing import Any
 from thresher import methods
 from thresher.experiments.training.files import JsonRun, read_checked
 from thresher.experiments.training.sample_history import class_name
+from thresher.experiments.training.store import RUNS
+from thresher.methods.registry import nearest_name
 
 REMEDY = "Delete the files of the run; the same `thresher compare` makes them again"
 RULES_OF_CONTROLS = {
@@ -85,8 +87,12 @@ def _stem_of(run: Path) -> str:
     given = run.name.removesuffix(".parquet").removesuffix(".json")
     there = sorted(path.stem for path in run.parent.glob("*.parquet"))
     found = [given] if given in there else [name for name in there if name.startswith(given)]
+    if not found and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):
+        raise FileNotFoundError(f"{run} is a comparison; give one of its runs, such as {run / RUNS / inside[0]}")
     if not found:
-        raise FileNotFoundError(f"{run}: no such run of a comparison; there are {', '.join(there) or 'none'}")
+        near = nearest_name(given, [name.rpartition("-seed")[0] for name in there])
+        question = f"did you mean {near!r}? There are" if near else "there are"
+        raise FileNotFoundError(f"{run}: no such run of a comparison; {question} {', '.join(there) or 'none'}")
     if len({name.rpartition("-seed")[0] or name for name in found}) > 1:
         raise ValueError(f"{run}: several runs begin so: {', '.join(found)}; give more of the name")
     return min(found, key=_seed_of)

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import importlib.util
+import inspect
 import sys
 import traceback
 import warnings
@@ -11,12 +12,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from thresher.cost import Cost
 from thresher.experiments.training.files import StoredEpoch
@@ -116,6 +118,7 @@ class Script:
             ValueError: The function returned wrong objects; the message names its line.
         """
         where = f"{self._line_of(data)}: {self.function}(seed) must return"
+        _check_takes_seed(data, where)
         made = _by_name(data(seed), where)
         for name, value in made.items():
             kind = (RETURN_TYPES | OPTIONAL_TYPES)[name]
@@ -125,6 +128,8 @@ class Script:
         loader = made.pop("data")
         if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
             raise ValueError(f"{where} data over a dataset with a length: what a run costs is counted in shares of it")
+        _check_new(made["model"], where)
+        _warn_of_order(loader, where)
         _check_metric(made.get("metric", "metric"), where)
         if "classes" in made:
             _check_classes(made["classes"], class_labels(loader.dataset), where)
@@ -185,7 +190,39 @@ def _by_name(made: Any, where: str) -> dict[str, Any]:
         raise ValueError(f"{where} a dict with {also}; got one without {' and '.join(missing)}")
     if unknown := [name for name in named if name not in RETURN_TYPES | OPTIONAL_TYPES]:
         raise ValueError(f"{where} a dict with {also}; got {unknown[0]!r}, too")
-    return named
+    return dict(named)
+
+
+_MODELS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
+"""Models that functions of scripts have returned in this process, by their address."""
+
+
+def _check_takes_seed(function: Callable[..., Any], where: str) -> None:
+    """Raises ValueError unless the function can be called with a seed."""
+    try:
+        inspect.signature(function).bind(0)
+    except TypeError:
+        raise ValueError(f"{where.partition('(seed)')[0]} must take one argument, the seed") from None
+
+
+def _check_new(model: nn.Module, where: str) -> None:
+    """Raises ValueError where an earlier call returned the same model, which is trained by now."""
+    if _MODELS.get(id(model)) is model:
+        raise ValueError(
+            f"{where} a new model from each call; got the one of an earlier call, which is trained already: make it inside the "
+            "function"
+        )
+    _MODELS[id(model)] = model
+
+
+def _warn_of_order(loader: DataLoader[Any], where: str) -> None:
+    """Warns of a loader that yields the samples in the order of the dataset."""
+    if loader.batch_size and isinstance(loader.sampler, SequentialSampler):
+        warnings.warn(
+            f"the loader of {where.partition(' must')[0]} does not shuffle: every epoch has the order of the dataset, in which "
+            "neighbours are often alike. Give it shuffle=True, or its results say little about a usual training.",
+            stacklevel=3,
+        )
 
 
 def _check_metric(metric: str, where: str) -> None:

@@ -197,7 +197,7 @@ class Session:
         for batch in islice(batches, 1):
             x, y = pair_of(batch)
             loss = self.run.criterion(self.run.model(x), y)
-            self.accelerator.backward(loss)
+            self.accelerator.backward(loss.mean())  # of a criterion with reduction="none"
             self.optimizer.step()
             self.scheduler.step()
             self.optimizer.zero_grad()
@@ -218,7 +218,7 @@ class Session:
 
     def _measured(self, measure: Callable[[nn.Module], float], epoch: int, of: str = "evaluate") -> float:
         """Returns what a function measures of the model: in the first process, whose BatchNorm layers are those of the run."""
-        return of_first(finite(float(measure(self.network)), epoch, of) if own_rank() == 0 else None)
+        return of_first(finite(measure(self.network), epoch, of) if own_rank() == 0 else None)
 
     def _final_metric(self) -> dict[str, Any]:
         """Returns name and value of the metric of the run: that of the last epoch, or the one downstream."""
@@ -360,15 +360,19 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
     raise ValueError(f"batches must be pairs of inputs and targets, got {got}; give the loader a collate_fn that makes them")
 
 
-def finite(metric: float, epoch: int, of: str = "evaluate") -> float:
-    """Returns the metric after an epoch, if it is finite.
+def finite(metric: Any, epoch: int, of: str = "evaluate") -> float:
+    """Returns the metric after an epoch, if it is a finite number.
 
     Raises:
-        ValueError: The metric is not finite.
+        ValueError: The metric is no number, or not finite.
     """
-    if not math.isfinite(metric):
-        raise ValueError(f"{of} returned {metric} after epoch {epoch}; a comparison needs finite values")
-    return metric
+    try:
+        value = float(metric)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{of} returned {metric!r:.80}; it must return a number, larger for a better model") from None
+    if not math.isfinite(value):
+        raise ValueError(f"{of} returned {value} after epoch {epoch}; a comparison needs finite values")
+    return value
 
 
 def _network(model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ SIDE = 64
 """Largest width and height of a picture, in pixels."""
 LONGEST_TEXT = 200
 """Largest number of characters of a text."""
-ALLOWED = "a PIL image, a tensor or an array of shape (H, W), (H, W, 3) or (3, H, W), or a text"
+ALLOWED = "a PIL image, a tensor or an array of shape (H, W), (H, W, 3), (3, H, W) or (1, H, W), or a text"
 
 Show = Callable[[int], Any]
 """A function from the id of a sample to a picture or a text."""
@@ -93,6 +93,8 @@ def _shown_or_error(show: Show, number: int) -> Shown:
 
 def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Returns values as a grey picture, shape (H, W), or a colour picture, shape (H, W, 3)."""
+    if values.ndim == 3 and values.shape[0] == 1:
+        values = values[0]
     colour = values.ndim == 3 and 3 in (values.shape[2], values.shape[0])
     if not (values.ndim == 2 or colour) or not values.size or values.dtype.kind not in "biuf":
         raise UnshowableError(f"must return {ALLOWED}; got an array of shape {values.shape} and dtype {values.dtype}")

@@ -207,8 +207,8 @@ def _difference(name: str, held: Any, value: Any, identity: dict[str, Any]) -> s
     if name == "recipe" and "script" in (value or ()):
         file = identity["task"].rpartition(":")[0]
         return (
-            f"runs of another version of {file}: it was changed since they were trained. Give --restart to delete them and "
-            "begin anew, or another --out"
+            f"runs of another version of {file}: it, or a file beside it that it imports, was changed since. Give --restart "
+            "to delete them and begin anew, or another --out"
         )
     return (
         f"another comparison: its {name} is {_as_text(held)}, here it is {_as_text(value)}; give another folder, or --restart "

@@ -444,7 +444,7 @@ class Model(nn.Module):
 def build(seed):
     x = torch.randn(96, 4, generator=torch.Generator().manual_seed(0))
     model = Model()
-    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32)
+    loader = DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=32, shuffle=True)
     return model, loader, nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.01), lambda model: 0.0
 """
 

@@ -70,10 +70,10 @@ def test_a_method_that_is_worse_than_a_control_is_no_pick():
 
 def test_what_would_decide():
     [said] = closing(results_of((0.0, 0.01, 0.005)))
-    assert said.startswith("Cannot tell yet: between seeds, the differences vary by 1 point. For m, ")
+    assert said.startswith("Cannot tell yet: from seed to seed, the difference of m to full training ranges over 1 point. ")
     needed = results_of((0.0, 0.01, 0.005))["summary"][1]["seeds_needed"]
-    assert needed is None or f"about {needed} seeds" in said
-    assert "a margin of 2 points (--margin 2) would decide." in said
+    assert needed is None or f"About {needed} seeds" in said
+    assert "It is shown already that m loses no more than 2 points: use --margin 2 if such a loss does not matter." in said
     of_two = results_of((0.0, 0.01, 0.005), margin=2.0)["summary"]
     assert of_two[1]["finding"] == "no loss"
 
@@ -99,7 +99,7 @@ def test_everything_loses():
 def test_a_metric_that_is_no_share_has_no_points():
     results = results_of((0.0, 0.01, 0.005), scale=40, margin=0.01)
     [said] = closing(results)
-    assert "point" not in said and "(--margin 0." in said
+    assert "point" not in said and "use --margin 0." in said
     assert mean(run["metric"]["value"] for run in results["runs"]) > 1
 
 

@@ -148,7 +148,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 def build(seed):
     model = nn.Linear(2, 2)
-    data = DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), 4)
+    data = DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), 4, shuffle=True)
     return model, data, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: model.nothing
 """
     (tmp_path / "with_a_mistake.py").write_text(text)

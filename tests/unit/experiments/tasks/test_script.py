@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def build(seed):
     torch.manual_seed(seed)
     model = nn.Linear(2, 2)
-    data = DataLoader(TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64)), batch_size=4)
+    data = DataLoader(TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.int64)), batch_size=4, shuffle=True)
     return model, data, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: 1.0
 """
 
@@ -127,7 +127,7 @@ def parts(**others):
     model = nn.Linear(2, 2)
     whole = {
         "model": model,
-        "data": DataLoader(TensorDataset(torch.zeros(4, 2))),
+        "data": DataLoader(TensorDataset(torch.zeros(4, 2)), shuffle=True),
         "criterion": nn.MSELoss(),
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.1),
         "evaluate": float,
@@ -167,7 +167,7 @@ def named(**others):
 
 
 def labelled(labels):
-    return DataLoader(TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels)))
+    return DataLoader(TensorDataset(torch.zeros(len(labels), 2), torch.tensor(labels)), shuffle=True)
 
 
 def test_a_dict_may_have_more():
@@ -229,3 +229,25 @@ def test_the_first_sample_is_shown_before_anything_is_trained():
     with pytest.raises(ValueError, match=r"show\(0\) must return a PIL image, .* or a text; got list") as raised:
         Script(Path("mine.py"), "build").training(lambda seed: named(show=show), 0)
     assert str(raised.value).startswith(f"mine.py, line {show.__code__.co_firstlineno}: ")
+
+
+@pytest.mark.parametrize("make", [lambda: 0, lambda *, seed: 0, lambda seed, more: 0])
+def test_a_function_that_does_not_take_a_seed_says_so(make):
+    with pytest.raises(ValueError, match=r"mine.py, line \d+: build must take one argument, the seed"):
+        Script(Path("mine.py"), "build").training(make, 0)
+
+
+def test_a_model_that_was_trained_before_is_refused():
+    made, task = named(), Script(Path("mine.py"), "build")
+    task.training(lambda seed: made, 0)
+    with pytest.raises(
+        ValueError, match="must return a new model from each call; got the one of an earlier call, which is trained"
+    ):
+        task.training(lambda seed: made, 1)
+    task.training(lambda seed: named(), 1)
+
+
+def test_a_loader_in_the_order_of_its_dataset_is_said():
+    data = DataLoader(TensorDataset(torch.zeros(4, 2)), batch_size=2)
+    with pytest.warns(UserWarning, match=r"the loader of mine.py, line \d+: build\(seed\) does not shuffle: every epoch"):
+        Script(Path("mine.py"), "build").training(lambda seed: named(data=data), 0)

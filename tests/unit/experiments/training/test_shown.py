@@ -59,7 +59,7 @@ def test_pictures_and_texts_become_small():
         (None, "got NoneType"),
         ([[1, 2]], "got list"),
         (np.zeros(3), r"got an array of shape \(3,\) and dtype float64"),
-        (torch.zeros(1, 8, 8), r"got an array of shape \(1, 8, 8\)"),
+        (torch.zeros(2, 8, 8), r"got an array of shape \(2, 8, 8\)"),
         (np.zeros((0, 4)), r"got an array of shape \(0, 4\)"),
         (np.zeros((2, 2), complex), "dtype complex128"),
         (np.array([[np.nan, 1.0]]), "finite values; got NaN"),

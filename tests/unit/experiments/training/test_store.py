@@ -74,7 +74,9 @@ def test_a_script_is_the_same_by_every_path(tmp_path, path):
 def test_a_script_that_was_changed_says_how_to_begin_anew(tmp_path):
     Store(tmp_path, SCRIPT).save_run("a", RUN)
     changed = SCRIPT | {"recipe": {"script": "ba9876543210"}}
-    with pytest.raises(ValueError, match="runs of another version of my_training.py: it was changed since .* --restart"):
+    with pytest.raises(
+        ValueError, match="runs of another version of my_training.py: it, or a file beside it that it imports, was .* --restart"
+    ):
         Store(tmp_path, changed)
     (tmp_path / "notes.txt").write_text("mine")
     restart(tmp_path)
