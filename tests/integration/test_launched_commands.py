@@ -13,6 +13,7 @@ import torch
 import torch.multiprocessing as mp
 
 import launched_processes as cases
+from made_once import made_once
 from thresher.experiments.comparison.compare import compare
 from thresher.experiments.training.checkpoint import Checkpoint
 from thresher.experiments.training.specs import parse_methods
@@ -24,14 +25,18 @@ MEASURED = ("wall_s", "cpu_s", "step_s", "step_memory", "backward_to_forward", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("launched")
+    """Where several processes have run every case."""
+
+    def run(folder):
+        (folder / "mine.py").write_text(cases.SCRIPT)
+        mp.spawn(cases.run_cases, (SIZE, str(folder)), nprocs=SIZE)
+
+    return made_once(tmp_path_factory, "launched", run)
 
 
 @pytest.fixture(scope="module")
 def results(folder):
     """What every case returned in each process."""
-    (folder / "mine.py").write_text(cases.SCRIPT)
-    mp.spawn(cases.run_cases, (SIZE, str(folder)), nprocs=SIZE)
     return [torch.load(folder / str(rank), weights_only=False) for rank in range(SIZE)]
 
 

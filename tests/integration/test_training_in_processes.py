@@ -12,6 +12,7 @@ import torch.multiprocessing as mp
 import thresher
 import training_processes as cases
 from depth import depth
+from made_once import made_once
 from thresher.run.several import check_attached_late_enough
 
 SIZES = (2,) if depth(1, 2) == 1 else (2, 4)
@@ -34,11 +35,15 @@ class Results(list[Any]):
 @pytest.fixture(scope="module", params=SIZES)
 def results(request, tmp_path_factory):
     """What every case returned in each process."""
-    size, folder = request.param, tmp_path_factory.mktemp("processes")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        cases.begun_alone(str(folder))
-    mp.spawn(cases.run_cases, (size, str(folder), NAMES[size]), nprocs=size)
+    size = request.param
+
+    def run(folder):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            cases.begun_alone(str(folder))
+        mp.spawn(cases.run_cases, (size, str(folder), NAMES[size]), nprocs=size)
+
+    folder = made_once(tmp_path_factory, f"processes-{size}", run)
     cases.WORLD[0] = size
     return Results([torch.load(folder / str(rank), weights_only=False) for rank in range(size)], folder)
 

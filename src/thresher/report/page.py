@@ -132,8 +132,8 @@ SECTIONS: dict[str, tuple[Chart, ...]] = {
         Chart(
             "targets",
             "Time to target",
-            "The cost until the error was at most 1.4, 1.2 and 1.1 times the final error of full training, as a share of "
-            "what full training took to reach the same error; medians of the seeds. Where a bar is missing, at least half "
+            "The cost until the error was at most 1.4, 1.2 and 1.1 times the median final error of full training, as a share "
+            "of what full training took to reach the same error; medians of the seeds. Where a bar is missing, at least half "
             "of the seeds did not reach the target.",
             views_by(charts.times_to_targets, {"cost": "cost as counted", "cpu_s": "CPU time"}),
         ),

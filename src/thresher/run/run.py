@@ -310,7 +310,7 @@ class Run(Uncopied):
             >>> loader = DataLoader(TensorDataset(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1])), batch_size=2)
             >>> run = thresher.attach("infobatch", loader=loader, criterion=torch.nn.CrossEntropyLoss(), epochs=9)
             >>> print(run.summary())
-            method   InfoBatch()
+            method   InfoBatch(prune_fraction=0.5)
             epochs   0 of 9 are over
             samples  4
             cost     no steps yet, so that there is no cost yet

@@ -68,7 +68,7 @@ def test_the_notebook_runs_and_is_a_page(capsys):
             exec(compile(tree, "first_steps", "exec"), names)
             last = (shown and eval(compile(ast.Expression(shown.value), "first_steps", "eval"), names)) or last
     printed = capsys.readouterr().out
-    assert "full training 9" in printed and "at cost 0.50" in printed and "Winnow()" in printed
+    assert "full training 9" in printed and "at cost 0.50" in printed and "Winnow(share=0.5)" in printed
     assert last._repr_html_().startswith("<table>")
     assert names["half_accuracy"] > 0.85
     page = notebook_page(notebook)
