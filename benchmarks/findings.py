@@ -1,7 +1,8 @@
 """Writes into the package what the committed results say of each method, which `thresher advise` ranks methods by.
 
 `python -m benchmarks.findings` reads the comparisons, the tables of `benchmarks.winnow` and, where it is there, the league. It
-prints how often such measurements foretell the decided results of the league on a training that was not measured.
+prints how often such measurements have the sign of the decided results of the league: as advice is given, and on a training
+that was not measured.
 """
 
 import json
@@ -104,21 +105,24 @@ class Agreement:
     def __str__(self) -> str:
         told = self.right + self.wrong
         share = f"{self.right / told:.0%}" if told else "none"
-        return f"{share} of {told} decided results were foretold right; the other trainings say nothing of {self.silent} more"
+        return f"{share} of {told} decided results were foretold right; nothing is said of {self.silent} more"
 
 
-def agreement(rows: Sequence[Mapping[str, Any]], source: str = "league") -> Agreement:
-    """Foretells each decided result of a source as advice would, had the training not been measured.
+def agreement(rows: Sequence[Mapping[str, Any]], source: str = "league", *, unseen: bool = True) -> Agreement:
+    """Foretells each decided result of a source as advice does.
 
     Args:
         rows: Measurements as plain values.
         source: Name of the source whose results are foretold.
+        unseen: Whether they are foretold from other trainings only, as if this one had not been measured. Default: True.
     """
     known = [Measurement(**row) for row in rows]
     signs = {"ahead": 1, "behind": -1}
     found = []
     for one in (one for one in known if one.source == source and one.sign):
-        others = [m for m in known if m.task != one.task and kind_of_label(m.method) == kind_of_label(one.method)]
+        others = [
+            m for m in known if kind_of_label(m.method) == kind_of_label(one.method) and not (unseen and m.task == one.task)
+        ]
         exact = [m for m in others if m.method == one.method]
         found.append(one.sign * signs.get(Record(exact or others).standing, 0))
     return Agreement(found.count(1), found.count(-1), found.count(0))
@@ -136,4 +140,5 @@ def as_text(rows: list[dict[str, Any]]) -> str:
 if __name__ == "__main__":
     rows = collected()
     MEASURED.write_text(as_text(rows), encoding="utf-8")
-    print(agreement(rows))
+    print(f"As advice is given: {agreement(rows, unseen=False)}")
+    print(f"Had the training not been measured: {agreement(rows)}")

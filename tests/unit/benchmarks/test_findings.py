@@ -50,11 +50,13 @@ def test_how_often_other_trainings_foretell_a_result():
     rows += [row("a", "seta", "worse"), row("a", "ies", "unclear"), row("b", "ies", "worse", source="winnow")]
     found = findings.agreement(rows)
     assert (found.right, found.wrong, found.silent) == (3, 2, 1)
-    assert str(found) == "60% of 5 decided results were foretold right; the other trainings say nothing of 1 more"
+    assert str(found) == "60% of 5 decided results were foretold right; nothing is said of 1 more"
     assert str(findings.agreement([])).startswith("none of 0")
     same = [row("a", "winnow:share=0.5", "better"), row("b", "winnow:share=0.5", "better", source="winnow")]
     others = [row(task, "winnow:share=0.25", "worse", source="winnow") for task in "bc"]
     assert findings.agreement(same + others).right == 1, "the same settings count first"
+    seen = findings.agreement(rows, unseen=False)
+    assert (seen.right, seen.wrong, seen.silent) == (6, 0, 0), "the training itself counts, too"
 
 
 @pytest.mark.parametrize(("value", "difference"), [(0.9, -1.25), (40.0, -0.013)])
