@@ -360,16 +360,25 @@ def pair_of(batch: Any) -> tuple[Any, Any]:
     raise ValueError(f"batches must be pairs of inputs and targets, got {got}; give the loader a collate_fn that makes them")
 
 
+def as_number(metric: Any, of: str = "evaluate") -> float:
+    """Returns the metric as a number.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return float(metric)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{of} returned {metric!r:.80}; it must return a number, larger for a better model") from None
+
+
 def finite(metric: Any, epoch: int, of: str = "evaluate") -> float:
     """Returns the metric after an epoch, if it is a finite number.
 
     Raises:
         ValueError: The metric is no number, or not finite.
     """
-    try:
-        value = float(metric)
-    except (TypeError, ValueError, RuntimeError):
-        raise ValueError(f"{of} returned {metric!r:.80}; it must return a number, larger for a better model") from None
+    value = as_number(metric, of)
     if not math.isfinite(value):
         raise ValueError(f"{of} returned {value} after epoch {epoch}; a comparison needs finite values")
     return value

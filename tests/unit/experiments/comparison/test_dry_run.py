@@ -139,8 +139,15 @@ def test_prices_of_a_real_training(monkeypatch):
     assert found.methods["full"].time == 1.0
 
 
-def test_an_error_in_the_users_file_is_named_with_its_line(tmp_path):
-    """Before, it was a traceback."""
+@pytest.mark.parametrize(
+    ("evaluate", "message"),
+    [
+        ("lambda model: model.nothing", r"with_a_mistake\.py, line 9: AttributeError: .*'nothing'"),
+        ("lambda model: None", "evaluate returned None; it must return a number, larger for a better model"),
+    ],
+)
+def test_an_error_in_the_users_file_is_named_before_the_probe(tmp_path, monkeypatch, evaluate, message):
+    monkeypatch.delattr(dry, "Probe")
     text = """
 import torch
 from torch import nn
@@ -149,8 +156,8 @@ from torch.utils.data import DataLoader, TensorDataset
 def build(seed):
     model = nn.Linear(2, 2)
     data = DataLoader(TensorDataset(torch.rand(8, 2), torch.arange(8) % 2), 4, shuffle=True)
-    return model, data, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), lambda model: model.nothing
+    return model, data, nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=0.1), EVALUATE
 """
-    (tmp_path / "with_a_mistake.py").write_text(text)
-    with pytest.raises(ValueError, match=r"with_a_mistake\.py, line 9: AttributeError: .*'nothing'"):
+    (tmp_path / "with_a_mistake.py").write_text(text.replace("EVALUATE", evaluate))
+    with pytest.raises(ValueError, match=message):
         dry_run(f"{tmp_path / 'with_a_mistake.py'}:build", [], [0], 2, tmp_path / "out")

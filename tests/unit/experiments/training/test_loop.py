@@ -352,6 +352,26 @@ def test_a_metric_that_is_not_finite_is_named(few):
         train(Diverges(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)
 
 
+@pytest.mark.parametrize("returned", [None, "high", torch.zeros(2)])
+def test_a_metric_that_is_no_number_is_named(few, returned):
+    class Forgets(SomeDigits):
+        def training(self, data, seed):
+            return replace(super().training(data, seed), evaluate=lambda model: returned)
+
+    with pytest.raises(ValueError, match="evaluate returned .*; it must return a number, larger for a better model"):
+        train(Forgets(Path("none.py"), "build"), few, MethodSpec("full"), seed=0, epochs=1)
+
+
+def test_a_criterion_may_leave_the_mean_to_the_loop(few):
+    class ByRow(SomeDigits):
+        def training(self, data, seed):
+            return replace(super().training(data, seed), criterion=torch.nn.CrossEntropyLoss(reduction="none"))
+
+    task, usual = ByRow(Path("none.py"), "build"), SomeDigits(Path("none.py"), "build")
+    own, mean = (train(one, few, MethodSpec("full"), seed=0, epochs=2)["metric"] for one in (task, usual))
+    assert own == mean
+
+
 def test_a_metric_has_a_name_that_no_number_of_the_method_has(few):
     class Kept(SomeDigits):
         def training(self, data, seed):
