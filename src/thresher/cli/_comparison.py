@@ -75,7 +75,7 @@ def run_with_progress(
     from thresher.experiments.training.specs import parse_methods, parse_seeds
 
     run = compare_until_decided if "most" in options else compare
-    with explained_interruptions(out / "runs"):
+    with explained_interruptions(out):
         specs, numbers, factors = parse_methods(methods), parse_seeds(seeds), options.pop("factors", None)
         with progress_on(console, quiet=quiet) as watcher:
             options |= {"watcher": watcher}

@@ -53,10 +53,12 @@ def print_dry_run(
     if factors:
         from thresher.experiments.comparison.rate_looks import LOOK_SEEDS
 
-        tries = len(factors) * len(LOOK_SEEDS)
+        found["rates"] = {"factors": [*factors], "seeds": [*LOOK_SEEDS], "in_time": False}
+        times = 1 + len(factors) * len(LOOK_SEEDS) / len(parse_seeds(seeds))
         console.print(
-            f"With --rates, {len(factors)} factors are tried with {len(LOOK_SEEDS)} seeds first, which is not in this time: "
-            f"about {1 + tries / len(parse_seeds(seeds)):.2g} times as long.",
+            f"With --rates, {len(factors)} factors are tried with {len(LOOK_SEEDS)} seeds first. This is not in the time "
+            f"above, which it makes {times:.2g} times as long where nothing is tried yet; and "
+            " finished runs with another rate are not counted as finished here.",
             markup=False,
             highlight=False,
         )

@@ -104,16 +104,19 @@ class Remarks(Watcher):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._warnings: set[str] = set()
+        self._said: set[str] = set()
 
     def left_out(self, method: str, control: Control, why: str) -> None:
         """Prints which control a method does not have, and why."""
-        self._print(left_out_sentence({"method": method, "control": control, "why": why}))
+        self._once(left_out_sentence({"method": method, "control": control, "why": why}))
 
     def warned(self, text: str) -> None:
         """Prints a warning once, whichever runs it comes from."""
-        if text not in self._warnings:
-            self._warnings.add(text)
+        self._once(text)
+
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
             self._print(text)
 
     def _print(self, line: str) -> None:

@@ -46,8 +46,9 @@ MARGIN_HELP = (
 
 QUICK_HELP = "Train with the first seed only, and without controls: a first look, which shows nothing for certain."
 RATES_HELP = (
-    "Factors on the learning rate, separated by commas, such as 0.5,1,2: every method and every control is tried with each of "
-    "them, on two seeds that do not count, and is compared with the one it is best with. Default: the rate of the training."
+    "Factors on the learning rate, separated by commas, such as 0.5,1,2: every method and every control is tried with each "
+    "of them, on two seeds that do not count, and is compared with the one of the largest metric. Default: the "
+    "rate of the training."
 )
 UNTIL_HELP = (
     "Add seeds until every verdict is decided, or until there are --max-seeds of them. The verdicts are corrected for the "

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from depth import depth
+
 CAPTURES = Path(__file__).parents[2] / "unit" / "cli" / "captures"
-WIDTHS = (60, 80, 100, 120)
+WIDTHS = depth((60, 120), (60, 80, 100, 120))
 SHOWS = """
 import sys, time
 sys.path[:] = {path!r}
@@ -18,6 +20,7 @@ from test_summary import results_of
 from thresher.cli._progress import progress_on
 from thresher.cli._summary import print_summary
 from thresher.experiments.comparison.job import Job
+
 from thresher.experiments.training.specs import MethodSpec
 
 console, job = Console(), Job.of(MethodSpec("selective_backprop", {{"keep": 0.33}}), 0)

@@ -8,6 +8,7 @@ from benchmarks.ada_selection import ARMS, BEGIN, CLOSE, END, EPOCHS, MOST_SEEDS
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Job, load
 
+from depth import in_verify
 from thresher.experiments.training.specs import parse_methods
 
 ROOT = Path(__file__).parents[3]
@@ -95,6 +96,7 @@ def test_arms_with_other_numbers_of_steps_are_refused() -> None:
         ada_selection.results(done)
 
 
+@in_verify
 def test_a_training_and_what_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ada_selection, "EPOCHS", {"line": 1})
     runs, page = tmp_path / "runs.jsonl", tmp_path / "page.md"

@@ -11,6 +11,8 @@ from benchmarks.winnow.tasks import Sets, problem_of
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from depth import in_verify
+
 ROOT = Path(__file__).parents[3]
 RESULTS, PAGE = ROOT / "benchmarks" / "results" / "winnow-batch-norm.json", ROOT / "docs" / "winnow.md"
 
@@ -77,6 +79,7 @@ def test_runs_go_on_where_they_were_stopped(tmp_path: Path, monkeypatch: pytest.
     assert markdown(rows_of(load(file))) in page.read_text()
 
 
+@in_verify
 @pytest.mark.filterwarnings("ignore:Winnow trains on drawn rows")
 def test_trainings_of_a_small_task(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)

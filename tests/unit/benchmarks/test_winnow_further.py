@@ -32,6 +32,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
+from depth import in_verify
 from thresher import EpochPlan, Winnow
 from thresher.experiments.tasks.data.base import Data
 from thresher.records import NEVER_SEEN, Records
@@ -140,6 +141,7 @@ def test_a_row_above_the_threshold_is_always_kept_and_equal_scores_have_equal_we
         assert plan.weights is not None and plan.weights.tolist() == pytest.approx([1.0] * 6)
 
 
+@in_verify
 def test_the_variants_keep_the_contract_of_methods() -> None:
     for method in (AveragedUncertainty(), ChangingShare(0.35), ThresholdKeep()):
         check_method(method)

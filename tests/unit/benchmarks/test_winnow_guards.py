@@ -11,6 +11,7 @@ from benchmarks.winnow.guards import BEGIN, CHOSEN, END, RULES, SUBJECTS, Job, W
 from benchmarks.winnow.tasks import Sets
 from torch.utils.data import TensorDataset
 
+from depth import in_verify
 from thresher import Winnow
 from thresher.experiments.tasks.networks.convolutional import perceptron
 from thresher.records import Records
@@ -103,6 +104,7 @@ def test_the_guard_acts_on_planted_trainings_and_where_it_speaks():
     assert {job.subject for job in planted("digits") if job.arm == "on"} == acted | {"digits"}
 
 
+@in_verify
 def test_trainings_of_a_small_task(monkeypatch: pytest.MonkeyPatch):
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(1000) % 10

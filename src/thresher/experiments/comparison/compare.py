@@ -1,6 +1,7 @@
 """Trains methods, full training and controls of the same cost, with the same seeds."""
 
 import statistics
+import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,7 +54,8 @@ class Watcher:
         """Is called when a control that was not asked for by name is not trained for a method, with the reason."""
 
     def warned(self, text: str) -> None:
-        """Is called when something warned in the process of a run, with the warning."""
+        """Is called when something warned in the process of a run, with the warning; writes it to the standard error."""
+        sys.stderr.write(f"{text}\n")
 
     def dropped(self, job: Job) -> None:
         """Is called when the training of a run that was started is refused, which makes one run fewer."""
@@ -222,7 +224,9 @@ class ComparedRuns:
         self.watcher = watcher
         self.left_out: dict[tuple[str, Control], str] = {}
         self.store, self.rates = store, rates or Rates()
-        self._asked = [Job.of(spec, seed, self.rates.of(spec.label)) for spec in (FULL_TRAINING, *others) for seed in seeds]
+        of_full = self.rates.of(FULL_TRAINING.label)
+        specs = (FULL_TRAINING, *others)
+        self._asked = [Job.of(spec, seed, self.rates.of(spec.label), of_full) for spec in specs for seed in seeds]
         self._queue = deque(self._asked)
         self._done: dict[str, dict[str, Any]] = {}
         self._refused: dict[str, str] = {}

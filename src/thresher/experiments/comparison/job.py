@@ -123,6 +123,7 @@ class Job:
         share: Share of the epochs that are trained, (0, 1]; the learning rate decays within them. Default: 1.
         method: Label of the method that a placebo is of, for messages. Default "": the label says it all.
         rate: Factor on the learning rate. Default: 1.
+        rate_of_full: Factor of the full training beside which samples of the run are shown. Default: 1.
     """
 
     spec: Spec
@@ -131,11 +132,12 @@ class Job:
     share: float = 1.0
     method: str = ""
     rate: float = 1.0
+    rate_of_full: float = 1.0
 
     @classmethod
-    def of(cls, spec: Spec, seed: int, rate: float = 1.0) -> "Job":
+    def of(cls, spec: Spec, seed: int, rate: float = 1.0, rate_of_full: float = 1.0) -> "Job":
         """Returns the run of a method that is compared."""
-        return cls(spec, seed, spec.label, rate=rate)
+        return cls(spec, seed, spec.label, rate=rate, rate_of_full=rate_of_full)
 
     @classmethod
     def control(cls, kind: Control, seed: int, cost: float, of: Spec = FULL_TRAINING, rate: float = 1.0) -> "Job":

@@ -255,7 +255,7 @@ def _train(training: Training, epochs: int, seed: int, watch: Watch | None, made
             for batch in run.loader:
                 x, y = pair_of(batch)
                 loss = run.criterion(run.model(x), y)
-                accelerator.backward(loss)
+                accelerator.backward(loss.mean())  # of a criterion with reduction="none"
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -300,15 +301,20 @@ def _work(connection: Connection, *arguments: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    one_by_one = threading.Lock()
+    one_by_one, owner, usual = threading.RLock(), os.getpid(), warnings.showwarning
 
     def send(message: Advanced | Warned | Finished | Failed) -> None:
+        pickled = ForkingPickler.dumps(message)  # outside of the lock: objects that are freed now may warn
         with one_by_one:
-            connection.send(message)
+            connection.send_bytes(pickled)
 
-    warnings.showwarning = lambda message, category, filename, lineno, *_: send(
-        Warned(warning_text(message, category, filename, lineno))
-    )
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if os.getpid() == owner:
+            send(Warned(warning_text(message, category, filename, lineno)))
+        else:  # a process that loads data has no part in the connection
+            usual(message, category, filename, lineno, *rest)
+
+    warnings.showwarning = show
     outcome = Trainer(send, *arguments)
     with suppress(EOFError, ConnectionError):  # the parent is gone
         while True:
@@ -410,6 +416,6 @@ class Trainer:
         from thresher.experiments.training.sample_history import read_history
         from thresher.experiments.training.shown import ids_to_show, write_shown
 
-        full = self._beside(Job.of(FULL_TRAINING, job.seed), "samples")
+        full = self._beside(Job.of(FULL_TRAINING, job.seed, job.rate_of_full), "samples")
         history = read_history(file)
         write_shown(shown, training.show, ids_to_show(history, read_history(full) if full and full.exists() else None))

@@ -209,8 +209,8 @@ def _check_new(model: nn.Module, where: str) -> None:
     """Raises ValueError where an earlier call returned the same model, which is trained by now."""
     if _MODELS.get(id(model)) is model:
         raise ValueError(
-            f"{where} a new model from each call; got the one of an earlier call, which is trained already: make it inside the "
-            "function"
+            f"{where} a new model from each call; got the one of an earlier call, which may be trained already: make it "
+            "inside the function"
         )
     _MODELS[id(model)] = model
 

@@ -34,7 +34,7 @@ class Epoch(JsonFile):
         cpu_s: CPU seconds until the end of the epoch.
         wall_s: Seconds until the end of the epoch.
         step_s: Seconds per step.
-        step_memory: Bytes that the second step of the epoch took at its peak, above those held before; None if not known.
+        step_memory: Bytes that its second step took at its peak, above those held before; None if not measured.
         easy_share: Share of the samples with small losses.
         loss_histogram: Counts of the losses.
         hidden_by_class: Number of samples of each class that were left out.

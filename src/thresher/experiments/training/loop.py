@@ -186,7 +186,8 @@ class Session:
         if isinstance(self.loader.sampler, DistributedSampler):
             self.loader.sampler.set_epoch(epoch)
         step = partial(self._step, islice(self.run.loader, steps))
-        more = step() and self.memory.of(step)
+        is_measured = epoch in (0, 1, len(self.length.steps) - 1)  # where methods warm up, and where they train on all again
+        more = step() and (self.memory.of(step) if is_measured else step())
         while more:
             more = step()
         if steps is not None and number_of_processes() > 1:

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 class StepMemory:
     """Measures how much memory a step takes at its peak, above what was held before it, on a CPU or a CUDA device.
 
-    The step takes no more time: on a CPU, torch's profiler notes each allocation; on CUDA, its allocator has a counter.
+    On a CPU, torch's profiler notes each allocation, which takes some milliseconds; on CUDA, the allocator has a counter.
 
     Args:
         device: Device of the training.
@@ -44,8 +44,11 @@ class StepMemory:
 
 
 def _can_profile() -> bool:
-    """Returns whether torch can note allocations: in the first thread of a process only, and one profiler at a time."""
-    first = threading.current_thread() is threading.main_thread()
+    """Returns whether torch can note allocations: in the first thread of a process only, and one profiler at a time.
+
+    In several processes it would write to the standard error stream of each.
+    """
+    first = threading.current_thread() is threading.main_thread() and not torch.distributed.is_initialized()
     return first and not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
 
 

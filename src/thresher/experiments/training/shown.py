@@ -93,7 +93,7 @@ def _shown_or_error(show: Show, number: int) -> Shown:
 
 def _pixels(values: NDArray[Any]) -> NDArray[np.uint8]:
     """Returns values as a grey picture, shape (H, W), or a colour picture, shape (H, W, 3)."""
-    if values.ndim == 3 and values.shape[0] == 1:
+    if values.ndim == 3 and values.shape[0] == 1 and values.shape[2] != 3:
         values = values[0]
     colour = values.ndim == 3 and 3 in (values.shape[2], values.shape[0])
     if not (values.ndim == 2 or colour) or not values.size or values.dtype.kind not in "biuf":

@@ -177,9 +177,10 @@ def restart(folder: Path) -> None:
         ValueError: The folder of the runs is a link.
         OSError: A file cannot be deleted; then the folder still holds the comparison.
     """
+    if (folder / LOOKS).is_dir():
+        restart(folder / LOOKS)
     if not (folder / MANIFEST).is_file():
         return
-    restart(folder / LOOKS)
     if (folder / RUNS).is_symlink():
         raise ValueError(f"--restart: {folder / RUNS} is a link; delete what it leads to yourself, or give another --out")
     runs = [path for path in (folder / RUNS).glob("*") if path.suffix in OF_RUNS]

@@ -121,6 +121,9 @@ def test_a_factor_with_which_a_training_fails_is_named(tmp_path, monkeypatch):
 
 
 def test_a_restart_deletes_what_was_tried(tmp_path, trained):
+    looked(tmp_path)
+    restart(tmp_path)
+    assert not list(tmp_path.rglob("*.json")), "also where nothing but rates was tried yet"
     rates = looked(tmp_path)
     compare("digits", parse_methods("infobatch"), [0, 1], 1, tmp_path, rates=rates)
     restart(tmp_path)

@@ -9,6 +9,7 @@ from accelerate.tracking import GeneralTracker
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, SubsetRandomSampler, TensorDataset
 
 import thresher
+from depth import depth
 from thresher.experiments.comparison.job import Job, as_placebo, parse_controls
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks import built_in
@@ -330,7 +331,7 @@ class SomeDigits(Script):
 
 
 @pytest.mark.parametrize("settings", [{"shuffle": True, "drop_last": True}, {"sampler": SubsetRandomSampler(range(FEW // 2))}])
-@pytest.mark.parametrize("method", ["full", "infobatch"])
+@pytest.mark.parametrize("method", depth(["infobatch"], ["full", "infobatch"]))
 def test_costs_are_shares_of_what_the_loader_gives(few, monkeypatch, settings, method):
     monkeypatch.setattr(SomeDigits, "settings", settings)
     task = SomeDigits(Path("none.py"), "build")
