@@ -58,7 +58,7 @@ def print_dry_run(
         console.print(
             f"With --rates, {len(factors)} factors are tried with {len(LOOK_SEEDS)} seeds first. This is not in the time "
             f"above, which it makes {times:.2g} times as long where nothing is tried yet; and "
-            " finished runs with another rate are not counted as finished here.",
+            "finished runs with another rate are not counted as finished here.",
             markup=False,
             highlight=False,
         )
