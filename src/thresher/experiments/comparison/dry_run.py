@@ -34,8 +34,12 @@ from thresher.methods.contract import requirements_of
 
 PROBE_SECONDS = 20.0
 """Time limit for the epochs of the probe, in seconds."""
-IMPORTS = "import thresher.experiments.training.loop, thresher.experiments.comparison.workers"
-"""What a worker imports before it trains."""
+BEGIN = """
+import torch, thresher.experiments.training.loop, thresher.experiments.comparison.workers
+from thresher.experiments.training.memory import StepMemory
+StepMemory(torch.device("cpu"))
+"""
+"""What a worker imports and sets up before it trains."""
 
 
 @dataclass(frozen=True)
@@ -314,9 +318,9 @@ def available_cores() -> int:
 
 
 def process_seconds() -> float:
-    """Returns the seconds that the imports of a worker take: CPU seconds where the system counts those of other processes."""
+    """Returns the seconds that a worker takes to begin: CPU seconds where the system counts those of other processes."""
     before, begun = os.times(), time.perf_counter()
-    subprocess.run([sys.executable, "-c", IMPORTS], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", BEGIN], check=True, capture_output=True)
     after = os.times()
     spent = after.children_user + after.children_system - before.children_user - before.children_system
     return spent or time.perf_counter() - begun

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +23,8 @@ class StepMemory:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._peak: int | None = None
+        if device.type == "cpu" and _can_profile():
+            _start_profiler()
 
     def of(self, step: Callable[[], bool]) -> bool:
         """Calls a step, measures it, and returns what it returned: whether there was a batch to train on.
@@ -41,6 +44,12 @@ class StepMemory:
         """Returns the peak of the step that was measured since the last call, in bytes; None where there was none."""
         peak, self._peak = self._peak, None
         return peak
+
+
+@cache
+def _start_profiler() -> None:
+    """Lets torch set up its profiler, which takes about a second in each process, so that no step takes that time."""
+    _on_host(lambda: True, torch.device("cpu"))
 
 
 def _can_profile() -> bool:

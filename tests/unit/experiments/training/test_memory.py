@@ -5,6 +5,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from thresher.experiments.tasks import built_in
+from thresher.experiments.training import memory as memory_module
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.memory import StepMemory
 from thresher.experiments.training.specs import parse_methods
@@ -56,6 +57,17 @@ def test_what_cannot_be_measured_is_unknown():
     thread.start()
     thread.join()
     assert memory.take() is None
+
+
+def test_the_profiler_is_set_up_before_any_step_and_once(monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory_module, "_on_host", lambda step, device: calls.append(step) or (True, 0))
+    memory_module._start_profiler.cache_clear()
+    for _ in range(2):
+        StepMemory(CPU)
+    assert len(calls) == 1
+    StepMemory(torch.device("meta"))
+    assert len(calls) == 1
 
 
 def test_a_third_of_the_rows_takes_less_memory():
