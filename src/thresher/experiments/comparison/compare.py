@@ -275,7 +275,7 @@ class ComparedRuns:
         if not has_controls(spec):
             return ()
         if self.rates.everywhere is not None:  # a placebo has the rate of its method
-            return [kind for kind in kinds or CONTROLS if kind != "placebo"] if kinds != () else ()
+            return [kind for kind in (CONTROLS if kinds is None else kinds) if kind != "placebo"]
         if kinds is not None:
             return kinds
         reason = why_no_placebo_of(spec)

@@ -74,7 +74,8 @@ class Ensemble:
         first: Training of the first model; its loader has all samples.
         models: The models after training.
         trained_on: Ids of the samples that each model trained on, shape (K,); None for all samples.
-        watched: What was recorded while each model trained, shape (epochs, N, ...); empty unless something was.
+        watched: Values of all samples that were recorded while each model trained, shape (epochs, N, ...); empty where a score
+            needs none.
         passes: Numbers of samples that went through forward and backward passes, for each model.
     """
 

@@ -187,7 +187,8 @@ class Session:
             self.loader.sampler.set_epoch(epoch)
         step = partial(self._step, islice(self.run.loader, steps))
         is_measured = epoch in (0, 1, len(self.length.steps) - 1)  # where methods warm up, and where they train on all again
-        more = step() and (self.memory.of(step) if is_measured else step())
+        second = partial(self.memory.of, step) if is_measured else step
+        more = step() and second()
         while more:
             more = step()
         if steps is not None and number_of_processes() > 1:

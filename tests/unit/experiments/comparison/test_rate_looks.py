@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from in_process import InProcessWorkers
 from thresher.experiments.comparison import compare as comparison
-from thresher.experiments.comparison import rate_looks
 from thresher.experiments.comparison.compare import compare
 from thresher.experiments.comparison.rate_looks import LOOK_SEEDS, chosen_rates
 from thresher.experiments.comparison.workers import Finished, RunValueError
@@ -29,35 +29,24 @@ def outcome(job):
     }  # fmt: skip
 
 
-class Here:
+class Here(InProcessWorkers):
     """Workers that train nothing."""
 
     trained: list = []
+    fails = staticmethod(lambda job: False)
 
-    def __init__(self, *_, **__):
-        self._waiting = []
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    @property
-    def busy(self):
-        return bool(self._waiting)
-
-    @property
-    def free(self):
-        return not self._waiting
+    def __init__(self, *count, **settings):
+        super().__init__(*count, **settings)
+        self._train = lambda job: Finished(job, outcome(job))
 
     def start(self, job):
         self.trained.append(job)
-        self._waiting.append(job)
+        super().start(job)
 
     def next_event(self):
-        job = self._waiting.pop()
-        return Finished(job, outcome(job))
+        if self.fails(self._jobs[0]):
+            raise RunValueError(f"{self._jobs[0].name}: evaluate returned nan after epoch 0")
+        return super().next_event()
 
 
 @pytest.fixture
@@ -97,11 +86,7 @@ def test_only_the_kinds_that_are_asked_for_are_tried(tmp_path, trained):
 
 
 def test_of_equally_good_rates_the_one_near_1(tmp_path, trained, monkeypatch):
-    monkeypatch.setattr(
-        Here,
-        "next_event",
-        lambda self: Finished(job := self._waiting.pop(), outcome(job) | {"metric": {"name": "accuracy", "value": 0.5}}),
-    )
+    monkeypatch.setattr(math, "log2", lambda _: 0.0)
     assert set(looked(tmp_path).chosen.values()) == {1.0}
 
 
@@ -111,12 +96,9 @@ def test_seeds_that_count_are_not_looked_at(tmp_path, trained):
     assert not trained
 
 
-def test_a_factor_with_which_a_training_fails_is_named(tmp_path, monkeypatch):
-    def fails(*_, **__):
-        raise RunValueError("full, seed 10000: evaluate returned nan")
-
-    monkeypatch.setattr(rate_looks, "compare", fails)
-    with pytest.raises(ValueError, match=r"with the factor 0.5, full, seed 10000: .* nan. Leave this factor out"):
+def test_a_factor_with_which_a_training_fails_is_named(tmp_path, trained, monkeypatch):
+    monkeypatch.setattr(Here, "fails", staticmethod(lambda job: job.rate == 2))
+    with pytest.raises(ValueError, match=r"with the factor 2, full, seed 10000, rate x 2: .* nan .* Leave this factor out"):
         looked(tmp_path)
 
 
