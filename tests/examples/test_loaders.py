@@ -32,7 +32,6 @@ METHODS = {
 }
 OWN_PASSES = ("kakurenbo", "twice")
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time:UserWarning"),
     pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
 ]

@@ -19,11 +19,7 @@ from thresher.records import NEVER_SEEN
 
 N, B, C = 50, 8, 4
 SB = SelectiveBackprop
-BELOW = "with two forward passes it saves time"
-pytestmark = [
-    pytest.mark.filterwarnings(f"ignore:.*{BELOW}"),  # toys are below break-even
-    pytest.mark.usefixtures("shared_traces"),
-]
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 class Net(nn.Module):

@@ -13,7 +13,7 @@ import thresher
 from thresher import FullData, SelectiveBackprop, UniformSubset, subset_backward
 
 ONCE = SelectiveBackprop(keep=0.5)
-pytestmark = [pytest.mark.filterwarnings("ignore:.*saves time on"), pytest.mark.usefixtures("shared_traces")]
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 def attached(method, *, net=None, crops=False, n=64, epochs=1, **settings):

@@ -17,10 +17,7 @@ from thresher import FullData, SelectiveBackprop, UniformSubset, subset_backward
 
 N, B, C, WIDTH = 64, 16, 3, 128
 KEEP = 0.25
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*saves time on"),  # toys are below break-even
-    pytest.mark.usefixtures("shared_traces"),
-]
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 class Net(nn.Sequential):

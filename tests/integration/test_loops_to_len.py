@@ -12,7 +12,6 @@ import thresher
 from depth import depth
 from helpers import assert_same
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time:UserWarning")
 N, C, EPOCHS = 40, 4, 3
 SB = thresher.SelectiveBackprop(keep=0.5)
 HIDING = thresher.Kakurenbo(max_fraction=0.25, tau=0.0, move_back=False, reduce_fraction=False)

@@ -16,7 +16,6 @@ from thresher.experiments.recipes import loading, running
 from thresher.experiments.recipes.task import RecipeTask
 
 # Selective-Backprop keeps all of its first epoch, as its code does; how that compares with a backward pass is measured.
-pytestmark = pytest.mark.filterwarnings("ignore:SelectiveBackprop kept .* but with two forward passes it saves time")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -29,7 +29,7 @@ def short(artefact: Artefact) -> Artefact:
     return replace(artefact, parts=[shortened(part) for part in artefact.parts], seeds=(0, 1, 2))
 
 
-@pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is", "ignore:.*but with two forward passes it saves time")
+@pytest.mark.filterwarnings("ignore:AdaSelection. `pool` is")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_short_training_is_judged_and_shown(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "Workers", InProcessWorkers)

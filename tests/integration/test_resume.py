@@ -300,10 +300,7 @@ def test_a_sampler_that_does_not_repeat_is_told():
 
 # Selection in the batch
 
-quiet = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")  # toys are below break-even
 
-
-@quiet
 @pytest.mark.parametrize("stop", depth([(3, 2)], [(2, 0), (3, 2)]))
 @pytest.mark.parametrize("name", BATCH)
 def test_batch_methods(name, stop):
@@ -311,14 +308,12 @@ def test_batch_methods(name, stop):
     compare(method, LOADERS["shuffle"], stop, **settings)
 
 
-@quiet
 @pytest.mark.parametrize("name", depth(["twice, beta"], ["once, beta", "twice, beta"]))
 def test_batch_methods_with_workers(name):
     method, settings = BATCH[name]
     compare(method, LOADERS["workers, own generator"], (1, 2), **settings)
 
 
-@quiet
 @pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch")
 @pytest.mark.parametrize("loader", depth(["drop last", "computed"], ["shuffle", "computed", "drop last", "weighted"]))
 @pytest.mark.parametrize("batch", [1, 2, 3])
@@ -327,7 +322,6 @@ def test_every_place_of_a_gathered_epoch(batch, loader):
     compare(SB(keep=0.4), LOADERS[loader], (1, batch), forward_passes="twice")
 
 
-@quiet
 def test_rows_wait_where_an_epoch_is_interrupted():
     """So that the tests above are about something."""
     training = Training(SB(keep=0.75), LOADERS["shuffle"], forward_passes="twice")
@@ -356,7 +350,6 @@ class Known(Stream):
         return N
 
 
-@quiet
 @pytest.mark.parametrize("stop", [(2, 0), (0, 1), (2, 2)])
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -373,7 +366,6 @@ def test_streams(name, kind, stop):
     compare(method, lambda _: DataLoader(kind(), B), stop, **settings)
 
 
-@quiet
 def test_streams_with_workers():
     compare(BATCH["twice, beta"][0], lambda _: DataLoader(Stream(), B, num_workers=2), (1, 2), forward_passes="twice")
 
@@ -385,13 +377,11 @@ def test_streams_at_a_share(kind, workers, stop):
     compare(METHODS["winnow"], lambda _: DataLoader(kind(), B, num_workers=workers), stop)
 
 
-@quiet
 @pytest.mark.parametrize("batch", [1, 2, 3])
 def test_every_place_of_a_gathered_stream(batch):
     compare(SB(keep=0.4), lambda _: DataLoader(Stream(), B), (1, batch), forward_passes="twice")
 
 
-@quiet
 def test_loading_into_a_run_in_use():
     """Losses that were not written yet belong to what was, and rows that waited do too."""
     first = Training(SB(keep=0.4), LOADERS["shuffle"], forward_passes="twice")
@@ -409,7 +399,6 @@ def test_loading_into_a_run_in_use():
     assert_same(state, expected)
 
 
-@quiet
 @pytest.mark.parametrize(
     ("saved", "loaded", "message"),
     [

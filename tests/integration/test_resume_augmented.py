@@ -174,10 +174,8 @@ def test_random_numbers_of_a_collate_function_in_workers_are_warned_about():
 
 
 HALF = thresher.SelectiveBackprop(keep=0.75)
-quiet = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")
 
 
-@quiet
 def test_selected_rows_that_waited_are_warned_about():
     *_, state, _ = train(of_torch, 2, method=HALF)
     assert len(state["run"]["ranks"][0]["waiting"]["ids"])
@@ -185,7 +183,6 @@ def test_selected_rows_that_waited_are_warned_about():
         train(of_torch, 2, state=state, method=HALF)
 
 
-@quiet
 @pytest.mark.parametrize("workers", [0, 2])
 def test_selected_rows_that_waited_are_the_same_where_nothing_is_drawn(workers):
     with warnings.catch_warnings():

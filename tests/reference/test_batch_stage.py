@@ -23,10 +23,7 @@ from thresher import BatchPlan, EpochPlan, Scoring, SelectiveBackprop
 from thresher.rng import seeds
 
 C = 4
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),  # toys are below break-even
-    pytest.mark.usefixtures("shared_traces"),
-]
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 class Net(nn.Module):

@@ -103,7 +103,6 @@ def attached(method: Any, model: nn.Module, **settings: Any) -> Any:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")
 def test_the_rows_are_those_whose_gradients_are_along_that_of_the_validation_batch() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3, bias=False))

@@ -11,7 +11,7 @@ from depth import depth, in_verify
 from helpers import assert_same
 from transformers_cases import EPOCHS, FULL, METHODS, N, Sentences, model, outcome, trainer
 
-pytestmark = [pytest.mark.usefixtures("shared_traces"), pytest.mark.filterwarnings("ignore:.*saves time on this model")]
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ def test_drop_last():
 
 
 @pytest.mark.parametrize("method", [thresher.UniformSubset(keep=0.5), thresher.RandomBackprop(keep=0.5)])
-@pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")
 def test_batch_size_of_a_selection(method):
     loader, run = made(method)
     model = run.model

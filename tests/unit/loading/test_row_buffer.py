@@ -12,7 +12,6 @@ from thresher.loading.row_buffer import RowBuffer
 from thresher.plans import BatchPlan
 
 N, B, T, F, C = 48, 8, 5, 3, 3
-pytestmark = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time")  # toys are below break-even
 
 
 class Recurrent(nn.Module):

@@ -15,10 +15,7 @@ from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan
 from thresher.run.divisor import part_of_batch
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),
-    pytest.mark.usefixtures("shared_traces"),
-]
+pytestmark = pytest.mark.usefixtures("shared_traces")
 N, B, C = 12, 6, 3
 
 

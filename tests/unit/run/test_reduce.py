@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher.records import NEVER_SEEN
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time:UserWarning")  # as measured
 N, B, T, C = 24, 8, 6, 5
 
 

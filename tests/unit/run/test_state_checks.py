@@ -13,10 +13,7 @@ from helpers import assert_same
 
 N, B = 40, 8
 DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2)
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),
-    pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.*the loop had not asked run.loader for a further batch")
 
 
 def make(method, *, generator=True, epochs=5, loader=None, **settings):

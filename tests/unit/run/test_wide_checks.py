@@ -11,10 +11,7 @@ import thresher
 from thresher import BatchPlan, DivBS, Proxy, Requirements, Scoring
 
 N, B, C = 12, 6, 3
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:.*with two forward passes it saves time"),
-    pytest.mark.usefixtures("shared_traces"),
-]
+pytestmark = pytest.mark.usefixtures("shared_traces")
 
 
 class Looks:
