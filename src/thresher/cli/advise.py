@@ -60,6 +60,7 @@ def advise(
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads, says=says)
     if shares:
         advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads, says=says)
+        advice["next"] = advice["budget"]["next"]
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     print_table(console, advice_table(advice))
     for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):

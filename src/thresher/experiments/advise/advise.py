@@ -21,6 +21,7 @@ from thresher.experiments.advise.sentences import sentences
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks.script import errors_placed
+from thresher.experiments.training.loop import as_number
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import versions
 
@@ -70,6 +71,9 @@ def advise(
     with torch_threads(threads), errors_placed(trainable):
         says("reading the data, and preparing the training")
         training = trainable.training(trainable.load(trainable.find(data)), seed)
+        says("calling `evaluate` once, so that a mistake in it is told now")
+        as_number(training.evaluate(training.model))
+        training.model.train()
         torch.manual_seed(seed)
         probe = Probe(training, epochs=epochs, seed=seed, says=says)
         pace, signals, rows = probe.forecasts(specs, seconds)

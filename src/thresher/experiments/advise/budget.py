@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from thresher.experiments.advise.probe import Says, quietly
+from thresher.experiments.advise.ranking import larger_budget_command, next_command
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.training.loop import train
@@ -47,8 +48,9 @@ def budget_advice(
         says: Function that is called with a line about what is done now. Default: none.
 
     Returns:
-        Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry
-        of a share has `lost`, the metric at full cost minus that with smaller batches, mean over the seeds.
+        Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses, sentences, and next, the
+        command that goes on from there. The entry of a share has `lost`, the metric at full cost minus that with smaller
+        batches, mean over the seeds.
 
     Raises:
         ValueError: A share is smaller than one sample for each batch.
@@ -66,7 +68,12 @@ def budget_advice(
     with torch_threads(threads):
         losses = smaller_losses(metric, shares)
     found = {"epochs": short, "seeds": list(SEEDS), "metric": names[0], **losses}
-    return found | {"sentences": budget_sentences(found)}
+    within = [loss["share"] for loss in found["losses"] if not _is_lost(loss["lost"], found["full"])]
+    if within:
+        onward = next_command(task, [], epochs=epochs, data=data, budget=within)
+    else:
+        onward = larger_budget_command(task, max(shares), epochs=epochs, data=data)
+    return found | {"sentences": budget_sentences(found), "next": onward}
 
 
 def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     Args:
         found: Result of `budget_advice`, without the sentences.
     """
-    points = 0 <= found["full"] <= 1
+    points = _is_share(found["full"])
     unit, scale = (" points", 100) if points else ("", 1)
     said = []
     for loss in found["losses"]:
@@ -105,6 +112,15 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     return said
 
 
+def _is_share(metric: float) -> bool:
+    return 0 <= metric <= 1
+
+
+def _is_lost(lost: float, full: float) -> bool:
+    """Returns whether a loss in short runs is one that no choice of samples brings back."""
+    return _is_share(full) and 100 * lost >= NOT_FREE
+
+
 def _verdict(lost: float, points: bool) -> str:
     if not points:
         return (
@@ -114,4 +130,6 @@ def _verdict(lost: float, points: bool) -> str:
         return "Where that was up to 0.4 points, Winnow lost little or nothing: `thresher compare --budget` shows it."
     if lost < NOT_FREE:
         return "That is between what was free and what was not elsewhere; `thresher compare --budget` measures it."
-    return "The training is not finished at this cost: expect a loss, however the samples are chosen."
+    return (
+        "The training is not finished at this cost: expect a loss, however the samples are chosen. A larger share may be free."
+    )

@@ -45,14 +45,17 @@ def draws_blindly(row: Mapping[str, Any]) -> bool:
     return row["method"].startswith(AT_RANDOM) or bool(row["missing"])
 
 
-def next_command(task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None) -> str:
+def next_command(
+    task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None, budget: Sequence[float] = ()
+) -> str:
     """Returns the command that compares methods on a training, as a shell reads it.
 
     Args:
         task: Name of the training.
-        methods: Methods as on the command line; without any, a random half of the samples is compared.
+        methods: Methods as on the command line; without any, and without a budget, a random half of the samples is compared.
         epochs: Number of epochs of the planned training.
         data: Folder with the data that was given. Default: none.
+        budget: Shares of the cost of full training that Winnow is compared at, in place of the methods. Default: none.
 
     Example:
         >>> next_command("fashion-mnist@20000", ["winnow:share=0.5", "infobatch"], epochs=10)
@@ -61,5 +64,32 @@ def next_command(task: str, methods: Sequence[str], *, epochs: int, data: Path |
     named = re.split(r"[\\/]", task)[-1].partition(".py:")[0]
     given = [] if data is None else ["--data", str(data)]
     folder = f"runs/{re.sub(r'[^A-Za-z0-9_]+', '-', named).strip('-') or 'training'}"
-    asked = ["--methods", ",".join(methods) or RANDOM_HALF, "--epochs", str(epochs), *given, "--out", folder]
-    return shlex.join(["thresher", "compare", task, *asked])
+    arms = ["--budget", shares_text(budget)] if budget else ["--methods", ",".join(methods) or RANDOM_HALF]
+    return shlex.join(["thresher", "compare", task, *arms, "--epochs", str(epochs), *given, "--out", folder])
+
+
+def larger_budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
+    """Returns the command that tries a budget halfway from a share to the whole cost in short runs.
+
+    Args:
+        task: Name of the training.
+        share: Share of the cost that was too small.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+
+    Example:
+        >>> larger_budget_command("digits", 0.5, epochs=20)
+        'thresher advise digits --budget 0.75 --epochs 20'
+    """
+    given = [] if data is None else ["--data", str(data)]
+    asked = ["--budget", shares_text([(1 + share) / 2]), "--epochs", str(epochs), *given]
+    return shlex.join(["thresher", "advise", task, *asked])
+
+
+def shares_text(shares: Sequence[float]) -> str:
+    """Returns shares as the option --budget takes them.
+
+    Args:
+        shares: Shares of the cost.
+    """
+    return ",".join(f"{share:.4g}" for share in shares)

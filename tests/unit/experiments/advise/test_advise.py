@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher import methods
 from thresher.cli.advise import ADVISED_METHODS
+from thresher.experiments.advise import advise as advising
 from thresher.experiments.advise import probe as probing
 from thresher.experiments.advise.advise import advise
 from thresher.experiments.advise.findings import Measurement, Record
@@ -389,9 +390,9 @@ def test_timing_leaves_the_weights_as_they_are(quick):
 def test_advice_on_a_task(quick):
     said = []
     found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6, says=said.append)
-    assert said[0] == "reading the data, and preparing the training"
-    assert said[1:4] == [f"training epoch {i} of 3 of the probe: all of them take 60 s at most" for i in (1, 2, 3)]
-    assert "kinds of steps in 1 rounds: about" in said[4] and len(said) == 5
+    assert said[0] == "reading the data, and preparing the training" and said[1].startswith("calling `evaluate` once")
+    assert said[2:5] == [f"training epoch {i} of 3 of the probe: all of them take 60 s at most" for i in (1, 2, 3)]
+    assert "kinds of steps in 1 rounds: about" in said[5] and len(said) == 6
     rows = {row["method"]: row for row in found["methods"]}
     assert found["task"] == "digits@200" and found["probe"] == {"samples": 200, "epochs": 3.0}
     assert 0 < found["break_even_keep"] < 1 and found["trace"] == {"fallback": None}
@@ -412,6 +413,15 @@ def test_advice_on_a_task(quick):
     assert rows["selective_backprop:keep=0.33 twice"]["record"]["standing"] == "behind"
     assert not {"selective_backprop:keep=0.33 twice", "kakurenbo", "uniform:keep=0.7"} & set(found["worth_trying"])
     assert found["next"].startswith("thresher compare digits@200 --methods ")
+
+
+def test_a_mistake_in_evaluate_is_told_before_the_probe(monkeypatch):
+    task = task_of("digits@200")
+    training = task.training(task.load(None), 0)
+    monkeypatch.setattr(advising, "Probe", None)
+    monkeypatch.setattr(type(task), "training", lambda *_: replace(training, evaluate=lambda _: None))
+    with pytest.raises(ValueError, match="evaluate returned None; it must return a number"):
+        advise("digits@200", [])
 
 
 def test_a_loader_without_a_batch():

@@ -35,7 +35,7 @@ def test_losses_are_paired_by_seed_and_taken_with_smaller_batches():
             "lose 0.30 points of accuracy in short runs of 5 epochs; the seeds differ by 0.00 points. Where that was up to 0.4",
         ),
         (0.008, "That is between what was free and what was not"),
-        (0.02, "The training is not finished at this cost"),
+        (0.02, "expect a loss, however the samples are chosen. A larger share may be free."),
         (-0.01, "smaller batches lose nothing in short runs"),
     ],
 )
@@ -56,6 +56,23 @@ def test_short_runs_of_a_real_training(monkeypatch):
     assert said == ["training short run 1 of 2, 2 epochs", "training short run 2 of 2, 2 epochs"]
     assert (found["epochs"], found["metric"]) == (2, "accuracy") and 0 < found["full"] < 1
     assert len(found["sentences"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("lost", "full", "command"),
+    [
+        ([0.001, 0.02], 0.9, "thresher compare digits --budget 0.5 --epochs 8 --out runs/digits"),
+        ([0.001, 0.011], 0.9, "thresher compare digits --budget 0.5,0.35 --epochs 8 --out runs/digits"),
+        ([0.02, 0.03], 0.9, "thresher advise digits --budget 0.75 --epochs 8"),
+        ([20.0, 30.0], 40.0, "thresher compare digits --budget 0.5,0.35 --epochs 8 --out runs/digits"),
+    ],
+)
+def test_the_next_command_follows_from_the_losses(monkeypatch, lost, full, command):
+    """What short runs show to be lost is not compared; where nothing remains, a larger share is tried."""
+    metrics = iter([full, *(full - loss for loss in lost)])
+    monkeypatch.setattr(budget, "SEEDS", (0,))
+    monkeypatch.setattr(budget, "train", lambda *_, **__: {"metric": {"name": "metric", "value": next(metrics)}})
+    assert budget_advice("digits", [0.5, 0.35], epochs=8)["next"] == command
 
 
 def test_a_share_with_too_few_rows_a_batch():
