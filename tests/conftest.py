@@ -1,8 +1,10 @@
 """What tests of several folders share: hypothesis profiles, the order of the files, and fixtures.
 
-Tests use one torch thread: two threads beside a busy process take many times as long, and results must not depend on it.
+Tests use one torch thread, also in the processes that they start: two threads beside a busy process take many times as long,
+and results must not depend on it.
 """
 
+import os
 import signal
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import torch
 
 from depth import DEEP
 
+os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 # `make test` repeats the same examples; `make verify` draws new ones.
