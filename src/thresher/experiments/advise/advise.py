@@ -15,15 +15,15 @@ import torch
 from thresher.experiments.advise.findings import record_of
 from thresher.experiments.advise.forecast import loss_summary
 from thresher.experiments.advise.outlook import GRADIENT_NORM, Outlook, outlook_of
-from thresher.experiments.advise.probe import Probe, Says, quietly
+from thresher.experiments.advise.probe import Probe, Says, quietly, try_evaluate
 from thresher.experiments.advise.ranking import MOST_NAMED, next_command, worth_trying
 from thresher.experiments.advise.sentences import sentences
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks.script import errors_placed
-from thresher.experiments.training.loop import as_number
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import versions
+from thresher.experiments.training.trainable import Trainable, Training
 
 PLANNED_EPOCHS = 20
 PROBE_SECONDS = 60.0
@@ -61,7 +61,7 @@ def advise(
         saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
 
     Raises:
-        ValueError: An argument is out of its range, or the training has no batch.
+        ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
         FileNotFoundError: The data is missing.
     """
     if epochs < 1 or threads < 1 or not seconds > 0:
@@ -69,13 +69,7 @@ def advise(
         raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
     trainable = task_of(task)
     with torch_threads(threads), errors_placed(trainable):
-        says("reading the data, and preparing the training")
-        training = trainable.training(trainable.load(trainable.find(data)), seed)
-        says("calling `evaluate` once, so that a mistake in it is told now")
-        as_number(training.evaluate(training.model))
-        training.model.train()
-        torch.manual_seed(seed)
-        probe = Probe(training, epochs=epochs, seed=seed, says=says)
+        probe = Probe(_prepared(trainable, data, seed, says), epochs=epochs, seed=seed, says=says)
         pace, signals, rows = probe.forecasts(specs, seconds)
     rows = _with_records(specs, rows, traced=probe.fallback is None)
     outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
@@ -94,6 +88,16 @@ def advise(
     }
     advice |= _recommended(task, specs, rows, outlook, epochs, data)
     return advice | {"sentences": sentences(advice)}
+
+
+def _prepared(trainable: Trainable, data: Path | None, seed: int, says: Says) -> Training:
+    """Returns a training whose `evaluate` works."""
+    says("reading the data, and preparing the training")
+    training = trainable.training(trainable.load(trainable.find(data)), seed)
+    says("calling `evaluate` once, so that a mistake in it is told now")
+    try_evaluate(training)
+    torch.manual_seed(seed)
+    return training
 
 
 def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool) -> list[Advice]:

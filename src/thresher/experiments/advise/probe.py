@@ -18,7 +18,7 @@ from thresher.experiments.advise.outlook import GRADIENT_NORM
 from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
 from thresher.experiments.advise.prepared import PreparedBatches, prepared_loader
 from thresher.experiments.advise.turns import Spent, time_steps
-from thresher.experiments.training.loop import Clock, fresh_accelerator, sizes_of
+from thresher.experiments.training.loop import Clock, as_number, fresh_accelerator, sizes_of
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Training
 from thresher.loading.trees import to_device
@@ -42,6 +42,19 @@ Says = Callable[[str], None]
 
 def quietly(_: str) -> None:
     """Says nothing."""
+
+
+def try_evaluate(training: Training) -> None:
+    """Evaluates once, so that a mistake in `evaluate` is told before a probe.
+
+    Args:
+        training: The training; its model is in training mode afterwards.
+
+    Raises:
+        ValueError: `evaluate` does not return a number.
+    """
+    as_number(training.evaluate(training.model))
+    training.model.train()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thresher.experiments.advise.pace import Pace
-from thresher.experiments.advise.probe import Probe, Says, chooses_in_forward, quietly
+from thresher.experiments.advise.probe import Probe, Says, chooses_in_forward, quietly, try_evaluate
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.comparison.compare import JOBS, ComparedRuns, Watcher, folder_identity
 from thresher.experiments.comparison.job import FULL_TRAINING, Control, Job
@@ -26,7 +26,7 @@ from thresher.experiments.comparison.summary import left_out_sentence
 from thresher.experiments.comparison.workers import Finished
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks.script import errors_placed
-from thresher.experiments.training.loop import TEXTBOOK, Clock, as_number, rehearse, sizes_of, with_costs
+from thresher.experiments.training.loop import TEXTBOOK, Clock, rehearse, sizes_of, with_costs
 from thresher.experiments.training.processes import number_of_processes
 from thresher.experiments.training.specs import Composition, Spec
 from thresher.experiments.training.store import ReadOnlyStore
@@ -293,8 +293,7 @@ def measured_prices(
         rehearsed = [_timed(lambda: rehearse(trainable, loaded, FULL_TRAINING, seed=0, epochs=epochs))[1] for _ in range(2)]
         torch.manual_seed(0)
         training = trainable.training(loaded, 0)
-        as_number(training.evaluate(training.model))  # a mistake in it is told before the probe
-        training.model.train()
+        try_evaluate(training)
         probe = Probe(training, epochs=epochs, seed=0, says=says)
         pace, _, rows = probe.forecasts(specs, PROBE_SECONDS)
         _, evaluation = _timed(lambda: training.evaluate(training.model))
