@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from thresher.experiments.comparison.rates import rates_sentences
 from thresher.experiments.training.tables import markdown_table
 
 REPRODUCED = "reproduce"
@@ -37,6 +38,7 @@ class MeasuredComparison:
         device: Name of the device.
         share: Whether the metric is a share, which is shown in percent.
         summary: Rows of the summary.
+        looked: Learning rates that every arm was tried with, as in a results.json. Default: none.
     """
 
     source: str
@@ -47,6 +49,7 @@ class MeasuredComparison:
     device: str
     share: bool
     summary: Sequence[Row]
+    looked: Mapping[str, Any] | None = None
 
 
 def measurements(name: str, folder: Path) -> str:
@@ -93,9 +96,8 @@ def _compared(folder: Path) -> Iterator[MeasuredComparison]:
             runs = found["runs"]
             share = all(0 <= run["metric"]["value"] <= 1 for run in runs if run["method"] == "full")
             seeds, metric = len({run["seed"] for run in runs}), runs[0]["metric"]["name"]
-            yield MeasuredComparison(
-                path.name, found["task"], found["epochs"], seeds, metric, found["device"], share, found["summary"]
-            )
+            of = (path.name, found["task"], found["epochs"], seeds, metric, found["device"], share)
+            yield MeasuredComparison(*of, found["summary"], found.get("rates"))
 
 
 def _reproduced(folder: Path) -> Iterator[MeasuredComparison]:
@@ -135,7 +137,8 @@ def _section(found: MeasuredComparison, rows: Sequence[Row]) -> str:
     seeds = f"{found.seeds} seed{'s' * (found.seeds > 1)}"
     header = ("", f"{found.metric}, %" if found.share else found.metric, "difference to full", "cost", "CPU time", "verdict")
     table = markdown_table(header, [result_cells(row, share=found.share) for row in rows])
-    return f"### `{found.task}`, {found.epochs} epochs, {seeds}, {found.device}\n\nFrom `{found.source}`.\n\n{table}"
+    said = " ".join([f"From `{found.source}`.", *rates_sentences({"rates": found.looked, "summary": rows})])
+    return f"### `{found.task}`, {found.epochs} epochs, {seeds}, {found.device}\n\n{said}\n\n{table}"
 
 
 def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:

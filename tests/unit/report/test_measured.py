@@ -35,6 +35,18 @@ def test_a_metric_below_nothing_is_not_a_share(tmp_path):
     assert "|  | accuracy | difference" in measurements("rais", tmp_path)
 
 
+def test_the_learning_rates_of_a_comparison_are_named(tmp_path):
+    rows = [row(name) | {"rate": rate} for name, rate in (("full", 1.0), ("obftf", 1.0), ("rais", 2.0))]
+    runs = [{"method": "full", "seed": 0, "metric": {"name": "accuracy", "value": 0.9}}]
+    found = {"task": "line", "epochs": 3, "device": "cpu", "runs": runs, "summary": rows}
+    write_json(tmp_path / "a.json", found | {"rates": {"factors": [0.5, 1.0, 2.0], "seeds": [10000, 10001]}})
+    text = measurements("rais", tmp_path)
+    assert "From `a.json`. Every arm was tried with the learning rate of the training times 0.5, 1 and 2" in text
+    assert "has the best one: full 1; rais 2. At an end of these rates: rais. Rates beyond it may change" in text
+    write_json(tmp_path / "a.json", found)
+    assert "From `a.json`.\n\n|" in measurements("rais", tmp_path)
+
+
 def test_pairs_are_quoted_for_both_methods(tmp_path):
     pair = {"task": "bike", "method": "ada_selection:keep=0.1 twice", "mean": 73.25, "other": "random_backprop:keep=0.1 twice"}
     pair |= {"other_mean": 73.0, "difference": 0.25, "ci95": [-0.5, 1.0], "steps": 70, "seeds": 10}
