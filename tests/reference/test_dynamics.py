@@ -16,7 +16,7 @@ import thresher
 from depth import depth
 from helpers import over_instances
 from thresher import rng
-from thresher.scores import Scores, aum, class_probabilities, d2, dual, dyn_unc, tdds
+from thresher.scores import Scores, aum, class_probabilities, d2, dual, dyn_unc, sample_features, tdds
 from thresher.scores.aum import margins
 from thresher.scores.dual import beta_density
 from thresher.testing import Toy, beats_uniform
@@ -227,6 +227,16 @@ def test_probabilities_of_a_model() -> None:
         class_probabilities(model, DataLoader(TensorDataset(x, x), 3))
     with pytest.raises(ValueError, match=r"class_probabilities: outputs must score classes, shape \(n, classes\), got \(3,\)"):
         class_probabilities(nn.Flatten(0), DataLoader(TensorDataset(x[:, :1], y), 3))
+
+
+def test_features_are_what_the_last_layer_is_given() -> None:
+    x, y = torch.randn(7, 2), torch.arange(7) % 3
+    model = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 3)).train()
+    found, classes = sample_features(model, DataLoader(TensorDataset(x, y), 3, shuffle=True))
+    assert torch.equal(found, model[1](model[0](x)).detach()) and torch.equal(classes, y) and model.training
+    assert sample_features(model, DataLoader(TensorDataset(x, x), 3))[1] is None
+    with pytest.raises(ValueError, match=r"one row of features per sample is needed, shape \(n, D\)"):
+        sample_features(model, DataLoader(TensorDataset(torch.randn(4, 5, 2), torch.zeros(4, 5)), 2))
 
 
 EPOCHS = 3

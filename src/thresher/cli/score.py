@@ -17,7 +17,7 @@ from thresher.cli._options import (
 
 SCORE_HELP = (
     "Name of the score: el2n, grand, grand_all, forgetting, prototypes, memorisation, entropy, mutual_information, "
-    "variation_ratio, irreducible, aum, dyn_unc, dual or tdds. The last four and forgetting look at every epoch."
+    "variation_ratio, irreducible, aum, dyn_unc, dual, tdds or d2. The last five and forgetting look at every epoch."
 )
 MODELS_HELP = (
     "Number of models to train for the score. For irreducible: number of pairs, whose models train on half of the data."

@@ -9,6 +9,7 @@ from thresher.scores.disagreement import disagreement
 from thresher.scores.dual import dual
 from thresher.scores.dyn_unc import dyn_unc
 from thresher.scores.el2n import el2n
+from thresher.scores.features import sample_features
 from thresher.scores.forgetting import forgetting
 from thresher.scores.grand import grand
 from thresher.scores.irreducible import irreducible
@@ -35,5 +36,6 @@ __all__ = [
     "irreducible",
     "memorisation",
     "prototypes",
+    "sample_features",
     "tdds",
 ]

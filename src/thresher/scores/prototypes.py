@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from thresher import rng
-from thresher.passes.engine import Answer, Forward, plain_forward
-from thresher.passes.features import feature_rows
+from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Seen, scan
 from thresher.scores._common import PassCounts, or_nan, scored
+from thresher.scores.features import sample_features
 from thresher.scores.table import Scores
 
 STARTS = 10
@@ -116,7 +116,7 @@ def prototypes(
     if clusters < 1:
         raise ValueError(f"prototypes: `clusters` must be 1 or more, got {clusters}")
     if embed is None:
-        seen = scan(model, loader, _features, forward=forward or plain_forward, features=True)
+        seen = Seen(*sample_features(model, loader, forward=forward))
     else:
         targets = lambda batch: batch[1] if isinstance(batch, list | tuple) and len(batch) == 2 else None  # noqa: E731
         seen = scan(model, loader, _embedded, forward=lambda model, batch: (embed(model, batch), targets(batch)))
@@ -127,10 +127,6 @@ def prototypes(
     found = Seen(or_nan(distances, known), seen.labels)
     settings = {"clusters": clusters, "seed": seed}
     return scored("prototypes", found, model, trained=trained, provenance={**settings, **(provenance or {})})
-
-
-def _features(answers: list[Answer]) -> Tensor:
-    return feature_rows(answers[0].feature, answers[0].layout.n)
 
 
 def _embedded(answers: list[Answer]) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from thresher import scores
 from thresher.cli.prune import prune
 from thresher.cli.score import score
 from thresher.experiments import tasks
@@ -78,11 +79,12 @@ def test_score_then_prune(tmp_path):
         ("dyn_unc", 1, (2 * 128 * 2, 2 * 128)),
         ("dual", 1, (2 * 128 * 2, 2 * 128)),
         ("tdds", 1, (3 * 128 * 2, 3 * 128)),
+        ("d2", 2, (2 * 128 * 3, 2 * 128 * 2)),
     ],
 )
 def test_every_score(name, models, passes):
     state, said = torch.get_rng_state(), []
-    epochs = {"forgetting": 2, "dyn_unc": 2, "dual": 2, "tdds": 3}.get(name, 1)
+    epochs = {"forgetting": 2, "d2": 2, "dyn_unc": 2, "dual": 2, "tdds": 3}.get(name, 1)
     given = {"models": models, "epochs": epochs, "seed": 4, "window": 2}
     table = make_scores(TASK, name, progress=lambda done, of: said.append((done, of)), **given)
     assert torch.equal(torch.get_rng_state(), state)
@@ -114,6 +116,17 @@ def test_dynamics_are_those_of_plain_training():
     logits = model.eval()(inputs).detach().numpy()
     others = np.where(np.eye(10, dtype=bool)[labels], -np.inf, logits).max(1)
     assert np.allclose(table.values.numpy(), others - logits[np.arange(N), labels], atol=1e-4) and made == [1]
+
+
+def test_d2_picks_by_forgetting_and_by_the_features_of_the_trained_model():
+    task = task_of(TASK)
+    data = task.load(task.find(None))
+    first = task.training(data, 4)
+    ensemble = scoring.train_ensemble(task, data, first, [4], 3, scoring.all_samples, scoring.was_right)
+    hard = scores.forgetting(ensemble.watched[0])
+    expected = scores.d2(hard, scores.sample_features(ensemble.models[0], first.loader)[0])
+    assert torch.equal(make_scores(TASK, "d2", models=1, epochs=3, seed=4).values, expected.values)
+    assert expected.values.sort().values.tolist() == list(range(1, N + 1))
 
 
 def test_every_score_is_tried():

@@ -43,6 +43,7 @@ SCORES = (
     "dyn_unc",
     "dual",
     "tdds",
+    "d2",
 )
 WINDOWS = {"dyn_unc": 0, "dual": 0, "tdds": 1}
 """Number of epochs that a score needs beside those of a window; the others have none."""
@@ -184,6 +185,12 @@ def _score_with(
         return scores.irreducible(models, loader, criterion, trained_on=_known(made.trained_on), **given)
     if score == "memorisation":
         return scores.memorisation(models, _known(made.trained_on), loader, **given)
+    if score == "d2":
+        runs = zip(models, made.watched, made.passes, strict=True)
+        given = {"labels": labels, "provenance": provenance}
+        return Scores.mean(
+            [picked_apart(model, loader, scores.forgetting(seen, trained=cost, **given)) for model, seen, cost in runs]
+        )
     if score in WATCHED:
         score_of = partial(getattr(scores, score), **({"window": window} if score in WINDOWS else {}))
         runs = zip(made.watched, made.passes, strict=True)
@@ -196,6 +203,18 @@ def _score_with(
         ]
         return Scores.mean(found)
     return scores.disagreement(models, loader, kind=score, **given)  # pyright: ignore[reportArgumentType]
+
+
+def picked_apart(model: nn.Module, loader: DataLoader[Any], hard: Scores) -> Scores:
+    """Returns D2 scores of samples by how hard they are and by their features, with the cost of both.
+
+    Args:
+        model: Model that computes the features.
+        loader: Loader over all samples.
+        hard: Scores of all samples, larger for harder ones.
+    """
+    found, _ = scores.sample_features(model, loader)
+    return scores.d2(replace(hard, forward=hard.forward + len(found)), found)
 
 
 def train_ensemble(
@@ -302,6 +321,7 @@ WATCHED: dict[str, Watch] = {
     "dyn_unc": label_probabilities,
     "dual": label_probabilities,
     "tdds": all_probabilities,
+    "d2": was_right,
 }
 """What the scores of the dynamics of a training record after each epoch."""
 
