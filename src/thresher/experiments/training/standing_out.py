@@ -47,10 +47,10 @@ def lowest_combined_rank_first(history: RunHistory) -> RowOrder:
 
 ORDERS: dict[str, Callable[[RunHistory], RowOrder]] = {
     "easiest: the lowest mean loss over the epochs": easiest_first,
-    "hardest: the highest mean loss": hardest_first,
+    "hardest: the highest mean loss over the epochs": hardest_first,
     "left out in most epochs": most_hidden_first,
-    "never left out, the easiest first": never_hidden_first,
-    "lowest sum of the rank by mean loss and the rank by times trained": lowest_combined_rank_first,
+    "never left out, the easiest of them first": never_hidden_first,
+    "easy and seldom trained on: the lowest sum of the ranks by mean loss and by times trained": lowest_combined_rank_first,
 }
 
 
