@@ -15,6 +15,9 @@
 # make mnist-5k, make fashion, make time-to-target
 #              experiments of ten minutes and of up to two hours each, into benchmarks/results/ and docs/figures/; they go on
 #              where they were stopped; the first two have all four controls, and write what README.md and docs quote of them
+# make further-methods
+#              methods that no other experiment trains, on mnist-5k with all four controls, every arm with its own learning
+#              rate, into benchmarks/results/ and docs/methods/; a quarter of an hour, goes on where it was stopped
 # make winnow, make winnow-short
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores; both go on where they were stopped
@@ -39,7 +42,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
 
-.PHONY: demo test verify check docs bench cards subset-backward compiled mnist-5k fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
+.PHONY: demo test verify check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -114,6 +117,16 @@ PAGES := $(BIN)/python -m benchmarks.pages && $(BIN)/python -m thresher.report.c
 mnist-5k: .venv/installed
 	$(BIN)/thresher compare --task mnist-5k --methods $(PUBLISHED) --epochs 20 --seeds 0,1,2 --out runs/$@
 	cp runs/$@/results.json $(RESULTS)/demo-mnist-5k.json
+	$(PAGES)
+
+FURTHER := bls:target=0.4,jest:keep=0.25,mercury:keep=0.5,minibatch_dropping,obftf:keep=0.25,rais:keep=0.5,rs2:keep=0.5
+FURTHER := $(FURTHER),ccs:scores=runs/aum.parquet:keep=0.5,rho_loss:irreducible=runs/irreducible.parquet:keep=0.25
+
+further-methods: .venv/installed
+	$(BIN)/thresher score mnist-5k --score aum --models 1 --epochs 10 --seed 20 --out runs/aum.parquet --force
+	$(BIN)/thresher score mnist-5k --score irreducible --models 1 --epochs 10 --seed 20 --out runs/irreducible.parquet --force
+	$(BIN)/thresher compare mnist-5k --methods $(FURTHER) --epochs 10 --seeds 0,1,2,3,4 --rates 0.5,1,2 --out runs/$@
+	cp runs/$@/results.json $(RESULTS)/$@.json
 	$(PAGES)
 
 fashion: fashion-cnn fashion-resnet8

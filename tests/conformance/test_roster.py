@@ -13,6 +13,8 @@ import torch
 import thresher
 from depth import depth
 from thresher import methods
+from thresher.methods._placebo import placebo_of, why_no_placebo
+from thresher.methods.contract import check_declaration
 from thresher.scores import Scores
 from thresher.testing import check_method
 from thresher.testing.subjects import CHECK_SAMPLES
@@ -135,6 +137,14 @@ ROSTER = [
 @pytest.mark.parametrize(("name", "settings"), ROSTER)
 def test_it_keeps_every_promise(name: str, settings: dict[str, Any]) -> None:
     check_method(methods.create(name, **settings))
+
+
+@pytest.mark.parametrize(("name", "settings"), ROSTER)
+def test_its_placebo_declares_what_it_needs(name: str, settings: dict[str, Any]) -> None:
+    """Also where settings decide what is needed."""
+    method = methods.create(name, **settings)
+    if not why_no_placebo(method):
+        check_declaration(placebo_of(method))
 
 
 @pytest.mark.parametrize("name", CASES)

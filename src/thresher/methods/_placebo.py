@@ -61,7 +61,8 @@ def placebo_of(method: Method) -> Any:
     kind = type(method)
     plan = {"plan_epoch": _plan_epoch} if method.stage == "epoch" else {"plan_batch": _plan_batch}
     requires = replace(requirements_of(method), sharded=False)  # the records of all samples are permuted
-    permuted = type(kind.__name__ + NAME, (kind,), {**plan, "requires": requires, "__doc__": kind.__doc__})
+    own = property(lambda _: requires)  # as a method declares it whose settings decide what it needs
+    permuted = type(kind.__name__ + NAME, (kind,), {**plan, "requires": own, "__doc__": kind.__doc__})
     copied = object.__new__(permuted)
     vars(copied).update(vars(method))
     return copied
