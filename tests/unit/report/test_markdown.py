@@ -46,3 +46,10 @@ def test_time_that_the_cost_does_not_explain_is_said():
     for run in results["runs"]:
         run["tracing_s"] = 2.25 if run["method"] == row["method"] else None
     assert "of which tracing the model took 2.2 s of each run" in time_beside_cost(results)[0]
+    row["cpu_ratio"] = row["cost_ratio"] - 0.11
+    [said] = time_beside_cost(results)
+    assert said.endswith(". What is saved beside the passes through the model, such as loading, is not counted.")
+    for run in results["runs"]:
+        run["cost"]["scores_ratio"] = 0.11 if run["method"] == row["method"] else 0.0
+    [said] = time_beside_cost(results)
+    assert said.endswith(". Of the cost, 0.11 are scores that were made before the run, which its CPU time does not have.")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, RowDict, is_share, listed, methods_without_loss
@@ -45,20 +46,33 @@ def closing(results: Mapping[str, Any]) -> list[str]:
 
 
 def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
-    """Returns a sentence for each method whose CPU time is not what its counted cost says.
+    """Returns sentences on each method whose CPU time is not what its counted cost says, and why it is not.
 
     Args:
         results: Content of results.json.
     """
     said = []
     for row in results["summary"]:
-        if row["control_of"] is not None or row.get("cpu_ratio") is None or abs(row["cpu_ratio"] - row["cost_ratio"]) <= APART:
+        if row["control_of"] is not None or row.get("cpu_ratio") is None:
             continue
         runs = [run for run in results["runs"] if run["method"] == row["method"] and run["control_of"] is None]
-        traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
-        tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced else ""
-        counted = f"the counted cost is {row['cost_ratio']:.2f} of full training, and the CPU time {row['cpu_ratio']:.2f}"
-        said.append(f"{row['method']}: {counted}{tracing}. The rest is what does not go by samples, such as the optimizer.")
+        scores = fmean(run["cost"].get("scores_ratio", 0.0) for run in runs)
+        apart = row["cpu_ratio"] - (row["cost_ratio"] - scores)
+        if scores or abs(apart) > APART:
+            counted = f"the counted cost is {row['cost_ratio']:.2f} of full training, and the CPU time {row['cpu_ratio']:.2f}"
+            said.append(f"{row['method']}: {counted}{_why_apart(apart, scores, runs)}")
+    return said
+
+
+def _why_apart(apart: float, scores: float, runs: Sequence[Mapping[str, Any]]) -> str:
+    traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
+    said = f", of which tracing the model took {max(traced):.1f} s of each run." if traced and apart > APART else "."
+    if scores:
+        said += f" Of the cost, {scores:.2f} are scores that were made before the run, which its CPU time does not have."
+    if apart > APART:
+        said += " The rest is what does not go by samples, such as the optimizer."
+    if apart < -APART:
+        said += " What is saved beside the passes through the model, such as loading, is not counted."
     return said
 
 

@@ -125,6 +125,7 @@ class Session:
             seed=seed,
             **spec.attachment(),
         )
+        self._scores = {"scores_forward": self.run.cost.forward, "scores_backward": self.run.cost.backward}
         self.scheduler = thresher.ProgressLR(
             self.optimizer, self.run, lambda done: rate * training.schedule(self.length.progress(done))
         )
@@ -151,7 +152,8 @@ class Session:
     def finish(self, samples_to: Path | None) -> dict[str, Any]:
         """Detaches the method and returns metric, cost, times and history; writes the history of every sample to a file."""
         full = self.epochs * self.samples
-        cost = of_processes(of_each_process(asdict(self.run.cost))) | {"full_forward": full, "full_backward": full}
+        own = asdict(self.run.cost) | self._scores
+        cost = of_processes(of_each_process(own)) | {"full_forward": full, "full_backward": full}
         counted = of_each_process(_counts_by_epoch(self.run, self.samples))
         counts = zip(map(of_processes, zip(*counted, strict=True)), self.entries, strict=True)
         history = _with_step_time([counted | entry for counted, entry in counts])
@@ -312,7 +314,7 @@ def rehearse(task: Trainable, data: Any, spec: Spec, *, seed: int, epochs: int) 
 
 
 def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any]:
-    """Returns the run with its costs as shares of full training: in total, and in the history up to the end of each epoch."""
+    """Returns the run with its costs as shares of full training: in total, of scores before it, and up to each epoch's end."""
     cost = run["cost"]
     counts = Cost(full_forward=cost["full_forward"], full_backward=cost["full_backward"])
     history = []
@@ -321,7 +323,10 @@ def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any
         counts.backward += entry["backward"]
         history.append(entry | {"cost": counts.ratio(backward_to_forward)})
     counts.forward, counts.backward = cost["forward"], cost["backward"]
-    return run | {"cost": cost | {"ratio": counts.ratio(backward_to_forward)}, "history": history}
+    whole = cost["full_forward"] + backward_to_forward * cost["full_backward"]
+    scores = cost.get("scores_forward", 0) + backward_to_forward * cost.get("scores_backward", 0)
+    ratios = {"ratio": counts.ratio(backward_to_forward), "scores_ratio": scores / whole}
+    return run | {"cost": cost | ratios, "history": history}
 
 
 def tracker_name(name: str) -> str:

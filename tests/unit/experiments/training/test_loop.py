@@ -19,6 +19,7 @@ from thresher.experiments.tasks.script import Script
 from thresher.experiments.training import loop
 from thresher.experiments.training.loop import pair_of, sizes_of, tracker_name, train, with_costs
 from thresher.experiments.training.specs import MethodSpec, parse_methods
+from thresher.scores import Scores
 
 TIMES = ("cost", "cpu_s", "wall_s")
 METHODS = ("full", "kakurenbo", "infobatch")
@@ -136,6 +137,17 @@ def test_costs_by_another_ratio(runs):
     first = counted["history"][0]
     assert first["cost"] == pytest.approx((first["forward"] + 3 * first["backward"]) / 4 / (4 * SAMPLES))
     assert counted["cost"]["backward_to_forward"] == cost["backward_to_forward"]
+
+
+def test_the_cost_of_scores_is_known_as_a_part_of_the_cost(digits, runs, tmp_path):
+    task, data = digits
+    values = torch.arange(SAMPLES, dtype=torch.float64)
+    Scores(torch.arange(SAMPLES), values, forward=2 * SAMPLES, backward=SAMPLES).save(tmp_path / "scores.parquet")
+    [spec] = parse_methods(f"prune:scores={tmp_path / 'scores.parquet'}:keep=0.5")
+    cost = with_costs(train(task, data, spec, seed=0, epochs=2), 3.0)["cost"]
+    assert cost["scores_ratio"] == pytest.approx((2 + 3 * 1) / 4 / 2)
+    assert cost["ratio"] == pytest.approx(cost["scores_ratio"] + 0.5)
+    assert runs["full"]["cost"]["scores_ratio"] == 0
 
 
 def test_the_same_seed_is_the_same_start_for_every_method(runs):
