@@ -17,7 +17,7 @@
 #              where they were stopped; the first two have all four controls, and write what README.md and docs quote of them
 # make further-methods
 #              methods that no other experiment trains, on mnist-5k with all four controls, every arm with its own learning
-#              rate, into benchmarks/results/ and docs/methods/; a quarter of an hour, goes on where it was stopped
+#              rate, into benchmarks/results/, docs/results.md and docs/methods/; twenty minutes, goes on where it was stopped
 # make winnow, make winnow-short
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores; both go on where they were stopped

@@ -1,7 +1,7 @@
 """Writes what README.md and docs/results.md quote from the committed comparisons, so that they never disagree.
 
-`python -m benchmarks.pages` writes both files anew, from the results of `make fashion` and `make mnist-5k`. Those that fell
-short come first.
+`python -m benchmarks.pages` writes both files anew, from the results of `make fashion`, `make mnist-5k` and `make
+further-methods`. In the overview, those that fell short come first.
 """
 
 import argparse
@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marks import between_marks
+from thresher.experiments.comparison.closing import time_beside_cost
+from thresher.experiments.comparison.rates import rates_sentences
 from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
 from thresher.experiments.training.tables import markdown_table
 from thresher.report.measured import result_cells
@@ -34,6 +36,9 @@ NAMES = {
     "selective_backprop:keep=0.33 twice": "Selective-Backprop, two forward passes",
 }
 """Published methods of the overview. Random rows of each batch, which are compared too, are no method of a paper."""
+
+FURTHER = "further-methods"
+"""Comparison of methods that have a table of their own and are not in the overview."""
 
 OVERVIEW = "<!-- overview of benchmarks.pages -->", "<!-- end of the overview -->"
 """Marks of the overview, in the README in words and in docs/results.md as a table."""
@@ -147,8 +152,9 @@ def comparison_part(results: Results) -> str:
         "verdict",
     )
     cells = [result_cells(dict(row), share=share) for row in results["summary"]]
-    without = " ".join(left_out_sentence(one) for one in results.get("left_out", ()))
-    return "\n\n".join(filter(None, (sentence, markdown_table(header, cells), without)))
+    without = [left_out_sentence(one) for one in results.get("left_out", ())]
+    below = " ".join([*without, *rates_sentences(results), *time_beside_cost(results)])
+    return "\n\n".join(filter(None, (sentence, markdown_table(header, cells), below)))
 
 
 def marks_of(file: str) -> tuple[str, str]:
@@ -162,18 +168,18 @@ def with_results(readme: str, page: str, found: Mapping[str, Results]) -> tuple[
     Args:
         readme: Content of README.md.
         page: Content of docs/results.md.
-        found: Contents of the results by the name of the file, as in `COMPARED`.
+        found: Contents of the results by the name of the file, those of `COMPARED` and `FURTHER`.
     """
     readme = between_marks(readme, *OVERVIEW, overview_in_words(found))
     page = between_marks(page, *OVERVIEW, overview_table(found))
-    for file in COMPARED:
+    for file in (*COMPARED, FURTHER):
         page = between_marks(page, *marks_of(file), comparison_part(found[file]))
     return readme, page
 
 
 def load(folder: Path = RESULTS) -> dict[str, Results]:
     """Returns the contents of the results in a folder, by the name of the file."""
-    return {file: json.loads((folder / f"{file}.json").read_text()) for file in COMPARED}
+    return {file: json.loads((folder / f"{file}.json").read_text()) for file in (*COMPARED, FURTHER)}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -118,7 +118,8 @@ def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: in
             own = [at for at in beside if at[0] == place[0] and place[1] is None]
             kinds = {at[1]: _against(beside[at], against[at], margin, looks * len(beside)) for at in own}
             among = looks * sum((at[1] is None) is (place[1] is None) for at in to_full)
-            row |= _judged(to_full[place], found[place], kinds, margin, among, whole=whole)
+            row |= _judged(to_full[place], found[place], margin, among, whole=whole)
+            row["against"], row["verdict"] = kinds, "; ".join([row["verdict"], *_verdicts_against(kinds, row["cost_ratio"])])
         elif place in broken or ("full", None) in broken:
             row["verdict"] = _broken_in_words(broken.get(place, ()), of_full=("full", None) in broken)
         rows.append(row)
@@ -209,23 +210,14 @@ def _median_ratio(runs: Sequence[RunDict], full: Sequence[RunDict], measure: str
     return statistics.median(known) if len(known) == len(pairs) else None
 
 
-def _judged(
-    paired: Paired, finding: Finding, against: Mapping[str | None, RowDict], margin: float, among: int, *, whole: bool
-) -> RowDict:
+def _judged(paired: Paired, finding: Finding, margin: float, among: int, *, whole: bool) -> RowDict:
     needed = seeds_to_tell(paired, margin, among) if finding == "unclear" else None
     verdicts = {
         "no loss": f"no loss within the margin of {_amount_in_words(margin, whole)}",
         "loses": "loses",
         "unclear": _unclear(paired, needed),
     }
-    words = [verdicts[finding], *_verdicts_against(against)]
-    return {
-        **_difference_entries(paired),
-        "finding": finding,
-        "seeds_needed": needed,
-        "against": dict(against),
-        "verdict": "; ".join(words),
-    }
+    return {**_difference_entries(paired), "finding": finding, "seeds_needed": needed, "verdict": verdicts[finding]}
 
 
 def _against(paired: Paired, finding: Against, margin: float, among: int) -> RowDict:
@@ -238,18 +230,23 @@ def _difference_entries(paired: Paired) -> RowDict:
     return {"difference": paired.mean, "ci95": None if paired.low is None else [paired.low, paired.high]}
 
 
-def _verdicts_against(against: Mapping[Any, RowDict]) -> list[str]:
-    """Returns the verdicts against controls; controls with the same finding share one."""
+def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
+    """Returns the verdicts against the controls of a method; those of the same cost with the same finding share one."""
     words = {
         "better": "better than {}",
         "worse": "worse than {}",
         "no better": "no better than {}",
         "unclear": "not told from {}",
     }
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[tuple[str, str], list[str]] = {}
     for kind, found in against.items():
-        kinds.setdefault(found["finding"], []).append(CONTROLS_IN_WORDS[kind])
-    return [words[finding].format(listed(names)) + " at the same cost" for finding, names in kinds.items()]
+        kinds.setdefault((found["finding"], _at_cost(kind, cost)), []).append(CONTROLS_IN_WORDS[kind])
+    return [f"{words[finding].format(listed(names))} {at}" for (finding, at), names in kinds.items()]
+
+
+def _at_cost(kind: str, cost: float) -> str:
+    """Returns what a control costs beside its method; none but a placebo costs more than full training."""
+    return "at the cost of full training" if kind != "placebo" and round(cost, 3) > 1 else "at the same cost"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -299,7 +296,8 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
         f"{row['wall_ratio']:.2f} of its wall time and {of_known(row['memory_ratio'])} of the memory of its steps.",
     ]
     for kind, found in row["against"].items():
-        parts.append(f"Against {CONTROLS_IN_WORDS[kind]} at the same cost {_with_interval(found, whole)}: {found['verdict']}.")
+        at = _at_cost(kind, row["cost_ratio"])
+        parts.append(f"Against {CONTROLS_IN_WORDS[kind]} {at} {_with_interval(found, whole)}: {found['verdict']}.")
     return " ".join(parts)
 
 

@@ -127,6 +127,20 @@ def test_the_verdict_names_all_controls():
     )
 
 
+def test_controls_of_a_method_dearer_than_full_training_cost_less_than_it():
+    full, method = runs("full", [0.950, 0.951, 0.949, 0.950]), runs("m", [0.950, 0.949, 0.951, 0.950], cost=1.5)
+    controls = [(f"{kind}@1.000", 1.0) for kind in ("uniform", "shorter", "smaller")] + [("placebo@1.500", 1.5)]
+    values = [0.900, 0.901, 0.899, 0.902]
+    others = [run for name, cost in controls for run in runs(name, values, cost=cost, control_of="m")]
+    row = summarise([*full, *method, *others])[1]
+    assert row["verdict"].partition("; ")[2] == (
+        "better than random, fewer epochs and smaller batches at the cost of full training; better than permuted signals at "
+        "the same cost"
+    )
+    assert "Against random at the cost of full training +4.95" in row["sentence"]
+    assert "Against permuted signals at the same cost +4.95" in row["sentence"]
+
+
 def test_it_says_how_many_seeds_would_do():
     full, method = runs("full", [0.95, 0.95, 0.95]), runs("m", [0.95, 0.945, 0.955])
     row = summarise([*full, *method])[1]
