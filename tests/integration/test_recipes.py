@@ -15,8 +15,6 @@ from thresher.cli.train import train_recipe as trained
 from thresher.experiments.recipes import loading, running
 from thresher.experiments.recipes.task import RecipeTask
 
-# Selective-Backprop keeps all of its first epoch, as its code does; how that compares with a backward pass is measured.
-
 
 @pytest.fixture(scope="module", autouse=True)
 def vision():

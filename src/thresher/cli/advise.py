@@ -26,7 +26,8 @@ ADVISED_METHODS_HELP = (
 
 BUDGET_HELP = (
     "Shares of the cost of full training, separated by commas, such as 0.5,0.35: trains short runs, of a quarter of --epochs "
-    "with two seeds, at full cost and with smaller batches, and says what smaller batches lose. Default: none."
+    "with two seeds, at full cost and with smaller batches, and says what smaller batches lose. The next command compares the "
+    "shares that are not shown to lose, or tries a larger one. Default: none."
 )
 
 
@@ -51,7 +52,8 @@ def advise(
     says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")
     from thresher.experiments.advise.advise import advise
-    from thresher.experiments.advise.budget import budget_advice
+    from thresher.experiments.advise.budget import budget_advice, next_after_budget
+    from thresher.experiments.advise.ranking import named_methods
     from thresher.experiments.comparison.job import parse_budget
     from thresher.experiments.training.specs import parse_methods
 
@@ -60,7 +62,8 @@ def advise(
     advice = advise(training, specs, epochs=epochs, data=data, seconds=seconds, threads=threads, says=says)
     if shares:
         advice["budget"] = budget_advice(training, shares, epochs=epochs, data=data, threads=threads, says=says)
-        advice["next"] = advice["budget"]["next"]
+        named = named_methods(advice["worth_trying"], specs)
+        advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data)
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     print_table(console, advice_table(advice))
     for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):

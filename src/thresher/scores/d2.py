@@ -45,10 +45,21 @@ def nearest(features: Tensor, k: int) -> tuple[NDArray[np.int64], NDArray[np.flo
         block = torch.cdist(features[start : start + BLOCK], features, compute_mode="donot_use_mm_for_euclid_dist")
         rows = torch.arange(len(block))
         block[rows, start + rows] = torch.inf
-        order = block.argsort(dim=1, stable=True)[:, :k]
+        order = _smallest(block, k)
         ids.append(order)
         distances.append(block.gather(1, order))
     return torch.cat(ids).numpy(), torch.cat(distances).numpy()
+
+
+def _smallest(rows: Tensor, k: int) -> Tensor:
+    """Returns the columns of the k smallest values of each row, the smallest first; of equal ones those of lower columns."""
+    values, found = rows.topk(k, dim=1, largest=False)
+    found = found.sort(dim=1).values
+    found = found.gather(1, rows.gather(1, found).argsort(dim=1, stable=True))
+    tied = ((rows <= values[:, -1:]).sum(1) > k).nonzero().squeeze(1)  # which of equal values topk takes is not defined
+    if len(tied):
+        found[tied] = rows[tied].argsort(dim=1, stable=True)[:, :k]
+    return found
 
 
 def pick_order(scores: NDArray[np.float64], ids: NDArray[np.int64], messages: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -1,6 +1,7 @@
 """`thresher score` and `thresher prune` on a small part of the digits."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,7 @@ def test_score_then_prune(tmp_path):
         ("dyn_unc", 1, (2 * 128 * 2, 2 * 128)),
         ("dual", 1, (2 * 128 * 2, 2 * 128)),
         ("tdds", 1, (3 * 128 * 2, 3 * 128)),
-        ("d2", 2, (2 * 128 * 3, 2 * 128 * 2)),
+        ("d2", 2, (2 * 128 * 2 + 128, 2 * 128 * 2)),
     ],
 )
 def test_every_score(name, models, passes):
@@ -118,15 +119,25 @@ def test_dynamics_are_those_of_plain_training():
     assert np.allclose(table.values.numpy(), others - logits[np.arange(N), labels], atol=1e-4) and made == [1]
 
 
-def test_d2_picks_by_forgetting_and_by_the_features_of_the_trained_model():
+def test_d2_is_one_order_by_mean_forgetting_and_the_features_of_the_first_model():
     task = task_of(TASK)
     data = task.load(task.find(None))
     first = task.training(data, 4)
-    ensemble = scoring.train_ensemble(task, data, first, [4], 3, scoring.all_samples, scoring.was_right)
-    hard = scores.forgetting(ensemble.watched[0])
+    ensemble = scoring.train_ensemble(task, data, first, [4, 5], 3, scoring.all_samples, scoring.was_right)
+    hard = Scores.mean([scores.forgetting(seen) for seen in ensemble.watched])
     expected = scores.d2(hard, scores.sample_features(ensemble.models[0], first.loader)[0])
-    assert torch.equal(make_scores(TASK, "d2", models=1, epochs=3, seed=4).values, expected.values)
+    assert torch.equal(make_scores(TASK, "d2", models=2, epochs=3, seed=4).values, expected.values)
     assert expected.values.sort().values.tolist() == list(range(1, N + 1))
+
+
+@pytest.mark.parametrize("name", ["d2", "prototypes"])
+def test_a_model_without_features_is_refused_before_it_is_trained(monkeypatch, name):
+    task = task_of(TASK)
+    training = replace(task.training(task.load(task.find(None)), 0), model=torch.nn.Flatten())
+    monkeypatch.setattr(type(task), "training", lambda *_: training)
+    monkeypatch.setattr(scoring, "train_ensemble", None)
+    with pytest.raises(ValueError, match=f"score: {name} needs features; .*Flatten has no nn.Linear. Use another score, such"):
+        make_scores(TASK, name)
 
 
 def test_every_score_is_tried():

@@ -42,7 +42,9 @@ def test_the_learning_rates_of_a_comparison_are_named(tmp_path):
     write_json(tmp_path / "a.json", found | {"rates": {"factors": [0.5, 1.0, 2.0], "seeds": [10000, 10001]}})
     text = measurements("rais", tmp_path)
     assert "From `a.json`. Every arm was tried with the learning rate of the training times 0.5, 1 and 2" in text
-    assert "has the best one: full 1; rais 2. At an end of these rates: rais. Rates beyond it may change" in text
+    assert (
+        "has the best one: full 1; rais 2. Best at the smallest or the largest of these rates were rais. Rates beyond" in text
+    )
     write_json(tmp_path / "a.json", found)
     assert "From `a.json`.\n\n|" in measurements("rais", tmp_path)
 

@@ -10,20 +10,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from thresher.experiments.advise.findings import record_of
 from thresher.experiments.advise.forecast import loss_summary
 from thresher.experiments.advise.outlook import GRADIENT_NORM, Outlook, outlook_of
-from thresher.experiments.advise.probe import Probe, Says, quietly, try_evaluate
-from thresher.experiments.advise.ranking import MOST_NAMED, next_command, worth_trying
+from thresher.experiments.advise.probe import Probe, Says, quietly
+from thresher.experiments.advise.ranking import named_methods, next_command, worth_trying
 from thresher.experiments.advise.sentences import sentences
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.recipes.resolve import task_of
 from thresher.experiments.tasks.script import errors_placed
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.store import versions
-from thresher.experiments.training.trainable import Trainable, Training
 
 PLANNED_EPOCHS = 20
 PROBE_SECONDS = 60.0
@@ -69,7 +66,10 @@ def advise(
         raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
     trainable = task_of(task)
     with torch_threads(threads), errors_placed(trainable):
-        probe = Probe(_prepared(trainable, data, seed, says), epochs=epochs, seed=seed, says=says)
+        says("reading the data, and preparing the training")
+        training = trainable.training(trainable.load(trainable.find(data)), seed)
+        probe = Probe(training, epochs=epochs, seed=seed, says=says)
+        probe.try_evaluate()
         pace, signals, rows = probe.forecasts(specs, seconds)
     rows = _with_records(specs, rows, traced=probe.fallback is None)
     outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
@@ -90,16 +90,6 @@ def advise(
     return advice | {"sentences": sentences(advice)}
 
 
-def _prepared(trainable: Trainable, data: Path | None, seed: int, says: Says) -> Training:
-    """Returns a training whose `evaluate` works."""
-    says("reading the data, and preparing the training")
-    training = trainable.training(trainable.load(trainable.find(data)), seed)
-    says("calling `evaluate` once, so that a mistake in it is told now")
-    try_evaluate(training)
-    torch.manual_seed(seed)
-    return training
-
-
 def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool) -> list[Advice]:
     """Returns the entries of methods with what was measured of them."""
     return [row | {"record": record_of(spec, traced=traced).as_dict()} for spec, row in zip(specs, rows, strict=True)]
@@ -110,6 +100,4 @@ def _recommended(
 ) -> Advice:
     """Returns the methods that are worth trying, the best first, and the command that compares the first ones."""
     worth = [row["method"] for row in worth_trying(rows, outlook)]
-    texts = {spec.label: spec.text for spec in specs}
-    named = [texts[name] for name in worth[:MOST_NAMED]]
-    return {"worth_trying": worth, "next": next_command(task, named, epochs=epochs, data=data)}
+    return {"worth_trying": worth, "next": next_command(task, named_methods(worth, specs), epochs=epochs, data=data)}

@@ -8,7 +8,7 @@ short runs do.
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from thresher.experiments.advise.probe import Says, quietly
 from thresher.experiments.advise.ranking import larger_budget_command, next_command
@@ -19,6 +19,21 @@ from thresher.experiments.training.specs import MethodSpec, Spec
 
 FREE, NOT_FREE = 0.4, 1.2
 """Losses of smaller batches in short runs, in points, up to which half of the cost lost nothing, and from which it did."""
+
+LARGEST = 0.8
+"""Share of the cost up to which a larger one, halfway to the whole cost, is tried."""
+BudgetFinding = Literal["free", "between", "lost", "unknown"]
+"""What a loss in short runs is; not known where the metric is no share."""
+SAID_OF_LOSSES: dict[BudgetFinding, str] = {
+    "free": "Where that was up to 0.4 points, Winnow lost little or nothing: `thresher compare --budget` shows it.",
+    "between": "That is between what was free and what was not elsewhere; `thresher compare --budget` measures it.",
+    "lost": (
+        "The training is not finished at this cost: expect a loss, however the samples are chosen. A larger share may be free."
+    ),
+    "unknown": (
+        "The metric is no share, so that no limit is known for it; `thresher compare --budget` measures the whole training."
+    ),
+}
 
 SEEDS = (0, 1)
 SHORTEST = 2
@@ -48,9 +63,8 @@ def budget_advice(
         says: Function that is called with a line about what is done now. Default: none.
 
     Returns:
-        Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses, sentences, and next, the
-        command that goes on from there. The entry of a share has `lost`, the metric at full cost minus that with smaller
-        batches, mean over the seeds.
+        Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry
+        of a share has `lost`, the metric at full cost minus that with smaller batches, mean over the seeds, and `finding`.
 
     Raises:
         ValueError: A share is smaller than one sample for each batch.
@@ -68,12 +82,30 @@ def budget_advice(
     with torch_threads(threads):
         losses = smaller_losses(metric, shares)
     found = {"epochs": short, "seeds": list(SEEDS), "metric": names[0], **losses}
-    within = [loss["share"] for loss in found["losses"] if not _is_lost(loss["lost"], found["full"])]
-    if within:
-        onward = next_command(task, [], epochs=epochs, data=data, budget=within)
-    else:
-        onward = larger_budget_command(task, max(shares), epochs=epochs, data=data)
-    return found | {"sentences": budget_sentences(found), "next": onward}
+    return found | {"sentences": budget_sentences(found)}
+
+
+def next_after_budget(
+    found: Mapping[str, Any], task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None
+) -> str:
+    """Returns the command that goes on from short runs, as a shell reads it.
+
+    It compares the shares that are not shown to lose. Where all are, it tries a larger one, or, where that would save next to
+    nothing, it compares them all the same, which measures what is lost.
+
+    Args:
+        found: Result of `budget_advice`.
+        task: Name of the training.
+        methods: Recommended methods as on the command line, which are compared, too, but for Winnow, whose share is the budget.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+    """
+    shares = [loss["share"] for loss in found["losses"]]
+    within = [loss["share"] for loss in found["losses"] if loss["finding"] != "lost"]
+    if not within and max(shares) <= LARGEST:
+        return larger_budget_command(task, max(shares), epochs=epochs, data=data)
+    others = [method for method in methods if not method.startswith("winnow")]
+    return next_command(task, others, epochs=epochs, data=data, budget=within or shares)
 
 
 def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any]:
@@ -84,12 +116,17 @@ def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any
         shares: Shares of the cost.
     """
     full = [metric(MethodSpec("full"), seed) for seed in SEEDS]
-    losses = []
+    points, losses = all(0 <= value <= 1 for value in full), []
     for share in shares:
         spec = MethodSpec("uniform", {"keep": share}, {"spend": "batches"})
         lost = [at_full - metric(spec, seed) for at_full, seed in zip(full, SEEDS, strict=True)]
-        losses.append({"share": share, "lost": fmean(lost), "by_seed": lost})
-    return {"full": fmean(full), "losses": losses}
+        finding = _finding(100 * fmean(lost)) if points else "unknown"
+        losses.append({"share": share, "lost": fmean(lost), "by_seed": lost, "finding": finding})
+    return {"full": fmean(full), "points": points, "losses": losses}
+
+
+def _finding(points: float) -> BudgetFinding:
+    return "free" if points <= FREE else "between" if points < NOT_FREE else "lost"
 
 
 def budget_sentences(found: Mapping[str, Any]) -> list[str]:
@@ -98,8 +135,7 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     Args:
         found: Result of `budget_advice`, without the sentences.
     """
-    points = _is_share(found["full"])
-    unit, scale = (" points", 100) if points else ("", 1)
+    unit, scale = (" points", 100) if found["points"] else ("", 1)
     said = []
     for loss in found["losses"]:
         lost = scale * loss["lost"]
@@ -107,29 +143,6 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
         apart = max(loss["by_seed"]) - min(loss["by_seed"])
         said.append(
             f"At {loss['share']:g} of the cost, smaller batches {amount} in short runs of {found['epochs']} epochs; "
-            f"the seeds differ by {scale * apart:.2f}{unit}. {_verdict(lost, points)}"
+            f"the seeds differ by {scale * apart:.2f}{unit}. {SAID_OF_LOSSES[loss['finding']]}"
         )
     return said
-
-
-def _is_share(metric: float) -> bool:
-    return 0 <= metric <= 1
-
-
-def _is_lost(lost: float, full: float) -> bool:
-    """Returns whether a loss in short runs is one that no choice of samples brings back."""
-    return _is_share(full) and 100 * lost >= NOT_FREE
-
-
-def _verdict(lost: float, points: bool) -> str:
-    if not points:
-        return (
-            "The metric is no share, so that no limit is known for it; `thresher compare --budget` measures the whole training."
-        )
-    if lost <= FREE:
-        return "Where that was up to 0.4 points, Winnow lost little or nothing: `thresher compare --budget` shows it."
-    if lost < NOT_FREE:
-        return "That is between what was free and what was not elsewhere; `thresher compare --budget` measures it."
-    return (
-        "The training is not finished at this cost: expect a loss, however the samples are chosen. A larger share may be free."
-    )

@@ -3,7 +3,8 @@
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, ClassVar, Literal
@@ -42,19 +43,6 @@ Says = Callable[[str], None]
 
 def quietly(_: str) -> None:
     """Says nothing."""
-
-
-def try_evaluate(training: Training) -> None:
-    """Evaluates once, so that a mistake in `evaluate` is told before a probe.
-
-    Args:
-        training: The training; its model is in training mode afterwards.
-
-    Raises:
-        ValueError: `evaluate` does not return a number.
-    """
-    as_number(training.evaluate(training.model))
-    training.model.train()
 
 
 @dataclass(frozen=True)
@@ -111,6 +99,16 @@ class Probe:
         self._prepared = prepared_loader(training.loader, TIMED_STEPS, self.device, seed)
         self._halves = self._prepared_halves()
         self._loader_steps = TIMED_STEPS
+
+    def try_evaluate(self) -> None:
+        """Evaluates the model once, so that a mistake in `evaluate` is told before anything takes long.
+
+        Raises:
+            ValueError: `evaluate` does not return a number.
+        """
+        self._says("calling `evaluate` once, so that a mistake in it is told now")
+        with self._modes_kept():
+            as_number(self._training.evaluate(self._model))
 
     @property
     def fallback(self) -> str | None:
@@ -181,6 +179,7 @@ class Probe:
         Returns:
             The pace of full training, the signals after each epoch, and one entry per method, see `forecast`.
         """
+        torch.manual_seed(self._seed)
         refusals = {spec.label: self.refusal(spec) for spec in specs}
         possible = [spec for spec in specs if refusals[spec.label] is None]
         signals = self.first_epochs(possible, seconds)
@@ -301,11 +300,17 @@ class Probe:
         return time_steps(batches, act, len(batches))
 
     def _scoring(self) -> Spent:
-        self._model.eval()
-        with torch.no_grad():
-            found = self._over_prepared(self._loss_of)
-        self._model.train()
-        return found
+        with self._modes_kept(), torch.no_grad():
+            self._model.eval()
+            return self._over_prepared(self._loss_of)
+
+    @contextmanager
+    def _modes_kept(self) -> Iterator[None]:
+        """Puts every part of the model back into the mode it had: some are in evaluation mode for good."""
+        modes = [(part, part.training) for part in self._model.modules()]
+        yield
+        for part, mode in modes:
+            part.training = mode
 
     def _over_loader(self, act: Callable[[Any], Any]) -> Spent:
         """Times steps of the user's loader, after it drew its order and the batches that workers made ahead are used up."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from thresher.experiments.advise.findings import STANDINGS
 from thresher.experiments.advise.outlook import Outlook
+from thresher.experiments.training.specs import Spec
 
 WORTHWHILE = 0.05
 """Share of the time below which a saving is not worth the trouble."""
@@ -45,6 +46,17 @@ def draws_blindly(row: Mapping[str, Any]) -> bool:
     return row["method"].startswith(AT_RANDOM) or bool(row["missing"])
 
 
+def named_methods(worth: Sequence[str], specs: Sequence[Spec]) -> list[str]:
+    """Returns the recommended methods that the next command has, as on the command line.
+
+    Args:
+        worth: Labels of the recommended methods, the best first.
+        specs: All methods that were asked for.
+    """
+    texts = {spec.label: spec.text for spec in specs}
+    return [texts[name] for name in worth[:MOST_NAMED]]
+
+
 def next_command(
     task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None, budget: Sequence[float] = ()
 ) -> str:
@@ -55,17 +67,16 @@ def next_command(
         methods: Methods as on the command line; without any, and without a budget, a random half of the samples is compared.
         epochs: Number of epochs of the planned training.
         data: Folder with the data that was given. Default: none.
-        budget: Shares of the cost of full training that Winnow is compared at, in place of the methods. Default: none.
+        budget: Shares of the cost of full training that Winnow is compared at, too. Default: none.
 
     Example:
         >>> next_command("fashion-mnist@20000", ["winnow:share=0.5", "infobatch"], epochs=10)
         'thresher compare fashion-mnist@20000 --methods winnow:share=0.5,infobatch --epochs 10 --out runs/fashion-mnist-20000'
     """
     named = re.split(r"[\\/]", task)[-1].partition(".py:")[0]
-    given = [] if data is None else ["--data", str(data)]
     folder = f"runs/{re.sub(r'[^A-Za-z0-9_]+', '-', named).strip('-') or 'training'}"
-    arms = ["--budget", shares_text(budget)] if budget else ["--methods", ",".join(methods) or RANDOM_HALF]
-    return shlex.join(["thresher", "compare", task, *arms, "--epochs", str(epochs), *given, "--out", folder])
+    arms = ["--methods", ",".join(methods) or RANDOM_HALF] if methods or not budget else []
+    return _command("compare", task, [*arms, *_budget_option(budget)], epochs, data, "--out", folder)
 
 
 def larger_budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
@@ -81,15 +92,13 @@ def larger_budget_command(task: str, share: float, *, epochs: int, data: Path | 
         >>> larger_budget_command("digits", 0.5, epochs=20)
         'thresher advise digits --budget 0.75 --epochs 20'
     """
+    return _command("advise", task, _budget_option([(1 + share) / 2]), epochs, data)
+
+
+def _budget_option(shares: Sequence[float]) -> list[str]:
+    return ["--budget", ",".join(f"{share:.12g}" for share in shares)] if shares else []
+
+
+def _command(name: str, task: str, arms: Sequence[str], epochs: int, data: Path | None, *more: str) -> str:
     given = [] if data is None else ["--data", str(data)]
-    asked = ["--budget", shares_text([(1 + share) / 2]), "--epochs", str(epochs), *given]
-    return shlex.join(["thresher", "advise", task, *asked])
-
-
-def shares_text(shares: Sequence[float]) -> str:
-    """Returns shares as the option --budget takes them.
-
-    Args:
-        shares: Shares of the cost.
-    """
-    return ",".join(f"{share:.4g}" for share in shares)
+    return shlex.join(["thresher", name, task, *arms, "--epochs", str(epochs), *given, *more])

@@ -13,6 +13,9 @@ MOST_LISTED = 12
 """Number of seeds up to which a sentence lists all of them."""
 APART = 0.1
 """Difference between counted cost and CPU time, as shares of full training, from which it is said."""
+LEAST_SCORES = 0.005
+"""Cost of scores, as a share of full training, from which it is named."""
+NOT_COUNTED = "Not counted are, for example, steps of the optimizer, loading, and the choice of rows."
 SAVES = 0.99
 """Cost above which a method is not said to save anything."""
 SIMPLEST = ("smaller", "shorter", "uniform")
@@ -46,7 +49,7 @@ def closing(results: Mapping[str, Any]) -> list[str]:
 
 
 def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
-    """Returns sentences on each method whose CPU time is not what its counted cost says, and why it is not.
+    """Returns sentences on each method whose CPU time is not what its counted cost says, and what is known about why.
 
     Args:
         results: Content of results.json.
@@ -56,24 +59,25 @@ def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
         if row["control_of"] is not None or row.get("cpu_ratio") is None:
             continue
         runs = [run for run in results["runs"] if run["method"] == row["method"] and run["control_of"] is None]
-        scores = fmean(run["cost"].get("scores_ratio", 0.0) for run in runs)
-        apart = row["cpu_ratio"] - (row["cost_ratio"] - scores)
-        if scores or abs(apart) > APART:
-            counted = f"the counted cost is {row['cost_ratio']:.2f} of full training, and the CPU time {row['cpu_ratio']:.2f}"
-            said.append(f"{row['method']}: {counted}{_why_apart(apart, scores, runs)}")
+        known = [run["cost"].get("scores_ratio") for run in runs]
+        scores = None if None in known else fmean(known)
+        apart = abs(row["cpu_ratio"] - row["cost_ratio"] + (scores or 0.0)) > APART
+        if apart or (scores or 0.0) >= LEAST_SCORES:
+            said.append(f"{row['method']}: {_cost_in_words(row, runs, scores, apart=apart)}")
     return said
 
 
-def _why_apart(apart: float, scores: float, runs: Sequence[Mapping[str, Any]]) -> str:
+def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: float | None, *, apart: bool) -> str:
     traced = [run["tracing_s"] for run in runs if run.get("tracing_s")]
-    said = f", of which tracing the model took {max(traced):.1f} s of each run." if traced and apart > APART else "."
-    if scores:
-        said += f" Of the cost, {scores:.2f} are scores that were made before the run, which its CPU time does not have."
-    if apart > APART:
-        said += " The rest is what does not go by samples, such as the optimizer."
-    if apart < -APART:
-        said += " What is saved beside the passes through the model, such as loading, is not counted."
-    return said
+    tracing = f", of which tracing the model took {max(traced):.1f} s of each run" if traced and apart else ""
+    said = f"the counted cost is {row['cost_ratio']:.2f} of full training"
+    if scores is not None and scores >= LEAST_SCORES:
+        own = row["cost_ratio"] - scores
+        said += f": {scores:.2f} for scores that were made before the run, and {own:.2f} for the run itself. Its CPU time is "
+    else:
+        said += ", and the CPU time "
+    said += f"{row['cpu_ratio']:.2f}{tracing}."
+    return f"{said} {NOT_COUNTED}" if apart and scores is not None else said
 
 
 def conclude(results: Mapping[str, Any]) -> Conclusion:

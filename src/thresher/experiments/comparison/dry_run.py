@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from thresher.experiments.advise.pace import Pace
-from thresher.experiments.advise.probe import Probe, Says, chooses_in_forward, quietly, try_evaluate
+from thresher.experiments.advise.probe import Probe, Says, chooses_in_forward, quietly
 from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.comparison.compare import JOBS, ComparedRuns, Watcher, folder_identity
 from thresher.experiments.comparison.job import FULL_TRAINING, Control, Job
@@ -293,8 +293,8 @@ def measured_prices(
         rehearsed = [_timed(lambda: rehearse(trainable, loaded, FULL_TRAINING, seed=0, epochs=epochs))[1] for _ in range(2)]
         torch.manual_seed(0)
         training = trainable.training(loaded, 0)
-        try_evaluate(training)
         probe = Probe(training, epochs=epochs, seed=0, says=says)
+        probe.try_evaluate()
         pace, _, rows = probe.forecasts(specs, PROBE_SECONDS)
         _, evaluation = _timed(lambda: training.evaluate(training.model))
     size = sizes_of(training.loader)[1]

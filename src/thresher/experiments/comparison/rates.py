@@ -86,7 +86,10 @@ def rates_sentences(results: Mapping[str, Any]) -> list[str]:
     ends = {min(looked["factors"]), max(looked["factors"])}
     at_end = [row["method"] for row in results["summary"] if row["rate"] in ends and not row["method"].startswith("placebo@")]
     if at_end and len(looked["factors"]) > 2:
-        said.append(f"At an end of these rates: {listed(at_end)}. Rates beyond it may change the verdicts.")
+        named = listed([*dict.fromkeys(at_end)])
+        said.append(
+            f"Best at the smallest or the largest of these rates were {named}. Rates beyond them may change the verdicts."
+        )
     return said
 
 

@@ -23,6 +23,7 @@ from thresher.experiments.training.trainable import Trainable, Training
 from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.methods.full import FullData
 from thresher.methods.registry import no_such
+from thresher.passes.features import watch_last_linear
 from thresher.records import Column
 from thresher.scores import Scores
 from thresher.scores.aum import margins
@@ -47,6 +48,8 @@ SCORES = (
 )
 WINDOWS = {"dyn_unc": 0, "dual": 0, "tdds": 1}
 """Number of epochs that a score needs beside those of a window; the others have none."""
+OF_FEATURES = ("prototypes", "d2")
+"""Scores that are made of the features of samples."""
 SUBSET = 0.7
 """Share of the data that each model for memorisation scores trains on, as published."""
 EXPORT_SUFFIXES = (".parquet", ".txt")
@@ -132,6 +135,8 @@ def make_scores(
     parts = {"irreducible": halves, "memorisation": random_most}.get(score, all_samples)
     seeds = [seed + number for number in range(models)]
     first = trainable.training(loaded, seed)
+    if score in OF_FEATURES:
+        _check_has_features(score, first.model)
     labels = class_labels(first.loader.dataset)
     if score == "prototypes" and clusters is None:
         if labels is None:
@@ -165,6 +170,15 @@ def _check(score: str, *, models: int, epochs: int, window: int) -> None:
         )
 
 
+def _check_has_features(score: str, model: nn.Module) -> None:
+    """Raises ValueError where a model has no layer whose inputs are features, before it is trained."""
+    try:
+        with watch_last_linear(model):
+            pass
+    except ValueError as error:
+        raise ValueError(f"score: {score} needs features; {error}. Use another score, such as --score forgetting.") from None
+
+
 def _score_with(
     score: str,
     made: Ensemble,
@@ -185,16 +199,13 @@ def _score_with(
         return scores.irreducible(models, loader, criterion, trained_on=_known(made.trained_on), **given)
     if score == "memorisation":
         return scores.memorisation(models, _known(made.trained_on), loader, **given)
-    if score == "d2":
-        runs = zip(models, made.watched, made.passes, strict=True)
-        given = {"labels": labels, "provenance": provenance}
-        return Scores.mean(
-            [picked_apart(model, loader, scores.forgetting(seen, trained=cost, **given)) for model, seen, cost in runs]
-        )
     if score in WATCHED:
-        score_of = partial(getattr(scores, score), **({"window": window} if score in WINDOWS else {}))
+        score_of = partial(
+            getattr(scores, "forgetting" if score == "d2" else score), **({"window": window} if score in WINDOWS else {})
+        )
         runs = zip(made.watched, made.passes, strict=True)
-        return Scores.mean([score_of(seen, labels=labels, trained=cost, provenance=provenance) for seen, cost in runs])
+        found = Scores.mean([score_of(seen, labels=labels, trained=cost, provenance=provenance) for seen, cost in runs])
+        return picked_apart(models[0], loader, found) if score == "d2" else found
     if score == "prototypes":
         assert clusters is not None
         pairs = zip(models, made.passes, strict=True)
@@ -207,6 +218,9 @@ def _score_with(
 
 def picked_apart(model: nn.Module, loader: DataLoader[Any], hard: Scores) -> Scores:
     """Returns D2 scores of samples by how hard they are and by their features, with the cost of both.
+
+    The places of several orders have no mean: models that pick different samples of one neighbourhood would cancel each other.
+    So there is one order, by the features of one model.
 
     Args:
         model: Model that computes the features.

@@ -102,12 +102,14 @@ class RunCost(JsonFile):
     Attributes:
         ratio: Share of the cost of full training.
         backward_to_forward: Cost of a backward pass in forward passes.
+        scores_ratio: Part of `ratio` that was spent on scores before the run; None where it is not known.
     """
 
     __pydantic_extra__: dict[str, float | None]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     ratio: float
     backward_to_forward: float | None
+    scores_ratio: float | None = None
 
 
 class ComparedRun(JsonRun):

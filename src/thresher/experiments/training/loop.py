@@ -323,9 +323,10 @@ def with_costs(run: dict[str, Any], backward_to_forward: float) -> dict[str, Any
         counts.backward += entry["backward"]
         history.append(entry | {"cost": counts.ratio(backward_to_forward)})
     counts.forward, counts.backward = cost["forward"], cost["backward"]
-    whole = cost["full_forward"] + backward_to_forward * cost["full_backward"]
-    scores = cost.get("scores_forward", 0) + backward_to_forward * cost.get("scores_backward", 0)
-    ratios = {"ratio": counts.ratio(backward_to_forward), "scores_ratio": scores / whole}
+    ratios = {"ratio": counts.ratio(backward_to_forward)}
+    if "scores_forward" in cost:  # not in the files of earlier versions
+        whole = cost["full_forward"] + backward_to_forward * cost["full_backward"]
+        ratios["scores_ratio"] = (cost["scores_forward"] + backward_to_forward * cost["scores_backward"]) / whole
     return run | {"cost": cost | ratios, "history": history}
 
 

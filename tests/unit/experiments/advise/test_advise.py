@@ -1,5 +1,6 @@
 import itertools
 import textwrap
+import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import thresher
 from thresher import methods
 from thresher.cli.advise import ADVISED_METHODS
-from thresher.experiments.advise import advise as advising
 from thresher.experiments.advise import probe as probing
 from thresher.experiments.advise.advise import advise
 from thresher.experiments.advise.findings import Measurement, Record
@@ -389,7 +389,8 @@ def test_timing_leaves_the_weights_as_they_are(quick):
 
 def test_advice_on_a_task(quick):
     said = []
-    found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6, says=said.append)
+    with warnings.catch_warnings(action="error"):  # also those of the machine's speed
+        found = advise("digits@200", parse_methods(ADVISED_METHODS), epochs=6, says=said.append)
     assert said[0] == "reading the data, and preparing the training" and said[1].startswith("calling `evaluate` once")
     assert said[2:5] == [f"training epoch {i} of 3 of the probe: all of them take 60 s at most" for i in (1, 2, 3)]
     assert "kinds of steps in 1 rounds: about" in said[5] and len(said) == 6
@@ -418,10 +419,22 @@ def test_advice_on_a_task(quick):
 def test_a_mistake_in_evaluate_is_told_before_the_probe(monkeypatch):
     task = task_of("digits@200")
     training = task.training(task.load(None), 0)
-    monkeypatch.setattr(advising, "Probe", None)
+    monkeypatch.setattr(Probe, "forecasts", None)
     monkeypatch.setattr(type(task), "training", lambda *_: replace(training, evaluate=lambda _: None))
     with pytest.raises(ValueError, match="evaluate returned None; it must return a number"):
         advise("digits@200", [])
+
+
+def test_parts_in_evaluation_mode_stay_there(quick):
+    task = task_of("digits@200")
+    training = task.training(task.load(None), 0)
+    training.model.train()[0].eval()
+    modes = [part.training for part in training.model.modules()]
+    probe = Probe(replace(training, evaluate=lambda model: float(model.train().training)), epochs=3, seed=0)
+    probe.try_evaluate()
+    assert [part.training for part in training.model.modules()] == modes and False in modes
+    probe._scoring()
+    assert [part.training for part in training.model.modules()] == modes
 
 
 def test_a_loader_without_a_batch():

@@ -4,7 +4,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from thresher.experiments.advise import budget
-from thresher.experiments.advise.budget import budget_advice, budget_sentences, smaller_losses
+from thresher.experiments.advise.budget import budget_advice, budget_sentences, next_after_budget, smaller_losses
+from thresher.experiments.comparison.job import parse_budget
 from thresher.experiments.tasks.base import Task
 from thresher.experiments.tasks.data.base import Data
 
@@ -45,7 +46,8 @@ def test_what_is_said_of_a_share(lost, said):
 
 
 def test_of_a_metric_that_is_no_share_no_limit_is_known():
-    found = {"epochs": 5, "metric": "score", "full": 40.0, "losses": [{"share": 0.5, "lost": 3.0, "by_seed": [2.0, 4.0]}]}
+    values = iter([41.0, 39.0, 39.0, 35.0])
+    found = {"epochs": 5, "metric": "score", **smaller_losses(lambda *_: next(values), [0.5])}
     assert "lose 3.00 of score" in budget_sentences(found)[0] and "no limit is known" in budget_sentences(found)[0]
 
 
@@ -58,13 +60,16 @@ def test_short_runs_of_a_real_training(monkeypatch):
     assert len(found["sentences"]) == 1
 
 
+COMPARE, ADVISE = "thresher compare digits {} --epochs 8 --out runs/digits", "thresher advise digits {} --epochs 8"
+
+
 @pytest.mark.parametrize(
     ("lost", "full", "command"),
     [
-        ([0.001, 0.02], 0.9, "thresher compare digits --budget 0.5 --epochs 8 --out runs/digits"),
-        ([0.001, 0.011], 0.9, "thresher compare digits --budget 0.5,0.35 --epochs 8 --out runs/digits"),
-        ([0.02, 0.03], 0.9, "thresher advise digits --budget 0.75 --epochs 8"),
-        ([20.0, 30.0], 40.0, "thresher compare digits --budget 0.5,0.35 --epochs 8 --out runs/digits"),
+        ([0.001, 0.02], 0.9, COMPARE.format("--budget 0.5")),
+        ([0.001, 0.011], 0.9, COMPARE.format("--budget 0.5,0.35")),
+        ([0.02, 0.03], 0.9, ADVISE.format("--budget 0.75")),
+        ([20.0, 30.0], 40.0, COMPARE.format("--budget 0.5,0.35")),
     ],
 )
 def test_the_next_command_follows_from_the_losses(monkeypatch, lost, full, command):
@@ -72,7 +77,26 @@ def test_the_next_command_follows_from_the_losses(monkeypatch, lost, full, comma
     metrics = iter([full, *(full - loss for loss in lost)])
     monkeypatch.setattr(budget, "SEEDS", (0,))
     monkeypatch.setattr(budget, "train", lambda *_, **__: {"metric": {"name": "metric", "value": next(metrics)}})
-    assert budget_advice("digits", [0.5, 0.35], epochs=8)["next"] == command
+    found = budget_advice("digits", [0.5, 0.35], epochs=8)
+    assert next_after_budget(found, "digits", ["winnow:share=0.5"], epochs=8) == command
+
+
+def of_findings(**shares):
+    return {"losses": [{"share": float(share[1:]) / 10**5, "finding": finding} for share, finding in shares.items()]}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (of_findings(_80000="lost", _50000="lost"), "advise digits --budget 0.9 --epochs 8"),
+        (of_findings(_99999="lost", _50000="lost"), "compare digits --methods infobatch --budget 0.99999,0.5 --epochs 8"),
+        (of_findings(_50001="free", _50002="free"), "compare digits --methods infobatch --budget 0.50001,0.50002 --epochs 8"),
+    ],
+)
+def test_the_next_command_can_be_run_for_all_shares(found, expected):
+    command = next_after_budget(found, "digits", ["winnow:share=0.5", "infobatch"], epochs=8)
+    assert command.startswith(f"thresher {expected}")
+    parse_budget(command.split("--budget ")[1].split()[0])
 
 
 def test_a_share_with_too_few_rows_a_batch():

@@ -147,7 +147,7 @@ def test_prices_of_a_real_training(monkeypatch):
     ],
 )
 def test_an_error_in_the_users_file_is_named_before_the_probe(tmp_path, monkeypatch, evaluate, message):
-    monkeypatch.delattr(dry, "Probe")
+    monkeypatch.setattr(dry.Probe, "forecasts", None)
     text = """
 import torch
 from torch import nn
