@@ -18,6 +18,7 @@ from helpers import over_instances
 from thresher import rng
 from thresher.scores import Scores, aum, class_probabilities, d2, dual, dyn_unc, sample_features, tdds
 from thresher.scores.aum import margins
+from thresher.scores.d2 import nearest
 from thresher.scores.dual import beta_density
 from thresher.testing import Toy, beats_uniform
 
@@ -227,6 +228,17 @@ def test_probabilities_of_a_model() -> None:
         class_probabilities(model, DataLoader(TensorDataset(x, x), 3))
     with pytest.raises(ValueError, match=r"class_probabilities: outputs must score classes, shape \(n, classes\), got \(3,\)"):
         class_probabilities(nn.Flatten(0), DataLoader(TensorDataset(x[:, :1], y), 3))
+
+
+@pytest.mark.parametrize("k", [1, 4, 29])
+@pytest.mark.parametrize("levels", [2, 5, 1000])
+def test_of_equally_near_neighbours_those_with_lower_ids_are_taken(k: int, levels: int) -> None:
+    features = np.random.default_rng(levels).integers(0, levels, (30, 2)).astype(np.float64)
+    ids, distances = nearest(torch.from_numpy(features), k)
+    for i in range(30):
+        others = sorted((float(np.hypot(*(features[i] - features[j]))), j) for j in range(30) if j != i)[:k]
+        assert ids[i].tolist() == [j for _, j in others]
+        assert distances[i] == pytest.approx([distance for distance, _ in others])
 
 
 def test_features_are_what_the_last_layer_is_given() -> None:
