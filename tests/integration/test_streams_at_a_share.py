@@ -97,9 +97,9 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(full, si
         assert all(0 < len(ids) - share * size + 1 < 2 for ids in batches[:full])
         assert all(step * size <= i < (step + 1) * size for step, ids in enumerate(batches) for i in ids)
         kept = sum(map(len, batches))
-        assert abs(kept / whole - share) <= 0.01 + 1 / n and run.history[-1]["selected"] == kept
+        assert abs(kept / whole - share) <= 0.01 + 1 / whole and run.history[-1]["selected"] == kept
         assert run.cost.full_forward == run.cost.full_backward == whole * number and run.cost.steps == steps * number
-    assert run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / n
+    assert run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / whole
 
 
 def test_the_smaller_parts_of_workers():

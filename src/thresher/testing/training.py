@@ -56,10 +56,15 @@ class AttachedTraining:
         self.log: list[Any] = []
         self.planned: dict[int, EpochPlan] = {}
 
-    def loss(self) -> float:
-        """Returns the mean loss over all samples."""
+    def loss(self, net: nn.Module | None = None) -> float:
+        """Returns the mean loss over the samples that were trained on.
+
+        Args:
+            net: Network that is asked. Default: the one that was trained.
+        """
+        ids = sorted({i for _, of_batch, *_ in self.log for i in of_batch})
         with torch.no_grad():
-            return nn.functional.cross_entropy(self.net(self.x), self.y).item()
+            return nn.functional.cross_entropy((net or self.net)(self.x[ids]), self.y[ids]).item()
 
     def train(self, stop: tuple[int, int] | None = None) -> None:
         """Trains to the end, or until some batches of an epoch are done.

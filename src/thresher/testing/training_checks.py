@@ -1,5 +1,6 @@
 """Checks of a method at work: nothing in a step waits for the device, and a training with the method learns and resumes."""
 
+import copy
 from typing import Any
 
 import torch
@@ -111,14 +112,15 @@ def _check_learning(subject: Subject, settings: dict[str, Any]) -> AttachedTrain
     """Trains once, on the samples that the plans have, and returns the finished training."""
     with subject.asked("a training with it attached"):
         whole = AttachedTraining(subject, **settings)
-        before = whole.loss()
+        start = copy.deepcopy(whole.net)
         whole.train()
     for epoch, plan in whole.planned.items() if not isinstance(subject, BatchSubject) else ():
         seen, ids = sorted(i for entry in whole.log if entry[0] == epoch for i in entry[1]), plan.ids.tolist()
         if plan.keys is not None:  # each step draws its rows from the next of these ids
             ids = seen if len(seen) == round(plan.share * len(ids)) == len({*seen} & {*ids}) else ids
         subject.expect(seen == sorted(ids), f"epoch {epoch} trains on other samples than its plan has")
-    subject.expect(whole.loss() < before, f"training does not lower the loss: {before:.3f} before, {whole.loss():.3f} after")
+    before, after = whole.loss(start), whole.loss()
+    subject.expect(after < before, f"training does not lower the loss: {before:.3f} before, {after:.3f} after")
     return whole
 
 

@@ -67,7 +67,7 @@ def test_a_comparison_is_stopped_by_ctrl_c_and_goes_on(mine):
     time.sleep(1)
     process.send_signal(signal.SIGINT)
     code, _, err = ended(process)
-    assert code and err.count("Stopped. Finished runs are kept in x/runs; the same command goes on from there.") == 1
+    assert code and err.count("Stopped. Finished runs are kept in x; the same command goes on from there.") == 1
     assert not (mine / "x" / "results.json").exists()
     code, out, err = ended(launched(mine, *COMPARE))
     assert code == 0, err
@@ -80,7 +80,7 @@ def test_one_process_fails_and_all_end_with_one_message(mine):
     began = time.monotonic()
     code, _, err = ended(launched(mine, *COMPARE, mode="one fails"))
     assert code and time.monotonic() - began < MOST_SECONDS / 2
-    assert err.count("RuntimeError: the disk of the second process is gone. Finished runs are kept in x/runs.") == 1
+    assert err.count("RuntimeError: the disk of the second process is gone. Finished runs are kept in x.") == 1
     assert "process 1 of 2: " in err and "Connection closed" not in err
 
 

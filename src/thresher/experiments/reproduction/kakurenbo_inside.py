@@ -1,5 +1,6 @@
 """KAKURENBO: figures 1 to 4 of its appendix, which show single epochs."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -77,10 +78,13 @@ KAKURENBO_FIGURE_1 = Artefact(
 
 
 def rank_change(measured: RunsByPart, seed: int) -> float:
-    """Returns 1 minus the rank correlation of the hidden samples by class, between a third of training and its end."""
+    """Returns 1 minus the rank correlation of the hidden samples by class, between a third of training and its end.
+
+    It is NaN where as many samples of each class are hidden, so that classes have no order.
+    """
     history = measured[INSIDE_PART.name][HIDING_ROW][seed]["history"]
-    early, late = (history[at]["hidden_by_class"] for at in (len(history) // 3, -1))
-    return 1 - float(np.corrcoef(rankdata(early), rankdata(late))[0, 1])
+    early, late = (rankdata(history[at]["hidden_by_class"]) for at in (len(history) // 3, -1))
+    return 1 - float(np.corrcoef(early, late)[0, 1]) if np.ptp(early) and np.ptp(late) else math.nan
 
 
 def _figure_2(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
