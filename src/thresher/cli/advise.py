@@ -24,6 +24,9 @@ ADVISED_METHODS_HELP = (
     "(with one and with two forward passes) and random_backprop, at common settings."
 )
 
+SECONDS_HELP = (
+    "Time limit for the training of the probe, in seconds, beside its one evaluation. The probe trains for at most 3 epochs."
+)
 BUDGET_HELP = (
     "Shares of the cost of full training, separated by commas, such as 0.5,0.35: trains short runs, of a quarter of --epochs "
     "with two seeds, at full cost and with smaller batches, and says what smaller batches lose. The next command compares the "
@@ -35,9 +38,7 @@ def advise(
     training: Annotated[str, typer.Argument(metavar="TASK|FILE.py:FUNCTION", help=TRAINING_HELP)],
     methods: Annotated[str, typer.Option(help=ADVISED_METHODS_HELP, show_default=False)] = ADVISED_METHODS,
     epochs: Annotated[int, typer.Option(min=1, help="Number of epochs of the training that you plan.")] = 20,
-    seconds: Annotated[
-        float, typer.Option(help="Time limit for the training of the probe, in seconds. The probe trains for at most 3 epochs.")
-    ] = 60.0,
+    seconds: Annotated[float, typer.Option(help=SECONDS_HELP)] = 60.0,
     json: JsonOption = None,
     budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
     threads: Annotated[
