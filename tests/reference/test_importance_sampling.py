@@ -46,7 +46,7 @@ def transcribed(loss: list[float], keep: str, key: int, epoch: int) -> Answer:
     masses = [Fraction(loss[i]) for i in known]
     if not any(masses):
         masses = [Fraction(1)] * len(known)
-    k = max(1, math.floor(Fraction(keep) * n) - len(kept))
+    k = max(1, math.floor(Fraction(keep) * n) - len(kept), math.floor(Fraction(keep) * len(known)) // 2)
     points = torch.rand(k, generator=seeded(key, epoch), dtype=torch.float64).tolist()
     edges = list(accumulate(masses))
     drawn = [known[bisect_right(edges, Fraction(point) * edges[-1])] for point in points]

@@ -81,7 +81,7 @@ def test_agrees_with_the_transcription(number: int) -> None:
         return
     mass = [Fraction(float(loss[i])) for i in known]
     mass = mass if any(mass) else [Fraction(1)] * len(known)
-    k = max(1, math.floor(Fraction(keep) * len(loss)) - len(lost))
+    k = max(1, math.floor(Fraction(keep) * n) - len(lost), math.floor(Fraction(keep) * len(known)) // 2)
     edges = list(accumulate(mass))
     points = torch.rand(k, generator=seeded(number), dtype=torch.float64).tolist()
     drawn = [known[bisect_right(edges, Fraction(point) * edges[-1])] for point in points]

@@ -146,7 +146,7 @@ def test_agrees_with_the_transcription(number: int) -> None:
     if len(kept) == n:
         assert plan.ids.tolist() == kept and plan.weights is None
         return
-    k = max(1, math.floor(method.keep * n) - len(kept))
+    k = max(1, math.floor(method.keep * n) - len(kept), math.floor(method.keep * (n - len(kept))) // 2)
     times = Counter(plan.ids.tolist())
     assert plan.drawn and len(plan.ids) == k + len(kept) and all(times[i] == 1 for i in kept)
     assert plan.weights is not None

@@ -166,8 +166,8 @@ def drawn_plan(
 
     Args:
         chances: Chances of the samples; one whose chance is not known is kept without a draw.
-        keep: Number of samples of the plan as a share of all, > 0: draws, beside the samples that are kept without one. There
-            is one draw at least.
+        keep: Number of samples of the plan as a share of all, > 0. Samples that are kept without a draw take the place of
+            draws, but of half of them at most: a few draws would need large weights.
         generator: Random generator on the CPU.
         weighted: Whether the samples have the weights that make the plan unbiased.
         remember: Columns that are stored, as in `EpochPlan`. Default None: no columns.
@@ -178,7 +178,7 @@ def drawn_plan(
         Plan with the samples in random order; with all samples in order where no chance is known.
     """
     n = chances.n
-    draws = max(1, share(keep, n) - (n - chances.known))
+    draws = max(1, share(keep, n) - (n - chances.known), share(keep, chances.known) // 2)
     if not chances.known:
         return full_plan(n)
     ids, distinct = drawn_ids(chances, draws, generator)

@@ -148,6 +148,17 @@ def test_counts(keep: float, n: int, draws: int) -> None:
     assert plan.facts["actual_fraction"] == pytest.approx(1 - draws / n)
 
 
+@pytest.mark.parametrize(("unknown", "draws"), [(10, 40), (20, 30), (50, 12), (80, 5), (99, 1)])
+def test_samples_without_a_chance_take_the_place_of_half_of_the_draws_at_most(unknown: int, draws: int) -> None:
+    """One draw for half of the samples would weigh as much as all of them."""
+    importance = np.ones(100)
+    importance[:unknown] = NAN
+    plan = drawn_plan(Chances(importance), 0.5, seeded(3), weighted=True)
+    assert len(plan.ids) == unknown + draws and plan.weights is not None
+    drawn = plan.weights[plan.ids >= unknown]
+    assert drawn.max() <= 2 * len(plan.ids) / 100 / 0.4
+
+
 def test_nothing_to_draw_is_everything() -> None:
     plan = drawn_plan(Chances(np.full(3, NAN)), 0.5, seeded(0), weighted=True)
     assert plan.ids.tolist() == [0, 1, 2] and not plan.drawn and plan.weights is None
