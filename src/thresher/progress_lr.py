@@ -8,7 +8,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from thresher.run.pace import followed
-from thresher.run.run import Run
 
 
 class ProgressLR(LRScheduler):
@@ -45,7 +44,7 @@ class ProgressLR(LRScheduler):
         (0.5, [0.05])
     """
 
-    def __init__(self, optimizer: Optimizer, run: Run, fn: Callable[[float], float]) -> None:
+    def __init__(self, optimizer: Optimizer, run: Any, fn: Callable[[float], float]) -> None:
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
         self.fn, self._position = fn, followed(run._parts)
