@@ -1,5 +1,5 @@
 # make demo    real training made cheaper, with its cost and a control beside it
-# make test    the tests; CI runs them and `make check`
+# make test    the tests; CI runs them and `make check`; TESTS=tests/unit runs these alone
 # make verify  the tests at full depth: every seeded instance, every combination and more random examples, which takes
 #              three times as long; run every night and before a release
 # make check   style, docstrings and types
@@ -72,7 +72,7 @@ demo: .venv/installed
 	$(BIN)/thresher demo --out runs/demo
 
 test: .venv/for-tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS)
 
 verify: .venv/for-verify
 	THRESHER_VERIFY=1 $(BIN)/python -m pytest -n 2 --dist worksteal

@@ -27,7 +27,7 @@ import thresher
 from benchmarks.measure import Interval, Side, judgement, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
 from thresher.experiments.advise.turns import torch_threads
-from thresher.report.panels import Curve, Panel, check_figure_path, draw, write_figure
+from thresher.report.panels import Curve, Panel, check_figure_path, write_panels
 from thresher.subset import kept_rows
 
 RESULTS = ROOT / "benchmarks" / "results" / "subset_backward.json"
@@ -488,9 +488,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="data type of autocast")
     parser.add_argument("--out", type=Path, default=RESULTS, help="JSON file for the results (default: %(default)s)")
-    parser.add_argument(
-        "--figure", type=Path, help="file for a chart of the step times: .html, or .svg with kaleido and a browser"
-    )
+    parser.add_argument("--figure", type=Path, help="file for a chart of the step times: .html, .svg or .png")
     parser.add_argument("--markdown", action="store_true", help="also print the table of docs/subset-backward.md")
     given = parser.parse_args(arguments)
     rounds, dtype = given.rounds or (5 if given.quick else 21), getattr(torch, given.dtype)
@@ -508,7 +506,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(json.dumps(results, indent=1) + "\n")
     if given.figure is not None:
-        write_figure(draw([step_time_panel(table, given.batch) for table in results["tables"]]), given.figure)
+        write_panels([step_time_panel(table, given.batch) for table in results["tables"]], given.figure)
     if given.markdown:
         print(markdown(results), end="\n\n")
     print(f"{len(missed)} limits missed" + "".join(f"\n  {one}" for one in missed))

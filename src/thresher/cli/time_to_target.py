@@ -50,7 +50,8 @@ def time_to_target(
         Path | None, typer.Option(help=f"File to write the numbers to. Default: {MEASURED} in the --out folder.")
     ] = None,
     figure: Annotated[
-        Path | None, typer.Option(help=f"File to write the figure to. Default: {FIGURE} in the --out folder.")
+        Path | None,
+        typer.Option(help=f"File to write the figure to: .html, .svg or .png. Default: {FIGURE} in the --out folder."),
     ] = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -59,7 +60,7 @@ def time_to_target(
     from thresher.cli._console import open_console, print_table, targets_table
     from thresher.experiments.comparison.time_to_target import measure
     from thresher.experiments.training.store import write_json
-    from thresher.report.panels import check_figure_path, draw, error_panels, write_figure
+    from thresher.report.panels import check_figure_path, error_panels, write_panels
 
     training = training_of(script, task)
     results, figure = results or out / MEASURED, figure or out / FIGURE
@@ -69,7 +70,7 @@ def time_to_target(
     compared = run_with_progress(console, training, methods, seeds, epochs, out, quiet=quiet, **options)
     measured = measure(compared)
     write_json(results, measured)
-    write_figure(draw(error_panels(measured)), figure)
+    write_panels(error_panels(measured), figure)
     print_table(console, targets_table(measured))
     typer.echo(
         "Cost and CPU time are shares of what full training took to reach the same error, medians over the seeds.\n"
