@@ -34,7 +34,7 @@ class PreparedLoader:
     """Shows accelerate where an epoch begins and ends, as the iteration of a loader that it prepared would have done.
 
     `Accelerator.accumulate` steps at the last batch of an epoch, whatever the number of accumulated batches. It reads from the
-    loader that was iterated last which batch that is. Where accelerate prepared neither loader nor optimizer, nothing is done.
+    loader that was iterated last which batch that is. Where accelerate is not in use, nothing is done.
 
     Args:
         loader: The user's loader.
@@ -50,14 +50,11 @@ class PreparedLoader:
         self._loader = loader if is_prepared(loader) else None
         self._begun = False
 
-    def follow(self, optimizer: Any) -> None:
-        """Uses the optimizer to find accelerate's state, where the loader was not prepared and the optimizer was."""
-        state = getattr(optimizer, "gradient_state", None)
-        if self._loader is None and hasattr(state, "_add_dataloader"):
-            self._loader = EpochFlags(state)
-
     def begin(self) -> None:
         """Begins an epoch; one that was left early ends."""
+        accelerate = sys.modules.get("accelerate.state")
+        if self._loader is None and accelerate is not None:
+            self._loader = EpochFlags(accelerate.GradientState())  # one for all; a loop may prepare its parts after `attach`
         if self._loader is not None:
             self.end(whole=False)
             self._loader.begin()

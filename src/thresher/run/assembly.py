@@ -98,7 +98,6 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     loader.connect(epochs)
     epochs.plan_ahead()
     _check_smaller_batches(epochs, loader, given, checked)
-    loader.prepared.follow(given.optimizer)
     if given.optimizer is not None:
         epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
         epochs.step_checks = StepChecks(hooks, type(given.optimizer).__name__, parameters_elsewhere(given.model, hooks))

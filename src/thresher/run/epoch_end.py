@@ -109,6 +109,11 @@ class EpochEnd:
         return self._over and (self._left or (not self._asks_on and self._stepped_since_last)) and self._counts
 
     @property
+    def left(self) -> bool:
+        """Whether the loop has left a pass that is not ended, so that only another one can follow."""
+        return self._left and not self._ended
+
+    @property
     def evaluates(self) -> bool:
         """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch.
 

@@ -1,5 +1,6 @@
 """The epochs of a run: when one begins and ends, the plan it follows, progress, history, and what it cost."""
 
+import sys
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -111,11 +112,7 @@ class Epochs:
             check_begins(self._loader.dataset)
         self.comparison.compare()
         if self._active and not self._resumed:
-            self.end.before_next(self._place.consumed)
-            if self._active:
-                self._silence.begin_again(steps_are_seen=self.hooks is not None)
-                if self.selection.stage is not None:
-                    self.selection.stage.facts()
+            self._leave()
         resumed = self._resumed
         self._accumulator.meter.begin_pass()
         self._at_begin = resumed, self._place if resumed else OrderPlace()
@@ -197,6 +194,18 @@ class Epochs:
         if self._active and self.end.evaluates:
             self._take_back(exhausted=exhausted)
 
+    def _leave(self) -> None:
+        """Ends the epoch of a pass that the loop does not go on with; it begins again where nothing was trained in it."""
+        self.end.before_next(self._place.consumed)
+        if self._loader.row_buffer is not None:
+            self._loader.row_buffer.clear()
+        if self._active:
+            self._silence.begin_again(steps_are_seen=self.hooks is not None)
+            if self.selection.stage is not None:
+                self.selection.stage.facts()
+            self.end.forget()
+            self._active, self._ran_out, self._place = False, True, OrderPlace()
+
     def _take_back(self, *, exhausted: bool) -> None:
         """Takes back a pass in which nothing was trained: the epoch begins with the next one."""
         plan, stage = self._plan, self.selection.stage
@@ -205,7 +214,7 @@ class Epochs:
         self.position.take_back_pass()
         self._rest()
         self._resumed, self._place = self._at_begin
-        self._active = self._resumed
+        self._active, self._ran_out = self._resumed, True
         selects = self.selection.fills is not None or (plan is not None and (not plan.everything or plan.own.share < 1))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
@@ -307,6 +316,10 @@ class Epochs:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training, as tensors and plain values."""
         self.end.if_due()
+        # While an exception is handled, the loop has left the pass because of it, and did not end the epoch.
+        leaves = self._active and not self._resumed and self.end.left and sys.exc_info()[0] is None
+        if not self._world.total(not leaves):
+            self._leave()
         plan, stage = self.plan_if_any(), self.selection.stage
         self.close_books()
         return {

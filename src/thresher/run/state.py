@@ -165,6 +165,14 @@ class SavedState:
                 stacklevel=4,
             )
 
+        if not state["active"] and state["history"][-1:] and not state["history"][-1]["complete"]:
+            warnings.warn(
+                f"load_state_dict: the state was saved after the loop had left epoch {state['epoch'] - 1} before its last "
+                f"batch, by break or return. The run goes on with epoch {state['epoch']}, as the loop would have done. To go on "
+                "within the epoch, save the state inside the loop, before break or return.",
+                stacklevel=4,
+            )
+
     def _check_kind(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another run, which is no damage."""
         if (method := state.get("method", self._name())) != self._name():

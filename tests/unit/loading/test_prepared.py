@@ -96,6 +96,30 @@ def test_a_prepared_optimizer_is_enough():
     assert_same(ours["net"], train(False)[0]["net"])
 
 
+@pytest.mark.parametrize("parts", ["all", "loader", "none"])
+def test_attached_before_it_is_prepared(parts):
+    """`prepare` leaves `run.loader` as it is; ten batches make three steps an epoch, four of them a step."""
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=4)
+    net = nn.Linear(6, 4)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(torch.randn(40, 6), torch.arange(40) % 4), B, shuffle=True)
+    settings = {"criterion": nn.CrossEntropyLoss(), "model": net, "optimizer": optimizer, "epochs": EPOCHS}
+    run = thresher.attach(thresher.FullData(), loader=loader, **settings)
+    feed, call = run.loader, run.model
+    if parts == "all":
+        call, optimizer, feed = accelerator.prepare(run.model, optimizer, run.loader)
+    elif parts == "loader":
+        feed = accelerator.prepare(run.loader)
+    for _ in range(EPOCHS):
+        for x, y in feed:
+            with accelerator.accumulate(call):
+                accelerator.backward(run.criterion(call(x), y))
+                if accelerator.sync_gradients:
+                    optimizer.step()
+                    optimizer.zero_grad()
+    assert run.cost.steps == 6
+
+
 def test_a_shuffle_has_the_epochs_that_accelerate_counts():
     def ids(loader, run):
         for x, y in loader:
