@@ -24,9 +24,9 @@ from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Done, Job, load, run_missing
 from thresher.experiments.comparison.statistics import Paired
 from thresher.experiments.tasks import built_in
+from thresher.experiments.training.files import markdown_table
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import parse_methods
-from thresher.experiments.training.tables import markdown_table
 
 EPOCHS = {"bike": 10, "line": 10, "line-one-sided": 10, "mnist-5k": 20, "mnist-5k-noisy": 20}
 """Number of epochs by task."""
@@ -74,7 +74,7 @@ def run(job: Job) -> dict[str, Any]:
 def results(done: Done) -> dict[str, Any]:
     """Returns the rows that are complete, and what became of the three goals; a goal without all of its runs is None.
 
-    Pairs have the names that `thresher.report.measured` reads.
+    Pairs have the names that `thresher.report.cards` reads.
 
     Raises:
         ValueError: Two arms of a row differ in their number of optimizer steps.

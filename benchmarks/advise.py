@@ -28,7 +28,7 @@ from benchmarks.measure import Side, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher.cli.advise import ADVISED_METHODS
 from thresher.experiments.advise.advise import Advice, advise
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.specs import Spec, parse_methods
 from thresher.experiments.training.store import write_json
 from thresher.experiments.training.trainable import Training

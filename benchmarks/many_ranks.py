@@ -14,14 +14,14 @@ import torch
 
 from benchmarks.overhead import fill
 from thresher import Kakurenbo
-from thresher.distributed.kept import HeldPlan
+from thresher.distributed.bitmask import Marks
 from thresher.distributed.layout import UNIT, ShardLayout
-from thresher.distributed.marks import Marks
 from thresher.distributed.order import KeptOrder
-from thresher.distributed.records import ShardedRecords
-from thresher.distributed.threads import ThreadWorld, on_ranks
+from thresher.distributed.plan import HeldPlan
+from thresher.distributed.sharded_records import ShardedRecords
 from thresher.permutation import Permutation
 from thresher.records import Column
+from thresher.testing.threaded_world import ThreadWorld, on_ranks
 
 TRAINED = {"trained": Column(torch.int32, merge="sum")}
 """Column that a run keeps of each sample beside those of the method."""

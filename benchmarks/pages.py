@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marks import between_marks
-from thresher.experiments.comparison.closing import time_beside_cost
-from thresher.experiments.comparison.rates import rates_sentences
-from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed
-from thresher.experiments.training.tables import markdown_table
-from thresher.report.measured import result_cells
+from thresher.experiments.comparison.controls import rates_sentences
+from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed, time_beside_cost
+from thresher.experiments.training.files import markdown_table
+from thresher.report.cards import result_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

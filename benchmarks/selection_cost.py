@@ -20,7 +20,7 @@ from benchmarks.measure import Side, compare, ratios_table
 from benchmarks.overhead import about
 from thresher import methods, rng
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.methods.contract import BatchMethod, requirements_of
 from thresher.scores import Scores
 

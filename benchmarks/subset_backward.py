@@ -26,7 +26,7 @@ from torch import Tensor, nn
 import thresher
 from benchmarks.measure import Interval, Side, judgement, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
-from thresher.experiments.advise.turns import torch_threads
+from thresher.experiments.advise.pace import torch_threads
 from thresher.report.panels import Curve, Panel, check_figure_path, write_panels
 from thresher.subset import kept_rows
 

@@ -35,11 +35,10 @@ from benchmarks.measure import Interval, Side, compare, lines, median_interval, 
 from benchmarks.overhead import TEN_MILLION, about, attached, randperm, start_epoch
 from benchmarks.winnow.tasks import plain_cnn
 from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data
-from thresher.experiments.tasks.networks.convolutional import perceptron
-from thresher.experiments.training.tables import markdown_table
-from thresher.loading.dealing import Deal
+from thresher.experiments.tasks.base import Data, Task
+from thresher.experiments.tasks.networks import perceptron
+from thresher.experiments.training.files import markdown_table
+from thresher.loading.smaller_batches import Deal
 from thresher.records import NEVER_SEEN
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "winnow_cost.json"

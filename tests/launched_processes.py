@@ -18,9 +18,9 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 import thresher
 from depth import depth
 from thresher.experiments.comparison.compare import Watcher, compare
-from thresher.experiments.comparison.job import Job
+from thresher.experiments.comparison.controls import Job
 from thresher.experiments.recipes import running
-from thresher.experiments.recipes.smoke import SmokeTask
+from thresher.experiments.recipes.running import SmokeTask
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.processes import number_of_processes, own_rank
 from thresher.experiments.training.specs import MethodSpec, parse_methods

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 
 # A reference that goes position by position in Python floats
 

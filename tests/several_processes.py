@@ -17,14 +17,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from subset_cases import conv_net, distance, numbers, trace_once_per_architecture
 from thresher.loading.order import TensorOrder
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.methods.big_loss import BigLoss
 from thresher.methods.full import FullData
 from thresher.plans import BatchPlan
-from thresher.run.assembly import build_run
+from thresher.run.attach import build_run
+from thresher.run.batch_selection import Trained
 from thresher.run.checks import Arguments, Checked
 from thresher.run.run import Run
-from thresher.run.trained import Trained
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
 
 WORLD, STEPS, BATCH, KEPT, CLASSES = 2, 6, 12, 4, 5

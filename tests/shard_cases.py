@@ -9,10 +9,10 @@ from torch import Tensor
 
 from thresher import EpochPlan
 from thresher.distributed.layout import UNIT, ShardLayout
-from thresher.distributed.threads import ThreadWorld, on_ranks
 from thresher.records import Records
 from thresher.rng import seeded
 from thresher.shards import Shard, ShardColumns
+from thresher.testing.threaded_world import ThreadWorld, on_ranks
 
 HARD = np.float32([0.0, -0.0, 0.5, 0.5, 1.0, 1e-42, -1e-42, -2.0, 3e38, np.nan, np.inf, -np.inf])
 

@@ -11,12 +11,11 @@ from torch import distributed
 
 from shard_cases import hard_columns, part_of_records, planned, records_of
 from thresher import EpochSelectiveBackprop, Forgetting, InfoBatch, Kakurenbo, UniformSubset, Winnow
-from thresher.distributed.agreement import DisagreementError, agree, sampler_facts
-from thresher.distributed.kept import HeldPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder
-from thresher.distributed.records import ShardedRecords
-from thresher.distributed.world import CountedWorld, ProcessWorld
+from thresher.distributed.plan import HeldPlan
+from thresher.distributed.sharded_records import ShardedRecords
+from thresher.distributed.world import CountedWorld, DisagreementError, ProcessWorld, agree, sampler_facts
 from thresher.records import Column
 
 RANKS, N = 3, 5000

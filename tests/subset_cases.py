@@ -14,7 +14,7 @@ from thresher.experiments.tasks import vision
 from thresher.loading.trees import leaves
 from thresher.subset import SubsetBackward, subset_backward
 from thresher.subset.graphs import Graphs
-from thresher.subset.settings import Settings
+from thresher.subset.trace_key import Settings
 
 VISION = ("torchvision", "timm")
 

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from benchmarks.winnow.measures import measures_of
 from benchmarks.winnow.table import between_marks, said
 from benchmarks.winnow.tasks import problem_of
-from thresher.experiments.comparison.job import FULL_TRAINING
+from thresher.experiments.comparison.controls import FULL_TRAINING
 from thresher.experiments.comparison.statistics import Paired
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec, Spec

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.winnow.measures import Measures, measures_of
 from benchmarks.winnow.tasks import PROBLEMS, Problem, problem_of
-from thresher.experiments.comparison.job import FULL_TRAINING
+from thresher.experiments.comparison.controls import FULL_TRAINING
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec, Spec
 from thresher.experiments.training.trainable import Training

@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from thresher.experiments.tasks import TASKS
-from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data
-from thresher.experiments.tasks.metrics import EvaluationBatches
-from thresher.experiments.tasks.networks.convolutional import resnet8, small_cnn
+from thresher.experiments.tasks.base import Data, EvaluationBatches, Task
+from thresher.experiments.tasks.networks import resnet8, small_cnn
 
 SPARE = 25_000
 """Number of the first training images of Fashion-MNIST that are trained on or chosen with; later ones are for testing."""

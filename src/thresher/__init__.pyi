@@ -2,7 +2,6 @@
 # nothing is imported before it is used; type checkers read them as they are.
 
 from thresher import cost as cost
-from thresher import criteria as criteria
 from thresher import lightning as lightning
 from thresher import losses as losses
 from thresher import methods as methods
@@ -12,7 +11,6 @@ from thresher import rl as rl
 from thresher import schedules as schedules
 from thresher import scores as scores
 from thresher import selection as selection
-from thresher import signals as signals
 from thresher import testing as testing
 from thresher import transformers as transformers
 from thresher.attribution import AttributionError as AttributionError
@@ -22,14 +20,14 @@ from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
 from thresher.methods.token_selection import TokenSelection as TokenSelection
-from thresher.passes.proxy import Proxy as Proxy
 from thresher.passes.scoring import Scoring as Scoring
 from thresher.plans import BatchPlan as BatchPlan
 from thresher.plans import EpochPlan as EpochPlan
-from thresher.progress_lr import ProgressLR as ProgressLR
 from thresher.records import Column as Column
 from thresher.run import Run as Run
 from thresher.run import attach as attach
+from thresher.run.proxy import Proxy as Proxy
+from thresher.run.schedule import ProgressLR as ProgressLR
 from thresher.subset import mixes_samples as mixes_samples
 from thresher.subset import subset_backward as subset_backward
 

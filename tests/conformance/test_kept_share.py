@@ -9,7 +9,7 @@ import torch
 from depth import depth
 from thresher import methods, rng
 from thresher.scores import Scores
-from thresher.testing.subjects import BatchSubject
+from thresher.testing.check import BatchSubject
 
 SCORES = Scores(torch.arange(50), torch.linspace(0, 1, 50))
 REQUIRED: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from thresher.methods._placebo import placebo_of, why_no_placebo
 from thresher.methods.contract import check_declaration
 from thresher.scores import Scores
 from thresher.testing import check_method
-from thresher.testing.subjects import CHECK_SAMPLES
+from thresher.testing.check import CHECK_SAMPLES
 
 
 def some_scores(unknown: list[int]) -> Scores:

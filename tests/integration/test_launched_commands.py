@@ -15,8 +15,8 @@ import torch.multiprocessing as mp
 import launched_processes as cases
 from made_once import made_once
 from thresher.experiments.comparison.compare import compare
-from thresher.experiments.training.checkpoint import Checkpoint
 from thresher.experiments.training.specs import parse_methods
+from thresher.experiments.training.store import Checkpoint
 
 SIZE = 2
 MEASURED = ("wall_s", "cpu_s", "step_s", "step_memory", "backward_to_forward", "ratio", "cost", "device", "busy")

@@ -12,7 +12,8 @@ import torch
 from depth import DEEP, depth
 from subset_cases import optional
 from thresher.cli.train import train_recipe as trained
-from thresher.experiments.recipes import loading, running
+from thresher.experiments.recipes import running
+from thresher.experiments.recipes import schema as loading
 from thresher.experiments.recipes.task import RecipeTask
 
 

@@ -9,8 +9,7 @@ from depth import depth
 from in_process import InProcessWorkers
 from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.reproduction import ARTEFACTS
-from thresher.experiments.reproduction.artefact import Artefact, ArtefactPart
-from thresher.experiments.reproduction.reproduction import reproduce
+from thresher.experiments.reproduction.artefact import Artefact, ArtefactPart, reproduce
 
 SAMPLES, EPOCHS = 200, 4
 QUICK = ("diet-sb-e",)

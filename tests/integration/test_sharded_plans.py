@@ -27,13 +27,13 @@ from thresher import (
     Winnow,
     methods,
 )
-from thresher.distributed.kept import HeldPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder
-from thresher.distributed.threads import on_ranks
-from thresher.methods._on_subset import OnSubset
+from thresher.distributed.plan import HeldPlan
+from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import requirements_of
 from thresher.scores import Scores
+from thresher.testing.threaded_world import on_ranks
 
 N = depth(100_000, 1_000_000)
 

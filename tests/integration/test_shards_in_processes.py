@@ -6,8 +6,8 @@ import torch.multiprocessing as mp
 
 from shard_cases import hard_columns, planned, records_of
 from shard_processes import CASES, METHODS, RANKS, N, run_cases
-from thresher.distributed.threads import on_ranks
 from thresher.distributed.world import ProcessWorld
+from thresher.testing.threaded_world import on_ranks
 
 
 @pytest.fixture(scope="module")

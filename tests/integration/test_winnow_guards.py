@@ -14,7 +14,7 @@ from thresher import Winnow
 from thresher.experiments.training.specs import MethodSpec
 from thresher.methods._placebo import placebo_of
 from thresher.rng import seeded
-from thresher.testing.questions import comparable_plan
+from thresher.testing.check import comparable_plan
 
 N = 300
 

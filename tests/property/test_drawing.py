@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import exact
-from thresher.methods._drawing import Chances, drawn_ids
+from thresher.methods._base import Chances, drawn_ids
 from thresher.rng import seeded
 
 numbers = st.one_of(

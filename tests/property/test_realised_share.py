@@ -12,7 +12,7 @@ from depth import depth
 from helpers import noted
 from thresher import methods, rng
 from thresher.methods.contract import requirements_of
-from thresher.testing.subjects import EpochSubject
+from thresher.testing.check import EpochSubject
 
 N, EPOCHS, POINT = 1000, 24, 0.01
 WITH_A_SHARE = {

@@ -9,19 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depth import depth
-from thresher.distributed.homecoming import Arrivals
+from thresher.distributed.bitmask import Marks
 from thresher.distributed.layout import ShardLayout, fetch
-from thresher.distributed.marks import Marks
 from thresher.distributed.order import DrawnOrder, KeptOrder, RankOrder
-from thresher.distributed.threads import on_ranks
+from thresher.distributed.sharded_records import Arrivals
 from thresher.exact import exact_mean, kth_smallest
-from thresher.loading.dealing import Deal
+from thresher.loading.smaller_batches import Deal
 from thresher.methods.forgetting import fewest
 from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import hiding_candidates
 from thresher.rng import seeded
 from thresher.selection import draw_lots, largest, quantile_cut, smallest
 from thresher.shards import ALONE, Shard
+from thresher.testing.threaded_world import on_ranks
 
 hard = settings(max_examples=depth(40, 300))
 

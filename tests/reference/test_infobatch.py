@@ -14,7 +14,7 @@ from depth import depth
 from helpers import over_instances
 from thresher import EpochPlan, InfoBatch
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.records import Records
 from thresher.rng import seeded
 

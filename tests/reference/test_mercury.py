@@ -16,7 +16,7 @@ import thresher
 from depth import depth
 from helpers import over_instances
 from thresher import Mercury
-from thresher.methods._drawing import Chances, unbiased_weights
+from thresher.methods._base import Chances, unbiased_weights
 from thresher.records import Records
 from thresher.rng import seeded
 

@@ -13,7 +13,7 @@ import thresher
 from depth import depth
 from helpers import over_instances
 from thresher import EpochPlan, Rais
-from thresher.methods._drawing import Chances, unbiased_weights
+from thresher.methods._base import Chances, unbiased_weights
 from thresher.methods.rais import gain
 from thresher.records import NEVER_SEEN, Records
 from thresher.rng import seeded

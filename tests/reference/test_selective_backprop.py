@@ -17,7 +17,7 @@ import torch
 from depth import depth
 from helpers import over_instances
 from thresher import SelectiveBackprop
-from thresher.methods._recent import extended_history
+from thresher.methods._base import extended_history
 from thresher.methods.selective_backprop import percentile
 from thresher.rng import seeded
 

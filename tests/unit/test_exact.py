@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from thresher.distributed.threads import on_ranks
 from thresher.exact import CHUNK, chunks, exact_mean, kth_smallest
+from thresher.testing.threaded_world import on_ranks
 
 DTYPES = [np.float32, np.float64, np.float16, np.int16, np.int64, np.uint8, np.uint32]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from thresher import BatchPlan, EpochPlan
-from thresher.distributed.threads import on_ranks
 from thresher.shards import Shard, World
+from thresher.testing.threaded_world import on_ranks
 
 IDS = torch.tensor([0, 2, 5])
 KEYS = {"ids": IDS, "smaller_batches": True, "keys": torch.ones(3), "share": 0.5}

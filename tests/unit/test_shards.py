@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.distributed.threads import on_ranks
 from thresher.records import Column, Records
 from thresher.shards import ALONE, Shard, ShardColumns, World, shard_of
+from thresher.testing.threaded_world import on_ranks
 
 
 def test_one_process_is_a_world():

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.winnow.tasks import plain_cnn
-from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.base import Data, Task
 from thresher.methods.winnow import draw_keys
 from thresher.selection import Values, on_host
 

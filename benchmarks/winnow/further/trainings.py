@@ -15,9 +15,8 @@ from benchmarks.winnow.jobs import FIRST_LOOK, Done, Job
 from benchmarks.winnow.measures import AT_ONCE
 from benchmarks.winnow.tasks import Part, Problem, problem_of
 from thresher import Winnow
-from thresher.experiments.comparison.job import FULL_TRAINING
-from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.comparison.controls import FULL_TRAINING
+from thresher.experiments.tasks.base import Data, Task
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec, Spec
 from thresher.experiments.training.trainable import Training

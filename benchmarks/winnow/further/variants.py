@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from thresher import BatchPlan, Column, EpochPlan, Requirements, Winnow
-from thresher.methods.card import Card
-from thresher.methods.contract import State
+from thresher.methods.contract import Card, State
 from thresher.methods.winnow import draw_keys
 from thresher.records import NEVER_SEEN
 from thresher.selection import on_host

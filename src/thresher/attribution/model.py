@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from thresher.attribution.batch_norm import WeightedNorms
-from thresher.attribution.meter import TRANSFORMED, Meter, in_transform, next_node
+from thresher.attribution.cost_meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
 from thresher.subset.module import SubsetBackward

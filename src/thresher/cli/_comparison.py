@@ -1,14 +1,430 @@
-"""Running a comparison with progress on the terminal, which several commands do."""
+"""Running a comparison with progress on the terminal, and printing its results."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from pathlib import Path
+from textwrap import wrap
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+
+from thresher.cli._console import STANDARD_OUTPUT, announcer, open_console, percent, write_result
+from thresher.experiments.comparison.compare import Watcher
+from thresher.experiments.comparison.controls import Control, Job
+from thresher.experiments.comparison.summary import left_out_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+REDRAWS_PER_SECOND = 2
+"""Redraws of the bars per second; few, because drawing takes time from the training."""
+
+
+HEARTBEAT_S = 60.0
+"""Seconds between the lines that say how far it is, where there is no terminal."""
+WIDE = 100
+"""Columns of a terminal from which the metric and the time that has passed are shown beside the bars."""
+
+
+@contextmanager
+def progress_on(console: Console, *, quiet: bool = False) -> Iterator[Watcher]:
+    """Yields a watcher of a comparison that shows bars on a terminal.
+
+    Elsewhere it prints one line per finished run, and each minute one that says how far it is.
+
+    Args:
+        console: Console to print to.
+        quiet: Whether to print no progress, only warnings and what is left out. Default: False.
+    """
+    if quiet:
+        yield Remarks(console)
+        return
+    shown = console.is_terminal
+    bars = Progress(
+        *_columns(console.width),
+        console=console,
+        expand=True,
+        disable=not shown,
+        refresh_per_second=REDRAWS_PER_SECOND,
+        speed_estimate_period=3600,
+    )
+    with bars as progress:
+        watcher = RunProgress(console, progress)
+        with nullcontext() if shown else _each(HEARTBEAT_S, watcher.beat):
+            yield watcher
+
+
+def _columns(width: int) -> list[ProgressColumn]:
+    """Returns columns that are whole at any width from 60, but for the name of the run, which gives way."""
+    name = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+    counts = MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9))
+    left = [TextColumn("left"), TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))]
+    if width < WIDE:
+        return [name, BarColumn(8), counts, *left]
+    return [name, BarColumn(30), counts, TextColumn("epochs {task.fields[note]}"), TimeElapsedColumn(), *left]
+
+
+def _shown(metric: float) -> str:
+    """Returns a metric in percent where it can be a share, and else as it is."""
+    return percent(metric) if 0 <= metric <= 1 else f"{metric:.4g}"
+
+
+@contextmanager
+def _each(seconds: float, call: Callable[[], None]) -> Iterator[None]:
+    """Calls a function in regular intervals, in a thread of its own, until the block is left."""
+    over = Event()
+
+    def beat() -> None:
+        while not over.wait(seconds):
+            call()
+
+    thread = Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+class Remarks(Watcher):
+    """Prints what changes the meaning of the results: which controls are left out, and warnings.
+
+    Args:
+        console: Console to print to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._said: set[str] = set()
+
+    def left_out(self, method: str, control: Control, why: str) -> None:
+        """Prints which control a method does not have, and why."""
+        self._once(left_out_sentence({"method": method, "control": control, "why": why}))
+
+    def warned(self, text: str) -> None:
+        """Prints a warning once, whichever runs it comes from."""
+        self._once(text)
+
+    def _once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._print(text)
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class RunProgress(Remarks):
+    """Also prints one line per finished run, and keeps one bar for all runs and one for each run in progress.
+
+    Args:
+        console: Console to print to.
+        progress: The bars.
+    """
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        super().__init__(console)
+        self._progress = progress
+        self._runs, self._done, self._epochs = 0, 0, 0
+        self._all = progress.add_task("all runs", total=None, note="")
+        self._bars: dict[str, TaskID] = {}
+
+    def planned(self, runs: int, epochs: int) -> None:
+        """Restarts the counts, since several comparisons may follow each other."""
+        self._runs, self._done, self._epochs = runs, 0, epochs
+        self._print(f"up to {runs} runs of {epochs} epochs")
+        self._progress.reset(self._all, total=runs * epochs)
+
+    def started(self, job: Job) -> None:
+        """Adds the bar of a run; a shorter run shortens the bar of all runs."""
+        self._bars[job.key] = self._progress.add_task(f"  {job.name}", total=job.epochs(self._epochs), note="")
+        self._shorten(self._epochs - job.epochs(self._epochs))
+
+    def advanced(self, job: Job, epochs: int, metric: float) -> None:
+        """Moves the bar of the run and the bar of all runs."""
+        self._progress.update(self._bars[job.key], completed=epochs, note=_shown(metric))
+        self._progress.advance(self._all)
+
+    def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
+        """Prints the metric of a finished run and its time; one that was kept from before does not count for the time left."""
+        self._done += 1
+        took = "kept from before" if reused else f"{run['wall_s']:.1f} s"
+        metric = run["metric"]
+        self._print(f"[{self._done}/{self._runs}] {job.name}: {metric['name']} {_shown(metric['value'])}, {took}")
+        if reused:
+            self._shorten(self._epochs)
+        else:
+            self._remove_bar(job)
+
+    def shared(self, job: Job) -> None:
+        """Prints that a control serves several methods, and counts one run fewer."""
+        self._runs -= 1
+        self._print(f"{job.name}: a control of several methods, trained once")
+        self._shorten(self._epochs)
+
+    def dropped(self, job: Job) -> None:
+        """Counts one run fewer, and removes its bar."""
+        self._runs -= 1
+        self._remove_bar(job)
+
+    def beat(self) -> None:
+        """Prints how far it is, and about how long it will take."""
+        whole = self._progress.tasks[0]
+        if whole.total is None:
+            self._print("nothing is trained yet: the data and the task are being read")
+            return
+        left = "not known before the first epoch is over"
+        if whole.completed:
+            left = f"about {timedelta(seconds=round((whole.elapsed or 0) / whole.completed * (whole.remaining or 0)))}"
+        self._print(f"{self._done} of {self._runs} runs done, {whole.completed:g} of {whole.total:g} epochs; time left: {left}")
+
+    def _remove_bar(self, job: Job) -> None:
+        """Removes the bar of a run, and shortens the bar of all runs by the epochs that are not trained any more."""
+        bar = self._bars.pop(job.key)
+        [left] = [task.remaining for task in self._progress.tasks if task.id == bar]
+        self._shorten(int(left or 0))
+        self._progress.remove_task(bar)
+
+    def _shorten(self, epochs: int) -> None:
+        """Shortens the bar of all runs by this number of epochs."""
+        self._progress.update(self._all, total=(self._progress.tasks[0].total or 0) - epochs)
+
+
+LEAST_VERDICT = 30
+"""Columns that a verdict needs beside the numbers; where there are fewer, it stands below them."""
+GAPS = 2 * 6
+
+CAPTION = """\
+Cost, CPU time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the cost of the \
+method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with smaller batches, \
+and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
+one comparison; verdicts are corrected for their number, and may be open although an interval excludes 0."""
+"""Text below the result of a comparison."""
+
+TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "step\nmemory")
+"""Headings of the table after that of the metric."""
+NUMBERS = 15, 24, 7, 6, 6
+"""Columns of the numbers in a block."""
+
+
+def print_summary(console: "Console", results: dict[str, Any]) -> None:
+    """Prints the verdicts of a comparison with their numbers, each in full, and what to do.
+
+    Args:
+        console: Console to print to, 60 columns wide or more.
+        results: Content of results.json.
+    """
+    from thresher.experiments.comparison.controls import rates_sentences
+    from thresher.experiments.comparison.summary import closing, time_beside_cost
+
+    if _table_width(results) <= console.width:
+        console.print(summary_table(results))
+    else:
+        for line in _blocks(results, console.width):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print()
+    for sentence in closing(results) + time_beside_cost(results) + rates_sentences(results):
+        console.print(sentence, markup=False, highlight=False)
+    console.print(f"\n{CAPTION}\n", markup=False, highlight=False)
+
+
+def summary_table(results: dict[str, Any]) -> "Table":
+    """Returns the table of the summary in results.json.
+
+    Args:
+        results: Content of results.json.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=_title(results), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("\nmethod", width=_name_width(results))
+    for heading in (f"{_metric(results)},\n%" if _whole(results) else f"\n{_metric(results)}", *TWO_LINES):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("\nverdict", min_width=LEAST_VERDICT)
+    for row in results["summary"]:
+        table.add_row(_name_cell(row), *_numbers(row, results), row["verdict"])
+    return table
+
+
+def _table_width(results: dict[str, Any]) -> int:
+    cells = [_numbers(row, results) for row in results["summary"]]
+    headings = [len(_metric(results)) + 1, 18, 5, 4, 6]
+    widths = [max(wide, *(len(row[place]) for row in cells)) for place, wide in enumerate(headings)]
+    return _name_width(results) + sum(widths) + LEAST_VERDICT + GAPS
+
+
+def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
+    """Yields lines: for each method its name, its numbers below each other, and its verdict, wrapped."""
+    yield from wrap(_title(results), width)
+    unit = ", %" if _whole(results) else ""
+    yield from wrap(f"{_metric(results)}{unit}; difference to full [95 % interval]; cost; CPU time; memory of a step", width)
+    for row in results["summary"]:
+        yield ""
+        indent = "  " if row["control_of"] else ""
+        yield from wrap(row["method"], width, initial_indent=indent, subsequent_indent=indent + "    ")
+        cells = zip(_numbers(row, results), NUMBERS, strict=True)
+        yield (indent + "".join(cell.rjust(wide) for cell, wide in cells)).rstrip()
+        yield from wrap(row["verdict"], width, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
+
+
+def _title(results: dict[str, Any]) -> str:
+    seeds = len({run["seed"] for run in results["runs"]})
+    return f"{results['task']}, {results['epochs']} epochs, {seeds} seed{'s' if seeds > 1 else ''}, {results['device']}"
+
+
+def _metric(results: dict[str, Any]) -> str:
+    return results["runs"][0]["metric"]["name"]
+
+
+def _whole(results: dict[str, Any]) -> bool:
+    from thresher.experiments.comparison.summary import is_share
+
+    return is_share(results["runs"])
+
+
+def _name_width(results: dict[str, Any]) -> int:
+    named = [(_name_cell(row), word) for row in results["summary"] for word in row["method"].split()]
+    return max(len(word) + len(cell) - len(cell.lstrip()) for cell, word in named)
+
+
+def _name_cell(row: dict[str, Any]) -> str:
+    return f"  {row['method']}" if row["control_of"] else row["method"]
+
+
+def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
+    show, signed = _forms(_whole(results))
+    spread = "" if row["std"] is None else f" ± {show(row['std'])}"
+    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*map(signed, row["ci95"]))
+    difference = "" if row["difference"] is None else f"{signed(row['difference'])}{bounds}"
+    memory = "?" if row.get("memory_ratio") is None else f"{row['memory_ratio']:.2f}"
+    return f"{show(row['mean'])}{spread}", difference, f"{row['cost_ratio']:.3f}", f"{row['cpu_ratio']:.2f}", memory
+
+
+def _forms(whole: bool) -> tuple[Callable[[float], str], Callable[[float], str]]:
+    """Returns how values and differences are written: in percent and points where the metric is a share."""
+    if whole:
+        return (lambda value: f"{100 * value:.2f}"), (lambda value: f"{100 * value:+.2f}")
+    return (lambda value: f"{value:.4g}"), (lambda value: f"{value:+.3g}")
+
+
+def print_dry_run(
+    task: str,
+    methods: str,
+    seeds: str,
+    epochs: int,
+    out: Path,
+    *,
+    json: Path | None = None,
+    quiet: bool = False,
+    most: int | None = None,
+    factors: Sequence[float] = (),
+    **options: Any,
+) -> None:
+    """Prints what a comparison would train, and about how long.
+
+    Args:
+        task: Name of a task, or the user's own training as FILE.py:FUNCTION.
+        methods: Methods as on the command line, separated by commas.
+        seeds: Seeds as on the command line, separated by commas.
+        epochs: Number of epochs of every run.
+        out: Folder of the comparison.
+        json: File for the result as JSON; "-" for the standard output, and then nothing else is printed there.
+        quiet: Whether to print no progress. Default: False.
+        most: Largest number of seeds, where they are added until every verdict is decided. Default: none are added.
+        factors: Factors on the learning rate that every arm is tried with first. Default: none.
+        options: Further arguments of `dry_run`.
+    """
+    says = announcer("compare --dry-run", quiet=quiet)
+    says("loading torch, for some seconds")
+    from thresher.experiments.comparison.dry_run import dry_run
+    from thresher.experiments.training.specs import parse_methods, parse_seeds
+
+    found = dry_run(task, parse_methods(methods), parse_seeds(seeds), epochs, out, says=says, **options)
+    console = open_console(to_stderr=json == STANDARD_OUTPUT)
+    for line in dry_run_lines(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if most is not None:
+        console.print(
+            f"With --until-decided, up to {most} seeds: at most {most / len(parse_seeds(seeds)):.2g} times as long.",
+            markup=False,
+            highlight=False,
+        )
+    if factors:
+        from thresher.experiments.comparison.compare import LOOK_SEEDS
+
+        found["rates"] = {"factors": [*factors], "seeds": [*LOOK_SEEDS], "in_time": False}
+        times = 1 + len(factors) * len(LOOK_SEEDS) / len(parse_seeds(seeds))
+        console.print(
+            f"With --rates, {len(factors)} factors are tried with {len(LOOK_SEEDS)} seeds first. This is not in the time "
+            f"above, which it makes {times:.2g} times as long where nothing is tried yet; and "
+            "finished runs with another rate are not counted as finished here.",
+            markup=False,
+            highlight=False,
+        )
+    if json is not None:
+        write_result(json, found)
+
+
+def dry_run_lines(found: Mapping[str, Any]) -> list[str]:
+    """Returns one line for each method and control, and then what they take together.
+
+    Args:
+        found: Result of `comparison.dry_run.dry_run`.
+    """
+    by_label: dict[str, list[Mapping[str, Any]]] = {}
+    for run in found["runs"]:
+        by_label.setdefault(run["label"], []).append(run)
+    lines = [_line(label, runs) for label, runs in by_label.items()]
+    waiting = [run for run in found["runs"] if not run["finished"]]
+    lines += found["left_out"]
+    if found["not_estimated"]:
+        lines.append(f"Taken to last as long as full training: {', '.join(found['not_estimated'])}.")
+    if not waiting:
+        return [*lines, f"All {len(found['runs'])} runs are finished; the command only writes the report."]
+    finished = len(found["runs"]) - len(waiting)
+    return [
+        *lines,
+        f"{_counted(len(waiting), 'run')} to train, {finished} finished: about {_long(found['wall_s'])} with "
+        f"{_counted(found['jobs'], 'process', 'processes')} side by side on a machine of {_counted(found['cores'], 'core')} "
+        f"that does nothing else, {_long(found['cpu_s'])} of CPU time.",
+        "Controls are at the cost of the finished runs of a method; before there are any, at an estimated cost.",
+    ]
+
+
+def _line(label: str, runs: list[Mapping[str, Any]]) -> str:
+    finished = sum(run["finished"] for run in runs)
+    done = f", {finished} finished" if finished else ""
+    count, epochs = _counted(len(runs), "run"), _counted(runs[0]["epochs"], "epoch")
+    return f"{'  ' * runs[0]['control']}{label}: {count} of {epochs}{done}; about {_long(runs[0]['seconds'])} each"
+
+
+def _counted(number: int, one: str, several: str = "") -> str:
+    """Returns a number with its noun, whose plural ends with s where no other is given."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
+def _long(seconds: float) -> str:
+    """Returns a time in words: seconds below two minutes, and else hours, minutes and seconds."""
+    return (
+        f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else str(timedelta(seconds=round(seconds)))
+    )
 
 
 def run_and_print(
@@ -43,7 +459,6 @@ def run_and_print(
         FileNotFoundError: The data is not there.
     """
     from thresher.cli._console import STANDARD_OUTPUT, open_console, write_result
-    from thresher.cli._summary import print_summary
     from thresher.experiments.training.processes import own_rank
     from thresher.experiments.training.store import RESULTS
     from thresher.report.page import write_report
@@ -68,10 +483,7 @@ def run_with_progress(
         ValueError: An argument is not valid, or does not fit the others.
         FileNotFoundError: The data is not there.
     """
-    from thresher.cli._progress import progress_on
-    from thresher.experiments.comparison.compare import compare
-    from thresher.experiments.comparison.rate_looks import chosen_rates
-    from thresher.experiments.comparison.until_decided import compare_until_decided
+    from thresher.experiments.comparison.compare import chosen_rates, compare, compare_until_decided
     from thresher.experiments.training.specs import parse_methods, parse_seeds
 
     run = compare_until_decided if "most" in options else compare

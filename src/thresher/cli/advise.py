@@ -4,8 +4,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher.cli._console import STANDARD_OUTPUT, announcer, open_console, print_table, write_result
-from thresher.cli._options import DataOption, JsonOption, QuietOption, training_of
+from thresher.cli._console import (
+    STANDARD_OUTPUT,
+    DataOption,
+    JsonOption,
+    QuietOption,
+    announcer,
+    open_console,
+    print_table,
+    training_of,
+    write_result,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -52,10 +61,9 @@ def advise(
     training = training_of(training, None)
     says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")
-    from thresher.experiments.advise.advise import advise
+    from thresher.experiments.advise.advise import advise, named_methods
     from thresher.experiments.advise.budget import budget_advice, next_after_budget
-    from thresher.experiments.advise.ranking import named_methods
-    from thresher.experiments.comparison.job import parse_budget
+    from thresher.experiments.comparison.controls import parse_budget
     from thresher.experiments.training.specs import parse_methods
 
     shares = [] if budget is None else parse_budget(budget)

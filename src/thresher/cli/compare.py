@@ -5,11 +5,10 @@ from typing import Annotated
 
 import typer
 
-from thresher.cli._comparison import run_and_print
-from thresher.cli._console import STANDARD_OUTPUT
-from thresher.cli._dry_run import print_dry_run
-from thresher.cli._options import (
+from thresher.cli._comparison import print_dry_run, run_and_print
+from thresher.cli._console import (
     DEFAULT_MARGIN,
+    STANDARD_OUTPUT,
     DataOption,
     EpochsOption,
     JsonOption,
@@ -91,8 +90,7 @@ def compare(
     Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html. Started by torchrun or
     accelerate launch (`torchrun --nproc-per-node 2 -m thresher compare ...`), all processes train each run together.
     """
-    from thresher.experiments.comparison.job import parse_budget, parse_controls
-    from thresher.experiments.comparison.rates import parse_rates
+    from thresher.experiments.comparison.controls import parse_budget, parse_controls, parse_rates
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
@@ -123,7 +121,7 @@ def compare(
 
 def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:
     """Deletes the runs of a comparison in the first process, after what the command was given is known to be possible."""
-    from thresher.experiments.recipes.resolve import task_of
+    from thresher.experiments.recipes.running import task_of
     from thresher.experiments.training.processes import own_rank
     from thresher.experiments.training.specs import parse_methods, parse_seeds
     from thresher.experiments.training.store import restart

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from thresher.cli._comparison import run_and_print
-from thresher.cli._options import OutOption, QuietOption
+from thresher.cli._console import OutOption, QuietOption
 
 DEMO_EPOCHS = 20
 DEMO_METHODS = "winnow"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher.cli._options import JsonOption
+from thresher.cli._console import JsonOption
 from thresher.methods import registry
 
 if TYPE_CHECKING:

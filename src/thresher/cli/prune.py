@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from thresher.cli._options import ForceOption, check_new
+from thresher.cli._console import ForceOption, check_new
 
 
 def prune(

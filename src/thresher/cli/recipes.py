@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher.cli._options import JsonOption
+from thresher.cli._console import JsonOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +33,7 @@ def recipes(
     if name is None:
         print_table(console, _recipe_table())
         return
-    from thresher.experiments.recipes import loading
+    from thresher.experiments.recipes import schema as loading
 
     file = loading.file_of(name)
     recipe = loading.read_recipe(file)
@@ -51,7 +51,7 @@ def recipes(
 
 def _content(name: str | None) -> dict[str, Any]:
     """Returns what a recipe says; all of them by name, where none is asked for."""
-    from thresher.experiments.recipes import loading
+    from thresher.experiments.recipes import schema as loading
 
     if name is None:
         return {one: _content(one) for one in loading.recipe_names()}
@@ -70,7 +70,7 @@ def flat(settings: dict[str, Any], place: str = "") -> Iterable[tuple[str, str]]
 def _recipe_table() -> "Table":
     from rich.table import Table
 
-    from thresher.experiments.recipes import loading
+    from thresher.experiments.recipes import schema as loading
 
     table = Table("recipe", "paper", box=None, pad_edge=False)
     for heading in ("experiment", "published"):

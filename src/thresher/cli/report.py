@@ -23,8 +23,7 @@ def report(
     """Write DIR/report.html: verdicts, charts and the samples that stand out, in one file that works offline."""
     from thresher.report.chart_images import write_chart_images
     from thresher.report.loading import load_comparison
-    from thresher.report.markdown import as_markdown
-    from thresher.report.page import write_report
+    from thresher.report.page import as_markdown, write_report
 
     if markdown:
         typer.echo(as_markdown(load_comparison(folder)[0]), nl=False)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thresher.cli._options import DataOption, JobsOption, QuietOption
+from thresher.cli._console import DataOption, JobsOption, QuietOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -54,11 +54,10 @@ def reproduce(
 
 
 def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: int, *, quiet: bool) -> dict[str, Any]:
-    from thresher.cli._comparison import explained_interruptions
+    from thresher.cli._comparison import explained_interruptions, progress_on
     from thresher.cli._console import open_console
-    from thresher.cli._progress import progress_on
     from thresher.experiments.reproduction import ARTEFACTS
-    from thresher.experiments.reproduction.reproduction import reproduce
+    from thresher.experiments.reproduction.artefact import reproduce
     from thresher.experiments.training.store import write_json
 
     with explained_interruptions(work), progress_on(open_console(), quiet=quiet) as watcher:

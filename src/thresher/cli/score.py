@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from thresher.cli._options import (
+from thresher.cli._console import (
     DataOption,
     ForceOption,
     OptionalTaskOption,

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thresher.cli._options import QuietOption
+from thresher.cli._console import QuietOption
 
 RECIPE_HELP = "Name of a recipe, as listed by `thresher recipes`, or your own FILE.yaml."
 DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says which data it needs."
@@ -91,8 +91,7 @@ def train_recipe(
         ValueError: The recipe or an argument is not valid.
         FileNotFoundError: The data is not there.
     """
-    from thresher.experiments.recipes.running import CHECKPOINT, run
-    from thresher.experiments.recipes.smoke import SmokeTask
+    from thresher.experiments.recipes.running import CHECKPOINT, SmokeTask, run
     from thresher.experiments.recipes.task import RecipeTask
 
     options = {"weights": weights, "loaders": loaders} | ({} if epochs is None else {"shortened": epochs})

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from thresher.cli._options import JsonOption
+from thresher.cli._console import JsonOption
 
 
 def why(

@@ -119,7 +119,7 @@ class RankOrder:
         drop_last: Whether the end that is not enough for all ranks is left out.
 
     Example:
-        >>> from thresher.distributed.threads import on_ranks
+        >>> from thresher.testing.threaded_world import on_ranks
         >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
         >>> on_ranks(2, lambda world: RankOrder(order, 5, world).take(0, 9).tolist())
         [[10, 12, 14], [11, 13, 10]]
@@ -156,7 +156,7 @@ class RankBatches:
         drop_last: Whether the end that is not enough for a batch on each rank is left out.
 
     Example:
-        >>> from thresher.distributed.threads import on_ranks
+        >>> from thresher.testing.threaded_world import on_ranks
         >>> order = lambda begin, end: np.arange(10, 15)[begin:end]
         >>> on_ranks(2, lambda world: RankBatches(order, 5, world, 2).take(0, 9).tolist())
         [[10, 11, 14, 10], [12, 13, 11, 12]]

@@ -1,20 +1,419 @@
-"""`Selection`: the callback that has a LightningModule trained on a choice of samples."""
+"""`Selection`: the callback that has a LightningModule trained on a selection of samples."""
 
+import importlib
 import inspect
+import io
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from lightning.fabric.utilities.distributed import DistributedSamplerWrapper
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch.utils.data import DataLoader
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, StochasticWeightAveraging
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import distributed
+from torch.utils.data import DataLoader, IterableDataset
 
 from thresher import rng
-from thresher.lightning.checks import check_length, check_loader_of, check_module, check_schedulers, check_trainer
-from thresher.lightning.epoch_batches import EpochBatches
-from thresher.lightning.process_states import gathered, own_state
-from thresher.lightning.stand_ins import CriterionInPlace, StandIns
-from thresher.run.attach import attach
-from thresher.run.pace import PacedLR
+from thresher.loading.live_settings import OfUser
+from thresher.loading.loader import SelectedLoader
+from thresher.methods.full import FullData
+from thresher.run.attach import attach, method_of
+from thresher.run.checks import has_group, split_by_stage
 from thresher.run.run import Run
+from thresher.run.schedule import PacedLR
 from thresher.subset.parallel import trains_inside
+
+
+class EpochBatches(OfUser):
+    """The batches of a run, one pass per epoch. Other attributes are those of the user's DataLoader.
+
+    Args:
+        loader: Loader of the run.
+        begins: Function that is called when an epoch begins, with its number of batches.
+        resumes: Whether the first pass goes on where a saved run stopped. It begins with its first batch, because Lightning
+            asks for an iterator before the hooks that come before the epoch, and may then ask for another one.
+    """
+
+    def __init__(self, loader: SelectedLoader, begins: Callable[[int], None], *, resumes: bool) -> None:
+        self._user: Any = loader
+        self._begins, self._resumes = begins, resumes
+        self._current: EpochPass | None = None
+        self._length: int | None = None
+
+    def __len__(self) -> int:
+        """Number of batches of the epoch that began last: after the training, when Lightning asks too, there is no next one."""
+        return len(self._user) if self._length is None else self._length
+
+    def __iter__(self) -> "EpochPass":
+        self._current = EpochPass(self._user, self._begin)
+        if not self._resumes:
+            self._current.begin()
+        self._resumes = False
+        return self._current
+
+    def _begin(self, length: int) -> None:
+        self._length = length
+        self._begins(length)
+
+    def finish(self) -> None:
+        """Ends the epoch in progress, as a `for` loop does that asks for a further batch after the last one.
+
+        Raises:
+            RuntimeError: There was a further batch.
+        """
+        if self._current is not None:
+            self._current.finish()
+
+
+class EpochPass:
+    """One pass over the batches of a run.
+
+    Args:
+        loader: Loader of the run.
+        begins: Function that is called when the pass begins, with the number of batches of the epoch.
+    """
+
+    def __init__(self, loader: SelectedLoader, begins: Callable[[int], None]) -> None:
+        self._loader, self._begins, self._batches = loader, begins, None
+
+    def begin(self) -> None:
+        """Begins the epoch, or goes on with an interrupted one."""
+        self._batches = iter(self._loader)
+        self._begins(length_of(self._loader))
+
+    def __iter__(self) -> "EpochPass":
+        return self
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self.begin()
+        assert self._batches is not None
+        return next(self._batches)
+
+    def finish(self) -> None:
+        """Asks for a further batch after the last one.
+
+        Raises:
+            RuntimeError: There is one.
+        """
+        if self._batches is not None and next(self._batches, None) is not None:
+            raise RuntimeError(
+                f"The epoch has more batches than the {len(self._loader)} that its loader has named: its sampler does not "
+                "yield as many ids as it says. Make the sampler's __len__ right, or use shuffle=True."
+            )
+
+
+def length_of(loader: SelectedLoader) -> int:
+    """Returns the number of batches of an epoch, which Lightning needs to know when the epoch begins.
+
+    Args:
+        loader: Loader of a run.
+
+    Raises:
+        ValueError: It is not known before the epoch is over.
+    """
+    try:
+        return len(loader)
+    except TypeError as error:
+        raise ValueError(
+            f"thresher.lightning: {error} Lightning validates, and steps with the last batch of an accumulation, by the number "
+            "of batches. Use shuffle=True; for a method that chooses in the batch, forward_passes='once'."
+        ) from error
+
+
+_NOTHING = object()
+
+
+class StandIns:
+    """Attributes of objects that are replaced for a while.
+
+    They are put into the `__dict__` of an object, where Python looks first. A child module of an `nn.Module` stays in its
+    registry, so that `parameters`, `state_dict` and `train` go on as if nothing stood in its place.
+
+    Example:
+        >>> import torch
+        >>> class Net(torch.nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.head = torch.nn.Linear(1, 2)
+        >>> net, stand_ins = Net(), StandIns()
+        >>> stand_ins.put(net, "head", "a stand-in")
+        >>> net.head, list(net.state_dict())
+        ('a stand-in', ['head.weight', 'head.bias'])
+        >>> stand_ins.take_away()
+        >>> net.head
+        Linear(in_features=1, out_features=2, bias=True)
+    """
+
+    def __init__(self) -> None:
+        self._put: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Puts a value in the place of an attribute.
+
+        Args:
+            owner: Object that has the attribute.
+            name: Name of the attribute.
+            value: Value that stands in its place.
+        """
+        attributes = vars(owner)
+        self._put.append((attributes, name, attributes.get(name, _NOTHING), value))
+        attributes[name] = value
+
+    def take_away(self) -> None:
+        """Puts every attribute back as it was, except those that somebody else has set since."""
+        while self._put:
+            attributes, name, before, value = self._put.pop()
+            if attributes.get(name, _NOTHING) is value:
+                del attributes[name]
+                if before is not _NOTHING:
+                    attributes[name] = before
+
+
+class CriterionInPlace:
+    """The criterion of a run in the place of the module's own, whose attributes can be read as before.
+
+    Args:
+        own: Criterion of the module.
+        run: Run that was attached with it.
+    """
+
+    def __init__(self, own: Any, run: Run) -> None:
+        self._own, self._run = own, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the criterion of the run."""
+        return self._run.criterion(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._own, name)
+
+
+def gathered(state: dict[str, Any]) -> Any:
+    """Returns what belongs into a checkpoint; all processes call it together.
+
+    Args:
+        state: State of the run of this process.
+
+    Returns:
+        The state itself where there is no process group; else, in the first process, the states of all of them as bytes, one
+        tensor of uint8 for each, and None in the others.
+    """
+    if not has_group():
+        return state
+    written = io.BytesIO()
+    torch.save(state, written)
+    states: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
+    distributed.gather_object(torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8), states)
+    return states
+
+
+def own_state(saved: Any) -> dict[str, Any]:
+    """Returns the state of the run of this process.
+
+    Args:
+        saved: Result of `gathered` in the process that wrote the checkpoint.
+
+    Raises:
+        ValueError: The checkpoint was saved by another number of processes.
+    """
+    before: int | None = len(saved) if isinstance(saved, list) else None
+    now = distributed.get_world_size() if has_group() else None
+    if before != now:
+        raise ValueError(
+            f"thresher.lightning.Selection: the checkpoint was saved {_said(before)}, and this training runs {_said(now)}. "
+            "Go on with as many, and with the same strategy."
+        )
+    if not isinstance(saved, list):
+        return saved
+    importlib.import_module("torch.distributed.tensor")  # torch.load knows DTensors once it is imported
+    return torch.load(io.BytesIO(saved[distributed.get_rank()].numpy().tobytes()), weights_only=True, map_location="cpu")
+
+
+def _said(processes: int | None) -> str:
+    return "without a process group" if processes is None else f"by {processes} processes with a strategy of several devices"
+
+
+def not_supported(what: str, way_out: str) -> ValueError:
+    """Returns the error of a setting that is not supported.
+
+    Args:
+        what: Name of the setting and what was got.
+        way_out: Sentences that say why, and what to do.
+    """
+    return ValueError(f"thresher.lightning.Selection: {what} is not supported. {way_out}")
+
+
+def check_trainer(trainer: Any) -> None:
+    """Refuses settings of the trainer.
+
+    Args:
+        trainer: Trainer that has the callback, before its model is set up.
+
+    Raises:
+        ValueError: A setting is not supported.
+    """
+    if type(trainer.strategy) not in (SingleDeviceStrategy, DDPStrategy):
+        raise not_supported(
+            f"Trainer(strategy=) with {type(trainer.strategy).__name__}",
+            "Use one device, or data parallelism with a model that fits into the memory of each device: strategy='ddp'.",
+        )
+    if every := trainer.reload_dataloaders_every_n_epochs:
+        raise not_supported(
+            f"Trainer(reload_dataloaders_every_n_epochs={every})",
+            "Records and plans are for a fixed set of samples: use one loader for the whole training.",
+        )
+    if trainer.max_epochs is None or trainer.max_epochs < 0 or (trainer.max_steps != -1 and not trainer.fast_dev_run):
+        raise not_supported(
+            f"Trainer(max_epochs={trainer.max_epochs}, max_steps={trainer.max_steps})",
+            "Methods need the number of epochs, and how many steps an epoch has depends on them: give max_epochs alone.",
+        )
+    _check_limits(trainer)
+    if any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks):
+        raise not_supported(
+            "The callback StochasticWeightAveraging",
+            "Its last pass, for BatchNorm layers, would have the selected samples only, and it replaces the scheduler. Average "
+            "the weights with lightning.pytorch.callbacks.WeightAveraging, or with torch.optim.swa_utils after the training.",
+        )
+
+
+def _check_limits(trainer: Any) -> None:
+    for name, none in (("overfit_batches", 0.0), ("limit_train_batches", 1.0)):
+        got = getattr(trainer, name)
+        if not trainer.fast_dev_run and (got != none or type(got) is not float):
+            raise not_supported(
+                f"Trainer({name}={got!r})",
+                "An epoch would be left before its end, and methods would learn nothing of the other samples: give a loader "
+                "over torch.utils.data.Subset(dataset, ids).",
+            )
+
+
+def check_module(module: LightningModule, names: dict[str, Any]) -> None:
+    """Refuses a module in which nothing can stand in the place of the named attributes.
+
+    Args:
+        module: Module of the training.
+        names: Names of its attributes, by the argument of `Selection` that names them; values that are no strings name none.
+
+    Raises:
+        ValueError: The module optimizes by itself, is compiled, or does not have the attributes.
+    """
+    if not module.automatic_optimization:
+        raise not_supported(
+            "A module with automatic_optimization=False",
+            "A run follows one optimizer that Lightning steps: use automatic optimization, or a loop with thresher.attach.",
+        )
+    if module._compiler_ctx is not None:
+        raise not_supported(
+            "trainer.fit(torch.compile(module))",
+            "The losses of a compiled training_step cannot be credited to samples. Compile a part, as in self.net = "
+            "torch.compile(net).",
+        )
+    if is_param_in_hook_signature(module.training_step, "dataloader_iter", explicit=True):
+        raise not_supported(
+            "training_step(self, dataloader_iter)", "Take the batch as argument: training_step(self, batch, batch_idx)."
+        )
+    if hasattr(module, "thresher"):
+        raise not_supported(
+            "A module with an attribute `thresher`", "During the training it is the run: give the attribute another name."
+        )
+    for argument, name in names.items():
+        if isinstance(name, str):
+            _check_attribute(module, argument, name)
+
+
+def _check_attribute(module: LightningModule, argument: str, name: str) -> None:
+    kind = type(module)
+    if not hasattr(module, name):
+        children = ", ".join(child for child, _ in module.named_children()) or "none"
+        raise ValueError(
+            f"thresher.lightning.Selection: `{argument}` is {name!r}, and {kind.__name__} has no such attribute; its child "
+            f"modules are: {children}. Name the attribute that training_step calls, or give {argument}=None and call "
+            "self.thresher there."
+        )
+    if hasattr(getattr(kind, name, None), "__set__"):
+        raise ValueError(
+            f"thresher.lightning.Selection: `{argument}` is {name!r}, a property of {kind.__name__}, which cannot be "
+            "replaced. Name the attribute that it returns."
+        )
+
+
+def check_loader_of(trainer: Any) -> DataLoader[Any]:
+    """Returns the training loader of a trainer.
+
+    Args:
+        trainer: Trainer that has made its loader.
+
+    Raises:
+        ValueError: There are several loaders, it is no DataLoader over samples with ids, or Lightning deals its order out to
+            several processes by a wrapper.
+    """
+    loader = trainer.train_dataloader
+    if not isinstance(loader, DataLoader):
+        raise not_supported(f"A training loader of the type {type(loader).__name__}", "Give one torch.utils.data.DataLoader.")
+    if isinstance(loader.dataset, IterableDataset):
+        raise not_supported(
+            f"A loader over {type(loader.dataset).__name__}, an IterableDataset",
+            "Give a DataLoader of a dataset with __getitem__ and __len__. A loop with thresher.attach also takes streams.",
+        )
+    if isinstance(loader.sampler, DistributedSamplerWrapper):
+        raise not_supported(
+            f"A sampler of your own on {trainer.world_size} devices, which Lightning puts into a DistributedSamplerWrapper,",
+            "Use shuffle=True or no sampler; or Trainer(use_distributed_sampler=False) and a loader whose sampler is a "
+            "torch.utils.data.DistributedSampler, or a thresher.Shuffle with num_replicas= and rank=.",
+        )
+    return loader
+
+
+def check_length(loader: SelectedLoader, method: Any, *, processes: int) -> None:
+    """Refuses a run of which the number of batches of an epoch, now or later, is not known when it begins.
+
+    Args:
+        loader: Loader of the run.
+        method: Method, or list of methods, as `attach` takes it.
+        processes: Number of processes; of several, `attach` takes samplers of a known length only.
+
+    Raises:
+        ValueError: The sampler may repeat samples, and an epoch method leaves some out; or a batch method keeps rows by chance
+            and fills them up to full batches.
+    """
+    length_of(loader)
+    epoch_method = split_by_stage(method_of(method)).epoch
+    if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
+        raise not_supported(
+            f"{type(epoch_method).__name__} beside a {type(loader.sampler).__name__}, which may repeat samples,",
+            "Lightning needs to know the number of batches of an epoch when it begins. Use shuffle=True.",
+        )
+
+
+def check_schedulers(trainer: Any) -> None:
+    """Refuses schedulers that count steps in a way that cannot be paced.
+
+    Args:
+        trainer: Trainer whose optimizers are set up.
+
+    Raises:
+        ValueError: A scheduler with interval="step" is not called after every step of the optimizer.
+    """
+    for config in trainer.lr_scheduler_configs:
+        if config.interval != "step" or config.reduce_on_plateau:
+            continue
+        if config.frequency != 1:
+            raise not_supported(
+                f"A scheduler with interval='step' and frequency={config.frequency}",
+                "An epoch that is shorter would call it too seldom. Use frequency=1, or interval='epoch'.",
+            )
+        if any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks):
+            raise not_supported(
+                "A scheduler with interval='step' beside GradientAccumulationScheduler",
+                "How many steps full training makes is not known then. Use Trainer(accumulate_grad_batches=), or "
+                "interval='epoch'.",
+            )
+
 
 GIVEN_BY_TRAINER = {"method", "loader", "criterion", "model", "optimizer", "epochs", "device", "process_group"}
 """Arguments of `attach` that are no settings: `Selection` has its own, or Lightning knows them."""

@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from thresher.loading.collate_state import CollateState
-from thresher.loading.constants import differing_part
 from thresher.loading.held_state import held_iterator
 from thresher.loading.row_buffer import rows_of, select, take_apart, take_rows
-from thresher.loading.trees import map_where
+from thresher.loading.trees import differing_part, map_where
 
 DRAWS = 8
 """Number of random states under which a collate function is tried that draws random numbers."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from thresher import rng
-from thresher.loading.constants import differing_part
 from thresher.loading.held_state import held_state, is_empty, put_back
+from thresher.loading.trees import differing_part
 
 
 class CollateState:

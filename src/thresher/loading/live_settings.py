@@ -5,7 +5,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.collate_check import CheckedCollate, UnknownRows, checked
-from thresher.loading.prepared import inner_sampler
+from thresher.loading.samplers import inner_sampler
 from thresher.loading.uncopied import Uncopied
 
 KEPT_SETTINGS = (

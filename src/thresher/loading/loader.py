@@ -15,20 +15,29 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from thresher import rng
-from thresher.distributed.kept import HeldPlan
-from thresher.loading.asking import asks_on
-from thresher.loading.candidates import MapStyleBatches, StreamBatches
+from thresher.distributed.plan import HeldPlan
 from thresher.loading.collate_check import CheckedCollate, UnknownRows
-from thresher.loading.control import EpochControl, OrderPlace
-from thresher.loading.dealing import Deal
-from thresher.loading.epoch_rows import EpochOrders, EpochRows, Weights
+from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.live_settings import KEPT_SETTINGS, LiveSettings, OfUser
-from thresher.loading.order import IdBatchSampler, KnownEnd, Order, SequentialOrder
-from thresher.loading.prepared import PreparedLoader
+from thresher.loading.local_order import UserOrder
+from thresher.loading.order import (
+    EpochControl,
+    EpochOrders,
+    EpochRows,
+    IdBatchSampler,
+    KnownEnd,
+    MapStyleBatches,
+    Order,
+    OrderPlace,
+    SequentialOrder,
+    StreamBatches,
+    Weights,
+    asks_on,
+)
 from thresher.loading.row_buffer import RowBuffer, select
-from thresher.loading.shared_order import SharedOrder
+from thresher.loading.samplers import PreparedLoader
+from thresher.loading.smaller_batches import Deal
 from thresher.loading.trees import to_device
-from thresher.loading.user_order import UserOrder
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws, begin_noted
 from thresher.shards import ALONE, World
 

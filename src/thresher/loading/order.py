@@ -1,26 +1,103 @@
-"""The ids of an epoch in the order of the user's sampler, and the batch sampler that serves those which the plan keeps.
+"""The ids of an epoch in the order of the user's sampler, and the batch sampler that serves those that the plan keeps.
 
 Orders that are known come in tensors, with the same random numbers drawn; the ids of any other sampler are filtered as they
 come.
 """
 
+import dis
 import operator
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
 from thresher.distributed.order import Keeps, Piece
-from thresher.loading.control import OrderPlace
-from thresher.loading.dealing import Deal
+from thresher.distributed.plan import HeldPlan
 from thresher.loading.live_settings import checked_batch_size
-from thresher.loading.prepared import is_seeded_by_epoch
+from thresher.loading.row_buffer import rows_of
+from thresher.loading.samplers import is_seeded_by_epoch
+from thresher.loading.smaller_batches import Deal
+from thresher.plans import BatchPlan
+
+ASKING_ON = {dis.opmap[name] for name in ("FOR_ITER", "SEND", "UNPACK_SEQUENCE", "UNPACK_EX") if name in dis.opmap}
+"""Operations of Python that ask an iterator for values until there is none: `for`, `yield from` and `a, b = iterator`."""
+
+
+def asks_on(frame: FrameType) -> bool:
+    """Whether the operation that asks an iterator for a value in a frame will ask it again, unless the code is left before.
+
+    A call of `next` will not: a loop that counts batches never asks for more than there are, and may keep the iterator.
+
+    Args:
+        frame: Frame that called `__next__` of the iterator.
+    """
+    return frame.f_code.co_code[frame.f_lasti] in ASKING_ON
+
+
+class OrderPlace(NamedTuple):
+    """A place in the order of an epoch, between two batches.
+
+    Attributes:
+        consumed: Number of ids of the order that come before it; 0 at the beginning.
+        stayed: Number of these that the plan let stay.
+        checksum: Checksum of those that stayed.
+    """
+
+    consumed: int = 0
+    stayed: int = 0
+    checksum: int = 0
+
+
+class EpochStart(NamedTuple):
+    """Where an epoch begins.
+
+    Attributes:
+        plan: The plan of the epoch; None for a stream.
+        place: OrderPlace in its order, which an interrupted epoch has reached.
+    """
+
+    plan: HeldPlan | None
+    place: OrderPlace
+
+
+class EpochControl(Protocol):
+    """What a loader asks of the run that it belongs to, and reports to it."""
+
+    def begin(self) -> EpochStart:
+        """Begins an epoch, or goes on with an interrupted one."""
+        ...
+
+    @property
+    def held(self) -> HeldPlan:
+        """Returns the plan of the epoch in progress or, between epochs, of the one that comes next."""
+        ...
+
+    def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees."""
+        ...
+
+    def count(self, n: int) -> int | None:
+        """Returns how many rows of a candidate batch of n stay; None where that is not known."""
+        ...
+
+    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool, asks_on: bool) -> None:
+        """Notes a batch on the device, the ids of its rows, the place after it, weights, and whether it is the last one.
+
+        `asks_on` tells whether the loop is known to ask for a further batch; it may, where that is not known.
+        """
+        ...
+
+    def left(self, *, exhausted: bool) -> None:
+        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        ...
 
 
 class Order(Protocol):
@@ -357,3 +434,178 @@ class IdBatchSampler(Sampler[list[int]]):
             yield ids, last + 1
         if len(found):
             yield found, drawn
+
+
+class MapStyleBatches:
+    """Candidate batches of a map-style dataset, with the ids that the batch sampler drew.
+
+    Args:
+        batches: Batches of the rebuilt loader.
+        ids: Batch sampler of that loader.
+        ahead: Whether workers draw the ids of batches before these are yielded.
+    """
+
+    def __init__(self, batches: Iterator[Any], ids: IdBatchSampler, *, ahead: bool) -> None:
+        self._batches, self._ids, self._ahead = batches, ids, ahead
+
+    def take(self) -> tuple[Any, Tensor, int, int, int | None]:
+        """Returns the next batch, its ids, how many ids were drawn and had stayed by then, and how many come; None: not known.
+
+        Raises:
+            StopIteration: There is no further batch.
+        """
+        if not self._ahead:
+            self._ids.on_the_way.clear()
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise
+        except Exception:
+            # The ids of the failed batch were drawn; they must not be taken for those of the next batch.
+            if self._ids.on_the_way:
+                self._ids.on_the_way.popleft()
+            raise
+        return batch, *self._ids.on_the_way.popleft()
+
+
+class StreamBatches:
+    """Batches of an iterable dataset; the id of a sample is its place in the stream of this epoch.
+
+    Args:
+        batches: Batches of the loader.
+        length: Number of samples of the stream; None where it is not known.
+    """
+
+    def __init__(self, batches: Iterator[Any], length: int | None = None) -> None:
+        self._batches, self._place, self._length = batches, 0, length
+
+    def take(self) -> tuple[Any, Tensor, int, int, int | None]:
+        """Returns the next batch, its places, the place after it twice, and how many samples come; None: not known.
+
+        Raises:
+            StopIteration: The stream is over.
+        """
+        batch = next(self._batches)
+        begin, self._place = self._place, self._place + rows_of(batch)
+        left = None if self._length is None else max(0, self._length - self._place)
+        return batch, torch.arange(begin, self._place), self._place, self._place, left
+
+    def skip(self, consumed: int, look: Callable[[Any, Tensor], None]) -> Tensor:
+        """Reads again what an interrupted epoch consumed.
+
+        Args:
+            consumed: Number of samples to read.
+            look: Function that is called with every batch and its ids.
+
+        Returns:
+            The ids, shape (consumed,), int64.
+        """
+        while self._place < consumed:
+            batch, ids, *_ = self.take()
+            look(batch, ids)
+        return torch.arange(self._place)
+
+
+def check_begins(stream: Any) -> None:
+    """Refuses a stream of Hugging Face `datasets` that a state of its own has put into the middle, where a run is resumed.
+
+    Args:
+        stream: Dataset of the loader; the run is about to skip what the interrupted epoch had read of it.
+
+    Raises:
+        ValueError: The stream has loaded a state.
+    """
+    if getattr(stream, "_starting_state_dict", None) is not None:
+        raise ValueError(
+            f"The run goes on in the middle of an epoch, and so does its {type(stream).__name__}, which has loaded a state of "
+            "its own: samples would be skipped twice. Load the state of the run alone, which reads the stream from its "
+            "beginning."
+        )
+
+
+class Weights(Protocol):
+    """The weights that the plan of an epoch gives to samples."""
+
+    def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
+        """Returns the weights of samples of the epoch, shape (k,), float32; None where all are 1."""
+        ...
+
+
+class EpochRows(NamedTuple):
+    """The rows of an epoch.
+
+    Attributes:
+        order: Ids of the epoch.
+        keeps: Function of ids that returns which of them stay; None where all do.
+        stayed: Number of ids that stayed before the place that an interrupted epoch has reached, where the order begins at the
+            place; None where it begins with the first id.
+        weights: Weights of the samples.
+    """
+
+    order: Order
+    keeps: Keeps | None
+    stayed: int | None
+    weights: Weights
+
+
+class EpochOrders(Protocol):
+    """The orders of the user's sampler; `UserOrder` in one process, `SharedOrder` in several."""
+
+    n: int
+    sampler: Any
+    streams: bool
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
+        ...
+
+    @property
+    def yields_once(self) -> bool:
+        """Whether no sample can come twice in an epoch."""
+        ...
+
+    @property
+    def sizes(self) -> Any:
+        """Batch size and `drop_last`, as attributes of an object."""
+        ...
+
+    def ids_of_sampler(self) -> Tensor | None:
+        """Returns the ids that the sampler can yield, shape (K,), int64, ascending; None where these are all ids."""
+        ...
+
+    def generators(self) -> list[torch.Generator]:
+        """Returns the generators that the loader draws from."""
+        ...
+
+    def candidates(self, seen: int) -> int:
+        """Returns the number of ids per epoch of full training; for a stream without a length `seen`."""
+        ...
+
+    def samples_of(self, plan: HeldPlan) -> int:
+        """Returns the number of samples in an epoch that follows a plan; it raises TypeError where that is not known."""
+        ...
+
+    def length(self, plan: HeldPlan | None) -> KnownEnd:
+        """Returns what is known of the end of an epoch before it is reached."""
+        ...
+
+    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+        """Returns how the smaller batches of a plan are made; None where an epoch has full batches."""
+        ...
+
+    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+        """Returns the rows of an epoch."""
+        ...
+
+    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
+        """Returns how many ids of full training were consumed at a place of an epoch's order."""
+        ...
+
+    def state_dict(self) -> dict[str, Any] | None:
+        """Returns what the orders of the sampler depend on, as plain values; None where that need not be saved."""
+        ...
+
+    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
+        """Goes on with the orders of a run that was saved."""
+        ...

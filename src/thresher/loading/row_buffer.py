@@ -7,8 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.loading.constants import differing_part
-from thresher.loading.trees import leaves, map_where
+from thresher.loading.trees import differing_part, leaves, map_where
 from thresher.plans import BatchPlan
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thresher import rng
-from thresher.loading.constants import differing_part
+from thresher.loading.trees import differing_part
 
 NOTED = 3
 """Number of batches of a worker that are looked at."""

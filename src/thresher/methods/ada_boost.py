@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import KeepLargest
-from thresher.methods.card import Card
+from thresher.methods._base import KeepLargest
+from thresher.methods.contract import Card
 
 HEADROOM = 1e-4
 """Relative distance of the divisor above the largest loss: it keeps the largest weight finite, at 4.95."""

@@ -42,11 +42,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import KeepLargest, in_id_order, plan_of, top_positions
+from thresher.methods._base import KeepLargest, in_id_order, plan_of, top_positions
 from thresher.methods.ada_boost import AdaBoost, BoostFormula, check_formula
 from thresher.methods.big_loss import BigLoss
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements, State
+from thresher.methods.contract import Card, Requirements, State
 from thresher.methods.coreset_center import CoresetCenter
 from thresher.methods.coreset_extremes import CoresetExtremes
 from thresher.methods.gradient_norm import GradientNorm

@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thresher.methods._ranked import KeepLargest
-from thresher.methods.card import Card
+from thresher.methods._base import KeepLargest
+from thresher.methods.contract import Card
 
 
 @dataclass(frozen=True)

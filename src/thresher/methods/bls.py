@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods.card import Card
+from thresher.methods.contract import Card
 from thresher.methods.infobatch import InfoBatch
 from thresher.records import NEVER_SEEN, Column
 

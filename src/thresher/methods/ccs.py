@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher import rng
-from thresher.methods._ranked import check_keep
-from thresher.methods._tables import checked_scores, loaded
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import check_keep, checked_scores, loaded
+from thresher.methods.contract import Card, Requirements
 from thresher.scores.table import Scores
 from thresher.selection import Values, ids_of, on_host, share
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import KeepSmallest
-from thresher.methods.card import Card
+from thresher.methods._base import KeepSmallest
+from thresher.methods.contract import Card
 
 
 def closeness(loss: Tensor) -> Tensor:

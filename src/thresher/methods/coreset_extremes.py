@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import KeepLargest
-from thresher.methods.card import Card
+from thresher.methods._base import KeepLargest
+from thresher.methods.contract import Card
 
 
 def rank_distance(loss: Tensor) -> Tensor:

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from thresher.exact import kth_smallest
-from thresher.methods._drawing import full_plan
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import full_plan
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, share

@@ -7,9 +7,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import full_plan
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import full_plan
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.shards import shard_of

@@ -32,10 +32,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thresher.methods._base import check_keep
 from thresher.methods._matching_pursuit import match_classes, match_runs
-from thresher.methods._ranked import check_keep
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Values, chosen, ids_of, on_host, share

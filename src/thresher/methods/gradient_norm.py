@@ -14,9 +14,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thresher.methods._ranked import KeepLargest
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import KeepLargest
+from thresher.methods.contract import Card, Requirements
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import check_keep, in_id_order, plan_of
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements, State
+from thresher.methods._base import check_keep, in_id_order, plan_of
+from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
 

@@ -20,10 +20,18 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import check_keep, in_id_order, plan_of, top_positions
-from thresher.methods._tables import check_known, checked_scores, loaded, table_entries, table_of
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements, State
+from thresher.methods._base import (
+    check_keep,
+    check_known,
+    checked_scores,
+    in_id_order,
+    loaded,
+    plan_of,
+    table_entries,
+    table_of,
+    top_positions,
+)
+from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.scores import Scores
 from thresher.selection import share

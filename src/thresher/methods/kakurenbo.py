@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from thresher.exact import kth_smallest
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.schedules import Milestones, check_milestones, step_value

@@ -15,10 +15,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._drawing import Chances, drawn_plan, full_plan
-from thresher.methods._ranked import check_keep
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import Chances, check_keep, drawn_plan, full_plan
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import on_host

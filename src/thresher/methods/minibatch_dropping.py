@@ -17,8 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, chosen, ids_of

@@ -20,9 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import check_keep
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import check_keep
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, largest, on_host, share

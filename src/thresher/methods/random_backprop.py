@@ -11,8 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements, State
+from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import chosen, ids_of, share
 

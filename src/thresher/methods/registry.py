@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from thresher.methods.card import RULE
+from thresher.methods.contract import RULE
 
 GROUP = "thresher.methods"
 """Entry-point group for methods of other packages: name -> "package.module:Class"."""

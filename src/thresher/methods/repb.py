@@ -20,10 +20,9 @@ import torch
 from torch import Tensor
 
 from thresher.exact import chunks
-from thresher.methods._drawing import full_plan
+from thresher.methods._base import full_plan
 from thresher.methods._target import CANDIDATES, LEFT_OUT, Target, check_epochs, check_target, counted
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, share, smallest

@@ -17,10 +17,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import KeepLargest
-from thresher.methods._tables import check_known, checked_scores, loaded, table_entries, table_of
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements, State
+from thresher.methods._base import KeepLargest, check_known, checked_scores, loaded, table_entries, table_of
+from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.scores import Scores
 

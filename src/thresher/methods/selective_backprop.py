@@ -28,10 +28,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import top_positions
-from thresher.methods._recent import extended_history
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements, State
+from thresher.methods._base import extended_history, top_positions
+from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.selection import share
 

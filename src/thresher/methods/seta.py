@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.exact import chunks
-from thresher.methods._drawing import full_plan
+from thresher.methods._base import full_plan
 from thresher.methods._target import LEFT_OUT, Target, check_target
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, on_host, share

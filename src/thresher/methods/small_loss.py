@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from thresher.methods._ranked import KeepSmallest
-from thresher.methods.card import Card
+from thresher.methods._base import KeepSmallest
+from thresher.methods.contract import Card
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._ranked import check_keep, in_id_order
-from thresher.methods._recent import extended_history
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements, State
+from thresher.methods._base import check_keep, extended_history, in_id_order
+from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 
 LEAST = 1e-6

@@ -13,9 +13,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from thresher.methods._ranked import check_keep
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import check_keep
+from thresher.methods.contract import Card, Requirements
 
 
 def largest_positions(scores: Tensor, valid: Tensor, keep: float) -> Tensor:

@@ -22,10 +22,8 @@ import torch
 from torch import Tensor
 
 from thresher.exact import chunks
-from thresher.methods._drawing import full_plan
-from thresher.methods._ranked import check_keep
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods._base import check_keep, full_plan
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import EPOCH, NEVER_SEEN, Column
 from thresher.selection import Mask, Values, draw_lots, ids_of, largest, on_host, share

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from thresher import rng
 from thresher.exact import chunks
-from thresher.methods._drawing import full_plan
+from thresher.methods._base import full_plan
 from thresher.methods._probe import FEWEST_SAMPLES, FEWEST_TIMES, HeldBack
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import Values, ids_of, on_host

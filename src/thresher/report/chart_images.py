@@ -8,10 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from thresher.report.charts import INK
 from thresher.report.loading import ResultsDict, Samples
-from thresher.report.page import SECTIONS
-from thresher.report.plotly_js import plotly_js
-from thresher.report.style import INK
+from thresher.report.page import SECTIONS, plotly_js
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 BROWSER_FLAGS = (

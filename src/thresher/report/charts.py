@@ -1,35 +1,190 @@
-"""Charts of results.json: functions of results and samples that return None where there is nothing to draw.
+"""Charts of results and of the histories of samples: functions that return None where there is nothing to draw.
 
 Their first two arguments are the content of results.json and the histories of the samples; most of these charts use the
 first only.
 """
 
-from typing import Any
+import html
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
 
 import numpy as np
 import plotly.graph_objects as go
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
 from thresher.experiments.comparison.summary import is_share, kind_of
 from thresher.experiments.comparison.time_to_target import measure
-from thresher.experiments.training.sample_history import class_name
-from thresher.report.loading import ResultsDict, Samples, by_epoch, controls, runs_by_method
-from thresher.report.style import (
-    CONTROL_LABELS,
-    INK,
-    Look,
-    control_look,
-    empty_figure,
-    epoch_figure,
-    escaped,
-    heatmap,
-    line_trace,
-    look,
-    looks,
-    median_traces,
-    short,
-)
+from thresher.experiments.training.samples import RunHistory, class_name
+from thresher.report.loading import ResultsDict, Samples, by_epoch, controls, histories, runs_by_method
+
+INK = "#76767a"
+"""Placeholder colour that the page replaces by black in the light theme and by white in the dark theme."""
+GREY = "#8e8e93"
+METHOD_COLOURS = ("#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""The palette of Okabe and Ito, whose colours can be told apart with any colour vision."""
+SYMBOLS = ("square", "diamond", "triangle-up", "x", "pentagon", "star", "triangle-down")
+DASHES: tuple[str, ...] = ("solid", "dashdot", "longdash")
+SCALE = "Cividis"
+FEW_EPOCHS = 12
+"""Largest number of epochs for which each epoch has a tick on the axis."""
+CONTROL_LABELS = {
+    "uniform": "random, same cost",
+    "shorter": "fewer epochs, same cost",
+    "smaller": "smaller batches, same cost",
+    "placebo": "signals permuted",
+}
+CONTROL_DASHES = {"uniform": "dot", "shorter": "dash", "smaller": "dashdot", "placebo": "longdash"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, symbol and dash of a series.
+
+    Args:
+        colour: Colour as "#rrggbb".
+        symbol: Name of plotly's marker symbol.
+        dash: Name of plotly's line style.
+    """
+
+    colour: str
+    symbol: str = "circle"
+    dash: str = "solid"
+
+    @property
+    def faint(self) -> str:
+        """The colour for a band: the same colour, nearly transparent."""
+        red, green, blue = (int(self.colour[at : at + 2], 16) for at in (1, 3, 5))
+        return f"rgba({red},{green},{blue},0.16)"
+
+
+def look(number: int) -> Look:
+    """Returns the look of the series with this number; series beyond the number of colours differ in symbol and dash."""
+    return Look(
+        METHOD_COLOURS[number % len(METHOD_COLOURS)],
+        SYMBOLS[number % len(SYMBOLS)],
+        DASHES[number // len(METHOD_COLOURS) % len(DASHES)],
+    )
+
+
+def looks(results: ResultsDict) -> dict[str, Look]:
+    """Returns the look of every method; full training is drawn in the text colour of the page."""
+    others = [method for method in runs_by_method(results) if method != "full"]
+    return {"full": Look(INK)} | {method: look(number) for number, method in enumerate(others)}
+
+
+def control_look(kind: str) -> Look:
+    """Returns the look of a kind of control: grey, with its own dash."""
+    return Look(GREY, "circle-open", CONTROL_DASHES.get(kind, "longdash"))
+
+
+def escaped(text: Any) -> str:
+    """Returns a text with its HTML characters escaped, so that plotly shows it unchanged."""
+    return html.escape(str(text), quote=False)
+
+
+def wrapped(text: Any, width: int = 20) -> str:
+    """Returns an escaped text that is broken into lines at spaces and before colons."""
+    lines = textwrap.wrap(str(text).replace(":", " :"), width)
+    return "<br>".join(escaped(line.replace(" :", ":")) for line in lines)
+
+
+def short(values: ArrayLike) -> list[Any]:
+    """Returns numbers rounded to five significant digits, with None in the place of values that are not finite."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim > 1:
+        return [short(row) for row in array]
+    return [_five_digits(value) if np.isfinite(value) else None for value in array.tolist()]
+
+
+def _five_digits(value: float) -> float:
+    """Returns whole numbers as int: "0" instead of "0.0" makes the charts of a page a tenth smaller."""
+    number = float(f"{value:.5g}")
+    return int(number) if number.is_integer() and abs(number) < 1e6 else number
+
+
+def empty_figure(x: str, y: str, **layout: Any) -> go.Figure:
+    """Returns a figure without data.
+
+    Args:
+        x: Title of the x axis.
+        y: Title of the y axis.
+        layout: Further layout settings of plotly.
+    """
+    figure = go.Figure(layout={"template": "none"})
+    figure.update_layout(
+        height=380,
+        margin={"l": 60, "r": 16, "t": 16, "b": 52},
+        hovermode="closest",
+        hoverlabel={"namelength": -1},
+        xaxis={"title": {"text": x}, "automargin": True},
+        yaxis={"title": {"text": y}, "automargin": True},
+    )
+    return figure.update_layout(**layout)
+
+
+def epoch_figure(results: ResultsDict, y: str) -> go.Figure:
+    """Returns a figure without data whose x axis is the epoch, with ticks at whole numbers."""
+    figure = empty_figure("epoch", y)
+    return figure.update_xaxes(dtick=1) if results["epochs"] <= FEW_EPOCHS else figure
+
+
+def line_trace(
+    name: str,
+    of: Look,
+    x: ArrayLike,
+    y: ArrayLike,
+    mode: Literal["lines", "markers", "lines+markers"] = "lines+markers",
+    **more: Any,
+) -> go.Scatter:
+    """Returns one series.
+
+    Args:
+        name: Name of the series. The page's own legend reads it, unescaped, from `legendgroup`.
+        of: Look of the series.
+        x: Values on the x axis, shape (n,).
+        y: Values on the y axis, shape (n,).
+        mode: Whether lines, markers or both are drawn.
+        more: Further settings of `plotly.graph_objects.Scatter`.
+    """
+    drawn = {
+        "line": {"color": of.colour, "dash": of.dash, "width": 2},
+        "marker": {"color": of.colour, "symbol": of.symbol, "size": 7},
+    }
+    return go.Scatter(x=short(x), y=short(y), mode=mode, name=escaped(name), legendgroup=name, **(drawn | more))
+
+
+def band_trace(name: str, of: Look, x: ArrayLike, low: ArrayLike, high: ArrayLike) -> go.Scatter:
+    """Returns the band between two lines, which is shown and hidden together with the series of that name."""
+    across, upper, lower = short(x), short(high), short(low)
+    return go.Scatter(
+        x=across + across[::-1],
+        y=upper + lower[::-1],
+        fill="toself",
+        fillcolor=of.faint,
+        line={"width": 0},
+        mode="lines",
+        hoverinfo="skip",
+        name=escaped(name),
+        legendgroup=name,
+        showlegend=False,
+    )
+
+
+def median_traces(name: str, of: Look, x: ArrayLike, values: NDArray[np.float64], **more: Any) -> Iterable[go.Scatter]:
+    """Yields the median over the rows of `values`, and for several rows also the band from the lowest to the highest."""
+    if len(values) > 1:
+        yield band_trace(name, of, x, values.min(axis=0), values.max(axis=0))
+    yield line_trace(name, of, x, np.median(values, axis=0), **more)
+
+
+def heatmap(z: ArrayLike, **more: Any) -> go.Heatmap:
+    """Returns a heatmap whose colours brighten evenly for any colour vision."""
+    return go.Heatmap(z=short(z), colorscale=SCALE, **more)
+
 
 OF_FULL = {
     "cost": "cost as counted, share of full training",
@@ -345,3 +500,131 @@ def _scale(results: ResultsDict) -> float:
 
 def _metric_title(results: ResultsDict) -> str:
     return escaped(results["runs"][0]["metric"]["name"]) + (", %" if is_share(results["runs"]) else "")
+
+
+LAST_EPOCHS = 10
+"""Number of epochs at the end of training that `loss_of_part` draws."""
+TOP_SHARE = 0.02
+"""Share of the samples with the largest losses, which the paper of KAKURENBO looks at separately."""
+
+Pair = tuple[str, str]
+"""The names of two methods."""
+
+
+def loss_of_part(results: ResultsDict, samples: Samples, part: str = "all") -> go.Figure | None:
+    """Draws the mean loss in the last epochs.
+
+    Args:
+        results: Content of results.json.
+        samples: Histories of the samples.
+        part: "all" samples, the "top" 2 % by loss in each epoch, or the "bottom" 98 %.
+    """
+    figure = epoch_figure(results, "mean loss")
+    for method, of_seeds in histories(results, samples).items():
+        epochs = min(history.losses.shape[1] for history in of_seeds.values())
+        first = max(0, epochs - LAST_EPOCHS)
+        means = np.array([mean_of_part(history.losses[:, first:epochs], part) for history in of_seeds.values()])
+        known = np.isfinite(means).all(axis=0)
+        if known.any():
+            x = np.arange(first + 1, epochs + 1)[known]
+            figure.add_traces(list(median_traces(method, looks(results)[method], x, means[:, known])))
+    return figure.update_yaxes(rangemode="tozero") if figure.data else None
+
+
+def mean_of_part(losses: NDArray[np.float32], part: str) -> NDArray[np.float64]:
+    """Returns the mean of each column over all finite values, the largest 2 % of them (at least one), or the others.
+
+    Args:
+        losses: Losses by sample and epoch, shape (N, epochs).
+        part: "all", "top" or "bottom".
+
+    Returns:
+        Means, shape (epochs,); NaN where there is no value.
+    """
+    return np.array([_mean_of_sorted(np.sort(column[np.isfinite(column)]), part) for column in losses.T])
+
+
+def _mean_of_sorted(ordered: NDArray[np.float32], part: str) -> float:
+    top = max(1, round(TOP_SHARE * len(ordered)))
+    chosen = {"all": ordered, "bottom": ordered[:-top], "top": ordered[-top:]}[part]
+    return float(chosen.mean(dtype=np.float64)) if len(chosen) else float("nan")
+
+
+def overlap_by_epoch(results: ResultsDict, samples: Samples) -> go.Figure | None:
+    """Draws for each pair of methods, by epoch, the samples that both left out as a share of those that either left out."""
+    figure = epoch_figure(results, "left out by both, % of by either")
+    of = looks(results)
+    for (one, other), pairs in paired(results, samples).items():
+        epochs = min(history.dropped.shape[1] for pair in pairs for history in pair)
+        shares = np.array([overlap_shares(a.dropped[:, :epochs], b.dropped[:, :epochs]) for a, b in pairs])
+        known = np.isfinite(shares).all(axis=0)
+        if known.any():
+            x, y = np.arange(1, epochs + 1)[known], 100 * np.median(shares[:, known], axis=0)
+            marker = {"color": of[other].colour, "symbol": of[other].symbol, "size": 8}
+            figure.add_trace(line_trace(f"{one} and {other}", of[one], x, y, marker=marker))
+    return figure.update_yaxes(range=[0, 100]) if figure.data else None
+
+
+def overlap_matrix(results: ResultsDict, samples: Samples, of_class: str = "") -> go.Figure | None:
+    """Draws the same share over all epochs as a matrix of methods.
+
+    Args:
+        results: Content of results.json.
+        samples: Histories of the samples.
+        of_class: Number of the class whose samples are counted, as text. "": all classes.
+    """
+    pairs = paired(results, samples)
+    if not pairs:
+        return None
+    names = [method for method in runs_by_method(results) if any(method in pair for pair in pairs)]
+    shares = np.full((len(names), len(names)), np.nan)
+    np.fill_diagonal(shares, 100.0)
+    for (one, other), histories_of_seeds in pairs.items():
+        share = 100 * np.mean([_overlap_of_class(a, b, of_class) for a, b in histories_of_seeds])
+        row, column = names.index(one), names.index(other)
+        shares[row, column] = shares[column, row] = share
+    if not np.isfinite(shares).any():
+        return None
+    labels = [wrapped(name) for name in names]
+    text = [["" if np.isnan(share) else f"{share:.0f} %" for share in row] for row in shares]
+    trace = heatmap(shares, x=labels, y=labels, text=text, texttemplate="%{text}", zmin=0, zmax=100, showscale=False)
+    figure = empty_figure("", "", height=max(300, 90 * len(names) + 90)).add_trace(trace.update(hoverinfo="text"))
+    return figure.update_yaxes(autorange="reversed")
+
+
+def class_numbers(results: ResultsDict, samples: Samples) -> list[int]:
+    """Returns the numbers of the classes in ascending order."""
+    every = [history.targets for of_seeds in histories(results, samples).values() for history in of_seeds.values()]
+    return sorted({int(target) for targets in every if targets is not None for target in np.unique(targets)})
+
+
+def paired(results: ResultsDict, samples: Samples) -> dict[Pair, list[tuple[RunHistory, RunHistory]]]:
+    """Returns for every two methods that leave samples out their pairs of histories with the same seed and the same samples."""
+    leaving = {
+        method: {seed: history for seed, history in of_seeds.items() if history.dropped.any()}
+        for method, of_seeds in histories(results, samples).items()
+    }
+    found = {
+        (one, other): [
+            (leaving[one][seed], leaving[other][seed])
+            for seed in leaving[one]
+            if seed in leaving[other] and np.array_equal(leaving[one][seed].ids, leaving[other][seed].ids)
+        ]
+        for one, other in combinations(leaving, 2)
+    }
+    return {pair: of_seeds for pair, of_seeds in found.items() if of_seeds}
+
+
+def overlap_shares(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Returns for each column the number of rows set in both masks, divided by the number set in either; NaN for 0 / 0."""
+    both, either = (one & other).sum(axis=0), (one | other).sum(axis=0)
+    return np.divide(both, either, out=np.full(len(both), np.nan), where=either > 0)
+
+
+def _overlap_of_class(one: RunHistory, other: RunHistory, of_class: str) -> float:
+    epochs = min(one.dropped.shape[1], other.dropped.shape[1])
+    rows = np.ones(len(one.ids), dtype=bool)
+    if of_class:
+        rows = np.zeros_like(rows) if one.targets is None else one.targets == int(of_class)
+    first, second = (history.dropped[rows, :epochs].reshape(-1, 1) for history in (one, other))
+    return float(overlap_shares(first, second)[0])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from thresher.experiments.comparison.summary import RunDict, kind_of
 from thresher.experiments.training.files import Results, ShownSamples, read_checked
-from thresher.experiments.training.sample_history import RunHistory, read_history
+from thresher.experiments.training.samples import RunHistory, read_history
 from thresher.experiments.training.store import RESULTS
 
 ResultsDict = dict[str, Any]

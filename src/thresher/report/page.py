@@ -1,25 +1,36 @@
-"""Writes the report: table, sentences, every chart for which there is data, sheets of samples and settings, in one file."""
+"""Writes the report as one page: table, sentences, charts, sheets of samples and settings; or as Markdown."""
 
 import base64
 import json
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from thresher.experiments.comparison.rates import rates_sentences
-from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, busy_sentence, is_share, left_out_sentence, listed
+from thresher.experiments.comparison.controls import rates_sentences
+from thresher.experiments.comparison.summary import (
+    CONTROLS_IN_WORDS,
+    busy_sentence,
+    closing,
+    is_share,
+    left_out_sentence,
+    listed,
+    time_beside_cost,
+)
 from thresher.experiments.tasks.pictures import ImageArray, training_images
-from thresher.experiments.training.sample_history import class_name
-from thresher.experiments.training.standing_out import MOST_OF_A_CLASS
+from thresher.experiments.training.files import markdown_table
+from thresher.experiments.training.samples import MOST_OF_A_CLASS, class_name
 from thresher.experiments.training.store import whole
-from thresher.report import charts, sample_charts
-from thresher.report.bottom_line import bottom_line
+from thresher.report import charts
+from thresher.report import charts as sample_charts
+from thresher.report.charts import INK
+from thresher.report.first_screen import bottom_line
 from thresher.report.loading import (
     ResultsDict,
     Samples,
@@ -29,9 +40,55 @@ from thresher.report.loading import (
     load_shown,
     runs_by_method,
 )
-from thresher.report.plotly_js import plotly_js
 from thresher.report.sheets import sheets
-from thresher.report.style import INK
+
+
+@cache
+def plotly_js() -> str:
+    """Returns the source of plotly.js with the traces that our charts have: scatter, bar and heatmap."""
+    return files("thresher.report").joinpath("plotly.js").read_text(encoding="utf-8")
+
+
+MEASURES = ("cost", "CPU time", "memory of a step")
+
+
+def as_markdown(results: ResultsDict) -> str:
+    """Returns the results of a comparison as Markdown.
+
+    Args:
+        results: Content of results.json.
+    """
+    seeds = len({run["seed"] for run in results["runs"]})
+    metric, share = results["runs"][0]["metric"]["name"], is_share(results["runs"])
+    title = f"**{results['task']}**, {results['epochs']} epochs, {seeds} seed{'s' * (seeds > 1)}, {results['device']}"
+    header = (
+        "method",
+        f"{metric}, %" if share else metric,
+        "difference to full",
+        "cost",
+        "CPU time",
+        "memory of a step",
+        "verdict",
+    )
+    rows = [_cells(row, share) for row in results["summary"]]
+    return (
+        "\n\n".join(
+            [title, *closing(results), *time_beside_cost(results), *rates_sentences(results), markdown_table(header, rows)]
+        )
+        + "\n"
+    )
+
+
+def _cells(row: dict[str, Any], share: bool) -> tuple[str, ...]:
+    scale, form, signed = (100, ".2f", "+.2f") if share else (1, ".4g", "+.3g")
+    spread = "" if row["std"] is None else f" ± {scale * row['std']:{form}}"
+    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:{signed}}" for bound in row["ci95"]))
+    difference = "" if row["difference"] is None else f"{scale * row['difference']:{signed}}{bounds}"
+    name = f"`{row['method']}`" if row["control_of"] is None else f"  `{row['method']}` for `{row['control_of']}`"
+    ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
+    shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    return name, f"{scale * row['mean']:{form}}{spread}", difference, f"{row['cost_ratio']:.3f}", *shares, row["verdict"]
+
 
 REPORT = "report.html"
 COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time", "memory": "memory of a step"}

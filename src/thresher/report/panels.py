@@ -13,13 +13,13 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from thresher.report.style import Look, look
+from thresher.report.charts import Look, look
 
 FIRST_COLOUR = "#000000"
 """Colour of the first curve of each panel, which is the baseline; the others have those of `style.look`."""
 PANEL_WIDTH, PANEL_HEIGHT, LEGEND_HEIGHT = 440, 380, 60
 """Sizes in pixels, of which an inch has 96."""
-PICTURES = (".svg", ".png")
+PICTURE_SUFFIXES = (".svg", ".png")
 MARKERS = {"square": "s", "diamond": "D", "triangle-up": "^", "x": "X", "pentagon": "p", "star": "*", "triangle-down": "v"}
 LINES = {"dashdot": "-.", "longdash": "--"}
 """Matplotlib's names for the symbols and the dashes of `style.look`."""
@@ -168,9 +168,9 @@ def check_figure_path(path: Path) -> None:
     Raises:
         ValueError: The file has another ending, or matplotlib is needed and is not installed.
     """
-    if path.suffix not in (".html", *PICTURES):
+    if path.suffix not in (".html", *PICTURE_SUFFIXES):
         raise ValueError(f"figure: {path} must end in .html, .svg or .png")
-    if path.suffix in PICTURES and find_spec("matplotlib") is None:
+    if path.suffix in PICTURE_SUFFIXES and find_spec("matplotlib") is None:
         raise ValueError(
             f"figure: {path} needs the package matplotlib. Install it (pip install 'thresher[figures]'), or give a file that "
             "ends in .html"
@@ -186,7 +186,7 @@ def write_panels(panels: Sequence[Panel], path: Path, columns: int = 3) -> None:
         columns: Largest number of panels side by side.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix in PICTURES:
+    if path.suffix in PICTURE_SUFFIXES:
         _write_picture(panels, path, columns)
     else:
         plotly_figure(panels, columns).write_html(path, include_plotlyjs=True)

@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from thresher.experiments.tasks.pictures import ImageArray, data_uri
-from thresher.experiments.training.sample_history import RunHistory, class_name
-from thresher.experiments.training.standing_out import MOST_TOGETHER, ORDERS, standing_out
+from thresher.experiments.training.samples import MOST_TOGETHER, ORDERS, RunHistory, class_name, standing_out
 from thresher.report.loading import ResultsDict, Samples, ShownOfRuns, histories, runs_by_method
 
 IMAGES_PER_PAGE = 600

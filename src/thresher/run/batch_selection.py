@@ -1,30 +1,397 @@
-"""How the rows of a batch are chosen: not at all, or in the loop's own forward pass."""
+"""How a batch method chooses the rows of a batch: before the loop sees the batch, or in the loop's own forward pass."""
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed, nn
 
-from thresher.attribution.attributor import Attributor, MeasureLoss
-from thresher.attribution.held import BATCHES_AHEAD
+from thresher import rng
+from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
+from thresher.attribution.cost_meter import Meter
 from thresher.attribution.rows import Attribution, RowLayout
-from thresher.attribution.sample_dimension import LossDimension
+from thresher.attribution.tracker import LossDimension
+from thresher.cost import break_even
+from thresher.loading.row_buffer import is_per_sample, take_rows
+from thresher.loading.trees import leaves, map_where
+from thresher.losses.base import DIVISOR_SHARE, Criterion, SignalReader
 from thresher.losses.given import GivenLosses
-from thresher.losses.reader import DIVISOR_SHARE, SignalReader
 from thresher.losses.signals import batch_loss, narrow
-from thresher.methods.contract import way_around
+from thresher.methods.contract import BatchMethod, requirements_of, way_around
 from thresher.passes.own import OwnPasses
+from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
-from thresher.records import Records
-from thresher.run.batch_stage import BatchStage
-from thresher.run.chosen_rows import gradient_of_nothing, joint_weights, take_samples, times, without_ignored
-from thresher.run.divisor import part_of_divisor
-from thresher.run.once_errors import kept_losses_only, not_by_rows
-from thresher.run.stopwatch import Stopwatch
-from thresher.run.trained import Trained
+from thresher.records import NEVER_SEEN, Records
+from thresher.run.optimizer_steps import Stopwatch
+from thresher.subset import SubsetBackward, kept_rows, subset_backward
+from thresher.subset.making import compiled_like, given
+from thresher.subset.parallel import CallInside, averages, data_parallel, inside
+
+
+def gradient_of_nothing(outputs: Any) -> Tensor:
+    """Returns 0, with a gradient of 0 for everything that outputs depend on: other processes wait for that."""
+    return torch.stack([leaf.flatten()[:0].sum() for leaf in leaves(outputs) if leaf.is_floating_point()]).sum()
+
+
+def take_samples(tree: Any, plan: BatchPlan, layout: RowLayout) -> Any:
+    """Takes the rows of some samples of every tensor that has all of them, and their items of every list of samples."""
+
+    def take(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return take_rows([part], plan.rows)[0] if is_per_sample(part, layout.n) else part
+        per = len(part) // layout.n if part.dim() else 0
+        if not per or len(part) != layout.n * per or per not in (1, layout.repeat or per):
+            return part
+        return kept_rows(part, plan.rows.to(part.device, non_blocking=True), layout.n, drawn=plan.drawn)
+
+    return map_where(take, tree, lambda part: isinstance(part, Tensor) or is_per_sample(part, layout.n))
+
+
+def without_ignored(found: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Signals to choose by: a sample all of whose labels are ignored has nothing to teach, rather than no loss yet."""
+    return {**found, "loss": torch.where(found["loss"] == NEVER_SEEN, 0.0, found["loss"])}
+
+
+def times(value: Tensor, factor: Tensor | float | None) -> Tensor:
+    """Returns a loss times a factor, in the dtype of the loss; None for a factor of 1."""
+    return value if factor is None else value * (factor.to(value.dtype) if isinstance(factor, Tensor) else factor)
+
+
+def joint_weights(plan: BatchPlan, weights: Tensor | None) -> Tensor | None:
+    """Weights of the chosen rows, from the epoch's plan and the batch's."""
+    if weights is None:
+        return plan.weights
+    weights = weights.index_select(0, plan.rows)
+    return weights if plan.weights is None else weights * plan.weights
+
+
+def kept_losses_only(method: object, criterion: Any) -> str:
+    """Returns the message for a criterion that leaves the losses unreduced, of which only the kept rows would be there."""
+    return (
+        f"{type(method).__name__} keeps some rows of a batch after the loop's own forward pass, and criterion {criterion!r} "
+        "has reduction='none': the loop would get the losses of the kept rows alone, and tensors of the loop, such as weights "
+        "or masks, have the rows of the whole batch. Use reduction='mean'; or attach(forward_passes='twice'), with which "
+        "run.loader yields the kept rows alone; or compute the losses in the loop and call run.reduce(losses, outputs=...)."
+    )
+
+
+def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Exception:
+    """Returns the error for a criterion that takes the whole batch and does not take the kept rows of it.
+
+    It is the same error where that has another cause, or names the criterion and what to do already.
+    """
+    if isinstance(error, torch.OutOfMemoryError) or str(error).startswith(f"criterion {criterion!r}"):
+        return error
+    return ValueError(
+        f"criterion {criterion!r} could be computed for the {of} samples of a batch, and not for {kept} of them: {error}. With "
+        "forward_passes='once' it gets the kept rows of outputs and targets, of every tensor whose first dimension is the "
+        "samples'. Let the first dimension of all of them be the samples', and transpose within the criterion where it needs "
+        "another order, as nn.CTCLoss does; or use attach(forward_passes='twice'); or compute the losses in the loop and call "
+        "run.reduce(losses, ids=run.ids)."
+    )
+
+
+KEPT, BATCH = "kept", "batch"
+
+
+FEW = 8
+"""Number of rows for which a method is asked how many it keeps."""
+
+
+def divides_by_batch(divide: Any, method: Any, criterion: Criterion | None, passes: str) -> bool:
+    """Returns whether kept losses are divided by the rows of the batch, after checking the argument `divide` of `attach`.
+
+    Args:
+        divide: Argument of `attach`.
+        method: The batch method; None where there is none.
+        criterion: The user's criterion per sample; None where there is none.
+        passes: Result of `passes_of`.
+
+    Raises:
+        ValueError: `divide` is not one of the allowed values, there is no batch method, its weights are made for another
+            divisor, or the criterion cannot be divided so before the forward pass.
+    """
+    if divide not in (None, KEPT, BATCH):
+        raise ValueError(f"`divide` must be 'kept', 'batch' or None for what the method does by itself, got {divide!r}")
+    if method is None:
+        if divide is not None:
+            raise ValueError(f"`divide` is for methods that select in the batch; none was given, got {divide!r}; leave it out")
+        return False
+    name, own = type(method).__name__, requirements_of(method).divide
+    if own is not None and divide not in (None, own):
+        raise ValueError(
+            f"`divide`: the weights of {name} are made for divide={own!r}, got {divide!r}, with which they would be wrong; "
+            "leave `divide` out"
+        )
+    by_batch = (divide or own) == BATCH
+    if by_batch and passes != "once" and criterion is not None and not divisible_before(criterion):
+        how = "class weights" if criterion.class_weights else "reduction='sum'"
+        raise ValueError(
+            f"`divide`: 'batch' gives the rows that {name} keeps before the forward pass a weight, and {how} of the criterion "
+            "would cancel it or count it twice. Use forward_passes='once', divide='kept', or a criterion without it."
+        )
+    return by_batch
+
+
+def by_chance(method: Any) -> bool:
+    """Returns whether the number of rows that a batch method keeps is not known before it chooses."""
+    return method.count(FEW) is None
+
+
+def divisible_before(criterion: Criterion | None) -> bool:
+    """Returns whether a weight that all rows of a batch have becomes a factor on its loss."""
+    return criterion is None or not (criterion.class_weights or criterion.reduction == "sum")
+
+
+def part_of_divisor(
+    criterion: Criterion, targets: Any, layout: RowLayout, rows: Tensor, weights: Tensor | None, of_batch: Tensor | None
+) -> Tensor | float:
+    """Returns the part of some samples in what the scalar of their batch is divided by.
+
+    The scalar of these samples times this part is their sum over the divisor of the batch.
+
+    Args:
+        criterion: The user's criterion per sample.
+        targets: Targets of the batch.
+        layout: Layout of the rows of the batch as samples.
+        rows: Numbers of the samples, shape (k,), int64.
+        weights: Weights of these samples, shape (k,), float; None where all are 1.
+        of_batch: Weights of all samples of the batch, shape (n,), float; None where all are 1.
+    """
+    if criterion.reduction == "sum":
+        return 1.0
+    shares = criterion.shares(torch.empty(layout.n, 1, device=rows.device), targets)
+    kept = shares.index_select(0, rows)
+    if criterion.class_weights:  # then weights are part of the divisor, too
+        kept = kept if weights is None else kept * weights
+        shares = shares if of_batch is None else shares * of_batch
+    return kept.sum() / shares.sum()
+
+
+class UnevenLabels:
+    """Notices where a share of the rows stood for a share of the labels, and the samples had different numbers of labels.
+
+    Args:
+        device: Device of the losses.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._uneven = torch.zeros((), dtype=torch.bool, device=device)
+        self._said = False
+
+    def note(self, counts: Tensor) -> None:
+        """Notes how many labels count in each sample of a batch, shape (n,); nothing waits for the device."""
+        if len(counts):
+            self._uneven |= counts.min() != counts.max()
+
+    def warn(self) -> None:
+        """Warns once where samples had different numbers of labels; it waits for the device."""
+        if self._said or not self._uneven:
+            return
+        self._said = True
+        warnings.warn(
+            "divide='batch': samples of one batch had different numbers of labels that count. Where "
+            "rows are chosen before the forward pass without the labels of their whole batch, the mean over the kept labels is "
+            "multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
+            "forward_passes='once', or divide='kept'. This is said once.",
+            stacklevel=6,
+        )
+
+
+def part_of_batch(plan: BatchPlan, n: int, shares: Tensor | None = None) -> BatchPlan:
+    """Returns a plan whose mean over the kept rows is their sum over the rows of the batch.
+
+    Args:
+        plan: Plan of a batch.
+        n: Number of rows of the batch.
+        shares: Share of each row in the divisor of the criterion, such as its number of valid labels, shape (n,), float.
+            Default: all rows have the same.
+
+    Example:
+        >>> part_of_batch(BatchPlan(torch.tensor([0, 3])), 8).weights
+        tensor([0.2500, 0.2500])
+    """
+    k = len(plan.rows)
+    if k in (0, n):
+        return plan
+    ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device) if plan.weights is None else plan.weights
+    part = k / n if shares is None else shares.index_select(0, plan.rows).sum() / shares.sum().clamp(min=1e-30)
+    return replace(plan, weights=ones * part)
+
+
+OF_BATCHES = 1
+"""Key that sets the random numbers of steps apart from those of epochs."""
+SEEDS = 256
+"""Number of steps whose seeds are made together; one by one they would take longer than the choice itself."""
+
+
+class BatchStage:
+    """A batch method at work: its state, its own random numbers, and what it did.
+
+    Args:
+        method: The method.
+        seed: Random seed of its draws.
+        rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
+    """
+
+    def __init__(self, method: BatchMethod, *, seed: int, rank: int = 0) -> None:
+        self.method, self.seed, self._rank = method, seed, rank
+        self.requires = requirements_of(method)
+        self.state = method.init_state()
+        self.step = 0
+        self.candidates = self.kept = 0
+        self._facts: dict[str, float] = {}
+        self._batches = 0
+        self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
+
+    def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
+        """Returns the plan of the method for one batch.
+
+        Args:
+            ids: Ids of the rows, shape (n,), int64.
+            signals: Signals by name, each of shape (n,).
+
+        Raises:
+            TypeError: The method did not return a BatchPlan.
+        """
+        signals = {"id": ids, **signals}
+        plan, state = self.method.plan_batch(signals, self.state, step=self.step, generator=self._generator())
+        if not isinstance(plan, BatchPlan):
+            name = type(self.method).__name__
+            raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
+        self.state = state
+        return self._counted(plan, len(ids))
+
+    def _generator(self) -> torch.Generator:
+        """Returns the generator of this step, whatever was drawn before."""
+        block, place = divmod(self.step, SEEDS)
+        if self._seeds[0] != (self.seed, block):
+            keys = (self.seed, block, OF_BATCHES, *([self._rank] if self._rank else []))
+            self._seeds = (self.seed, block), rng.seeds(SEEDS, *keys)
+        return torch.Generator().manual_seed(self._seeds[1][place])
+
+    def is_inactive(self, progress: float) -> bool:
+        """Whether the next batch is trained whole, at a share `progress` of the training, in [0, 1]."""
+        return not self.method.active(progress, self.step)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def whole(self, n: int, device: torch.device) -> BatchPlan:
+        """Returns a plan with every row of a batch."""
+        return self._counted(BatchPlan(torch.arange(n, device=device)), n)
+
+    def _counted(self, plan: BatchPlan, n: int) -> BatchPlan:
+        self.step += 1
+        self.candidates += n
+        self.kept += len(plan.rows)
+        self._batches += 1
+        for name, value in plan.facts.items():
+            self._facts[name] = self._facts.get(name, 0.0) + value
+        return plan
+
+    def facts(self) -> dict[str, float]:
+        """Returns the numbers of rows seen and kept since the last call, and the means of the facts of the plans."""
+        found: dict[str, float] = {"candidates": self.candidates, "selected": self.kept}
+        found |= {name: total / self._batches for name, total in self._facts.items()}
+        if self.candidates:
+            found["actual_fraction"] = 1 - self.kept / self.candidates
+        if self.requires.report:
+            found |= self.method.report(self.state)  # pyright: ignore[reportAttributeAccessIssue]
+        self.candidates = self.kept = self._batches = 0
+        self._facts = {}
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of the method and its position in the random numbers."""
+        return {
+            "state": {name: v.clone() if isinstance(v, Tensor) else v for name, v in self.state.items()},
+            "step": self.step,
+            "seed": self.seed,
+            "candidates": self.candidates,
+            "kept": self.kept,
+            "facts": dict(self._facts),
+            "batches": self._batches,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on where another stage stopped."""
+        self.state, self.step, self.seed = dict(state["state"]), state["step"], state["seed"]
+        self.candidates, self.kept = state["candidates"], state["kept"]
+        self._facts, self._batches = dict(state["facts"]), state["batches"]
+
+
+COMPILED_AROUND = (
+    "`model` is torch.compile around subset_backward, and torch.compile would compute the backward pass of all rows. The model "
+    "is trained without that wrapper, with right gradients and more slowly. Write subset_backward(torch.compile(model)), or "
+    "leave subset_backward out and give attach the model that torch.compile returned."
+)
+
+
+class Trained:
+    """The model of a run, whose backward pass may cost only the chosen rows.
+
+    Args:
+        model: Argument of `attach`.
+        subset: Whether the backward pass is to cost only the chosen rows. A model that was made for this is left as it is.
+
+    Attributes:
+        module: Module that `run.model` stands for; None where `attach` was given no model.
+        call: Function that runs a forward pass of the training; None where this is a call of `module`.
+    """
+
+    def __init__(self, model: nn.Module | None, *, subset: bool) -> None:
+        as_given: Any = model
+        if subset:
+            model = getattr(model, "_orig_mod", model)  # torch.compile's wrapper would compile the backward pass of all rows
+        self.module, self.call = model, None
+        self._parallel, self._averages = data_parallel(model), averages(model)
+        self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
+        self._whole = _innermost(model)
+        if self._parts and model is not as_given and given(as_given).options is not None:
+            warnings.warn(COMPILED_AROUND, stacklevel=4)
+        if model is None or self._parts or not subset:
+            return
+        self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))
+        self._parts = [made]
+        if self._parallel is None:
+            self.module = made
+        else:
+            self.call = CallInside(self._parallel, made)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the model turned out not to be traceable, so that its backward pass costs all rows."""
+        return any(part.fallback is not None for part in self._parts)
+
+    def is_plain_anywhere(self) -> bool:
+        """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer."""
+        if self._averages is None:
+            return self.is_plain
+        found = torch.tensor(self.is_plain, dtype=torch.int32, device=self._averages.device)
+        distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
+        return bool(found)
+
+    def report_to(self, meter: Meter) -> None:
+        """Has the model report the samples that go backward, where its backward pass costs the chosen rows only.
+
+        Args:
+            meter: Meter that counts them.
+        """
+        if not self._parts:
+            return
+        self._parts[0].meter = meter
+        if self._parts[0] is not self._whole:
+            meter.make_unknown(
+                "only a part of the model has the backward pass of subset_backward, and the cost of the rest depends on its "
+                "operations; wrap the whole model in subset_backward, unless its blocks are sharded one by one"
+            )
+
+
+def _innermost(model: nn.Module | None) -> nn.Module | None:
+    """Returns what is inside of wrappers around a whole model, down to that of `subset_backward`."""
+    while model is not None and not isinstance(model, SubsetBackward):
+        model = getattr(model, "_orig_mod", getattr(model, "module", None))
+    return model
 
 
 class BatchSelection(Protocol):
@@ -356,3 +723,110 @@ class InForward(NoSelection):
         """Forgets the choices of batches that are not in use any more."""
         first = number - BATCHES_AHEAD
         self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
+
+
+class BeforeForward(NoSelection):
+    """A batch method chooses before the loop sees a batch, by a scoring pass or, where it needs no losses, without one.
+
+    Args:
+        tools: Parts of the run.
+        stage: The batch method at work.
+        scoring: How losses are computed.
+        fills: Whether chosen rows are filled up to full batches.
+    """
+
+    def __init__(self, tools: Tools, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
+        super().__init__(tools)
+        self.stage = self._stage = stage
+        self._scoring, self.fills = scoring, fills
+        self._known_losses = None if scoring.losses is None else scoring.losses.to(tools.device)
+        self._warned = False
+        by_rows = tools.by_batch and (fills or not self.sees_labels)
+        self._uneven = UnevenLabels(tools.device) if by_rows else None
+        if self._uneven is not None and tools.reader.criterion is not None:
+            self.measure = self._measure_by_rows
+
+    @property
+    def forward_passes(self) -> str | None:
+        """Whether there is a pass before the loop's; a method without losses is named by whether batches are filled up."""
+        return "twice" if self.fills or self._stage.requires.signals else "once"
+
+    @property
+    def scores(self) -> bool:
+        """Whether there are scoring passes, and not of another model."""
+        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.model is None
+
+    @property
+    def sees_labels(self) -> bool:
+        """Whether a pass over each candidate batch tells how many labels each of its rows has."""
+        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.every_epochs == 1
+
+    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
+        """Returns the rows of a candidate batch that the loop sees.
+
+        Args:
+            batch: The batch, on the device.
+            ids: Ids of its rows, shape (n,), int64, on the host.
+            epoch: Number of the epoch, 0-based.
+        """
+        here = ids.to(self._tools.device, non_blocking=True)
+        if self._is_inactive(self._stage):
+            return self._stage.whole(len(ids), self._tools.device)
+        found = self._signals(batch, here, epoch) if self._stage.requires.signals else {}
+        shares = found.pop(DIVISOR_SHARE, None)
+        plan = self._stage.plan(here, found)
+        return part_of_batch(plan, len(ids), shares) if self._tools.by_batch else plan
+
+    def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
+        """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
+        if self._known_losses is not None:
+            return {"loss": self._known_losses.index_select(0, ids)}
+        if epoch % self._scoring.every_epochs:
+            self._attributor.write()
+            return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
+        return without_ignored(self._tools.passes.score(batch, ids, self._scoring, self._tools.beside(fills=self.fills)))
+
+    def warn_of_labels(self) -> None:
+        """Warns once where the losses were divided by a share of rows, and labels should have counted."""
+        if self._uneven is not None:
+            self._uneven.warn()
+
+    def measuring(self, given: GivenLosses) -> MeasureLoss:
+        """Returns the function that averages losses of the loop over all rows, and reads their signals."""
+        measure, uneven = super().measuring(given), self._uneven
+        if uneven is None:
+            return measure
+
+        def noted(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, over_n: Tensor | None) -> Any:
+            if (counts := given.counts(attribution.layout)) is not None:
+                uneven.note(counts)
+            return measure(outputs, targets, attribution, weights, over_n)
+
+        return noted
+
+    def _measure_by_rows(
+        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, over_n: Tensor | None
+    ) -> tuple[Any, ...]:
+        criterion, device = self._tools.reader.criterion, self._tools.device
+        assert self._uneven is not None
+        assert criterion is not None
+        self._uneven.note(criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets))
+        return self._tools.reader.measuring()(outputs, targets, attribution, weights, over_n)
+
+    def warn_if_in_vain(self, keep: float) -> None:
+        """Warns once where a scoring pass costs more than it saves on this model, as measured."""
+        self.warn_of_labels()
+        scoring, ratio = self._scoring, self._stopwatch.ratio()
+        cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
+        if not self._stage.requires.signals or cheaper or self._warned or not ratio:
+            return
+        most = 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
+        if keep <= most:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
+            f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
+            f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once.",
+            stacklevel=5,
+        )

@@ -1,35 +1,239 @@
-"""The checks of `attach`, which refuse before anything is changed."""
+"""Everything that `attach` refuses, before anything is changed."""
 
+import gc
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from thresher import selection
 from thresher.attribution.batch_norm import normalisations_of
-from thresher.loading.checks import check_loader
-from thresher.loading.dealing import rounded_up, too_few
-from thresher.losses.adapt import adapt
+from thresher.distributed.world import ProcessWorld, agree, sampler_facts
+from thresher.loading.samplers import check_loader, check_shared, inner_sampler
+from thresher.loading.smaller_batches import rounded_up, too_few
+from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
-from thresher.losses.signals import ABOUT_CLASSES
-from thresher.methods._on_stream import OnStream
+from thresher.losses.signals import ABOUT_CLASSES, GIVEN_ONLY, WIDE_SIGNALS
+from thresher.methods._adapted import OnStream
 from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
 from thresher.methods.full import FullData
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
-from thresher.run.attached import check_free
-from thresher.run.divisor import divides_by_batch
-from thresher.run.learning_rate import parts_of
-from thresher.run.proxy_forward import check_proxy
-from thresher.run.several import check_alike, check_several, world_of
-from thresher.run.wide_checks import check_wide
+from thresher.run.batch_selection import divides_by_batch
+from thresher.run.optimizer_steps import parts_of
+from thresher.run.proxy import check_proxy
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
-from thresher.subset.parallel import check_wrapping, inside, is_sharded
+from thresher.subset.parallel import check_wrapping, in_several_processes, inside, is_sharded
+
+
+def check_wide(method: Any, forward_passes: str, scoring: Scoring | None, model: Any, signals: Any) -> str:
+    """Returns `forward_passes` as the signals of a batch method need it, after checking that these can be had.
+
+    Args:
+        method: The batch method; None where there is none.
+        forward_passes: Argument of `attach`.
+        scoring: Argument of `attach`.
+        model: Argument of `attach`.
+        signals: Argument of `attach`.
+
+    Raises:
+        ValueError: A signal cannot be had from the passes, the model or the function that were given.
+    """
+    wide = set() if method is None else WIDE_SIGNALS & {*requirements_of(method).signals}
+    if not wide:
+        return forward_passes
+    name = type(method).__name__
+    if lacking := sorted(wide & GIVEN_ONLY if signals is None else ()):
+        raise ValueError(
+            f"{name} needs {', '.join(lacking)}, which no criterion gives. Pass attach(signals=function) with "
+            f"function(outputs, targets) -> {{'{lacking[0]}': (n, n) tensor}}{way_around(method, *lacking)}."
+        )
+    if "alignment" in requirements_of(method).signals and (scoring is None or scoring.validation is None):
+        raise ValueError(
+            f"{name} needs a validation batch: pass attach(scoring=thresher.Scoring(validation=function)) with a function that "
+            "returns one, such as lambda: (inputs, targets)"
+        )
+    if scoring is not None and (scoring.every_epochs > 1 or scoring.losses is not None):
+        raise ValueError(
+            f"`scoring`: {name} chooses by {', '.join(sorted(wide))}, of which each sample has several numbers, and nothing of "
+            "them is kept from epoch to epoch: use every_epochs=1 and no `losses`"
+        )
+    if "feature" not in wide:
+        return forward_passes
+    if forward_passes == "once":
+        raise ValueError(
+            f"{name} needs the input of the last nn.Linear, which the loop's own forward pass does not show: use "
+            f"forward_passes='twice'{way_around(method, 'feature')}"
+        )
+    scored = model if scoring is None or scoring.model is None else scoring.model
+    if isinstance(scored, nn.Module) and not any(isinstance(part, nn.Linear) for part in scored.modules()):
+        raise ValueError(
+            f"{name} needs the input of the last nn.Linear, and {type(scored).__name__} has none{way_around(method, 'feature')}"
+        )
+    return "twice"
+
+
+NO_FURTHER_PLAN = (
+    "There is no plan of epoch {} before all processes begin it together by iterating run.loader: attach was given epochs={}. "
+    "Ask for run.plan and len(run.loader) before the training is over."
+)
+NOT_SHARED = "sampler.generator"
+"""Fact about a sampler in which processes may differ: accelerate gives all of them the same state before each epoch."""
+
+
+def world_of(process_group: Any) -> World:
+    """Returns the processes that train together; `ALONE` where there is one.
+
+    Args:
+        process_group: Argument of `attach`; None for the default group, where there is one.
+
+    Raises:
+        ValueError: `process_group` is no group of torch.distributed that this process is in.
+    """
+    if process_group is None and not in_several_processes():
+        return ALONE
+    try:
+        world = ProcessWorld(process_group)
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:
+        raise ValueError(f"`process_group`: {error}") from error
+    return ALONE if world.size == 1 else world
+
+
+def has_group() -> bool:
+    """Returns whether this process is in a process group of torch.distributed, be it alone there."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
+def check_attached_late_enough(had_group: bool) -> None:
+    """Refuses a run that was attached as that of one process, and trains in several.
+
+    Args:
+        had_group: Result of `has_group` when the run was attached.
+
+    Raises:
+        RuntimeError: There is a process group of several processes now, and there was none then.
+    """
+    if not had_group and in_several_processes():
+        raise RuntimeError(
+            f"attach was called before torch.distributed.init_process_group, so that each of the "
+            f"{distributed.get_world_size()} processes would train on all samples by itself. Call attach after it."
+        )
+
+
+def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
+    """Checks that all processes attach alike; each of them calls it, before any of them can fail by itself.
+
+    Args:
+        world: The processes.
+        settings: Arguments of `attach` by name.
+        loader: The user's loader.
+
+    Raises:
+        DisagreementError: They do not; all processes raise it.
+    """
+    if world.size == 1:
+        return
+    batches = loader.batch_sampler
+    sampler = None if batches is None else inner_sampler(batches)
+    facts = {name: fact for name, fact in sampler_facts(sampler).items() if name != NOT_SHARED}
+    sizes = {name: getattr(batches, name, None) for name in ("batch_size", "drop_last")}
+    samples = len(loader.dataset) if hasattr(loader.dataset, "__len__") else None
+    agree(world, {**settings, "samples": samples, **sizes, **facts})
+
+
+def check_several(
+    world: World, loader: Any, method: EpochMethod, batch: BatchMethod | None, passes: str, scoring: Scoring | None
+) -> None:
+    """Refuses what several processes cannot do together.
+
+    Args:
+        world: The processes.
+        loader: The user's loader.
+        method: The epoch method.
+        batch: The batch method; None where there is none.
+        passes: Result of `passes_of`.
+        scoring: Argument of `attach`.
+
+    Raises:
+        ValueError: A loader or a method is not for several processes.
+    """
+    if world.size == 1:
+        return
+    if isinstance(loader.dataset, IterableDataset):
+        raise ValueError(
+            f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: {world.size} processes could have "
+            "different numbers of batches. Use a map-style dataset, or one process."
+        )
+    check_shared(loader, world)
+    name, requires = type(method).__name__, requirements_of(method)
+    for needed, what in (
+        (requires.own_order, "draws the order of training itself"),
+        (bool(requires.full_pass), "needs the gradients of all samples in one place"),
+        (requires.weighted_statistics, "weighs the rows of BatchNorm layers by how each was drawn"),
+    ):
+        if needed:
+            way_out = way_around(method, "weighted_statistics") or ", or use another method, such as Kakurenbo"
+            raise ValueError(f"{name} {what}, which {world.size} processes cannot do together. Train in one process{way_out}.")
+    if scoring is not None and scoring.every_epochs > 1:
+        raise ValueError(
+            "`scoring`: losses of earlier epochs are in the records of the process that holds a sample, not of the one that "
+            "has it in a batch. Use every_epochs=1 in several processes."
+        )
+    if batch is not None and passes != "once" and batch.count(loader.batch_size or 1) is None:
+        raise ValueError(
+            f"{type(batch).__name__} keeps rows by chance, so that forward_passes='twice' would give the processes different "
+            "numbers of batches, and they would wait for one another for ever. Use forward_passes='once'."
+        )
+
+
+_OWNERS: "weakref.WeakKeyDictionary[Any, weakref.ref[Any]]" = weakref.WeakKeyDictionary()
+
+
+def _owner(thing: Any) -> Any:
+    owner = _OWNERS.get(thing)
+    return None if owner is None else owner()
+
+
+def check_free(argument: str, kind: str, things: Iterable[Any]) -> None:
+    """Refuses an object that a run still has.
+
+    Args:
+        argument: Name of the argument of `attach`, for the message.
+        kind: Name of the type of what was given, for the message.
+        things: The object and its parts, as an optimizer that holds another.
+
+    Raises:
+        ValueError: A run that was not detached has one of them.
+    """
+    if all(_owner(thing) is None for thing in things):
+        return
+    gc.collect()  # a run that nobody holds any more may be waiting for it
+    if any(_owner(thing) is not None for thing in things):
+        why = "its learning rate would be scaled twice" if argument == "optimizer" else "two runs would draw from one order"
+        raise ValueError(
+            f"`{argument}`: this {kind} belongs to a run that is not detached, and {why}. Call run.detach() on that run "
+            f"before you attach again, or make a new {kind}."
+        )
+
+
+def claim(owner: Any, things: Iterable[Any]) -> None:
+    """Notes that objects belong to a run, as long as something holds `owner`, a part of the run."""
+    for thing in things:
+        _OWNERS[thing] = weakref.ref(owner)
+
+
+def release(owner: Any) -> None:
+    """Notes that nothing belongs to a run any more."""
+    for thing in [thing for thing, one in _OWNERS.items() if one() is owner]:
+        del _OWNERS[thing]
+
 
 NOT_OF_VALUES = {"correct", "confidence", "uncertainty"} | ABOUT_CLASSES
 """Signals that are not defined for a regression."""

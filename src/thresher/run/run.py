@@ -1,23 +1,176 @@
 """`Run`: a method attached to one training loop, as the loop sees it. Its parts do the work."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from html import escape
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.attributor import Attributor
 from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
+from thresher.loading.loader import SelectedLoader
 from thresher.loading.uncopied import Uncopied
+from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
 from thresher.plans import EpochPlan
 from thresher.records import Records
-from thresher.run.pace import PacedLR, followed, paced
-from thresher.run.parts import Parts
-from thresher.run.summary import Facts, as_html, as_text, facts, numbers_of
-from thresher.run.trackers import log_of
+from thresher.run.checkpoint import SavedState
+from thresher.run.epochs import Epochs
+from thresher.run.optimizer_steps import Stopwatch
+from thresher.run.schedule import PacedLR, followed, paced
+
+Facts = list[tuple[str, str]]
+"""Names and values of what a summary says."""
+
+
+def as_written(method: Any) -> str:
+    """Returns a method as it is written in code, with its first setting and those that differ from the defaults."""
+    if not is_dataclass(method):
+        return repr(method)
+    given = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]
+    differs = [place == 0 or one.default is MISSING or value != one.default for place, (one, value) in enumerate(given)]
+    shown = (f"{one.name}={value!r}" for (one, value), differing in zip(given, differs, strict=True) if differing)
+    return f"{type(method).__name__}({', '.join(shown)})"
+
+
+def facts(method: Any, epochs: str, samples: int | None, entry: Mapping[str, Any] | None, cost: Cost) -> Facts:
+    """Returns what a summary says of a run.
+
+    Args:
+        method: The method of the run.
+        epochs: How many epochs are over.
+        samples: Number of samples of the dataset; None for a stream.
+        entry: Entry of `run.history` for the last epoch that is over; None before there is one.
+        cost: Cost of the run by now.
+    """
+    found = [("method", as_written(method)), ("epochs", epochs)]
+    found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
+    if entry is not None:
+        found.append(("last epoch", _epoch(entry, samples)))
+    return found + _costs(cost)
+
+
+def as_text(found: Facts) -> str:
+    """Returns one line per fact, the values below each other."""
+    width = max(len(name) for name, _ in found)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in found)
+
+
+def as_html(found: Facts) -> str:
+    """Returns a table with one row per fact."""
+    rows = "".join(f"<tr><th scope='row' style='text-align:left'>{escape(n)}</th>{_cell(v)}</tr>" for n, v in found)
+    return f"<table>{rows}</table>"
+
+
+def _cell(value: str) -> str:
+    return f"<td style='text-align:left'>{escape(value)}</td>"
+
+
+def _epoch(entry: Mapping[str, Any], samples: int | None) -> str:
+    parts = []
+    if samples:
+        parts.append(f"planned {entry['kept']:,} samples, {entry['kept'] / samples:.1%}")
+    if "steps" in entry:
+        parts.append(f"{entry['backward']:,} went backward in {entry['steps']:,} steps")
+    if entry.get("lr_scale", 1.0) != 1.0:
+        parts.append(f"learning rate times {entry['lr_scale']:.3g}")
+    if entry.get("nonfinite"):
+        parts.append(f"{entry['nonfinite']:,} losses not finite")
+    return "; ".join(parts) or "nothing was counted"
+
+
+def _costs(cost: Cost) -> Facts:
+    known = cost.to_dict()
+    if known["ratio"] is None:
+        return [("cost", str(cost))]
+    own = known["measured_ratio"]
+    passes = (
+        f"forward {cost.forward:,} of {cost.full_forward:,} samples, backward {cost.backward:,} of {cost.full_backward:,}, "
+        f"{cost.steps:,} steps"
+    )
+    ratio = f"{known['ratio']:.3f} of full training at 2 forwards a backward"
+    saved = "unknown: too few steps were timed to know how long a backward pass takes"
+    if own is not None:
+        less, by = "less" if own <= 1 else "more", f"{cost.backward_to_forward:.2f} forwards a backward"
+        saved = (
+            f"{abs(known['time_saved']):.1%} {less} if it goes by the samples, with the measured {by}; small steps save less"
+        )
+    return [("passes", passes), ("cost", ratio), ("time in the model", saved)]
+
+
+def numbers_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns the numbers among some values by name; later entries win. What is unknown, a text or a list is left out."""
+    found = {name: value for entry in entries for name, value in entry.items()}
+    return {name: value for name, value in found.items() if isinstance(value, int | float) and not isinstance(value, bool)}
+
+
+Log = Callable[[Mapping[str, float], int], object]
+
+
+def log_of(tracker: Any) -> Log:
+    """Returns a function that gives numbers by name, and their step, to a tracker.
+
+    Args:
+        tracker: Object with `add_scalar(name, value, step)`, such as TensorBoard's SummaryWriter; with
+            `log_metrics(numbers, step=)`, such as the module mlflow or a logger of Lightning; with `log(numbers, step=)`, such
+            as a run of W&B or a tracker of accelerate; or a function `(numbers, step)`.
+
+    Raises:
+        TypeError: The tracker has none of these.
+    """
+    if callable(add_scalar := getattr(tracker, "add_scalar", None)):
+
+        def log_each(numbers: Mapping[str, float], step: int) -> None:
+            for name, value in numbers.items():
+                add_scalar(name, value, step)
+
+        return log_each
+    for name in ("log_metrics", "log"):
+        if callable(taking := getattr(tracker, name, None)):
+            return lambda numbers, step: taking(dict(numbers), step=step)
+    if callable(tracker):
+        return lambda numbers, step: tracker(dict(numbers), step)
+    raise TypeError(
+        f"run.log: `tracker` must have add_scalar, log_metrics or log, or be a function (numbers, step), got "
+        f"{type(tracker).__name__}; for another tracker pass `lambda numbers, step: ...`"
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a run; each owns one concern.
+
+    Args:
+        method: The method, the last one where there are several.
+        loader: The user's loader, its order filtered.
+        model: The user's model, tracked; None where `attach` was given none.
+        criterion: The user's criterion per sample; None where the loop calls `run.reduce` alone.
+        epochs: The beginning and the end of epochs, plans, progress and history.
+        attributor: Credits losses to samples.
+        accumulator: Collects the signals of a step.
+        records: Records of every sample.
+        cost: Counters of samples and steps.
+        stopwatch: Times forward and backward passes.
+        state: Saves and loads.
+    """
+
+    method: Any
+    loader: SelectedLoader
+    model: TrackedModel | None
+    criterion: Criterion | None
+    epochs: Epochs
+    attributor: Attributor
+    accumulator: StepAccumulator
+    records: Records
+    cost: Cost
+    stopwatch: Stopwatch
+    state: SavedState
 
 
 class Run(Uncopied):

@@ -3,18 +3,17 @@
 Larger is harder everywhere: `Prune(which="hard")` keeps the largest scores.
 """
 
+from thresher.scores._common import class_probabilities, sample_features
 from thresher.scores.aum import aum
 from thresher.scores.d2 import d2
 from thresher.scores.disagreement import disagreement
 from thresher.scores.dual import dual
 from thresher.scores.dyn_unc import dyn_unc
 from thresher.scores.el2n import el2n
-from thresher.scores.features import sample_features
 from thresher.scores.forgetting import forgetting
 from thresher.scores.grand import grand
 from thresher.scores.irreducible import irreducible
 from thresher.scores.memorisation import memorisation
-from thresher.scores.probabilities import class_probabilities
 from thresher.scores.prototypes import prototypes
 from thresher.scores.runs import forgotten_in, from_run
 from thresher.scores.table import Scores

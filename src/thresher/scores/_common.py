@@ -1,13 +1,15 @@
-"""What the score files share: the cost of scores, and features as one row per sample."""
+"""What the score files share: the cost of scores, features, and probabilities of labels."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from thresher._version import __version__
-from thresher.passes.scan import Models, Seen, as_list
+from thresher.passes.engine import Answer, Forward, feature_rows, plain_forward
+from thresher.passes.scan import Models, Seen, as_list, scan
 from thresher.scores.table import Scores
 
 PassCounts = tuple[int, int]
@@ -119,3 +121,83 @@ def scored(
         backward=trained[1] + backward,
         provenance=known,
     )
+
+
+def sample_features(
+    model: nn.Module, loader: DataLoader[Any], *, forward: Forward | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the features of all samples, by one forward pass without gradients, and the classes.
+
+    `d2` is made of them. The pass over N samples is part of the cost of the scores.
+
+    Args:
+        model: Model that computes the features: the inputs of its last `nn.Linear`.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+
+    Returns:
+        Features, shape (N, D), float32, and classes, shape (N,), int64; None where the targets are no classes.
+
+    Raises:
+        TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
+        ValueError: The model has no `nn.Linear` or one with inputs of another shape, or the loader gives batches whose rows
+            cannot be matched to samples.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> data = TensorDataset(torch.tensor([[1.0, 0.0], [0.0, 3.0]]), torch.tensor([1, 0]))
+        >>> found, classes = sample_features(nn.Sequential(nn.ReLU(), nn.Linear(2, 2)), DataLoader(data))
+        >>> found
+        tensor([[1., 0.],
+                [0., 3.]])
+    """
+    seen = scan(model, loader, _rows, forward=forward or plain_forward, features=True)
+    return seen.values, seen.labels
+
+
+def _rows(answers: list[Answer]) -> Tensor:
+    return feature_rows(answers[0].feature, answers[0].layout.n)
+
+
+def class_probabilities(model: nn.Module, loader: DataLoader[Any], *, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
+    """Returns the probabilities of the classes of all samples, by one forward pass without gradients, and the classes.
+
+    Call it after each epoch of a training and stack the results: `aum`, `dyn_unc`, `dual` and `tdds` are made of them. A pass
+    over N samples is part of the cost of these scores.
+
+    Args:
+        model: Model whose outputs are logits with the classes in dimension 1.
+        loader: Loader over a map-style dataset without augmentation; it is read in the order of the dataset, for any sampler.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: a batch is a pair, `(model(batch[0]), batch[1])`.
+
+    Returns:
+        Probabilities, shape (N, C), float32, and classes, shape (N,), int64.
+
+    Raises:
+        TypeError: `model` or `loader` has the wrong type, or the dataset has no length.
+        ValueError: The outputs do not have shape (n, C), the targets are no classes, or the loader gives batches whose rows
+            cannot be matched to samples.
+
+    Example:
+        >>> import torch
+        >>> from torch.utils.data import TensorDataset
+        >>> model = nn.Linear(1, 2, bias=False)
+        >>> model.weight.data = torch.tensor([[0.0], [1.0]])
+        >>> data = DataLoader(TensorDataset(torch.tensor([[0.0], [2.0]]), torch.tensor([0, 1])))
+        >>> probabilities, classes = class_probabilities(model, data)
+        >>> probabilities.gather(1, classes[:, None]).squeeze(1)
+        tensor([0.5000, 0.8808])
+    """
+
+    def read(found: list[Answer]) -> Tensor:
+        outputs = found[0].outputs
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ValueError(f"class_probabilities: outputs must score classes, shape (n, classes), got {got}")
+        return outputs.float().softmax(1)
+
+    seen = scan(model, loader, read, forward=forward)
+    if seen.labels is None:
+        raise ValueError("class_probabilities: the targets are no classes; give class indices, or probabilities of the classes")
+    return seen.values, seen.labels

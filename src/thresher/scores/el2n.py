@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Models, scan
 from thresher.records import NEVER_SEEN

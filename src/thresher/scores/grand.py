@@ -15,10 +15,9 @@ from torch.utils.data import DataLoader
 from thresher.attribution.rows import RowLayout
 from thresher.loading.row_buffer import rows_of
 from thresher.loading.trees import map_leaves
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion
-from thresher.passes.engine import Answer, Forward, plain_forward
-from thresher.passes.features import feature_rows
+from thresher.passes.engine import Answer, Forward, feature_rows, plain_forward
 from thresher.passes.scan import Models, as_list, scan
 from thresher.scores._common import PassCounts, or_nan, scored
 from thresher.scores.table import Scores

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Models, Seen, as_list, scan
 from thresher.scores._common import PassCounts, or_nan, scored

@@ -18,8 +18,7 @@ from torch.utils.data import DataLoader
 from thresher import rng
 from thresher.passes.engine import Answer, Forward
 from thresher.passes.scan import Seen, scan
-from thresher.scores._common import PassCounts, or_nan, scored
-from thresher.scores.features import sample_features
+from thresher.scores._common import PassCounts, or_nan, sample_features, scored
 from thresher.scores.table import Scores
 
 STARTS = 10

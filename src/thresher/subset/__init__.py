@@ -7,5 +7,5 @@
 
 from thresher.subset.function import kept_rows as kept_rows
 from thresher.subset.module import SubsetBackward as SubsetBackward
+from thresher.subset.module import mixes_samples as mixes_samples
 from thresher.subset.module import subset_backward as subset_backward
-from thresher.subset.naming import mixes_samples as mixes_samples

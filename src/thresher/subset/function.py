@@ -6,8 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from thresher.subset.graphs import Graphs
-from thresher.subset.rows import Layout, Taker
+from thresher.subset.graphs import Graphs, Layout, Taker
 
 _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeAccessIssue]
 _keep_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # pyright: ignore[reportAttributeAccessIssue]

@@ -1,17 +1,140 @@
-"""The forward and backward graph of a traced module, and where the samples are in the values that pass between them."""
+"""The forward and backward graph of a traced module, how they are assembled, and where the samples are in its values."""
 
 import enum
+import operator
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    InputMutationAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.graph import _BoxedCodeGen
 
 from thresher.loading.trees import leaves, map_leaves
-from thresher.subset.rows import Layout
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the samples of a batch of n are in a tensor.
+
+    Args:
+        axis: Dimension that holds the samples; it has n * per entries.
+        per: Number of entries per sample: more than 1 where positions were merged into the batch, 0 where their number is
+            another one in each call, so that only the tensor shows it. Default: 1.
+        inner: Whether entry i belongs to sample i % n (positions first) instead of i // per (samples first). Default: False.
+
+    Example:
+        >>> values = torch.arange(6.0)  # three samples with two entries each
+        >>> Layout(0, per=2).take(values, torch.tensor([0, 2]), 3)
+        tensor([0., 1., 4., 5.])
+    """
+
+    axis: int
+    per: int = 1
+    inner: bool = False
+
+    def entries(self, size: int, n: int) -> int:
+        """Returns the number of entries per sample where n samples have so many entries."""
+        return self.per or size // n
+
+    def split(self, value: Tensor, n: int) -> tuple[Tensor, int]:
+        """Returns a view with a dimension of n entries, and the position of that dimension."""
+        if self.per == 1:
+            return value, self.axis
+        per = self.entries(value.shape[self.axis], n)
+        sizes = (per, n) if self.inner else (n, per)
+        return value.unflatten(self.axis, sizes), self.axis + self.inner
+
+    def take(self, value: Tensor, rows: Tensor, n: int) -> Tensor:
+        """Returns the entries of some samples, in the memory format of the whole tensor.
+
+        Args:
+            value: Tensor that holds n samples.
+            rows: Positions of the samples in the batch, shape (k,), int64.
+            n: Number of samples in the batch.
+        """
+        if value.stride(self.axis) == 0:
+            return value.narrow(self.axis, 0, len(rows) * self.entries(value.shape[self.axis], n))
+        parts, axis = self.split(value, n)
+        strides = parts.stride()
+        order = sorted(range(parts.dim()), key=lambda d: -strides[d])
+        selected = parts.permute(order).index_select(order.index(axis), rows)
+        selected = selected.permute([order.index(d) for d in range(parts.dim())])
+        return selected if self.per == 1 else selected.flatten(self.axis, self.axis + 1)
+
+    def put(self, value: Tensor, rows: Tensor, n: int) -> Tensor:
+        """Returns the inverse of `take`: zeros for the samples that `rows` lacks, sums for those that it repeats.
+
+        Args:
+            value: Tensor that holds the samples at `rows` only.
+            rows: Positions of these samples in the batch, shape (k,), int64.
+            n: Number of samples in the batch.
+        """
+        parts, axis = self.split(value, len(rows))
+        shape = list(parts.shape)
+        shape[axis] = n
+        whole = parts.new_zeros(shape).index_add_(axis, rows, parts)
+        return whole if self.per == 1 else whole.flatten(self.axis, self.axis + 1)
+
+    def carries(self, value: Tensor, n: int) -> Tensor:
+        """Returns which samples have an entry that is not zero, shape (n,), bool."""
+        if not value.numel() or value.is_complex():
+            return self.any(value != 0, n)
+        parts, axis = self.split(value, n)
+        flat = parts.movedim(axis, 0).reshape(n, -1)
+        return (flat.amax(1) != 0) | (flat.amin(1) != 0)  # takes a tenth of the time of comparing every entry
+
+    def any(self, flags: Tensor, n: int) -> Tensor:
+        """Returns which samples have an entry that is true, shape (n,), bool."""
+        parts, axis = self.split(flags, n)
+        return parts.movedim(axis, 0).reshape(n, flags.numel() // n).any(1)
+
+    def labels(self, value: Tensor, n: int) -> Tensor:
+        """Returns the number of the sample that each entry of a tensor belongs to, in the shape of the tensor, int64."""
+        parts, axis = self.split(value, n)
+        sample = torch.arange(n, device=value.device).view([n if d == axis else 1 for d in range(parts.dim())])
+        return sample.expand(parts.shape).reshape(value.shape)
+
+
+class Taker:
+    """Selects the same rows of many tensors; memory that several tensors share is copied once.
+
+    Args:
+        rows: Positions of the samples in the batch, shape (k,), int64.
+        n: Number of samples in the batch.
+    """
+
+    def __init__(self, rows: Tensor, n: int) -> None:
+        self.rows, self.n = rows, n
+        self._selected: dict[tuple[int, torch.dtype, int], Tensor] = {}
+
+    def __call__(self, value: Tensor, layout: Layout) -> Tensor:
+        """Returns the rows of one tensor.
+
+        Args:
+            value: Tensor that holds n samples.
+            layout: Place of the samples in `value`.
+        """
+        if layout.axis or layout.inner or not value.numel() or not value.is_contiguous():
+            return layout.take(value, self.rows, self.n)
+        key = (value.data_ptr(), value.dtype, value.numel())
+        flat = self._selected.get(key)
+        if flat is None:
+            flat = self._selected[key] = value.view(self.n, -1).index_select(0, self.rows)
+        return flat.view(len(self.rows) * layout.entries(len(value), self.n), *value.shape[1:])
+
 
 aten: Any = torch.ops.aten
 REGISTRIES = frozenset(nn.Module().__dict__) - {"training"}
@@ -218,3 +341,271 @@ def guards_hold(guards: list[Any], sizes: dict[Any, int]) -> bool:
 def own_attributes(part: nn.Module) -> list[tuple[str, Any]]:
     """Returns the names and values of the attributes that a module has beyond those of every `nn.Module`."""
     return [(name, value) for name, value in part.__dict__.items() if name not in REGISTRIES]
+
+
+prims: Any = torch.ops.prims
+
+
+class TracedSizes(NamedTuple):
+    """The symbolic sizes of a trace; the attributes are those of `Graphs`."""
+
+    guards: list[Any]
+    symbol: Any
+    first: int
+    shared: dict[int, int | None]
+    rows: int
+    lengths: tuple[int, ...]
+    free: dict[Any, list[tuple[int, int]]]
+    fixed: dict[tuple[int, int], int]
+
+
+class Joint(NamedTuple):
+    """A traced module before its forward and backward are two graphs.
+
+    Attributes:
+        graph: Graph of forward and backward together, whose nodes have descriptors.
+        returned: Structure that the module returns, with a `LeafIndex` in place of each tensor.
+        num_forward: Number of values that the forward returns before those that it saves.
+        sizes: Symbolic sizes.
+        mode: Mode of the tensors without data that the module was traced with.
+    """
+
+    graph: fx.GraphModule
+    returned: Any
+    num_forward: int
+    sizes: TracedSizes
+    mode: FakeTensorMode
+
+
+def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) -> Graphs:
+    """Reads from the descriptors of a trace what each argument and result of its graphs is.
+
+    Args:
+        joint: Traced module.
+        forward: Forward part of its graph.
+        backward: Backward part of its graph.
+
+    Raises:
+        Unsupported: The module changes inputs or parameters in place, returns something other than new tensors, or draws
+            random numbers in its backward pass.
+    """
+    num_forward, symbol = joint.num_forward, joint.sizes.symbol
+    drop_unused(backward)
+    descriptors = _output_of(joint.graph).meta["desc"]
+    inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
+    sources = {node.name: _source(node.meta["desc"]) for node in inputs}
+    tangents = {node.name: node.meta["desc"].output.idx for node in inputs if isinstance(node.meta["desc"], TangentAOTInput)}
+    mutated = _mutated_buffers(descriptors[:num_forward])
+    saved_names = [getattr(value, "name", None) for value in returned_nodes(forward)]
+    arguments = [node for node in backward.graph.nodes if node.op == "placeholder"]
+    gradients = returned_nodes(backward)
+    reached = _outputs_reached(backward, tangents)
+    graphs = Graphs(
+        forward=_boxed(forward),
+        backward=_boxed(backward),
+        forward_module=forward,
+        backward_module=backward,
+        inputs=[sources[node.name] for node in forward.graph.nodes if node.op == "placeholder"],
+        mutated=mutated,
+        outputs=[],
+        returned=joint.returned,
+        differentiable=[tangents[node.name] for node in arguments if node.name in tangents],
+        saved=[
+            SavedValue(position, counts=_counts_rows(returned_nodes(forward)[position], node))
+            for node, position in ((n, saved_names.index(n.name)) for n in arguments if n.name not in tangents)
+        ],
+        grads=[
+            _source(descriptor.grad_of) if isinstance(descriptor, GradAOTOutput) and value is not None else None
+            for descriptor, value in zip(descriptors[num_forward:], gradients, strict=True)
+        ],
+        grad_layouts=[layouts_of(value, symbol) if isinstance(value, fx.Node) else None for value in gradients],
+        grads_of=[reached.get(value, set()) for value in gradients],
+        num_forward=num_forward,
+        **joint.sizes._asdict(),
+    )
+    graphs.layouts = {node: layouts_of(node, symbol) for node in forward.graph.nodes if node.op != "output"}
+    return graphs
+
+
+def place_rows(graphs: Graphs) -> None:
+    """Fills in where the samples are in outputs and saved values, from the layouts of the graph's nodes.
+
+    Args:
+        graphs: Graphs whose `layouts` are complete.
+
+    Raises:
+        Unsupported: A saved value follows the batch, but not as whole rows.
+    """
+    nodes = returned_nodes(graphs.forward_module)
+    graphs.outputs = [graphs.layouts[node] for node in nodes[len(graphs.mutated) : graphs.num_forward]]
+    for saved in graphs.saved:
+        found = graphs.layouts[nodes[saved.index]]
+        if isinstance(found, Unsupported):
+            raise found
+        if isinstance(found, Layout):
+            saved.layout = found
+            saved.counts = saved.counts and found == Layout(0)
+        elif found is not None:
+            saved.follows = True
+
+
+def returned_nodes(module: fx.GraphModule) -> list[Any]:
+    """Returns the nodes whose values a graph returns, in order."""
+    returned: Any = _output_of(module).args[0]
+    return list(returned)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    """Checks whether a node selects one of several results."""
+    return node.target is operator.getitem
+
+
+def is_random(node: fx.Node) -> bool:
+    """Checks whether an operation draws random numbers, be it one of PyTorch or one that Inductor has put in its place."""
+    seeded = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return seeded or str(node.target).startswith(("prims.inductor_rand", "prims.inductor_seed"))
+
+
+def _output_of(module: fx.GraphModule) -> fx.Node:
+    return next(iter(reversed(module.graph.nodes)))
+
+
+# Arguments and results
+
+
+def _source(descriptor: Any) -> tuple[str, Any] | None:
+    if isinstance(descriptor, ParamAOTInput):
+        return "param", descriptor.target.removeprefix("inner.")
+    if isinstance(descriptor, BufferAOTInput):
+        return "buffer", descriptor.target.removeprefix("inner.")
+    if isinstance(descriptor, PlainAOTInput):
+        return "leaf", descriptor.idx
+    return None
+
+
+def _mutated_buffers(descriptors: list[Any]) -> list[str]:
+    """Returns the names of the buffers that the forward updates.
+
+    Args:
+        descriptors: Descriptors of the values that the forward graph returns, without those that it saves.
+
+    Raises:
+        Unsupported: The forward updates something else, or returns something other than new tensors.
+    """
+    mutated, outputs = [], {}
+    for position, descriptor in enumerate(descriptors):
+        if isinstance(descriptor, InputMutationAOTOutput) and isinstance(descriptor.mutated_input, BufferAOTInput):
+            mutated.append(descriptor.mutated_input.target.removeprefix("inner."))
+        elif isinstance(descriptor, PlainAOTOutput):
+            outputs[descriptor.idx] = position
+        else:
+            raise Unsupported("its forward changes its inputs or parameters in place")
+    if sorted(outputs.values()) != list(range(len(mutated), len(mutated) + len(outputs))):
+        raise Unsupported("it returns something other than new tensors")
+    return mutated
+
+
+def _outputs_reached(backward: fx.GraphModule, tangents: dict[str, int]) -> dict[Any, set[int]]:
+    """Returns for each node of the backward graph the positions of the outputs on whose gradients it depends.
+
+    Raises:
+        Unsupported: The backward pass draws random numbers.
+    """
+    reached: dict[Any, set[int]] = {}
+    for node in backward.graph.nodes:
+        if node.name in tangents:
+            reached[node] = {tangents[node.name]}
+        else:
+            reached[node] = set().union(*(reached[source] for source in node.all_input_nodes))
+        if is_random(node):
+            raise Unsupported(f"its backward pass draws random numbers ({node.target}), as dropout inside a checkpoint does")
+    return reached
+
+
+def _counts_rows(source: Any, argument: fx.Node) -> bool:
+    """Checks whether a saved value is `arange(n)` that only selects the row of the batch, as in `logits[arange(n), lengths]`.
+
+    Args:
+        source: Node of the forward graph that makes the value.
+        argument: Placeholder of the backward graph that takes it.
+    """
+    while source.target in (aten._to_copy.default, prims.convert_element_type.default):
+        source = cast(fx.Node, source.args[0])
+    starts_at_zero = (
+        source.target is aten.arange.default
+        or (source.target is aten.arange.start and source.args[0] == 0)
+        or (source.target is prims.iota.default and (source.kwargs["start"], source.kwargs["step"]) == (0, 1))
+    )
+    return starts_at_zero and all(
+        user.target in (aten.index.Tensor, aten.index_put.default)
+        and cast(Any, user.args[1])[0] is argument
+        and [*cast(Any, user.args[1]), *user.args[2:], user.args[0]].count(argument) == 1
+        for user in argument.users
+    )
+
+
+# Layouts
+
+
+def layouts_of(node: fx.Node, symbol: Any) -> Any:
+    """Returns the layout of a tensor, the multiple of a size, None where a value does not follow the batch.
+
+    Args:
+        node: Node of a graph.
+        symbol: Symbol of the batch size.
+
+    Returns:
+        The layout; an `Unsupported` in its place for a value that cannot be described, and a tuple for several results.
+    """
+    value = node.meta.get("val")
+    if isinstance(value, tuple | list):
+        return tuple(_layout_of_value(item, symbol, node) for item in value)
+    return _layout_of_value(value, symbol, node)
+
+
+def _layout_of_value(value: Any, symbol: Any, node: fx.Node) -> Any:
+    if isinstance(value, torch.SymInt):
+        return _multiple(value, symbol) if _follows_batch(value, symbol) else None
+    if not isinstance(value, FakeTensor):
+        return None
+    axes = [d for d, size in enumerate(value.shape) if _follows_batch(size, symbol)]
+    if not axes:
+        return None
+    if len(axes) > 1:
+        return Unsupported(f"{node.target} gives a tensor with the batch in two dimensions")
+    per = _multiple(value.shape[axes[0]], symbol)
+    return per if isinstance(per, Unsupported) else Layout(axes[0], per)
+
+
+def _follows_batch(size: Any, symbol: Any) -> bool:
+    return isinstance(size, torch.SymInt) and size.node.expr.has(symbol)
+
+
+def _multiple(size: Any, symbol: Any) -> Any:
+    per = size.node.expr / symbol
+    if per.is_Integer:
+        return int(per)
+    if not per.has(symbol) and per.is_integer:
+        return 0
+    return Unsupported(f"a size is {size.node.expr}, which is not a whole number of rows per sample")
+
+
+# Graphs as functions
+
+
+def drop_unused(backward: fx.GraphModule) -> None:
+    """Removes everything that no gradient needs: unused random draws, and saved values that only those read."""
+    backward.graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output"))
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if not node.users and not node.name.startswith("tangents"):
+            backward.graph.erase_node(node)
+
+
+def _boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """Returns the graph as a function of a list that it empties, so that saved values are freed right after their use."""
+    for node in module.graph.nodes:
+        if node.target is aten.view.default:  # fewer rows may have other strides than the traced ones
+            node.target = aten.reshape.default
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward

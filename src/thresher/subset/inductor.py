@@ -29,21 +29,25 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
-from thresher.subset.agreement import check_agreement
-from thresher.subset.assembly import (
+from thresher.subset.graphs import (
+    MOST_SIZES,
+    Graphs,
     Joint,
+    Layout,
+    Unsupported,
     assemble,
+    aten,
     drop_unused,
+    guards_hold,
     is_getitem,
     is_random,
     layouts_of,
     place_rows,
     returned_nodes,
 )
-from thresher.subset.graphs import MOST_SIZES, Graphs, Unsupported, aten, guards_hold
 from thresher.subset.mixing import choose_row_count, run_on_few_rows, trial, trial_arguments
-from thresher.subset.rows import Layout
 from thresher.subset.tracing import trace_joint
+from thresher.subset.verify import check_agreement
 
 HEURISTICS = frozenset(
     {

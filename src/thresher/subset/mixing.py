@@ -12,10 +12,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from thresher import rng
-from thresher.subset.assembly import is_getitem, is_random, place_rows
 from thresher.subset.function import run_backward
-from thresher.subset.graphs import Graphs, Unclear, Unsupported, aten
-from thresher.subset.rows import Layout
+from thresher.subset.graphs import Graphs, Layout, Unclear, Unsupported, aten, is_getitem, is_random, place_rows
 
 CHANGED = 1
 """Position of the row that is changed."""

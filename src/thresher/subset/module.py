@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from thresher.subset.compilers import compiled, given, lacks_compiler
 from thresher.subset.function import Call, RowMeter, SubsetFunction
 from thresher.subset.graphs import (
     Graphs,
@@ -23,9 +23,20 @@ from thresher.subset.graphs import (
     Unsupported,
     flatten_tensors,
 )
-from thresher.subset.kinds import EVERY, FREE_TRACES, Patience, Shapes, autocast, dense, describe, is_due
+from thresher.subset.making import compiled, given, lacks_compiler
 from thresher.subset.parallel import check_wrapping
-from thresher.subset.settings import Settings, has_global_hooks
+from thresher.subset.trace_key import (
+    EVERY,
+    FREE_TRACES,
+    Patience,
+    Settings,
+    Shapes,
+    autocast,
+    dense,
+    describe,
+    has_global_hooks,
+    is_due,
+)
 
 MAX_TRACES = 64
 """Number of kinds of calls whose traces each module keeps; the one used longest ago is dropped first."""
@@ -299,7 +310,7 @@ class SubsetBackward(nn.Module):
         Raises:
             Outdated: They differ; no graphs of the model are used from now on.
         """
-        from thresher.subset.recheck import differs
+        from thresher.subset.verify import differs
 
         checked = graphs.examined or graphs
         checked.calls = graphs.calls
@@ -446,3 +457,47 @@ class SubsetContainer(SubsetBackward):
 
     def __bool__(self) -> bool:
         return True
+
+
+def mixes_samples(model: nn.Module) -> tuple[str, ...]:
+    """Returns the parts of a model that let the samples of a batch affect each other, in its present mode.
+
+    With such a part, rows that are left out of the loss still have an effect on the gradient. Where it is batch normalisation,
+    `subset_backward` passes gradient back as if the kept rows were the whole batch, with the statistics of the whole batch;
+    where it is anything else, `subset_backward` uses the plain model.
+
+    Args:
+        model: Any module. For a model from `subset_backward` that was called, the operations that its graphs showed are
+            named too.
+
+    Returns:
+        Names such as "BatchNorm2d 'layer1.0.bn1'"; empty where no part is known to mix samples.
+
+    Raises:
+        TypeError: `model` is not a module.
+
+    Example:
+        >>> import torch
+        >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        >>> mixes_samples(model)
+        ("BatchNorm1d '1'",)
+        >>> mixes_samples(model.eval())
+        ()
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"mixes_samples: `model` must be a torch.nn.Module, got {type(model).__name__}")
+    names = list(_batch_norms(model.wrapped if isinstance(model, SubsetBackward) else model))
+    for part in model.modules():
+        if isinstance(part, SubsetBackward):
+            for known in part._traces.values():
+                names.extend(name for graphs in known for name in graphs.mixing)
+    return tuple(dict.fromkeys(names))
+
+
+def _batch_norms(module: nn.Module) -> tuple[str, ...]:
+    """Returns the names of normalisations that use the statistics of the batch itself."""
+    return tuple(
+        f"{type(part).__name__} {name!r}"
+        for name, part in module.named_modules()
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None)
+    )

@@ -21,8 +21,18 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from thresher import rng
 from thresher.loading.trees import leaves, map_leaves
-from thresher.subset.assembly import Joint, TracedSizes, assemble
-from thresher.subset.graphs import CONSTANT_TYPES, Graphs, HasEffects, LeafIndex, Unsupported, aten, own_attributes
+from thresher.subset.graphs import (
+    CONSTANT_TYPES,
+    Graphs,
+    HasEffects,
+    Joint,
+    LeafIndex,
+    TracedSizes,
+    Unsupported,
+    assemble,
+    aten,
+    own_attributes,
+)
 
 CONTAINER_TYPES = (list, dict, set, collections.OrderedDict, collections.defaultdict, collections.deque)
 

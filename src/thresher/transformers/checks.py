@@ -5,10 +5,10 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.loader import SelectedLoader
-from thresher.loading.prepared import inner_sampler
+from thresher.loading.samplers import inner_sampler
 from thresher.methods.full import FullData
+from thresher.run.attach import method_of
 from thresher.run.checks import split_by_stage
-from thresher.run.naming import method_of
 
 
 def unsupported(what: str, way_out: str) -> ValueError:

@@ -12,7 +12,7 @@ import pytest
 
 from depth import depth
 from integration.inline import call_in_process, train_in_threads
-from thresher.experiments.comparison.closing import closing
+from thresher.experiments.comparison.summary import closing
 
 PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
 N = 512

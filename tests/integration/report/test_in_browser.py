@@ -9,13 +9,12 @@ import pytest
 
 from depth import DEEP
 from integration.inline import train_in_threads
-from thresher.experiments.comparison.closing import conclude
 from thresher.experiments.comparison.compare import compare
-from thresher.experiments.comparison.summary import summarise
+from thresher.experiments.comparison.summary import conclude, summarise
 from thresher.experiments.training.shown import ids_to_show, write_shown
 from thresher.experiments.training.specs import parse_methods
-from thresher.report.bottom_line import bottom_line
 from thresher.report.chart_images import write_chart_images
+from thresher.report.first_screen import bottom_line
 from thresher.report.loading import load_comparison, runs_by_method
 from thresher.report.page import SECTIONS, write_report
 from unit.report.cases import HOSTILE, comparison, save

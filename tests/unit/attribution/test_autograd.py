@@ -7,8 +7,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.attribution import autograd
-from thresher.attribution.autograd import Moved, follow_rows
+from thresher.attribution import resolve as autograd
+from thresher.attribution.resolve import Moved, follow_rows
 from thresher.attribution.rows import Rows, TrackedTensor, YieldedBatch
 
 N = 6

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from thresher.attribution.meter import ForwardPass, Meter
+from thresher.attribution.cost_meter import ForwardPass, Meter
 from thresher.cost import Cost
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=12)

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import thresher
 from thresher import AttributionError
-from thresher.attribution.sample_dimension import SampleDimension
+from thresher.attribution.tracker import SampleDimension
 
 N, B = 16, 6
 

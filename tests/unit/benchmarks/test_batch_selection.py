@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from benchmarks import batch_selection
 
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 
 FIGURES = ("backward_to_forward", "again", "once", "twice", "known", "of_possible", "seen_once", "seen_twice")
 

@@ -15,9 +15,8 @@ from benchmarks.measure import Interval
 from benchmarks.winnow_cost import LIMIT, SHARES, Found, Sizes, SlowDataset, epoch_figures, plan_figures
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data
-from thresher.experiments.tasks.networks.convolutional import perceptron
+from thresher.experiments.tasks.base import Data, Task
+from thresher.experiments.tasks.networks import perceptron
 
 PAGE = Path(__file__).parents[3] / "docs" / "winnow.md"
 

@@ -34,7 +34,7 @@ from torch.utils.data import TensorDataset
 
 from depth import in_verify
 from thresher import EpochPlan, Winnow
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.base import Data
 from thresher.records import NEVER_SEEN, Records
 from thresher.testing import check_method
 

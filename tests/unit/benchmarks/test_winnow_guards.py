@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from depth import in_verify
 from thresher import Winnow
-from thresher.experiments.tasks.networks.convolutional import perceptron
+from thresher.experiments.tasks.networks import perceptron
 from thresher.records import Records
 from thresher.rng import seeded
 

@@ -11,10 +11,10 @@ import thresher
 from depth import depth
 from thresher import cli
 from thresher.cli import demo, time_to_target
+from thresher.cli._comparison import progress_on
 from thresher.cli._console import targets_table
-from thresher.cli._progress import progress_on
-from thresher.experiments.comparison.job import Job
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.comparison.controls import Job
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 OWN = """
@@ -269,7 +269,7 @@ def test_table_of_targets():
 
 
 def test_the_default_margin_of_the_command_line_is_that_of_the_comparison():
-    from thresher.cli import _options
+    from thresher.cli import _console as _options
     from thresher.experiments.comparison import summary
 
     assert _options.DEFAULT_MARGIN == summary.DEFAULT_MARGIN

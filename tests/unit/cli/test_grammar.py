@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 from thresher import cli
+from thresher.cli._comparison import progress_on
 from thresher.cli._console import announcer
-from thresher.cli._progress import progress_on
 from thresher.cli.app import app
 from thresher.cli.demo import demo
+from thresher.experiments.comparison.controls import Job
 from thresher.experiments.comparison.histories import SampleEpoch, SampleHistory
-from thresher.experiments.comparison.job import Job
-from thresher.experiments.recipes.loading import recipe_names
+from thresher.experiments.recipes.schema import recipe_names
 from thresher.experiments.training.specs import MethodSpec
 from thresher.methods import names
 

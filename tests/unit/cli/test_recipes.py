@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from thresher import cli
 from thresher.cli.app import app
 from thresher.cli.recipes import flat
-from thresher.experiments.recipes import loading
+from thresher.experiments.recipes import schema as loading
 
 
 def said(*words):

@@ -17,7 +17,7 @@ from thresher.cli.score import score
 from thresher.experiments import tasks
 from thresher.experiments.comparison import scoring
 from thresher.experiments.comparison.scoring import SCORES, export, in_epochs, make_scores, part_of
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import parse_methods
 from thresher.scores import Scores

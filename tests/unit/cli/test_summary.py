@@ -9,15 +9,14 @@ import pytest
 from rich.console import Console
 
 from helpers import noted
-from thresher.cli import _progress
+from thresher.cli import _comparison as _progress
+from thresher.cli._comparison import print_summary, progress_on, summary_table
 from thresher.cli._console import print_table, targets_table
-from thresher.cli._progress import progress_on
-from thresher.cli._summary import print_summary, summary_table
 from thresher.cli.advise import advice_table
 from thresher.cli.methods import _method_card, _methods_table
 from thresher.cli.recipes import _recipe_table
 from thresher.cli.reproduce import _artefact_table
-from thresher.experiments.comparison.job import Job
+from thresher.experiments.comparison.controls import Job
 from thresher.experiments.comparison.summary import summarise
 from thresher.experiments.training.specs import MethodSpec
 

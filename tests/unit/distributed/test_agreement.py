@@ -8,9 +8,9 @@ import torch
 from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
 
 from thresher import Kakurenbo, Prune
-from thresher.distributed.agreement import DisagreementError, agree, described, sampler_facts
-from thresher.distributed.threads import on_ranks
+from thresher.distributed.world import DisagreementError, agree, described, sampler_facts
 from thresher.scores import Scores
+from thresher.testing.threaded_world import on_ranks
 
 LIKE = {"seed": 0, "method": Kakurenbo(), "n": 100, "epochs": 5}
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.distributed.homecoming import DTYPES, common_dtypes, from_bits, numpy_dtype, on_host_as_bits, send_home
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.threads import on_ranks
+from thresher.distributed.sharded_records import DTYPES, common_dtypes, from_bits, numpy_dtype, on_host_as_bits, send_home
+from thresher.testing.threaded_world import on_ranks
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -10,12 +10,12 @@ import torch
 from depth import depth
 from shard_cases import assert_one_plan, hard_columns, part_of_records, planned, records_of
 from thresher import EpochPlan, EpochSelectiveBackprop, FullData, InfoBatch, Kakurenbo, UniformSubset, Winnow
-from thresher.distributed.kept import HeldPlan, part_of_plan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder, RankOrder
-from thresher.distributed.threads import on_ranks
+from thresher.distributed.plan import HeldPlan, part_of_plan
 from thresher.selection import Lots, ids_of
 from thresher.shards import ALONE
+from thresher.testing.threaded_world import on_ranks
 
 N = 300
 ORDER = np.random.default_rng(1).permutation(N)

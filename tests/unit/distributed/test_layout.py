@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thresher.distributed.layout import UNIT, ShardLayout, equal_part, to_owners
-from thresher.distributed.threads import on_ranks
+from thresher.testing.threaded_world import on_ranks
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 100, 1000])

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thresher.distributed import marks as module
-from thresher.distributed.marks import Marks, number, packed, unpacked
+from thresher.distributed import bitmask as module
+from thresher.distributed.bitmask import Marks, number, packed, unpacked
 from thresher.exact import CHUNK
 
 

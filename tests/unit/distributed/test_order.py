@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thresher.distributed.order import AT_ONCE, KeptOrder, RankBatches, RankOrder, continued, drawn_rows
-from thresher.distributed.threads import on_ranks
 from thresher.shards import ALONE
+from thresher.testing.threaded_world import on_ranks
 
 
 def test_an_order_of_many_units():

@@ -2,7 +2,7 @@
 
 import torch
 
-from thresher.distributed.outbox import BLOCK, Outbox
+from thresher.distributed.sharded_records import BLOCK, Outbox
 
 
 def test_rows_come_out_as_they_were_noted():

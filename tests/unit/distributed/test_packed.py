@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thresher import EpochPlan
-from thresher.distributed.packed import PackedPlan
+from thresher.distributed.plan import PackedPlan
 from thresher.shards import ALONE, Shard
-from thresher.testing.questions import comparable_plan
+from thresher.testing.check import comparable_plan
 
 
 @given(st.data(), st.integers(1, 100), st.integers(0, 40), st.booleans())

@@ -9,11 +9,11 @@ import torch
 from depth import depth
 from helpers import over_instances
 from thresher import Forgetting
-from thresher.distributed import records as module
+from thresher.distributed import sharded_records as module
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.records import ShardedRecords
-from thresher.distributed.threads import on_ranks
+from thresher.distributed.sharded_records import ShardedRecords
 from thresher.records import NEVER_SEEN, Column, Records
+from thresher.testing.threaded_world import on_ranks
 
 CPU = torch.device("cpu")
 

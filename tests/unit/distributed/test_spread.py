@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.spread import Spread
-from thresher.distributed.threads import on_ranks
+from thresher.run.checkpoint import Spread
 from thresher.shards import ALONE
+from thresher.testing.threaded_world import on_ranks
 
 
 @pytest.mark.parametrize(("n", "size"), [(20, 1), (20, 2), (17, 3), (8, 4), (1, 3), (100, 7), (64, 8)])

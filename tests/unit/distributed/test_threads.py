@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from thresher.distributed.threads import LeftAloneError, Meeting, ThreadWorld, on_ranks
+from thresher.testing.threaded_world import LeftAloneError, Meeting, ThreadWorld, on_ranks
 
 
 def test_the_calls_of_a_world():

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import lightning_cases  # noqa: F401  # prepares the import of lightning
-from thresher.lightning.process_states import gathered, own_state
+from thresher.lightning.selection import gathered, own_state
 
 
 def test_one_process_has_its_state_as_it_is():

@@ -4,7 +4,7 @@ import pytest
 from torch import nn
 
 import lightning_cases  # noqa: F401  # prepares the import of lightning
-from thresher.lightning.stand_ins import CriterionInPlace, StandIns
+from thresher.lightning.selection import CriterionInPlace, StandIns
 
 
 class Owner(nn.Module):

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from depth import depth
 from thresher import EpochPlan
-from thresher.distributed.kept import HeldPlan
 from thresher.distributed.layout import ShardLayout
-from thresher.loading.dealing import Deal, deal_of, smaller_sizes, stands_for
+from thresher.distributed.plan import HeldPlan
+from thresher.loading.smaller_batches import Deal, deal_of, smaller_sizes, stands_for
 from thresher.methods.winnow import draw_keys
 from thresher.shards import ALONE
 

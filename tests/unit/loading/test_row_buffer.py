@@ -7,8 +7,8 @@ from torch.nn.utils.rnn import pack_sequence
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.loading.constants import differing_part
 from thresher.loading.row_buffer import RowBuffer
+from thresher.loading.trees import differing_part
 from thresher.plans import BatchPlan
 
 N, B, T, F, C = 48, 8, 5, 3, 3

@@ -9,14 +9,13 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 import thresher
-from thresher.distributed.kept import HeldPlan
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.threads import on_ranks
-from thresher.loading.control import OrderPlace
-from thresher.loading.order import IdBatchSampler
-from thresher.loading.shared_order import SharedOrder
+from thresher.distributed.plan import HeldPlan
+from thresher.loading.distributed_order import SharedOrder
+from thresher.loading.order import IdBatchSampler, OrderPlace
 from thresher.plans import EpochPlan
 from thresher.shards import ShardColumns
+from thresher.testing.threaded_world import on_ranks
 
 N = 3000
 

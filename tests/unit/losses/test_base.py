@@ -19,7 +19,7 @@ from loss_cases import (
     randn,
 )
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.losses.base import unreadable
 
 

@@ -28,7 +28,7 @@ from loss_cases import (
     randn,
 )
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import OTHER_FUNCTIONS, OTHER_MODULES, adapt
+from thresher.losses.adapters import OTHER_FUNCTIONS, OTHER_MODULES, adapt
 
 N, B, C = 24, 8, 3
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from loss_cases import CASES, CHECKS, ELEMENTS, WEIGHT, B, C, T, everything, for_each, leaf, rand, randn
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 
 # torch itself says that the mean of KLDiv is a peculiar one.
 pytestmark = pytest.mark.filterwarnings("ignore:reduction. 'mean' divides:UserWarning")

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 from thresher.losses.signals import class_errors, labels_of, of_classes
 
 B, C, T = 7, 5, 3

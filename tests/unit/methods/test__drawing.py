@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thresher.exact import CHUNK
-from thresher.methods._drawing import Chances, drawn_ids, drawn_plan, full_plan, unbiased_weights
+from thresher.methods._base import Chances, drawn_ids, drawn_plan, full_plan, unbiased_weights
 from thresher.rng import seeded
 
 NAN = math.nan

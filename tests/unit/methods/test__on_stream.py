@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from helpers import assert_same
 from thresher import Winnow
-from thresher.methods._on_stream import OnStream
+from thresher.methods._adapted import OnStream
 from thresher.methods.contract import BatchMethod
 
 

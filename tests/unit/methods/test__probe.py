@@ -14,7 +14,7 @@ from helpers import over_instances
 from thresher.methods._probe import GIVEN_BACK, HELD, WAS_BEHIND, HeldBack, Rise, rise
 from thresher.records import NEVER_SEEN, Column, Records
 from thresher.rng import seeded
-from thresher.testing.questions import comparable
+from thresher.testing.check import comparable
 
 CPU = torch.device("cpu")
 N, EPOCHS = 120, 10

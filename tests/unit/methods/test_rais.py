@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from thresher import Rais
-from thresher.methods._drawing import Chances
+from thresher.methods._base import Chances
 from thresher.methods.rais import (
     TRUSTING,
     features,

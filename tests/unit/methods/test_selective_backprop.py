@@ -9,8 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from thresher import BatchPlan, SelectiveBackprop
-from thresher.methods._ranked import top_positions
-from thresher.methods._recent import extended_history
+from thresher.methods._base import extended_history, top_positions
 from thresher.methods.selective_backprop import percentile, precedence
 from thresher.rng import seeded
 

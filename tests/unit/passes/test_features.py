@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from thresher.passes.features import watch_last_linear
+from thresher.passes.engine import watch_last_linear
 
 
 class Reversed(nn.Module):

@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from thresher.experiments.comparison.summary import summarise
-from thresher.experiments.training.recording import LOSS_BINS, distribution
-from thresher.experiments.training.sample_history import RunHistory
+from thresher.experiments.training.samples import LOSS_BINS, RunHistory, distribution
 from thresher.experiments.training.store import write_json
 
 EPOCHS = 12

@@ -8,11 +8,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.experiments.comparison.closing import conclude
-from thresher.experiments.comparison.summary import summarise
-from thresher.report.bottom_line import _ticks, bottom_line, chart
+from thresher.experiments.comparison.summary import conclude, summarise
+from thresher.report.first_screen import _ticks, bottom_line, chart, snippet
 from thresher.report.page import render_page
-from thresher.report.snippet import snippet
 from unit.report.cases import HOSTILE, comparison
 
 NAMES = {"full": 0.0, "kakurenbo": 0.3}

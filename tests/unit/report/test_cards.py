@@ -10,10 +10,10 @@ import torch
 from thresher import cli, methods
 from thresher.cli.methods import methods as command
 from thresher.experiments.training.store import write_json
-from thresher.methods.card import Card
-from thresher.methods.contract import Requirements
+from thresher.methods.contract import Card, Requirements
 from thresher.records import Column, Records
-from thresher.report import cards, measured
+from thresher.report import cards
+from thresher.report import cards as measured
 
 ROOT = Path(__file__).parents[3]
 COMMAND = "python -m thresher.report.cards docs/methods"

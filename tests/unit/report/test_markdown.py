@@ -3,9 +3,8 @@
 import json
 
 from thresher.cli.report import report
-from thresher.experiments.comparison.closing import NOT_COUNTED, closing, time_beside_cost
-from thresher.experiments.comparison.summary import summarise
-from thresher.report.markdown import as_markdown
+from thresher.experiments.comparison.summary import NOT_COUNTED, closing, summarise, time_beside_cost
+from thresher.report.page import as_markdown
 from unit.report.cases import comparison, save
 
 

@@ -1,5 +1,5 @@
 from thresher.experiments.training.store import write_json
-from thresher.report.measured import NOT_MEASURED, measurements
+from thresher.report.cards import NOT_MEASURED, measurements
 
 
 def row(method, control_of=None, mean=0.9):

@@ -10,8 +10,7 @@ import pytest
 from thresher.cli.report import report
 from thresher.experiments.comparison.summary import summarise
 from thresher.report import page as pages
-from thresher.report.page import SECTIONS, render_page, write_report
-from thresher.report.plotly_js import plotly_js
+from thresher.report.page import SECTIONS, plotly_js, render_page, write_report
 from thresher.report.sheets import sheets
 from unit.report.cases import HOSTILE, comparison, save
 

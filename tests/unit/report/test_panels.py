@@ -8,6 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from thresher.report.charts import DASHES, SYMBOLS
 from thresher.report.panels import (
     LINES,
     MARKERS,
@@ -19,7 +20,6 @@ from thresher.report.panels import (
     plotly_figure,
     write_panels,
 )
-from thresher.report.style import DASHES, SYMBOLS
 
 CURVES = [
     Curve("a < b", [(0.5, 20.0, 18.0, 22.0), (1.0, 10.0, 9.0, 11.0)]),

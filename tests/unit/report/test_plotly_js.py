@@ -2,7 +2,7 @@ import json
 import re
 from pathlib import Path
 
-from thresher.report.plotly_js import plotly_js
+from thresher.report.page import plotly_js
 
 BUILT_FROM = Path(__file__).parents[3] / "tools" / "plotly"
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from thresher.report import sample_charts
+from thresher.report import charts as sample_charts
 from thresher.report.loading import histories
 from unit.report.cases import EPOCHS, comparison
 

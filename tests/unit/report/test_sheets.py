@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from thresher.experiments.training.standing_out import MOST_OF_A_CLASS, MOST_TOGETHER, standing_out
+from thresher.experiments.training.samples import MOST_OF_A_CLASS, MOST_TOGETHER, standing_out
 from thresher.report import sheets
 from unit.report.cases import comparison
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from thresher.report.style import INK, METHOD_COLOURS, Look, escaped, line_trace, look, looks, median_traces, short, wrapped
+from thresher.report.charts import INK, METHOD_COLOURS, Look, escaped, line_trace, look, looks, median_traces, short, wrapped
 from unit.report.cases import HOSTILE, comparison
 
 

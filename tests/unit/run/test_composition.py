@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 from thresher import BatchPlan, Column, EpochPlan
-from thresher.methods._on_subset import OnSubset
+from thresher.methods._adapted import OnSubset
 
 N, B, C, D = 40, 8, 4, 6
 

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher.run.learning_rate import StepHooks
+from thresher.run.optimizer_steps import StepHooks
 
 
 class Recorder(torch.optim.SGD):

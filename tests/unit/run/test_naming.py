@@ -3,7 +3,7 @@
 import pytest
 
 import thresher
-from thresher.run.naming import method_of
+from thresher.run.attach import method_of
 
 
 @pytest.mark.parametrize(

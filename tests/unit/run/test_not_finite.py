@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from thresher.run import not_finite as module
-from thresher.run.not_finite import not_finite
+from thresher.run import epochs as module
+from thresher.run.epochs import not_finite
 
 
 @pytest.mark.parametrize("piece", [1, 3, 100])

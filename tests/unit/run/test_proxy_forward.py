@@ -235,7 +235,7 @@ def test_it_needs_a_model_and_an_optimizer_of_its_own():
 
 
 def test_several_processes_are_refused():
-    from thresher.run.proxy_forward import check_proxy
+    from thresher.run.proxy import check_proxy
 
     two: Any = SimpleNamespace(size=2)
     with pytest.raises(ValueError, match="`proxy` is trained by one process, and 2 processes would each train another one"):

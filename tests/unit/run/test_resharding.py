@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import thresher
-from thresher.distributed.threads import on_ranks
-from thresher.run.resharding import Resharding
+from thresher.run.checkpoint import Resharding
+from thresher.testing.threaded_world import on_ranks
 
 LOADER = SimpleNamespace(sizes=SimpleNamespace(batch_size=4))
 

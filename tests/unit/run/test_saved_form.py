@@ -8,14 +8,12 @@ import torch
 
 import thresher
 from helpers import assert_same
-from thresher.distributed.kept import part_of_plan
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.packed import PackedPlan
-from thresher.distributed.threads import on_ranks
+from thresher.distributed.plan import PackedPlan, part_of_plan
 from thresher.plans import EpochPlan
-from thresher.run.saved_form import SavedForm
-from thresher.run.state_checks import check_form
+from thresher.run.checkpoint import SavedForm, check_form
 from thresher.shards import Shard
+from thresher.testing.threaded_world import on_ranks
 
 N = 2500
 KEPT = torch.arange(N)[torch.rand(N, generator=torch.Generator().manual_seed(0)) < 0.6]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from thresher.cost import Cost
-from thresher.run.stopwatch import Stopwatch
+from thresher.run.optimizer_steps import Stopwatch
 
 
 class Clock:

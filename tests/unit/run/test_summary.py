@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 from thresher.cost import Cost
-from thresher.run.summary import as_html, as_text, as_written, facts, numbers_of
+from thresher.run.run import as_html, as_text, as_written, facts, numbers_of
 
 N = 40
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from thresher.attribution.meter import Meter
+from thresher.attribution.cost_meter import Meter
 from thresher.cost import Cost
-from thresher.run.trained import Trained
+from thresher.run.batch_selection import Trained
 from thresher.subset import SubsetBackward, subset_backward
 
 

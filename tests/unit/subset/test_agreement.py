@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from subset_cases import numbers, wrap
-from thresher.subset.agreement import check_agreement
 from thresher.subset.graphs import Unclear, Unsupported
+from thresher.subset.verify import check_agreement
 
 N = 7
 

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from subset_cases import Calls, numbers, same_as_plain, traced, wrap
-from thresher.subset import kinds, module, subset_backward
+from thresher.subset import module, subset_backward
+from thresher.subset import trace_key as kinds
 
 X = numbers(7, 6)
 ROWS = [1, 4]

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from depth import depth
 from subset_cases import Calls, Causal, Recurrent, ViT, numbers, same_as_plain, tokens, traced, wrap
-from thresher.subset import kept_rows, kinds, making, mixing, subset_backward
+from thresher.subset import kept_rows, making, mixing, subset_backward
+from thresher.subset import trace_key as kinds
 from thresher.subset.graphs import Graphs, Unsupported
 
 ROWS = [1, 4]

@@ -4,7 +4,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from thresher.subset.memory import aten, reuse_memory
+from thresher.subset.making import aten, reuse_memory
 
 
 def graph_of(function, *inputs):

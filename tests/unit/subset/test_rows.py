@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depth import depth
-from thresher.subset.rows import Layout, Taker
+from thresher.subset.graphs import Layout, Taker
 
 
 @st.composite

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from thresher.subset.settings import Settings
+from thresher.subset.trace_key import Settings
 
 
 class Part(nn.Module):

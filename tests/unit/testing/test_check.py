@@ -12,8 +12,8 @@ from torch import Tensor
 import thresher
 from depth import depth
 from thresher.methods import Requirements
-from thresher.methods._ranked import KeepLargest
-from thresher.methods.card import Card
+from thresher.methods._base import KeepLargest
+from thresher.methods.contract import Card
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
 from thresher.selection import ids_of, on_host, share, smallest

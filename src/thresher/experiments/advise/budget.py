@@ -10,10 +10,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
+from thresher.experiments.advise.advise import larger_budget_command, next_command
+from thresher.experiments.advise.pace import torch_threads
 from thresher.experiments.advise.probe import Says, quietly
-from thresher.experiments.advise.ranking import larger_budget_command, next_command
-from thresher.experiments.advise.turns import torch_threads
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec, Spec
 

@@ -1,11 +1,153 @@
-"""What a step of full training takes, part by part, and how loading and computing overlap."""
+"""What a step of full training takes, part by part, timed in turns on batches that are prepared before."""
 
+import random
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from thresher.cost import break_even
-from thresher.experiments.advise.turns import Spent, take_turns
+from thresher.experiments.training.loop import Clock, sizes_of
+from thresher.loading.trees import to_device
+
+
+class Spent(NamedTuple):
+    """Wall and CPU time in seconds."""
+
+    wall: float
+    cpu: float
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Sets the number of CPU threads of torch inside the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def time_steps(batches: Iterable[Any], act: Callable[[Any], Any], count: int) -> Spent:
+    """Times a function over batches until all work is done, on the device as well.
+
+    Args:
+        batches: The batches, `count` of them.
+        act: Function that is called with each batch.
+        count: Number by which the times are divided.
+
+    Returns:
+        Seconds per batch.
+    """
+    clock = Clock()
+    with clock.running():
+        for batch in batches:
+            act(batch)
+    return Spent(clock.wall_s / count, clock.cpu_s / count)
+
+
+def take_turns(
+    sides: Sequence[Callable[[], Spent]],
+    *,
+    rounds: int,
+    seed: int,
+    calls: int = 1,
+    warm_up: int = 1,
+    last: Sequence[Callable[[], Spent] | None] = (),
+) -> list[list[Spent]]:
+    """Calls functions that time themselves, in turns and in an order that is drawn anew each time.
+
+    Args:
+        sides: The functions to compare.
+        rounds: Number of rounds.
+        seed: Random seed of the order; no global random state is used.
+        calls: Number of calls of each function in a round.
+        warm_up: Number of calls of each function before the first round, which are not counted.
+        last: Functions that are called at the end of each round, one per side; None where a side has none.
+
+    Returns:
+        Seconds of each side in each round, summed over the calls of the round.
+    """
+    draw, order = random.Random(seed), list(range(len(sides)))
+    for _ in range(warm_up):
+        for side in sides:
+            side()
+    times: list[list[Spent]] = [[] for _ in sides]
+    for _ in range(rounds):
+        of_round: list[list[Spent]] = [[] for _ in sides]
+        for _ in range(calls):
+            draw.shuffle(order)
+            for i in order:
+                of_round[i].append(sides[i]())
+        for i, finish in enumerate(last):
+            if finish is not None:
+                of_round[i].append(finish())
+        for of_side, found in zip(times, of_round, strict=True):
+            of_side.append(Spent(sum(spent.wall for spent in found), sum(spent.cpu for spent in found)))
+    return times
+
+
+class PreparedBatch(NamedTuple):
+    """A batch that is already collated."""
+
+    batch: Any
+
+
+class PreparedBatches(Dataset[Any]):
+    """A dataset of samples whose batches are already collated and on the device.
+
+    Args:
+        samples: Samples of the user's dataset.
+        batches: Batches of all samples, in order.
+        size: Number of samples of each batch.
+
+    Attributes:
+        times: Number of times that the same samples come, one after the other. Default: 1.
+    """
+
+    def __init__(self, samples: Sequence[Any], batches: Sequence[Any], size: int) -> None:
+        self._samples, self._batches, self._size = samples, batches, size
+        self.times = 1
+
+    def __len__(self) -> int:
+        return self.times * len(self._samples)
+
+    def __getitem__(self, i: int) -> Any:
+        return self._samples[i % len(self._samples)]
+
+    def __getitems__(self, ids: Sequence[int]) -> PreparedBatch:
+        """Returns the batch that begins with the first of the ids."""
+        return PreparedBatch(self._batches[ids[0] % len(self._samples) // self._size])
+
+
+def prepared_loader(
+    loader: DataLoader[Any], batches: int, device: torch.device, seed: int, *, halves: bool = False
+) -> DataLoader[Any]:
+    """Returns a loader of `PreparedBatches`, made of random samples of another loader's dataset.
+
+    Args:
+        loader: The loader whose dataset, batch size and collate function are used.
+        batches: Number of batches at most; one batch of all samples where there are fewer than a batch.
+        device: Device that the batches are moved to.
+        seed: Random seed that decides which samples are taken.
+        halves: Whether batches have half of the size. Default: False.
+    """
+    dataset: Any = loader.dataset
+    size = min(sizes_of(loader)[1], len(dataset)) // (1 + halves)
+    wanted = min(batches, len(dataset) // size) * size
+    ids = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed))[:wanted].tolist()
+    samples, collate = [dataset[i] for i in ids], loader.collate_fn
+    made = [to_device(collate(samples[i : i + size]), device) for i in range(0, wanted, size)]
+
+    def collate_or_unwrap(found: Any) -> Any:
+        return found.batch if isinstance(found, PreparedBatch) else collate(found)
+
+    return DataLoader(PreparedBatches(samples, made, size), batch_size=size, collate_fn=collate_or_unwrap)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import thresher
-from thresher.experiments.advise.forecast import columns_of, forecast, is_foreseeable
-from thresher.experiments.advise.outlook import GRADIENT_NORM
-from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
-from thresher.experiments.advise.prepared import PreparedBatches, prepared_loader
-from thresher.experiments.advise.turns import Spent, time_steps
+from thresher.experiments.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
+from thresher.experiments.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
 from thresher.experiments.training.loop import Clock, as_number, fresh_accelerator, sizes_of
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Training

@@ -1,31 +1,33 @@
-"""Trains methods, full training and controls of the same cost, with the same seeds."""
+"""Trains methods, full training and controls of the same cost, with the same seeds, until the verdicts are decided if asked."""
 
+import math
 import statistics
 import sys
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
-from thresher.experiments.comparison.job import (
+from thresher.experiments.comparison.controls import (
     CONTROLS,
     FULL_TRAINING,
+    Arm,
     Control,
     Job,
+    Rates,
     as_placebo,
     has_controls,
     why_no_placebo_of,
 )
-from thresher.experiments.comparison.rates import Rates
-from thresher.experiments.comparison.summary import DEFAULT_MARGIN, any_busy, summarise
-from thresher.experiments.comparison.together import TogetherWorkers
-from thresher.experiments.comparison.workers import Advanced, RunRefusedError, Warned, Workers
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.comparison.summary import DEFAULT_MARGIN, any_busy, kind_of, summarise
+from thresher.experiments.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.loop import TEXTBOOK, with_costs
 from thresher.experiments.training.processes import check_joined, number_of_processes, of_first
-from thresher.experiments.training.recording import LOSS_BINS
+from thresher.experiments.training.samples import LOSS_BINS
 from thresher.experiments.training.specs import Spec
-from thresher.experiments.training.store import RUNS, Store, versions
+from thresher.experiments.training.store import LOOKS, RUNS, Store, versions
 from thresher.scores.table import pyarrow
 
 JOBS = 2
@@ -352,3 +354,118 @@ class ComparedRuns:
         ratio = self.store.backward_to_forward
         run = with_costs(self._done[job.key], ratio)
         return run | self.store.beside(job.key) | {"cost": run["cost"] | {"backward_to_forward": ratio}}
+
+
+LOOK_SEEDS = (10_000, 10_001)
+"""Seeds of the runs that rates are chosen by, and that do not count."""
+
+
+def chosen_rates(
+    task: str, methods: Sequence[Spec], seeds: Sequence[int], epochs: int, out: Path, factors: Sequence[float], **options: Any
+) -> Rates:
+    """Tries every arm of a comparison with the same factors on its learning rate, and returns the best factor of each.
+
+    A control is tried at the cost of its method, and a placebo is not tried: it has the rate of its method. Where two factors
+    are equally good, the one nearer to 1 is chosen.
+
+    Args:
+        task: Name of the task, see `compare`.
+        methods: Methods to compare.
+        seeds: Seeds that count.
+        epochs: Number of epochs of every run.
+        out: Folder of the comparison; the runs are in its folder `LOOKS`.
+        factors: Factors on the learning rate.
+        options: Further arguments of `compare`.
+
+    Raises:
+        ValueError: A seed that counts is one of `LOOK_SEEDS`, a factor makes a training fail, or an argument of `compare` is
+            not possible.
+    """
+    if shared := sorted({*seeds} & {*LOOK_SEEDS}):
+        raise ValueError(
+            f"--rates: tries rates with the seeds {LOOK_SEEDS}, which must not count; leave {shared} out of --seeds"
+        )
+    found: dict[Arm, dict[float, list[float]]] = {}
+    for factor in factors:
+        try:
+            results = compare(task, methods, LOOK_SEEDS, epochs, out / LOOKS, rates=Rates(everywhere=factor), **options)
+        except RunValueError as error:
+            raise ValueError(
+                f"--rates: with the factor {factor:g}, {error}. Leave this factor out, if it is the reason."
+            ) from error
+        for run in results["runs"]:
+            arm: Any = (run["control_of"] or run["method"], kind_of(run))
+            found.setdefault(arm, {}).setdefault(factor, []).append(run["metric"]["value"])
+    chosen = {
+        arm: max(tried, key=lambda factor, tried=tried: (mean(tried[factor]), -abs(factor - 1))) for arm, tried in found.items()
+    }
+    return Rates(chosen, factors, LOOK_SEEDS)
+
+
+GROWTH = 1.5
+"""Factor by which the number of seeds grows from one look to the next."""
+
+
+def look_sizes(first: int, most: int) -> list[int]:
+    """Returns the numbers of seeds after which the verdicts are looked at: few looks, because each of them costs power.
+
+    Args:
+        first: Number of seeds at the first look, 1 or more.
+        most: Largest number of seeds.
+
+    Example:
+        >>> look_sizes(3, 12)
+        [3, 5, 8, 12]
+    """
+    sizes = [min(first, most)]
+    while sizes[-1] < most:
+        sizes.append(min(most, max(sizes[-1] + 1, math.ceil(GROWTH * sizes[-1]))))
+    return sizes
+
+
+def undecided(results: dict[str, Any]) -> list[str]:
+    """Returns the methods of which a verdict is not decided, against full training or against a control.
+
+    Args:
+        results: Content of results.json.
+    """
+    methods = [row for row in results["summary"] if row["control_of"] is None and row["finding"] is not None]
+    return [
+        row["method"] for row in methods if "unclear" in (row["finding"], *(one["finding"] for one in row["against"].values()))
+    ]
+
+
+def compare_until_decided(
+    task: str, methods: Sequence[Spec], seeds: Sequence[int], epochs: int, out: Path, *, most: int, **options: Any
+) -> dict[str, Any]:
+    """Compares with more and more seeds until every verdict is decided, or until there are as many seeds as allowed.
+
+    Looking several times finds differences by chance more often than looking once. So the verdicts are corrected for the number
+    of looks, which is fixed beforehand.
+
+    Args:
+        task: Name of the task, see `compare`.
+        methods: Methods to compare.
+        seeds: Seeds of the first look; the smallest numbers that are not among them are added.
+        epochs: Number of epochs of every run.
+        out: Folder of the comparison.
+        most: Largest number of seeds, at least as many as `seeds`.
+        options: Further arguments of `compare`.
+
+    Returns:
+        The content of results.json after the last look.
+
+    Raises:
+        ValueError: `most` is smaller than the number of seeds, or an argument of `compare` is not possible.
+    """
+    if most < len(seeds):
+        raise ValueError(f"--max-seeds {most} is less than the {len(seeds)} seeds of --seeds; give at least as many")
+    sizes = look_sizes(len(seeds), most)
+    more = [number for number in range(most + len(seeds)) if number not in seeds]
+    results: dict[str, Any] = {}
+    for size in sizes:
+        now = [*seeds, *more][:size]
+        results = compare(task, methods, now, epochs, out, looks=sizes, **options)
+        if not undecided(results):
+            break
+    return results

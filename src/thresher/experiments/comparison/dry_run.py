@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
-from thresher.experiments.advise.pace import Pace
+from thresher.experiments.advise.pace import Pace, torch_threads
 from thresher.experiments.advise.probe import Probe, Says, chooses_in_forward, quietly
-from thresher.experiments.advise.turns import torch_threads
 from thresher.experiments.comparison.compare import JOBS, ComparedRuns, Watcher, folder_identity
-from thresher.experiments.comparison.job import FULL_TRAINING, Control, Job
+from thresher.experiments.comparison.controls import FULL_TRAINING, Control, Job
 from thresher.experiments.comparison.summary import left_out_sentence
 from thresher.experiments.comparison.workers import Finished
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.tasks.script import errors_placed
 from thresher.experiments.training.loop import TEXTBOOK, Clock, rehearse, sizes_of, with_costs
 from thresher.experiments.training.processes import number_of_processes
@@ -36,7 +35,7 @@ PROBE_SECONDS = 20.0
 """Time limit for the epochs of the probe, in seconds."""
 BEGIN = """
 import torch, thresher.experiments.training.loop, thresher.experiments.comparison.workers
-from thresher.experiments.training.memory import StepMemory
+from thresher.experiments.training.loop import StepMemory
 StepMemory(torch.device("cpu"))
 """
 """What a worker imports and sets up before it trains."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from thresher import methods
 from thresher.experiments.training.files import JsonRun, read_checked
-from thresher.experiments.training.sample_history import class_name
+from thresher.experiments.training.samples import class_name
 from thresher.experiments.training.store import RUNS
 from thresher.methods.registry import nearest_name
 

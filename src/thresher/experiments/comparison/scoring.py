@@ -14,16 +14,16 @@ from torch.utils.data import DataLoader, Subset
 
 import thresher
 from thresher import rng, scores
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.loop import pair_of
 from thresher.experiments.training.processes import fresh_accelerator
-from thresher.experiments.training.recording import class_labels
+from thresher.experiments.training.samples import class_labels
 from thresher.experiments.training.store import versions, whole
 from thresher.experiments.training.trainable import Trainable, Training
 from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.methods.full import FullData
 from thresher.methods.registry import no_such
-from thresher.passes.features import watch_last_linear
+from thresher.passes.engine import watch_last_linear
 from thresher.records import Column
 from thresher.scores import Scores
 from thresher.scores.aum import margins

@@ -5,8 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thresher.experiments.tasks.networks.convolutional import resnet18, resnet20
-from thresher.experiments.tasks.networks.unet import UNet
+from thresher.experiments.tasks.networks import UNet, resnet18, resnet20
 from thresher.experiments.tasks.vision import optional
 from thresher.methods.registry import no_such
 

@@ -1,6 +1,7 @@
 """A recipe in the form that a comparison trains; see `training.trainable.Trainable`."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,20 +11,162 @@ from typing import Any
 
 import torch
 from accelerate import PartialState
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
-from thresher.experiments.recipes import datasets, loading
-from thresher.experiments.recipes.averaging import WeightAverage, decay_of
-from thresher.experiments.recipes.measuring import Measure
+from thresher.experiments.recipes import datasets
+from thresher.experiments.recipes import schema as loading
 from thresher.experiments.recipes.networks import network
-from thresher.experiments.recipes.scheduling import LearningRateFactor
-from thresher.experiments.recipes.schema import Recipe
-from thresher.experiments.tasks.base import Task
+from thresher.experiments.recipes.schema import EmaSection, Recipe, ScheduleSection
+from thresher.experiments.tasks.base import Task, confusion_matrix, mean_iou
 from thresher.experiments.tasks.vision import optional
 from thresher.experiments.training.specs import Composition, Spec, parse_methods
 from thresher.experiments.training.trainable import Training
+
+
+def decay_of(ema: EmaSection, batch: int, epochs: int) -> float:
+    """Returns the weight of the old average at each update: 1 - (1 - decay) * batch * steps / epochs, as in torchvision.
+
+    Args:
+        ema: Section of the recipe.
+        batch: Number of samples per step.
+        epochs: Number of epochs of the training.
+    """
+    return 1 - min(1.0, (1 - ema.decay) * batch * ema.steps / epochs)
+
+
+class WeightAverage:
+    """The moving average of weights and buffers, updated after steps of the optimizer.
+
+    Args:
+        model: Network to average; it does not change.
+        optimizer: Optimizer of the network.
+        decay: Weight of the old average at each update, see `decay_of`.
+        every: Number of steps between updates.
+        copied: Number of steps, those of the warm-up, in which the average is a copy of the network.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, decay: float, every: int, copied: int) -> None:
+        self._own, self._every, self._copied, self._steps = model, every, copied, 0
+        self._averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay), use_buffers=True)
+        optimizer.register_step_post_hook(lambda *_: self._after_step())
+
+    @property
+    def model(self) -> nn.Module:
+        """The network with averaged weights; before the first update the network itself."""
+        return self._averaged.module if self._averaged.n_averaged else self._own
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the average and the number of steps."""
+        return {"steps": self._steps, "averaged": self._averaged.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores a state."""
+        self._steps = state_dict["steps"]
+        self._averaged.load_state_dict(state_dict["averaged"])
+        self._averaged.to(next(self._own.parameters()).device)
+
+    def _after_step(self) -> None:
+        self._steps += 1
+        if self._steps % self._every:
+            return
+        self._averaged.to(next(self._own.parameters()).device)
+        if self._steps <= self._copied:
+            self._averaged.n_averaged.zero_()
+        self._averaged.update_parameters(self._own)
+
+
+EPOCH_TOLERANCE = 1e-9
+"""Number that is added to a number of epochs before it is rounded down."""
+
+
+@dataclass(frozen=True)
+class LearningRateFactor:
+    """The factor on the largest learning rate.
+
+    Epochs are those of the recipe: a training with fewer epochs goes through the same schedule faster.
+
+    Args:
+        schedule: Section of the recipe.
+        epochs: Number of epochs of the recipe.
+    """
+
+    schedule: ScheduleSection
+    epochs: int
+
+    def __call__(self, progress: float) -> float:
+        """Returns the factor when a share of training, [0, 1], is done."""
+        epoch, warmup = progress * self.epochs, self.schedule.warmup_epochs
+        if epoch < warmup:
+            return self.schedule.warmup_from + (1 - self.schedule.warmup_from) * epoch / warmup
+        whole = math.floor(epoch + EPOCH_TOLERANCE)
+        match self.schedule.decay:
+            case "step":
+                return self._stepped(epoch + EPOCH_TOLERANCE)
+            case "cosine":
+                return self._cosine(whole / self.epochs)
+            case "cosine_after_warmup":
+                return self._cosine((whole - warmup) / (self.epochs - warmup))
+            case "cosine_iter":
+                return self._cosine(progress)
+            case "none":
+                return 1.0
+
+    def _stepped(self, epoch: float) -> float:
+        """Returns `rate` to the power of the number of steps so far."""
+        every, rate = self.schedule.every, self.schedule.rate or 1.0
+        if every is not None:
+            return rate ** math.floor(epoch / every)
+        return rate ** sum(epoch >= boundary for boundary in self.schedule.epochs)
+
+    def _cosine(self, done: float) -> float:
+        """Returns the factor of a cosine from 1 to `floor`."""
+        floor = self.schedule.floor
+        return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, done))))
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Measures a network on test batches; larger is better.
+
+    Args:
+        batches: Test batches, pairs of inputs and targets; each test iterates over them again.
+        metric: Name of the metric: "accuracy", "mean IoU" or "-loss".
+        criterion: Loss function for "-loss", which returns a mean over targets.
+        average: Average of the weights to measure instead of the network. Default: none, the network itself is measured.
+    """
+
+    batches: Iterable[tuple[Tensor, Tensor]]
+    metric: str
+    criterion: Callable[[Any, Any], Tensor]
+    average: WeightAverage | None = None
+
+    def __call__(self, model: nn.Module) -> float:
+        """Returns the metric in evaluation mode; the model ends in training mode."""
+        tested = self.tested(model)
+        device = next(tested.parameters()).device
+        tested.eval()
+        with torch.inference_mode():
+            total = sum(self._statistics(tested(x.to(device)), y.to(device)) for x, y in self.batches)
+        model.train()
+        assert isinstance(total, Tensor)
+        return mean_iou(total) if self.metric == "mean IoU" else float(total[0] / total[1])
+
+    def tested(self, model: nn.Module) -> nn.Module:
+        """Returns the network that is measured: the model, or the average of its weights."""
+        return model if self.average is None else self.average.model
+
+    def _statistics(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Returns the statistics of a batch, whose sum over the batches gives the metric."""
+        if self.metric == "mean IoU":
+            return confusion_matrix(outputs, targets)
+        count = torch.tensor(targets.numel(), device=targets.device)
+        if self.metric == "accuracy":
+            return torch.stack([(outputs.argmax(1) == targets).sum(), count])
+        return torch.stack([-self.criterion(outputs, targets) * count.float(), count.float()])
+
 
 PREFIX = "recipe:"
 """Prefix of the name of a recipe in places that also take other tasks."""

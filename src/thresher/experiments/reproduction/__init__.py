@@ -2,9 +2,7 @@
 
 from thresher.experiments.reproduction.ada_selection import ADA_SELECTION_ARTEFACTS
 from thresher.experiments.reproduction.diet_sb import DIET_SB_ARTEFACTS
-from thresher.experiments.reproduction.kakurenbo import KAKURENBO_TABLES
-from thresher.experiments.reproduction.kakurenbo_inside import KAKURENBO_INSIDE_FIGURES
-from thresher.experiments.reproduction.kakurenbo_relief import KAKURENBO_RELIEF_FIGURES
+from thresher.experiments.reproduction.kakurenbo import KAKURENBO_INSIDE_FIGURES, KAKURENBO_RELIEF_FIGURES, KAKURENBO_TABLES
 from thresher.experiments.reproduction.selective_backprop import SELECTIVE_BACKPROP_ARTEFACTS
 
 ARTEFACTS = {

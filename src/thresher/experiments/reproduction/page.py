@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thresher.experiments.reproduction.artefact import VERDICTS, with_interval
-from thresher.experiments.training.tables import markdown_table
+from thresher.experiments.training.files import markdown_table
 
 PAGE_HEAD = """# Which results of the papers reproduce
 

@@ -5,13 +5,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from thresher.experiments.tasks.base import Task
+from thresher.experiments.tasks.base import Data, Task, training_subset
 from thresher.experiments.tasks.contours import CONTOUR_TASKS
-from thresher.experiments.tasks.data.base import Data, training_subset
-from thresher.experiments.tasks.images import IMAGE_TASKS
+from thresher.experiments.tasks.images import IMAGE_TASKS, SMALL_TASKS
 from thresher.experiments.tasks.regression import REGRESSION_TASKS
 from thresher.experiments.tasks.relief import RELIEF_TASKS
-from thresher.experiments.tasks.small import SMALL_TASKS
 from thresher.experiments.tasks.text import TEXT_TASKS
 from thresher.methods.registry import no_such
 

@@ -1,19 +1,179 @@
-"""A task: data, a network, and settings that train it well."""
+"""A task: data, a network, settings that train it well, and its metrics."""
 
+import gzip
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
-from thresher.experiments.tasks.data.base import Data
-from thresher.experiments.tasks.metrics import EvaluationBatches, accuracy
 from thresher.experiments.training.trainable import Training
+
+
+@dataclass(frozen=True)
+class Data:
+    """The training samples and the test samples of a task.
+
+    Args:
+        train: Dataset of training samples, pairs of an input and a target.
+        test_inputs: Inputs of the network: images of shape (N, channels, H, W), rows of shape (N, features), or tokens of
+            shape (N, length).
+        test_targets: Class labels of shape (N,), (N, positions) or (N, H, W), int64, or values of shape (N, outputs), float32.
+    """
+
+    train: TensorDataset
+    test_inputs: Tensor
+    test_targets: Tensor
+
+
+def training_subset(data: Data, samples: int) -> Data:
+    """Returns the data with a subset of the training samples, always the same one, and with all test samples.
+
+    If each sample has one label, the numbers of samples per class differ by at most one.
+
+    Args:
+        data: Data of a task.
+        samples: Number of training samples to keep.
+
+    Raises:
+        ValueError: A class has too few samples or would have none, or there are too few samples in total.
+    """
+    targets = data.train.tensors[1]
+    order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
+    one_label = targets.dim() == 1 and not targets.is_floating_point()
+    ids = _of_each_class(targets, order, samples) if one_label else order[:samples]
+    if len(ids) < samples:
+        raise ValueError(f"a part of the training samples has 1 to {len(order)} of them, got {samples}")
+    return replace(data, train=TensorDataset(*(tensor[ids.sort().values] for tensor in data.train.tensors)))
+
+
+def with_wrong_labels(data: Data, share: float) -> Data:
+    """Returns the data with a share of the training labels replaced by another class, always the same ones; test labels stay.
+
+    Args:
+        data: Data of a task with one class per sample.
+        share: Share of the training labels, [0, 1]: exactly floor(share * N) labels.
+    """
+    inputs, labels = data.train.tensors
+    generator = torch.Generator().manual_seed(1)
+    classes, wrong = int(labels.max()) + 1, torch.randperm(len(labels), generator=generator)[: int(share * len(labels) + 1e-9)]
+    changed = labels.clone()
+    changed[wrong] = (labels[wrong] + torch.randint(1, classes, (len(wrong),), generator=generator)) % classes
+    return replace(data, train=TensorDataset(inputs, changed))
+
+
+def _of_each_class(labels: Tensor, order: Tensor, samples: int) -> Tensor:
+    classes = int(labels.max()) + 1
+    wanted = [samples // classes + (number < samples % classes) for number in range(classes)]
+    of_class = [order[labels[order] == number] for number in range(classes)]
+    if not wanted[-1] or any(len(ids) < count for ids, count in zip(of_class, wanted, strict=True)):
+        most = classes * min(map(len, of_class))
+        raise ValueError(
+            f"a part of the training samples has {classes} to {most} of them, as many of each class; got {samples}"
+        )
+    return torch.cat([ids[:count] for ids, count in zip(of_class, wanted, strict=True)])
+
+
+GZIP = b"\x1f\x8b"
+UNSIGNED_BYTE = 0x08
+
+
+def read_idx(path: Path, dimensions: int) -> NDArray[np.uint8]:
+    """Reads a whole file.
+
+    Args:
+        path: Path of the file, gzipped or not.
+        dimensions: Number of dimensions: 3 for images, 1 for labels.
+
+    Returns:
+        The array, with the shape in the header.
+
+    Raises:
+        ValueError: The file has another format, is truncated or damaged; the message names the file.
+    """
+    content = _decompressed(path)
+    magic = bytes((0, 0, UNSIGNED_BYTE, dimensions))
+    if content[:4] != magic:
+        raise ValueError(f"{path}: not an IDX file of {dimensions}-D bytes: begins with {content[:4].hex()}, not {magic.hex()}")
+    begin = 4 + 4 * dimensions
+    if len(content) < begin:
+        raise ValueError(f"{path}: truncated: the header has {len(content)} of {begin} bytes")
+    shape = struct.unpack(f">{dimensions}I", content[4:begin])
+    expected, got = int(np.prod(shape, dtype=object)), len(content) - begin
+    if got != expected:
+        size = " x ".join(map(str, shape))
+        raise ValueError(f"{path}: {'truncated' if got < expected else 'damaged'}: {got} bytes of data for {size}")
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
+
+
+def _decompressed(path: Path) -> bytes:
+    raw = path.read_bytes()
+    if not raw.startswith(GZIP):
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: truncated or damaged gzip file: {error}") from error
+
+
+EvaluationBatches = Sequence[tuple[Tensor, Tensor]]
+"""Test batches in memory: pairs of inputs and targets."""
+
+
+def outputs_of(model: nn.Module, batches: EvaluationBatches) -> list[tuple[Tensor, Tensor]]:
+    """Returns the outputs of the model in evaluation mode, paired with the targets; the model ends in training mode."""
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.inference_mode():
+        found = [(model(x.to(device)), y.to(device)) for x, y in batches]
+    model.train()
+    return found
+
+
+def accuracy(model: nn.Module, batches: EvaluationBatches) -> float:
+    """Returns the share of targets whose class has the largest output; the model ends in training mode."""
+    right = [(outputs.argmax(1) == targets).sum() for outputs, targets in outputs_of(model, batches)]
+    return int(torch.stack(right).sum()) / sum(targets.numel() for _, targets in batches)
+
+
+def pixel_mean_iou(model: nn.Module, batches: EvaluationBatches) -> float:
+    """Returns the mean intersection over union of the classes, over all pixels; see `mean_iou`."""
+    return mean_iou(torch.stack([confusion_matrix(*pair) for pair in outputs_of(model, batches)]).sum(0))
+
+
+def confusion_matrix(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Counts the predicted classes of each target class.
+
+    Args:
+        outputs: Scores of the classes, shape (N, classes, ...).
+        targets: Classes, shape (N, ...), int64.
+
+    Returns:
+        Counts, shape (classes, classes), int64; the row is the target, the column is the prediction.
+    """
+    classes = outputs.shape[1]
+    return (targets * classes + outputs.argmax(1)).flatten().bincount(minlength=classes**2).view(classes, classes)
+
+
+def mean_iou(confused: Tensor) -> float:
+    """Returns the mean intersection over union of the classes that occur in targets or predictions.
+
+    Args:
+        confused: Counts of `confusion_matrix`, shape (classes, classes).
+    """
+    intersection = confused.diag()
+    union = confused.sum(0) + confused.sum(1) - intersection
+    return float((intersection / union)[union > 0].mean())
+
 
 EVALUATION_BATCH = 1000
 

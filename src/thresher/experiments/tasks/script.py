@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from thresher.cost import Cost
 from thresher.experiments.training.files import StoredEpoch
-from thresher.experiments.training.recording import class_labels
+from thresher.experiments.training.samples import class_labels
 from thresher.experiments.training.shown import UnshowableError, shown
 from thresher.experiments.training.trainable import Training
 

@@ -1,6 +1,7 @@
-"""What the JSON files of comparisons hold, checked when they are read; a file may have more fields than are named here."""
+"""What the JSON files of comparisons hold, checked when they are read, and tables in Markdown."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -440,3 +441,20 @@ def _problem(error: Any) -> str:
     if error["type"] == "value_error":
         return f"in `{place}`, {message}" if place else message
     return f"`{place}` {message}, got {error['input']!r:.40}" if place else f"the content {message}, got {error['input']!r:.40}"
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Returns a table in Markdown.
+
+    Args:
+        header: Titles of the columns.
+        rows: Cells of each row, as many as there are columns.
+
+    Example:
+        >>> print(markdown_table(["a", "b"], [["1", "2"]]))
+        | a | b |
+        | --- | --- |
+        | 1 | 2 |
+    """
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.strip().replace("|", r"\|") for cell in line) + " |" for line in lines)

@@ -1,13 +1,15 @@
 """The training loop of the experiments: trains one network once and attaches a method as any user does."""
 
 import math
+import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
-from itertools import islice
+from functools import cache, partial
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +17,12 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
 import thresher
 from thresher.cost import Cost
-from thresher.experiments.training.checkpoint import Checkpoint, Stateful
-from thresher.experiments.training.length import Length
-from thresher.experiments.training.machine import is_busy
-from thresher.experiments.training.memory import StepMemory
 from thresher.experiments.training.processes import (
     dealt,
     fresh_accelerator,
@@ -33,10 +32,119 @@ from thresher.experiments.training.processes import (
     of_processes,
     own_rank,
 )
-from thresher.experiments.training.recording import Recording
+from thresher.experiments.training.samples import Recording
 from thresher.experiments.training.specs import Spec
+from thresher.experiments.training.store import Checkpoint, Stateful
 from thresher.experiments.training.trainable import Trainable, Training
 from thresher.subset import SubsetBackward
+
+
+class Length:
+    """The length of a run: all epochs, or a share of them that ends after the nearest step.
+
+    Args:
+        share: Share of the epochs to train, (0, 1].
+        epochs: Number of epochs of full training.
+        samples: Number of samples in an epoch.
+        batch_size: Number of samples in every batch of an epoch but the last.
+
+    Attributes:
+        steps: Number of steps of each epoch; None for an epoch that is not cut short.
+        samples: Number of samples that the whole run trains on, with repeats.
+    """
+
+    def __init__(self, share: float, epochs: int, samples: int, batch_size: int) -> None:
+        wanted = share * epochs * samples
+        whole = min(epochs, int(wanted / samples + 1e-9))
+        left = wanted - whole * samples
+        rest = max(round(left / batch_size), 0 if whole else 1)
+        if rest * batch_size >= samples or samples - left < abs(rest * batch_size - left):
+            whole, rest = whole + 1, 0
+        self.steps: list[int | None] = [None] * whole + [rest] * (rest > 0)
+        self.samples = whole * samples + rest * batch_size
+        self._stretch = len(self.steps) * samples / self.samples
+
+    def progress(self, of_epochs: float) -> float:
+        """Returns the share of this run that is done, given the share of its epochs if all of them were whole."""
+        return min(1.0, of_epochs * self._stretch)
+
+
+def is_busy() -> bool | None:
+    """Returns whether more work is waiting than there are cores: the load average of the last minute is above their number.
+
+    The work of all programs counts, also that of runs beside this one. None where the system has no load average.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+    return load > (os.cpu_count() or 1)
+
+
+class StepMemory:
+    """Measures how much memory a step takes at its peak, above what was held before it, on a CPU or a CUDA device.
+
+    On a CPU, torch's profiler notes each allocation, which takes some milliseconds; on CUDA, the allocator has a counter.
+
+    Args:
+        device: Device of the training.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._peak: int | None = None
+        if device.type == "cpu" and _can_profile():
+            _start_profiler()
+
+    def of(self, step: Callable[[], bool]) -> bool:
+        """Calls a step, measures it, and returns what it returned: whether there was a batch to train on.
+
+        Args:
+            step: The step.
+        """
+        measured = {"cpu": _on_host, "cuda": _on_cuda}.get(self._device.type)
+        if measured is None or (measured is _on_host and not _can_profile()):
+            return step()
+        trained, peak = measured(step, self._device)
+        if trained:
+            self._peak = peak
+        return trained
+
+    def take(self) -> int | None:
+        """Returns the peak of the step that was measured since the last call, in bytes; None where there was none."""
+        peak, self._peak = self._peak, None
+        return peak
+
+
+@cache
+def _start_profiler() -> None:
+    """Lets torch set up its profiler, which takes about a second in each process, so that no step takes that time."""
+    _on_host(lambda: True, torch.device("cpu"))
+
+
+def _can_profile() -> bool:
+    """Returns whether torch can note allocations: in the first thread of a process only, and one profiler at a time.
+
+    In several processes it would write to the standard error stream of each.
+    """
+    first = threading.current_thread() is threading.main_thread() and not torch.distributed.is_initialized()
+    return first and not torch.autograd._profiler_enabled()  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _on_cuda(step: Callable[[], bool], device: torch.device) -> tuple[bool, int]:
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return step(), torch.cuda.max_memory_allocated(device) - before
+
+
+def _on_host(step: Callable[[], bool], _: torch.device) -> tuple[bool, int]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or torch would write to the standard error stream that it measures
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as noted:
+        trained = step()
+    results: Any = noted.profiler and noted.profiler.kineto_results
+    found = sorted((one.start_ns(), one.nbytes()) for one in results.events() if one.name() == "[memory]")
+    return trained, max(accumulate((size for _, size in found), initial=0))
+
 
 EpochCallback = Callable[[int, float], None]
 """Function that is called after each epoch with the number of epochs done and the metric."""

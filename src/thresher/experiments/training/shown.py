@@ -11,8 +11,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from thresher.experiments.training.sample_history import RunHistory
-from thresher.experiments.training.standing_out import standing_out
+from thresher.experiments.training.samples import RunHistory, standing_out
 from thresher.experiments.training.store import write_json
 
 SIDE = 64

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from thresher.experiments.training.checkpoint import Stateful
+from thresher.experiments.training.store import Stateful
 
 
 def constant(_: float) -> float:

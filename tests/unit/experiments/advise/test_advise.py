@@ -12,9 +12,10 @@ import thresher
 from thresher import methods
 from thresher.cli.advise import ADVISED_METHODS
 from thresher.experiments.advise import probe as probing
-from thresher.experiments.advise.advise import advise
+from thresher.experiments.advise.advise import advise, sentences
 from thresher.experiments.advise.findings import Measurement, Record
 from thresher.experiments.advise.forecast import (
+    Outlook,
     all_learned,
     forecast,
     is_foreseeable,
@@ -22,13 +23,9 @@ from thresher.experiments.advise.forecast import (
     planned_shares,
     saved_by_plans,
 )
-from thresher.experiments.advise.outlook import Outlook
-from thresher.experiments.advise.pace import Pace, median_seconds, pace_of
-from thresher.experiments.advise.prepared import prepared_loader
+from thresher.experiments.advise.pace import Pace, Spent, median_seconds, pace_of, prepared_loader, take_turns, torch_threads
 from thresher.experiments.advise.probe import Probe, RecordSignals
-from thresher.experiments.advise.sentences import sentences
-from thresher.experiments.advise.turns import Spent, take_turns, torch_threads
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
 METHODS = (

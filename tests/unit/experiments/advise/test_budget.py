@@ -5,9 +5,8 @@ from torch.utils.data import TensorDataset
 
 from thresher.experiments.advise import budget
 from thresher.experiments.advise.budget import budget_advice, budget_sentences, next_after_budget, smaller_losses
-from thresher.experiments.comparison.job import parse_budget
-from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.comparison.controls import parse_budget
+from thresher.experiments.tasks.base import Data, Task
 
 
 def planted(lost):

@@ -4,9 +4,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from thresher.experiments.advise.outlook import Outlook, best_gain, evenness, outlook_of
+from thresher.experiments.advise.advise import about_outlook
+from thresher.experiments.advise.forecast import Outlook, best_gain, evenness, outlook_of
 from thresher.experiments.advise.pace import Pace
-from thresher.experiments.advise.sentences import about_outlook
 
 PACE = Pace(loader=0.0, forward=1.0, backward=1.5, optimizer=0.5, scoring=1.0, half=1.6)
 NORMS = arrays(np.float64, st.integers(1, 40), elements=st.floats(0, 1e3).map(lambda x: round(x, 3))).filter(np.any)

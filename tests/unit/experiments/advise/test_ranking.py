@@ -4,9 +4,9 @@ import sys
 import pytest
 
 from thresher import cli
+from thresher.experiments.advise.advise import next_command, worth_trying
 from thresher.experiments.advise.findings import Measurement, Record
-from thresher.experiments.advise.outlook import Outlook
-from thresher.experiments.advise.ranking import next_command, worth_trying
+from thresher.experiments.advise.forecast import Outlook
 from thresher.experiments.training.specs import parse_methods
 
 OPEN = Outlook(0.3, 0.3, 1.5, 0.5, 0.0)

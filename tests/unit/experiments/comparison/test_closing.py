@@ -4,8 +4,7 @@ from statistics import mean
 
 import pytest
 
-from thresher.experiments.comparison.closing import closing
-from thresher.experiments.comparison.summary import summarise
+from thresher.experiments.comparison.summary import closing, summarise
 
 
 def run_of(method, seed, value, ratio, control_of=None):

@@ -1,11 +1,11 @@
 import pytest
 
-from thresher.cli._dry_run import dry_run_lines
+from thresher.cli._comparison import dry_run_lines
 from thresher.experiments.advise.pace import Pace
 from thresher.experiments.comparison import dry_run as dry
 from thresher.experiments.comparison.compare import folder_identity
+from thresher.experiments.comparison.controls import Job
 from thresher.experiments.comparison.dry_run import DryWorkers, Passes, Prices, dry_run, outcome, schedule
-from thresher.experiments.comparison.job import Job
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 from thresher.experiments.training.store import ReadOnlyStore, Store
 

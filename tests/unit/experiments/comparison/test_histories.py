@@ -3,7 +3,7 @@ import json
 import pytest
 
 from thresher.experiments.comparison.histories import _history_from, _skip_reason, _stem_of, history_of, rule_of
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import parse_methods
 from thresher.experiments.training.store import write_json

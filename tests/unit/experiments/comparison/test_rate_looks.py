@@ -4,8 +4,7 @@ import pytest
 
 from in_process import InProcessWorkers
 from thresher.experiments.comparison import compare as comparison
-from thresher.experiments.comparison.compare import compare
-from thresher.experiments.comparison.rate_looks import LOOK_SEEDS, chosen_rates
+from thresher.experiments.comparison.compare import LOOK_SEEDS, chosen_rates, compare
 from thresher.experiments.comparison.workers import Finished, RunValueError
 from thresher.experiments.training.specs import parse_methods
 from thresher.experiments.training.store import restart

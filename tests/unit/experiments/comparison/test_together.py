@@ -2,10 +2,17 @@
 
 import pytest
 
-from thresher.experiments.comparison import together
-from thresher.experiments.comparison.job import Job
-from thresher.experiments.comparison.together import TogetherWorkers
-from thresher.experiments.comparison.workers import Advanced, Failed, Finished, RunError, RunRefusedError, RunValueError
+from thresher.experiments.comparison import workers as together
+from thresher.experiments.comparison.controls import Job
+from thresher.experiments.comparison.workers import (
+    Advanced,
+    Failed,
+    Finished,
+    RunError,
+    RunRefusedError,
+    RunValueError,
+    TogetherWorkers,
+)
 from thresher.experiments.training.specs import MethodSpec
 
 JOBS = {name: Job(MethodSpec("full"), 0, name) for name in ("fine", "broken", "wrong", "refused")}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from thresher.experiments.comparison import until_decided
+from thresher.experiments.comparison import compare as until_decided
+from thresher.experiments.comparison.compare import compare_until_decided, look_sizes, undecided
 from thresher.experiments.comparison.statistics import Paired, against_controls, findings
-from thresher.experiments.comparison.until_decided import compare_until_decided, look_sizes, undecided
 
 
 def row(finding, against=(), method="m", control_of=None):

@@ -11,7 +11,7 @@ from multiprocessing.context import SpawnProcess
 
 import pytest
 
-from thresher.experiments.comparison.job import Job
+from thresher.experiments.comparison.controls import Job
 from thresher.experiments.comparison.workers import (
     Advanced,
     Finished,
@@ -24,10 +24,9 @@ from thresher.experiments.comparison.workers import (
     interrupts_deferred,
     warning_text,
 )
-from thresher.experiments.training.sample_history import read_history
+from thresher.experiments.training.samples import read_history, standing_out
 from thresher.experiments.training.specs import MethodSpec
-from thresher.experiments.training.standing_out import standing_out
-from thresher.loading.dealing import SmallerBatchesError
+from thresher.loading.smaller_batches import SmallerBatchesError
 
 
 @contextmanager

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from thresher.experiments.recipes import loading
-from thresher.experiments.recipes.averaging import WeightAverage, decay_of
+from thresher.experiments.recipes import schema as loading
+from thresher.experiments.recipes.task import WeightAverage, decay_of
 
 
 def test_the_decay_is_that_of_torchvisions_script():

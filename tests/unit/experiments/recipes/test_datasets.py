@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from subset_cases import optional
 from thresher.experiments.recipes import datasets
 from thresher.experiments.recipes.schema import Recipe
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.base import Data
 
 FOLDER = {"name": "images", "kind": "folder", "samples": 4, "classes": 2}
 ARRAYS = {"name": "arrays", "kind": "arrays", "samples": 2, "shape": [3, 4, 8], "classes": 2}

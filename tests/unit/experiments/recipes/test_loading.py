@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from thresher.experiments.recipes import loading
+from thresher.experiments.recipes import schema as loading
+from thresher.experiments.recipes.running import reduced
 from thresher.experiments.recipes.schema import Recipe
-from thresher.experiments.recipes.smoke import reduced
 from thresher.experiments.recipes.task import one_method
 
 NAMES = loading.recipe_names()

@@ -4,8 +4,7 @@ import torch
 from sklearn.metrics import jaccard_score
 from torch import nn
 
-from thresher.experiments.recipes.averaging import WeightAverage
-from thresher.experiments.recipes.measuring import Measure
+from thresher.experiments.recipes.task import Measure, WeightAverage
 
 
 class Answers(nn.Module):

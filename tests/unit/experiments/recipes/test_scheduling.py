@@ -3,8 +3,8 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 
-from thresher.experiments.recipes.scheduling import LearningRateFactor
 from thresher.experiments.recipes.schema import ScheduleSection
+from thresher.experiments.recipes.task import LearningRateFactor
 
 STEPS = 10
 """Of an epoch."""

@@ -3,8 +3,8 @@ import torch
 import yaml
 
 from subset_cases import optional
-from thresher.experiments.recipes import smoke
-from thresher.experiments.recipes.smoke import SmokeTask, reduced, synthetic_data
+from thresher.experiments.recipes import running as smoke
+from thresher.experiments.recipes.running import SmokeTask, reduced, synthetic_data
 from thresher.experiments.recipes.task import RecipeTask
 from thresher.scores import Scores
 

@@ -8,14 +8,19 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from subset_cases import optional
-from thresher.experiments.recipes import loading
-from thresher.experiments.recipes.averaging import WeightAverage
+from thresher.experiments.recipes import schema as loading
 from thresher.experiments.recipes.datasets import TrainAndTest
-from thresher.experiments.recipes.scheduling import LearningRateFactor
 from thresher.experiments.recipes.schema import Recipe
-from thresher.experiments.recipes.task import RecipeTask, criterion_of, one_method, optimizer_of, start_from
-from thresher.experiments.tasks.base import Task
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.recipes.task import (
+    LearningRateFactor,
+    RecipeTask,
+    WeightAverage,
+    criterion_of,
+    one_method,
+    optimizer_of,
+    start_from,
+)
+from thresher.experiments.tasks.base import Data, Task
 
 CONTENT = """
 title: a recipe

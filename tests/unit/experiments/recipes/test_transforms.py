@@ -6,9 +6,9 @@ import torch
 from PIL import Image
 
 from subset_cases import optional
-from thresher.experiments.recipes import transforms
+from thresher.experiments.recipes import datasets as transforms
+from thresher.experiments.recipes.datasets import Cutout, PaddedCrop, SeededTransform
 from thresher.experiments.recipes.schema import ImageSection
-from thresher.experiments.recipes.transforms import Cutout, PaddedCrop, SeededTransform
 
 ALL = {"train_crop": 16, "flip": 0.5, "vertical_flip": 0.5, "erasing": 0.5, "cutout": 4}
 

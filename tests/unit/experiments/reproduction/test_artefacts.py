@@ -13,13 +13,15 @@ import torch
 
 from thresher.experiments.comparison.statistics import Paired
 from thresher.experiments.comparison.summary import summarise
-from thresher.experiments.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, kakurenbo_relief, selective_backprop
+from thresher.experiments.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, selective_backprop
+from thresher.experiments.reproduction import kakurenbo as kakurenbo_relief
 from thresher.experiments.reproduction.artefact import (
     FILLED_BATCHES,
     FULL_BATCHES,
     FULL_ROW,
     ArtefactPart,
     Claim,
+    batches_of,
     cost_at,
     judged,
     mean_of,
@@ -27,9 +29,10 @@ from thresher.experiments.reproduction.artefact import (
     minus,
     over,
     overall,
+    specs_of,
     tables_of_parts,
+    with_steps,
 )
-from thresher.experiments.reproduction.reproduction import batches_of, specs_of, with_steps
 from thresher.experiments.tasks import built_in
 from thresher.scores import Scores
 

@@ -18,9 +18,18 @@ from thresher.experiments import reproduction as papers
 from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.comparison.compare import Watcher
 from thresher.experiments.comparison.workers import RunError
-from thresher.experiments.reproduction.artefact import FULL_ROW, Artefact, ArtefactPart, Claim, PagePicture, cost, minus
+from thresher.experiments.reproduction.artefact import (
+    FULL_ROW,
+    Artefact,
+    ArtefactPart,
+    Claim,
+    PagePicture,
+    batches_of,
+    cost,
+    minus,
+    reproduce,
+)
 from thresher.experiments.reproduction.page import pictures_of, reproduction_page, summary_sentence
-from thresher.experiments.reproduction.reproduction import batches_of, reproduce
 from thresher.experiments.training.specs import parse_methods
 from thresher.scores import Scores
 
@@ -201,6 +210,6 @@ def test_stopped_or_failed_runs_are_kept(monkeypatch, tmp_path, error, code, sai
         raise error
 
     monkeypatch.setattr(papers, "ARTEFACTS", {"small": SMALL})
-    monkeypatch.setattr("thresher.experiments.reproduction.reproduction.reproduce", fails)
+    monkeypatch.setattr("thresher.experiments.reproduction.artefact.reproduce", fails)
     done = CliRunner().invoke(app, ["small", "--work", str(tmp_path)])
     assert done.exit_code == code and said in done.output and f"Finished runs are kept in {tmp_path}" in done.output

@@ -7,12 +7,12 @@ from torch.nn import functional as F
 
 import thresher
 from depth import depth
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.tasks import contours
-from thresher.experiments.tasks.data.base import training_subset
-from thresher.experiments.tasks.networks.vision_transformer import VisionTransformer
+from thresher.experiments.tasks.base import training_subset
+from thresher.experiments.tasks.contours import FineTuning
+from thresher.experiments.tasks.networks import VisionTransformer
 from thresher.experiments.tasks.pictures import training_images
-from thresher.experiments.tasks.transfer import FineTuning
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec
 

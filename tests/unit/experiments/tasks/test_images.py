@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.tasks import TASKS, images
 
 COLOURED = ("cifar10", "cifar100", "svhn")

@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import TensorDataset
 
 from thresher.experiments.tasks import TASKS, pictures
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.base import Data
 
 
 def test_images_come_from_tasks_of_this_package_only(tmp_path):

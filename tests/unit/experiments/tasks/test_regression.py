@@ -5,7 +5,7 @@ from torch.utils.data import TensorDataset
 
 from depth import depth
 from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.data.base import Data
+from thresher.experiments.tasks.base import Data
 from thresher.experiments.tasks.regression import r_squared
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec, parse_methods

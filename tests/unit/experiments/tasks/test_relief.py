@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional as F
 
 import thresher
-from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.tasks.metrics import pixel_mean_iou
+from thresher.experiments.recipes.running import task_of
+from thresher.experiments.tasks.base import pixel_mean_iou
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec
 

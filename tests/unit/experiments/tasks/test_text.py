@@ -8,12 +8,12 @@ from torch.nn import functional as F
 from depth import DEEP, depth
 from thresher.attribution.rows import RowLayout
 from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.metrics import accuracy
-from thresher.experiments.tasks.networks.transformer import CausalTransformer
+from thresher.experiments.tasks.base import accuracy
+from thresher.experiments.tasks.networks import CausalTransformer
 from thresher.experiments.tasks.text import next_token_accuracy
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import MethodSpec, parse_methods
-from thresher.losses.adapt import adapt
+from thresher.losses.adapters import adapt
 
 ONCE = "" if DEEP else ":forward_passes=twice"
 """Tracing the network for one forward pass takes seconds; in make test ada_selection alone does it."""

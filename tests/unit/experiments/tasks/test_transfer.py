@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.tasks.transfer import FineTuning, with_new_head
+from thresher.experiments.tasks.contours import FineTuning, with_new_head
 
 
 class Small(nn.Module):

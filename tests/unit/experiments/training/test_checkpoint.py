@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from thresher.experiments.training.checkpoint import Checkpoint
+from thresher.experiments.training.store import Checkpoint
 
 
 def parts(seed: int) -> dict[str, nn.Module]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thresher.experiments.training.epoch_file import EpochFile
+from thresher.experiments.training.samples import EpochFile
 
 
 def epoch(number: int) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 import pytest
 
-from thresher.experiments.training.length import Length
+from thresher.experiments.training.loop import Length
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Subset
 
 import thresher
 from depth import depth
-from thresher.experiments.comparison.job import Job, as_placebo, parse_controls
-from thresher.experiments.recipes.resolve import task_of
+from thresher.experiments.comparison.controls import Job, as_placebo, parse_controls
+from thresher.experiments.recipes.running import task_of
 from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.base import one_cycle
-from thresher.experiments.tasks.metrics import accuracy
+from thresher.experiments.tasks.base import accuracy, one_cycle
 from thresher.experiments.tasks.script import Script
 from thresher.experiments.training import loop
 from thresher.experiments.training.loop import pair_of, sizes_of, tracker_name, train, with_costs

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from thresher.experiments.training.machine import is_busy
+from thresher.experiments.training.loop import is_busy
 
 
 @pytest.mark.parametrize(("load", "busy"), [(3.9, False), (4.0, False), (4.1, True)])

@@ -5,9 +5,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from thresher.experiments.tasks import built_in
-from thresher.experiments.training import memory as memory_module
-from thresher.experiments.training.loop import train
-from thresher.experiments.training.memory import StepMemory
+from thresher.experiments.training import loop as memory_module
+from thresher.experiments.training.loop import StepMemory, train
 from thresher.experiments.training.specs import parse_methods
 
 CPU = torch.device("cpu")

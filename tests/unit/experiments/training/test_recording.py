@@ -10,12 +10,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import thresher
-from thresher.experiments.recipes.resolve import task_of
-from thresher.experiments.training import epoch_file
-from thresher.experiments.training.checkpoint import Checkpoint
+from thresher.experiments.recipes.running import task_of
+from thresher.experiments.training import samples as epoch_file
 from thresher.experiments.training.loop import train
-from thresher.experiments.training.recording import LOSS_BINS, Recording, class_labels, distribution
+from thresher.experiments.training.samples import LOSS_BINS, Recording, class_labels, distribution
 from thresher.experiments.training.specs import parse_methods
+from thresher.experiments.training.store import Checkpoint
 
 EPOCHS = 4
 

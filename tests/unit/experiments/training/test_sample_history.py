@@ -3,7 +3,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from thresher.experiments.training.sample_history import RunHistory, class_name, read_history
+from thresher.experiments.training.samples import RunHistory, class_name, read_history
 
 
 def test_what_a_history_tells_of_its_samples():

@@ -7,9 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from thresher.experiments.training.sample_history import RunHistory
+from thresher.experiments.training.samples import RunHistory, standing_out
 from thresher.experiments.training.shown import UnshowableError, ids_to_show, shown, write_shown
-from thresher.experiments.training.standing_out import standing_out
 
 GREY = np.arange(20, dtype=np.uint8).reshape(4, 5)
 COLOUR = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 import thresher
-from thresher.experiments.comparison.job import Job
+from thresher.experiments.comparison.controls import Job
 from thresher.experiments.training.specs import Composition, MethodSpec, parse_methods, parse_seeds
 
 

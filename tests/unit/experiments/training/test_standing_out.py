@@ -3,9 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thresher.experiments.training import standing_out
-from thresher.experiments.training.sample_history import RunHistory
-from thresher.experiments.training.standing_out import MOST_OF_A_CLASS, MOST_TOGETHER
+from thresher.experiments.training import samples as standing_out
+from thresher.experiments.training.samples import MOST_OF_A_CLASS, MOST_TOGETHER, RunHistory
 
 
 def of(losses, trained):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thresher.experiments.tasks.data.cifar import CIFAR10, CIFAR100
+from thresher.experiments.tasks.images import CIFAR10, CIFAR100
 
 KINDS = pytest.mark.parametrize("kind", [CIFAR10, CIFAR100], ids=lambda kind: kind.name)
 A_FILE = pytest.mark.parametrize("name", ["data_batch_3", "test_batch"])

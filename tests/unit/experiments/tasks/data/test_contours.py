@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.experiments.tasks.data import contours, images
-from thresher.experiments.tasks.data.base import training_subset
-from thresher.experiments.tasks.data.contours import CLASSES, SIDE, TEST, TRAIN, Contour
+from thresher.experiments.tasks import contours, images
+from thresher.experiments.tasks.base import training_subset
+from thresher.experiments.tasks.contours import CLASSES, SIDE, TEST, TRAIN, Contour
 from unit.experiments.tasks.data.test_images import write_fashion
 
 

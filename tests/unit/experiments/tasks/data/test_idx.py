@@ -4,7 +4,7 @@ import struct
 import numpy as np
 import pytest
 
-from thresher.experiments.tasks.data.idx import read_idx
+from thresher.experiments.tasks.base import read_idx
 
 IMAGES = np.arange(2 * 3 * 4, dtype=np.uint8).reshape(2, 3, 4)
 CONTENT = bytes((0, 0, 8, 3)) + struct.pack(">3I", 2, 3, 4) + IMAGES.tobytes()

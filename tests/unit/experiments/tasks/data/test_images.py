@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from thresher.experiments.tasks.data import images as data
+from thresher.experiments.tasks import images as data
 
 NAMES = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"]
 

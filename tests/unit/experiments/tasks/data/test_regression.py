@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from thresher.experiments.tasks.data import regression as data
+from thresher.experiments.tasks import regression as data
 
 AMOUNTS = ("day", "temp", "atemp", "hum", "windspeed", "casual", "registered", "bikers")
 NAMES = ("season", "mnth", "hr", "weekday", "holiday", "workingday", "weathersit", *AMOUNTS)

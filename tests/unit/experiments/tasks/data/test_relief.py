@@ -3,8 +3,8 @@ import pytest
 import torch
 from scipy.io import netcdf_file
 
-from thresher.experiments.tasks.data import relief
-from thresher.experiments.tasks.data.relief import BLOCK, BOUNDS, BOX, PATCH
+from thresher.experiments.tasks import relief
+from thresher.experiments.tasks.relief import BLOCK, BOUNDS, BOX, PATCH
 
 SMALL = (520, 640)
 BEGIN = 2 * 520 * 640 + 4

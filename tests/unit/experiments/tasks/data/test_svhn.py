@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from thresher.experiments.tasks.data.svhn import FILES, _read_svhn, find_svhn, svhn
+from thresher.experiments.tasks.images import FILES, _read_svhn, find_svhn, svhn
 
 A_FILE = pytest.mark.parametrize("name", FILES)
 

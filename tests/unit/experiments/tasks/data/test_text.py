@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thresher.experiments.tasks.data import text as data
+from thresher.experiments.tasks import text as data
 
 
 def test_sequences_do_not_overlap_and_targets_are_moved_by_one(tmp_path):

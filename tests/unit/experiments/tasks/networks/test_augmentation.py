@@ -1,7 +1,7 @@
 import torch
 
 from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.networks.augmentation import RandomView
+from thresher.experiments.tasks.networks import RandomView
 
 
 def images(n=200):

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from thresher.experiments.tasks.networks.convolutional import resnet8, resnet18, resnet20
+from thresher.experiments.tasks.networks import resnet8, resnet18, resnet20
 
 
 def weights(model):

@@ -1,0 +1,166 @@
+"""Evidence for and against the ids that a caller passes."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.rows import YieldedBatch
+
+LOG_CHANCE = math.log(1e-9)
+"""Logarithm of the chance below which labels that a loop computed do not have the values of the batch at other rows."""
+NOT_MOVED = 7364136223846793005
+"""Takes the place of the values that were not moved; far from the mixed bits of any value with all but certainty."""
+
+
+class Suspicion:
+    """Adds up, batch by batch, how unlikely it is that targets have the values of other samples by chance.
+
+    Labels that a loop computes (flipped, noisy, remapped) can have the values of the batch at other rows, too: those of two
+    classes that are flipped, in every batch with as many of both. Labels that are a function of those that were yielded are
+    no evidence for that reason; others are as much as they are unlikely.
+    """
+
+    def __init__(self) -> None:
+        self._number, self._log_chance = torch.tensor(-1), torch.tensor(0.0, dtype=torch.float64)
+        self._before: Tensor | None = None
+
+    def grows(self, moved: Tensor, found: Tensor, number: int, values: Tensor, few: Tensor) -> Tensor:
+        """Adds the targets of one batch; returns whether chance is excluded, shape () and bool, without waiting for a device.
+
+        Args:
+            moved: Whether the targets have the values of the samples at other rows, shape (), bool.
+            found: Whether the samples are of this batch, shape (), bool.
+            number: Number of the batch; a further loss of it adds nothing.
+            values: A number per sample for what was yielded, and one for its target, shape (2, n), int64.
+            few: Whether the values can be those of classes, of which there are few, shape (), bool.
+        """
+        device, before = moved.device, self._before
+        last, total = self._number.to(device), self._log_chance.to(device)
+        both = values if before is None else torch.cat([before.to(device), values], 1)
+        more = total + _log_chance(values[0], values[1], few)
+        grown = torch.where(last == number, total, torch.where(few & _is_function(both), 0.0, more))
+        grown = torch.where(moved, grown, 0.0)
+        self._log_chance, self._number = torch.where(found, grown, total), torch.where(found, number, last)
+        same_size = before is not None and before.shape == values.shape
+        self._before = torch.where(found, values, before.to(device)) if before is not None and same_size else values
+        return moved & found & (self._log_chance < LOG_CHANCE)
+
+
+def _is_function(values: Tensor) -> Tensor:
+    """Returns whether equal values became equal targets, and some values are equal; shape (), bool."""
+    yielded, order = values[0].sort()
+    same = yielded[1:] == yielded[:-1]
+    targets = values[1][order]
+    return (~same | (targets[1:] == targets[:-1])).all() & same.any()
+
+
+def _log_chance(yielded: Tensor, stated: Tensor, few: Tensor) -> Tensor:
+    """Returns the logarithm of the chance that labels drawn anew from those of the moved rows are the same ones; shape ()."""
+    values = yielded.masked_fill(yielded == stated, NOT_MOVED).sort().values
+    moved = values != NOT_MOVED
+    counts = torch.searchsorted(values, values, right=True) - torch.searchsorted(values, values)
+    number = moved.sum().double()
+    each = counts.double().log() - number.clamp(min=1).log() - torch.lgamma(counts + 1.0) / counts
+    chance = torch.lgamma(number + 1) + each.where(moved, 0.0).sum()
+    distinct = (counts.where(moved, 1) == 1).all()
+    return torch.where(few | ~distinct, chance, -torch.inf)
+
+
+ODD = (-7046029254386353131, -4417276706812531889)
+"""Odd factors that spread the bits of a value over 64 bits."""
+
+
+def moved_among_samples(
+    targets: Tensor, batches: Iterable[YieldedBatch], ids: Tensor, repeat: int, suspicion: Suspicion
+) -> list[Tensor]:
+    """Compares targets with those that were yielded for the stated samples.
+
+    Targets that the loop computed (soft, masked, remapped labels) are no evidence against anything. Targets that are all
+    there, at the rows of other samples, are as far as this is no chance: the rows were permuted, or several rows per sample are
+    in another order. Values that are all different are certain at once, labels of a few classes after several batches. Where
+    one tensor of the batch has them in order, it does not matter that another has the same values in another order.
+
+    Args:
+        targets: Targets of the stated samples, a tensor with unknown rows.
+        batches: Batches that the samples may belong to.
+        ids: Ids of the samples, shape (n,), int64.
+        repeat: Number of consecutive rows per sample.
+        suspicion: Evidence of earlier batches, which this call adds to.
+
+    Returns:
+        Flags, shape () and bool, that are true where the targets are at the rows of other samples; empty where there is
+        nothing to compare.
+    """
+    flags = []
+    for batch in batches:
+        positions, found = _positions(ids.to(batch.ids.device), batch.ids)
+        found = found.to(targets.device)
+        if found.is_cpu and not found:
+            continue
+        compared = list(_compared(targets, batch, positions, repeat))
+        if compared:
+            values, few = (torch.stack(parts) for parts in zip(*compared, strict=True))
+            in_order = (values[:, 0] == values[:, 1]).all(1).any()
+            there = values[:, 0].sum(1) == values[:, 1].sum(1)
+            origin = there.int().argmax().view(1)
+            values, few = values.index_select(0, origin)[0], few.index_select(0, origin)[0]
+            flags.append(suspicion.grows(there.any() & ~in_order, found, batch.number, values, few))
+    return flags
+
+
+def is_in_order(targets: Tensor, batch: YieldedBatch, repeat: int) -> bool:
+    """Returns whether targets have the values of a tensor of a batch, sample by sample; waits for the device."""
+    rows = torch.arange(len(batch.ids), device=batch.ids.device)
+    return any(torch.equal(*values) for values, _ in _compared(targets, batch, rows, repeat))
+
+
+def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yields what can be compared with each tensor of a batch that can have been the origin of the targets.
+
+    It is a number per sample for the tensor, and one for the targets, shape (2, n), int64; and whether the values can be those
+    of a few classes: one whole number per sample, shape (), bool.
+
+    Args:
+        targets: A tensor with `repeat` consecutive entries per sample, or one.
+        batch: A batch; its tensors that were changed in place are left out.
+        rows: Rows of the samples in the batch, shape (n,), int64.
+        repeat: Number of consecutive rows per sample.
+    """
+    n = len(rows)
+    if targets.layout is not torch.strided or targets.is_complex() or targets.shape[0] not in (n, n * repeat):
+        return
+    size = targets.numel() // n
+    for tensor, version in batch.marked:
+        per_row = tensor.numel() // len(tensor)
+        if tensor._version != version or tensor.is_complex() or not size or size not in (per_row, per_row * repeat):
+            continue
+        # As integers, floating-point inputs would often have the values of labels.
+        dtype = tensor.dtype if tensor.is_floating_point() and not targets.is_floating_point() else targets.dtype
+        origin = tensor.detach().index_select(0, rows.to(tensor.device)).reshape(n, -1)
+        stated = _per_sample(targets.detach().to(dtype).reshape(n, -1))
+        yielded = _per_sample(origin.to(targets.device, dtype)) * (size // per_row)
+        whole = targets.detach() == targets.detach().round() if per_row == 1 else torch.zeros(1, device=targets.device)
+        yield torch.stack([yielded, stated]), whole.all()
+
+
+def within(ids: Tensor, *batches: YieldedBatch) -> Tensor:
+    """Returns whether all ids are those of some batches, shape (), bool, on the device of the batches' ids."""
+    known = batches[0].ids if len(batches) == 1 else torch.cat([batch.ids for batch in batches])
+    return _positions(ids.to(known.device), known)[1]
+
+
+def _positions(ids: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rows of ids in a batch, shape (n,), and whether all were found, shape (); without waiting for a device."""
+    ordered, order = of.sort()
+    at = torch.searchsorted(ordered, ids).clamp(max=len(of) - 1)
+    return order[at], (ordered[at] == ids).all()
+
+
+def _per_sample(rows: Tensor) -> Tensor:
+    """Returns a number per row that depends on its values but not on their order, shape (n,), int64."""
+    bits = (rows.double() + 0.0).view(torch.int64) if rows.is_floating_point() else rows.long()
+    mixed = (bits + 1) * ODD[0]
+    mixed = (mixed ^ (mixed >> 31)) * ODD[1]
+    return (mixed ^ (mixed >> 29)).sum(1)

@@ -1,0 +1,371 @@
+"""The order that several processes share: the sampler's, after the plan, dealt out as the user's loader deals it."""
+
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, RankBatches, RankOrder, continued
+from thresher.distributed.plan import HeldPlan
+from thresher.distributed.world import agree
+from thresher.loading.order import EpochRows, IdBatchSampler, KnownEnd, OrderPlace, as_ids, generators_of
+from thresher.loading.samplers import check_unchanged, inner_sampler, is_shard_of_accelerate, share_states
+from thresher.loading.shuffle import Shuffle
+from thresher.loading.smaller_batches import Deal, Sizes, smaller_sizes
+from thresher.permutation import Permutation
+from thresher.shards import World
+
+
+class SharedSampler:
+    """The user's sampler, of which each process has a part.
+
+    Args:
+        loader: The user's loader, which `check_shared` has let pass.
+        world: The processes.
+
+    Attributes:
+        n: Number of samples of the dataset.
+        sampler: The sampler, inside of a batch sampler of accelerate and of `DealtRows`.
+    """
+
+    def __init__(self, loader: DataLoader[Any], world: World) -> None:
+        self._loader, self._dataset, self._world = loader, loader.dataset, world
+        self.n = len(self._dataset)  # pyright: ignore[reportArgumentType]
+        self._batches: Any = loader.batch_sampler
+        self._by_batches = is_shard_of_accelerate(self._batches)
+        self.sampler = inner_sampler(self._batches)
+        self._epoch: int | None = None
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether the user's loader drops a last batch that is not full."""
+        return self._batches.drop_last
+
+    @property
+    def batch_size(self) -> int:
+        """Number of rows of a batch of this process."""
+        split = getattr(self._batches, "split_batches", False)
+        return self._batches.batch_size // self._world.size if split else self._batches.batch_size
+
+    @property
+    def yields_once(self) -> bool:
+        """Whether no sample can come twice in an epoch, as it does where the order is continued with its beginning."""
+        return self._drops or self.n % (self._world.size * (self.batch_size if self._by_batches else 1)) == 0
+
+    @property
+    def _drops(self) -> bool:
+        return bool(self._batches.drop_last if self._by_batches else getattr(self._batches.sampler, "drop_last", False))
+
+    def generators(self) -> list[torch.Generator]:
+        """Returns the generators that the loader draws from."""
+        return generators_of(self.sampler, self._loader)
+
+    def rows_of(self, total: int) -> int:
+        """Returns how many rows each process has of an order.
+
+        Args:
+            total: Number of ids of the order.
+        """
+        return 0 if total == 0 else len(self.dealt(np.arange, total))
+
+    def dealt(self, piece: Piece, total: int, *, by_rows: bool = False) -> RankOrder | RankBatches:
+        """Returns the rows of this process among those of an order.
+
+        Args:
+            piece: The order.
+            total: Number of its ids.
+            by_rows: Whether every W-th row is dealt to a process also where the loader deals every W-th batch.
+        """
+        if self._by_batches and not by_rows:
+            return RankBatches(piece, total, self._world, self.batch_size, drop_last=self._drops)
+        return RankOrder(piece, total, self._world, drop_last=self._drops)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what the order of the epoch in progress and those of later ones depend on, as plain values."""
+        seed, epoch = (getattr(self.sampler, name, 0) for name in ("seed", "epoch"))
+        name = type(self.sampler).__name__
+        return {"sampler": name, "seed": seed, "samples": self.n, "epoch": epoch, "begun": self._epoch}
+
+    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
+        """Goes on with the orders of a run that was saved.
+
+        Args:
+            state: Result of `state_dict`.
+            active: Whether an epoch was in progress.
+            consumed: Number of ids of its order that were consumed.
+        """
+        self._epoch = state["begun"]
+        epoch = self._epoch if active and consumed else state["epoch"]
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+
+    def begin(self, place: OrderPlace) -> int:
+        """Begins a pass, and returns the number of the epoch whose order it has.
+
+        Args:
+            place: Place that an interrupted epoch has reached.
+
+        Raises:
+            RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
+            ValueError: The number of samples has changed.
+        """
+        check_unchanged(self._dataset, self.n)
+        share_states(self._loader)
+        sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
+        if place.consumed and epoch != self._epoch:
+            raise RuntimeError(
+                f"The run goes on in the middle of an epoch whose order is that of epoch {self._epoch} of its "
+                f"{type(sampler).__name__}, whose epoch is {epoch} now. Call set_epoch({self._epoch}) before this epoch."
+            )
+        self._epoch = epoch
+        if isinstance(sampler, Shuffle):
+            sampler.begin_pass()
+        return epoch
+
+    def order(self, epoch: int) -> Piece:
+        """Returns the order of an epoch before the plan; all processes call it together.
+
+        Args:
+            epoch: Result of `begin`.
+
+        Raises:
+            DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
+        """
+        sampler, known = self.sampler, {"the epoch of the sampler, as `sampler.set_epoch` sets it": epoch}
+        if isinstance(sampler, Shuffle):
+            agree(self._world, known)
+            return Permutation(self.n, sampler.seed, epoch).piece
+        ids = self._all_ids()
+        agree(self._world, {**known, "the checksum of the order of the epoch": zlib.crc32(ids.tobytes())})
+        return lambda begin, end: ids[begin:end].astype(np.int64, copy=False)
+
+    def _all_ids(self) -> NDArray[Any]:
+        """Returns the order of the epoch as the sampler makes it, for all processes alike."""
+        sampler = self.sampler
+        if type(sampler) is DistributedSampler:
+            if not sampler.shuffle:
+                return np.arange(self.n)
+            generator = torch.Generator().manual_seed(sampler.seed + sampler.epoch)
+            return torch.randperm(self.n, generator=generator).numpy()
+        return as_ids(list(sampler), sampler, self.n).numpy()
+
+
+class RankRows(Protocol):
+    """The rows of one rank in an epoch, which can be read at any place."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of rows from one number to another; fewer where they end."""
+        ...
+
+
+class OwnRows:
+    """The rows of this process as an `Order` of the loader, with their weights; made when the first row is needed.
+
+    A sampler draws its order after the loader has drawn the seed of its workers, and may draw both from one generator.
+
+    Args:
+        make: Function that returns the rows; all processes call it together.
+        place: Number of rows that were taken before.
+        plan: The plan.
+    """
+
+    def __init__(self, make: Callable[[], RankRows], place: int, plan: HeldPlan) -> None:
+        self._make, self._place, self._plan = make, place, plan
+        self._made: RankRows | None = None
+        self._sorted, self._weights = np.empty(0, dtype=np.int64), None
+
+    @property
+    def _rows(self) -> RankRows:
+        if self._made is None:
+            self._made = rows = self._make()
+            if self._plan.asks_for_weights:
+                self._sorted = np.sort(rows.take(0, len(rows)))
+                self._weights = self._plan.weights(self._sorted)
+        return self._made
+
+    def take(self, k: int) -> Tensor:
+        """Returns the next `k` ids, int64; fewer when they run out."""
+        ids = torch.from_numpy(self._rows.take(self._place, self._place + k))
+        self._place += len(ids)
+        return ids
+
+    def skip(self, k: int) -> None:
+        """Leaves out the next `k` ids."""
+        self._place = min(self._place + k, len(self._rows))
+
+    def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
+        """Returns the weights of rows that were taken, shape (k,), float32; None where all are 1.
+
+        Args:
+            ids: Ids to look up, shape (k,), int64.
+        """
+        if self._weights is None:
+            return self._plan.weights(ids)
+        return self._weights[torch.from_numpy(np.searchsorted(self._sorted, ids))]
+
+
+class DrawnRows:
+    """The rows of this process where the rows of each step are drawn from candidates.
+
+    Args:
+        drawn: Rows of each step, of all ranks.
+        sizes: Numbers of one process.
+        world: The ranks.
+    """
+
+    def __init__(self, drawn: DrawnOrder, sizes: Sizes, world: World) -> None:
+        self._drawn, self._sizes, self._world = drawn, sizes, world
+        self._ends = _ends(sizes.rows, sizes.steps)
+
+    def __len__(self) -> int:
+        return self._sizes.rows
+
+    def take(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Returns the ids of rows from one number to another, those of whole steps; fewer where they end."""
+        first, last = (int(np.searchsorted(self._ends, min(row, self._sizes.rows))) for row in (begin, end))
+        parts = [self._drawn.take(step)[self._world.rank :: self._world.size] for step in range(first, last)]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+
+
+def _ends(total: int, steps: int) -> NDArray[np.int64]:
+    """Returns where the equal parts of a number end, with a 0 before them, shape (steps + 1,)."""
+    return np.arange(steps + 1, dtype=np.int64) * total // steps
+
+
+class SharedOrder:
+    """What `UserOrder` is for one process: the user's sampler, and what is known of the order that it yields.
+
+    Args:
+        loader: The user's loader, which `check_shared` has let pass.
+        world: The processes.
+    """
+
+    streams = False
+    is_free = False
+
+    def __init__(self, loader: DataLoader[Any], world: World) -> None:
+        self.sizes = sampler = SharedSampler(loader, world)
+        self.n, self.sampler, self._world = sampler.n, sampler.sampler, world
+        self.generators, self.state_dict, self.load_state_dict = sampler.generators, sampler.state_dict, sampler.load_state_dict
+        self._kept: KeptOrder | None = None
+
+    # What does not depend on the plan
+
+    @property
+    def yields_once(self) -> bool:
+        """Whether no sample can come twice in an epoch, as it does where the order is continued with its beginning."""
+        return self.sizes.yields_once
+
+    def ids_of_sampler(self) -> None:
+        """Returns None: the order has all ids."""
+
+    def candidates(self, seen: int) -> int:
+        """Returns the number of ids that this process has in an epoch of full training."""
+        return self.sizes.rows_of(self.n)
+
+    # The plan of an epoch
+
+    def samples_of(self, plan: HeldPlan) -> int:
+        """Returns the number of rows of this process in an epoch that follows a plan."""
+        return self.sizes.rows_of(plan.rows)
+
+    def length(self, plan: HeldPlan | None) -> KnownEnd:
+        """Returns what is known of the end of an epoch before it is reached."""
+        assert plan is not None
+        return KnownEnd(self.samples_of(plan))
+
+    def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> Sizes | None:
+        """Returns the numbers of the smaller batches of this process; None where an epoch has full batches.
+
+        Args:
+            plan: The plan of an epoch.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training, of all processes; None for those of the order.
+            least: Least number of rows of a step.
+        """
+        if not plan.own.smaller_batches:
+            return None
+        full = self.n if everything is None else everything
+        staying, everything = self.sizes.rows_of(plan.rows), self.sizes.rows_of(full)
+        size, drop_last = sizes.batch_size, sizes.drop_last
+        return smaller_sizes(plan.own, plan.everything, lambda: staying, everything, size, drop_last, least=least)
+
+    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+        """Returns how the smaller batches of this process are made; rows that are drawn are drawn before they are dealt.
+
+        Args:
+            plan: The plan of an epoch.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training, of all processes; None for those of the order.
+            seen: Number of samples of the last epoch of a stream: 0.
+            least: Least number of rows of a step.
+
+        Raises:
+            ValueError: There are too few rows for the steps.
+        """
+        found = self._sizes_of(plan, sizes, everything, least)
+        return None if found is None else Deal(found.steps, found.rows, found.rows)
+
+    # An epoch
+
+    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+        """Returns the rows of this process in an epoch; all processes call it together.
+
+        Args:
+            plan: The plan of the epoch.
+            place: Place that an interrupted epoch has reached.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training, of all processes; None for those of the order.
+
+        Raises:
+            DisagreementError: The samplers of the processes do not have the same order; all processes raise it.
+            RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
+            ValueError: An interrupted epoch goes on, whose steps had other numbers of rows.
+        """
+        epoch, found = self.sizes.begin(place), self._sizes_of(plan, sizes, everything)
+        if found is not None:
+            Deal(found.steps, found.rows, found.rows).step_at(place.stayed)
+        rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, plan)
+        return EpochRows(rows, None, place.stayed, rows)
+
+    def _make(self, plan: HeldPlan, epoch: int, found: Sizes | None) -> RankRows:
+        """Returns the rows of this process in an epoch; all processes call it together."""
+        piece = self.sizes.order(epoch)
+        self._kept = None if plan.everything else KeptOrder(piece, self.n, plan.keeps, self._world)
+        piece, total = (piece, self.n) if self._kept is None else (self._kept.take, len(self._kept))
+        rows = self.sizes.dealt(piece, total, by_rows=found is not None)
+        if found is not None and plan.own.keys is not None:
+            world = self._world.size
+            candidates, drawn = (np.diff(_ends(number, found.steps)) * world for number in (found.candidates, found.rows))
+            steps = DrawnOrder(_continued(piece, total), candidates, drawn, plan.keys, self._world)
+            rows = DrawnRows(steps, found, self._world)
+        return rows
+
+    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
+        """Returns how many ids of full training this process has consumed with its first so many rows of the epoch.
+
+        Args:
+            drawn: The same number.
+            stayed: Number of rows, 1 or more.
+            deal: How smaller batches are made; None for full batches.
+        """
+        everything = self.candidates(0)
+        everything -= everything % self.sizes.batch_size if self.sizes.drop_last else 0
+        if deal is not None:
+            return -(-stayed * everything // deal.rows)
+        if self._kept is None:
+            return min(everything, stayed)
+        return min(everything, -(-self._kept.place_after(stayed * self._world.size) * everything // self.n))
+
+
+def _continued(piece: Piece, total: int) -> Piece:
+    return lambda begin, end: continued(piece, total, begin, end)

@@ -1,0 +1,260 @@
+"""The order in which the user's loader reads its dataset."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
+from torch.utils.data.distributed import DistributedSampler
+
+from thresher.distributed.plan import HeldPlan
+from thresher.loading.order import (
+    EpochRows,
+    IdBatchSampler,
+    KnownEnd,
+    Order,
+    OrderPlace,
+    SamplerOrder,
+    SequentialOrder,
+    TensorOrder,
+    as_ids,
+    generators_of,
+    shuffled,
+)
+from thresher.loading.samplers import check_unchanged, is_seeded_by_epoch
+from thresher.loading.shuffle import Shuffle, ShufflePasses
+from thresher.loading.smaller_batches import Deal, deal_of, smaller_sizes
+
+KNOWN = (RandomSampler, SequentialSampler, Shuffle)
+"""Samplers whose order can be reproduced with tensors."""
+
+
+class UserOrder:
+    """The user's sampler, and what is known of the order that it yields.
+
+    Args:
+        loader: The user's loader.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader, self.dataset = loader, loader.dataset
+        self.streams = isinstance(self.dataset, IterableDataset)
+        self.n = 0 if self.streams else len(self.dataset)  # pyright: ignore[reportArgumentType]
+        self.sampler: Any = None if self.streams else loader.batch_sampler.sampler  # pyright: ignore
+        self.some_ids = None if self.streams else self._find_some_ids()
+        """Ids that the sampler can yield, shape (K,), int64, ascending; None where it yields all, or where it is not known."""
+        self.passes = ShufflePasses(self.sampler) if type(self.sampler) is Shuffle else None
+        """Which epoch each pass over a `Shuffle` has; None for other samplers."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the sampler yields every id once, in an order that tensors can reproduce with the same random numbers."""
+        return type(self.sampler) in KNOWN and self._has_all_once()
+
+    def _has_all_once(self) -> bool:
+        draws = isinstance(self.sampler, RandomSampler)
+        once = not draws or (not self.sampler.replacement and self.sampler.num_samples == self.n)
+        return once and len(self.sampler.data_source) == self.n
+
+    @property
+    def _is_seeded_shuffle(self) -> bool:
+        """Whether the order is a plain shuffle that the sampler makes itself."""
+        return is_seeded_by_epoch(self.sampler) and self._has_all_once()
+
+    def _find_some_ids(self) -> Tensor | None:
+        sampler, kind = self.sampler, type(self.sampler)
+        if kind is SubsetRandomSampler:
+            ids = as_ids(sampler.indices, sampler, self.n)
+        elif kind is WeightedRandomSampler:
+            ids = sampler.weights.nonzero().flatten().cpu()
+        elif kind in KNOWN:
+            size = len(sampler.data_source)
+            return None if size >= self.n else torch.arange(size)
+        elif isinstance(sampler, list | tuple | range | Tensor):
+            ids = as_ids(sampler, sampler, self.n)
+        else:
+            return None
+        ids = ids.unique()
+        return None if len(ids) >= self.n else ids
+
+    def ids_of_sampler(self) -> Tensor | None:
+        """Returns the ids that the sampler can yield, shape (K,), int64, ascending; None where these are all ids.
+
+        Raises:
+            ValueError: The sampler yields fewer ids than the dataset has, and it is not known which.
+        """
+        draws = (RandomSampler, WeightedRandomSampler)  # these draw from all ids that they have
+        if not self.streams and self.some_ids is None and type(self.sampler) not in draws and self.candidates(0) < self.n:
+            raise ValueError(
+                f"`loader` has a sampler, {type(self.sampler).__name__}, that yields {len(self.sampler)} of the {self.n} "
+                "samples of the dataset, and it is not known which: no share of them can be planned. Pass a loader over "
+                "torch.utils.data.Subset(dataset, ids) with shuffle=True, or a SubsetRandomSampler(ids)."
+            )
+        return self.some_ids
+
+    @property
+    def yields_once(self) -> bool:
+        """Whether the sampler yields each of its ids once."""
+        once = self.some_ids is not None and not getattr(self.sampler, "replacement", False)
+        return (
+            self.is_known
+            or self._is_seeded_shuffle
+            or type(self.sampler) is DistributedSampler
+            or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
+        )
+
+    @property
+    def sizes(self) -> BatchSampler:
+        """Batch size and `drop_last` of the user's loader."""
+        batches = self._loader.batch_sampler
+        assert isinstance(batches, BatchSampler)
+        return batches
+
+    def state_dict(self) -> dict[str, int | None] | None:
+        """Returns what the orders of a `Shuffle` depend on, as plain values; None for another sampler."""
+        return None if self.passes is None else self.passes.state_dict()
+
+    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
+        """Goes on with the orders of a run that was saved.
+
+        Args:
+            state: Result of `state_dict`.
+            active: Whether an epoch was in progress.
+            consumed: Number of ids of its order that were consumed.
+        """
+        if self.passes is not None and state is not None:
+            self.passes.load_state_dict(state, active=active, consumed=consumed)
+
+    def check_unchanged(self, *, ids: bool) -> None:
+        """Refuses a dataset or, where the plans depend on it, a sampler that has other samples than when the run was attached.
+
+        Args:
+            ids: Whether plans are made for the ids that the sampler yields.
+
+        Raises:
+            ValueError: The number of samples, or the ids of the sampler, have changed.
+        """
+        check_unchanged(self.dataset, self.n)
+        if ids and self.some_ids is not None:
+            found = self._find_some_ids()
+            if found is None or not torch.equal(found, self.some_ids):
+                raise ValueError(
+                    f"{type(self.sampler).__name__} yields other samples than when `attach` was called, but the plans of the "
+                    "run are made for those. Call run.detach() and attach again after the sampler has changed."
+                )
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
+        return self._is_seeded_shuffle or (self.is_known and isinstance(self.sampler, RandomSampler | Shuffle))
+
+    def generators(self) -> list[torch.Generator]:
+        """Returns the generators that the loader draws from."""
+        return generators_of(self.sampler, self._loader)
+
+    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
+        """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
+
+        Args:
+            plan: The plan of an epoch.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training; None for those of the order.
+            seen: Number of samples of the last epoch of a stream.
+            least: Least number of rows of a step.
+
+        Raises:
+            ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
+        """
+        if not plan.own.smaller_batches:
+            return None
+        everything = self.candidates(seen) if everything is None else everything
+        ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
+        found = smaller_sizes(plan.own, plan.everything, ids, everything, size, drop_last, least=least)
+        return None if found is None else deal_of(plan, self.n, found)
+
+    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
+        """Returns how many ids of the order were drawn."""
+        return drawn
+
+    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+        """Returns the rows of an epoch: the order of the sampler, and what its plan leaves of it.
+
+        Args:
+            plan: The plan of the epoch.
+            place: OrderPlace that an interrupted epoch has reached.
+            sizes: Batch size, and whether a last batch that is not full is dropped.
+            everything: Number of samples of full training; None for those of the order.
+        """
+        order, stayed = self._order_of(plan, place)
+        return EpochRows(order, None if plan.own.drawn or plan.everything else plan.keeps, stayed, plan)
+
+    def _order_of(self, plan: HeldPlan, place: OrderPlace) -> tuple[Order, int | None]:
+        """Returns the ids of an epoch before its plan leaves samples out, and `EpochRows.stayed`."""
+        self.check_unchanged(ids=plan.rows != self.n)
+        if self.passes is None:
+            return self._from_start(plan), None
+        if len(self.sampler.data_source) > self.n:
+            raise IndexError(
+                f"`loader` has a Shuffle over {len(self.sampler.data_source)} samples, and its dataset has {self.n}: use "
+                "Shuffle(dataset) with the dataset of the loader"
+            )
+        ids = self.passes.order(0 if plan.own.drawn else place.consumed)
+        return (self._from_start(plan), None) if plan.own.drawn else (ids, place.stayed)
+
+    def _from_start(self, plan: HeldPlan) -> Order:
+        if plan.own.drawn:
+            return TensorOrder(lambda: plan.own.ids)
+        if not self.is_known:
+            return SamplerOrder(self.sampler, self.n)
+        if isinstance(self.sampler, SequentialSampler):
+            return SequentialOrder(self.n)
+        return shuffled(self.n, self.sampler.generator)
+
+    def candidates(self, seen: int) -> int:
+        """Returns the number of ids per epoch; for a stream without a length `seen`, the number in its last epoch."""
+        if not self.streams:
+            return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
+        return seen if seen or not hasattr(self.dataset, "__len__") else len(self.dataset)  # pyright: ignore[reportArgumentType]
+
+    def length(self, plan: HeldPlan | None) -> KnownEnd:
+        """Returns what is known of the end of an epoch before it is reached.
+
+        Args:
+            plan: The plan of the epoch; None for a stream.
+        """
+        if plan is None:
+            return KnownEnd(_known(lambda: len(self.dataset)))  # pyright: ignore[reportArgumentType]
+        return KnownEnd(_known(lambda: self.samples_of(plan)), _known(lambda: len(self.sampler)))
+
+    def samples_of(self, plan: HeldPlan) -> int:
+        """Returns the number of samples in an epoch that follows a plan.
+
+        Raises:
+            TypeError: The plan leaves samples out of an order that is not known.
+        """
+        if plan.everything:
+            return len(self.sampler)
+        if plan.own.drawn or self.yields_once:
+            return plan.rows
+        raise TypeError(
+            f"the length of this epoch is not known before it is over: the plan leaves samples out of the order of "
+            f"{type(self.sampler).__name__}, which may repeat or skip ids"
+        )
+
+
+def _known(number: Callable[[], int]) -> int | None:
+    """Returns a number of samples; None where a sampler or a stream does not know it."""
+    try:
+        return number()
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,224 @@
+"""Smaller batches: the rows of an epoch, dealt over as many steps as full training has."""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.distributed.plan import HeldPlan, PackedPlan
+
+MOST_CANDIDATES = 20.0
+"""Largest number of candidates that one row stands for, so that no row makes the statistics of its batch alone."""
+
+
+def stands_for(keys: Tensor, scores: Tensor, drawn: Tensor, left_out: Tensor) -> Tensor:
+    """Returns how many candidates of a step each drawn row stands for: the inverse of its chance to be drawn.
+
+    A row with a score is drawn where its key -log(u) / score is below the smallest key that is left out: with the chance
+    1 - exp(-score * that key) (Cohen & Kaplan, 2007). Rows without a score come first: each counts for one candidate. Rows with
+    an infinite key, whose score is 0, are drawn only where nothing else is left: together they count for all of them.
+
+    Args:
+        keys: Keys of the candidates, shape (n,), float32.
+        scores: Scores of the candidates, shape (n,), float32; NaN or -inf for those without one, whose keys are negative.
+        drawn: Places of the drawn rows among the candidates, shape (k,), int64, k < n.
+        left_out: Smallest key of the candidates that were not drawn, shape ().
+
+    Returns:
+        Numbers of candidates, shape (k,), float32, within [1, `MOST_CANDIDATES`].
+
+    Example:
+        >>> keys, scores = torch.tensor([0.2, 0.6, 0.7]), torch.tensor([1.0, 0.5, 0.1])
+        >>> stands_for(keys, scores, torch.tensor([0, 1]), keys[2])
+        tensor([1.9864, 3.3863])
+    """
+    last, own = keys.isinf(), keys.index_select(0, drawn)
+    chances = -torch.expm1(-scores.index_select(0, drawn).double() * left_out)
+    of_last = last.sum() / own.isinf().sum().clamp(min=1)
+    found = torch.where(own.isinf(), of_last, torch.where(own < 0, 1.0, 1 / chances))
+    return found.clamp(1, MOST_CANDIDATES).float()
+
+
+ByIds = Callable[[NDArray[np.int64]], Tensor]
+"""Function of ids of samples, shape (n,), that returns a number of each, shape (n,), float32."""
+
+
+class SmallerBatchesError(ValueError):
+    """A training cannot make the smaller batches of a plan."""
+
+
+@dataclass(frozen=True, eq=False)
+class Deal:
+    """How many rows each step of an epoch has, and how they are drawn from its candidates.
+
+    Args:
+        steps: Number of steps, 1 or more.
+        rows: Number of rows of all steps together, at least `steps`.
+        candidates: Number of ids of the epoch's order that the rows are drawn from, at least `rows`.
+        keys: Function of ids, shape (n,), that returns numbers of these samples, shape (n,), float32: of the candidates of a
+            step, those with the smallest keys are its rows. None where all candidates are.
+        scores: Function of ids that returns the scores that the keys were drawn by. None where all rows count alike.
+        stand_for: Numbers of candidates that samples stand for, shape (N,), float32; `draw` writes those of the rows that it
+            returns. None without scores.
+
+    Example:
+        >>> deal = Deal(steps=3, rows=4, candidates=8, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]).__getitem__)
+        >>> list(deal.sizes(8)), list(deal.sizes(4)), list(deal.sizes(4, first=deal.step_after(2)))
+        ([2, 3, 3], [1, 1, 2], [2])
+        >>> deal.draw(torch.tensor([7, 0, 6]), 2)
+        tensor([7, 0])
+    """
+
+    steps: int
+    rows: int
+    candidates: int
+    keys: ByIds | None = None
+    scores: ByIds | None = None
+    stand_for: Tensor | None = None
+
+    def sizes(self, total: int, first: int = 0) -> Iterator[int]:
+        """Yields the parts of a number in each step, which differ by one at most.
+
+        Args:
+            total: The number: `rows` or `candidates`.
+            first: Number of the first step. Default: 0.
+        """
+        for step in range(first, self.steps):
+            yield (step + 1) * total // self.steps - step * total // self.steps
+
+    def step_after(self, rows: int) -> int:
+        """Returns the number of the step that follows the first so many rows, which are those of whole steps."""
+        return -(-rows * self.steps // self.rows)
+
+    def step_at(self, rows: int) -> int:
+        """Returns the number of the step that follows the first so many rows.
+
+        Args:
+            rows: Number of rows.
+
+        Raises:
+            ValueError: The rows are not those of whole steps, as those of other batch sizes.
+        """
+        step = self.step_after(rows)
+        if step * self.rows // self.steps != rows:
+            raise ValueError(
+                f"The epoch in progress has trained on {rows} rows, which are not those of the first steps of an epoch with "
+                f"{self.rows} rows in {self.steps} steps. Go on with as many processes, and the batch size, as before, or save "
+                "between epochs."
+            )
+        return step
+
+    def draw(self, ids: Tensor, rows: int) -> Tensor:
+        """Returns the rows of one step, in the order of the candidates.
+
+        Args:
+            ids: Ids of the candidates, shape (n,), int64.
+            rows: Number of rows to draw, at most n.
+        """
+        if self.keys is None or len(ids) <= rows:
+            return ids
+        keys = self.keys(ids.numpy())
+        order = keys.argsort(stable=True)
+        places = order[:rows].sort().values
+        drawn = ids.index_select(0, places)
+        if self.scores is not None and self.stand_for is not None:
+            found = stands_for(keys, self.scores(ids.numpy()), places, keys[order[rows]])
+            self.stand_for.index_copy_(0, drawn, found)
+        return drawn
+
+
+def too_few(least: int) -> str:
+    """Returns the reason why batches are refused, for messages.
+
+    Args:
+        least: Least number of rows of a batch: 1, or 2 where the model has BatchNorm.
+    """
+    return "less than one a batch" if least == 1 else "less than the two a batch that BatchNorm needs"
+
+
+def rounded_up(share: float) -> float:
+    """Returns a share with three significant digits that is not less.
+
+    Args:
+        share: The share, above 0.
+
+    Example:
+        >>> rounded_up(1 / 3), rounded_up(0.29), rounded_up(1 / 4096)
+        (0.334, 0.29, 0.000245)
+    """
+    scale = 10 ** (2 - math.floor(math.log10(share)))
+    return math.ceil(share * scale - 1e-9) / scale
+
+
+class Sizes(NamedTuple):
+    """The numbers of a `Deal`, which describes them."""
+
+    steps: int
+    rows: int
+    candidates: int
+
+
+def smaller_sizes(
+    plan: PackedPlan,
+    whole: bool,
+    ids: Callable[[], int],
+    everything: int,
+    batch_size: int,
+    drop_last: bool,
+    *,
+    least: int = 1,
+) -> Sizes | None:
+    """Returns the numbers of the smaller batches of a plan; None where they are the batches of full training.
+
+    Args:
+        plan: The plan of an epoch, or the part of it that one process has.
+        whole: Whether every sample of the dataset is in the plan.
+        ids: Function that returns how many ids the epoch's order has after the plan; it raises TypeError where that is not
+            known.
+        everything: Number of samples in an epoch of full training.
+        batch_size: Number of rows of a batch of full training.
+        drop_last: Whether full training drops a last batch that is not full.
+        least: Least number of rows of a step: 1, or 2 where the model has BatchNorm.
+
+    Raises:
+        SmallerBatchesError: There are too few rows for the steps, or it is not known how many ids the order has.
+    """
+    try:
+        staying = ids()
+    except TypeError as error:
+        raise SmallerBatchesError(f"Smaller batches need the number of samples of an epoch, and {error}.") from None
+    steps = everything // batch_size if drop_last else -(-everything // batch_size)
+    most = steps * batch_size if drop_last else everything
+    if plan.keys is not None:
+        staying = staying * most // max(1, everything)  # as large a part of them is dropped as of all samples
+    staying = min(staying, most)
+    rows = staying if plan.keys is None else round(plan.share * staying)
+    if rows == most:
+        return None
+    if rows < least * steps:
+        smallest = min(1, rounded_up(least * steps / (most if plan.keys is None else staying)))
+        # Of a plan that draws from some samples only, the method alone knows what a share of all samples comes to.
+        named = f": the smallest share is {smallest:g}" if plan.keys is None or whole or staying == most else ""
+        raise SmallerBatchesError(
+            f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}{named}. "
+            "Give the loader larger batches, or raise the share."
+        )
+    return Sizes(steps, rows, rows if plan.keys is None else min(staying, round(plan.width * rows)))
+
+
+def deal_of(plan: HeldPlan, n: int, sizes: Sizes) -> Deal:
+    """Returns how the smaller batches of a plan are made.
+
+    Args:
+        plan: The plan of an epoch.
+        n: Number of samples of the dataset.
+        sizes: Numbers of the smaller batches.
+    """
+    if plan.own.keys is None:
+        return Deal(*sizes)
+    return Deal(*sizes, plan.keys) if plan.own.scores is None else Deal(*sizes, plan.keys, plan.scores, torch.ones(n))

@@ -1,0 +1,527 @@
+"""The adapters of criteria: found by the type of the module, or by the function of torch.nn.functional."""
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from thresher.attribution.rows import Attribution, RowLayout
+from thresher.loading.trees import leaves, map_leaves
+from thresher.losses import signals as reading
+from thresher.losses.base import Criterion, DeferredSignals, LossAndSignals, as_measured, replayed
+from thresher.losses.hooks import call_with_hooks, call_without_hooks, hooks_of, own_hooks
+from thresher.records import NEVER_SEEN
+
+
+class ReducedCriterion(Criterion):
+    """Adapter for a loss of torch.nn: "mean" over positions, "sum", or "none", whose losses the loop reduces itself.
+
+    Such a loss draws no random numbers and remembers nothing, so that it may be called again for the losses by position.
+    Settings and hooks are read in every call: the loop may change them.
+    """
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.hooks = hooks_of(own)
+
+    @property
+    def reduction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.own.reduction
+
+    @property
+    def keeps_positions(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.reduction == "none"
+
+    def value(self, outputs: Any, targets: Any) -> Tensor:
+        if any(self.hooks):
+            return call_with_hooks(self.own, outputs, targets, self.reduced)
+        return self.reduced(outputs, targets)
+
+    def reduced(self, outputs: Any, targets: Any) -> Tensor:
+        """Returns what the user's criterion returns, without its hooks."""
+        return call_without_hooks(self.own, outputs, targets)
+
+    def measure(
+        self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
+    ) -> LossAndSignals:
+        if not any(self.hooks):
+            return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
+        found: dict[str, Tensor] = {}
+
+        def compute(outputs: Any, targets: Any) -> Tensor:
+            measured = super(ReducedCriterion, self).measure(outputs, targets, layout, weights=weights, wanted=wanted)
+            found.update(measured.signals)
+            return measured.value
+
+        return LossAndSignals(call_with_hooks(self.own, outputs, targets, compute), found)
+
+    def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
+        return self.reduced(outputs, targets), None
+
+    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        return self.positions(outputs, targets)
+
+    def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
+        return None
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        unreduced = object.__new__(type(self.own))
+        unreduced.__dict__ = {**self.own.__dict__, "reduction": "none"}
+        return self._checked(call_without_hooks(unreduced, outputs, targets), outputs, targets)
+
+    def _checked(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
+        """Returns losses by position that the criterion gave without a reduction.
+
+        Raises:
+            ValueError: They mix samples, or were reduced all the same.
+        """
+        sizes = [tensor.numel() for tensor in (outputs, targets) if isinstance(tensor, Tensor)]
+        if losses.numel() > max(sizes, default=losses.numel()):
+            raise ValueError(
+                f"criterion {self.own!r} broadcast its arguments to losses of shape {tuple(losses.shape)}, which mixes "
+                "samples. Make the shapes of outputs and targets equal."
+            )
+        if not losses.dim():
+            raise ValueError(
+                f"criterion {self.own!r} returned a scalar although its reduction was set to 'none': its losses cannot be "
+                "separated by sample. Pass a callable that returns one loss per sample, or use run.reduce."
+            )
+        return losses
+
+
+class ClassCriterion(ReducedCriterion):
+    """Adapter with class weights and an ignored index: base class of cross-entropy and negative log-likelihood."""
+
+    kind: reading.OutputKind = "classes"
+    function: Callable[..., Tensor]
+
+    @property
+    def ignore_index(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.own.ignore_index
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"ignore_index": self.own.ignore_index}
+
+    @property
+    def class_weights(self) -> bool:
+        return self.own.weight is not None
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        return type(self).function(outputs, targets, self.own.weight, reduction="none", **self._settings)
+
+    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        return type(self).function(outputs, targets, reduction="none", **self._settings)
+
+    def means(self, rows: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return super().means(rows, targets)
+        rows = as_measured(rows)
+        valid = targets.reshape(len(rows), -1) != self.ignore_index
+        if rows.shape[1] == 1:
+            return rows.where(valid, NEVER_SEEN).squeeze(1)
+        count = valid.sum(1)
+        return (rows.sum(1) / count).where(count > 0, NEVER_SEEN)
+
+    def shares(self, rows: Tensor, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return super().shares(rows, targets)
+        indices = targets.reshape(len(rows), -1)
+        valid = indices != self.ignore_index
+        weight = self.own.weight
+        counts = valid if weight is None else weight[indices.where(valid, 0)] * valid
+        return counts.sum(1).to(rows.dtype)
+
+
+_nll_loss: Any = torch._C._nn.nll_loss_nd  # pyright: ignore[reportAttributeAccessIssue]
+"""What `F.nll_loss` calls, without the conversions of its arguments: (log_probs, targets, weight, reduction, ignore_index)."""
+
+_cross_entropy: Any = torch._C._nn.cross_entropy_loss  # pyright: ignore[reportAttributeAccessIssue]
+"""What `F.cross_entropy` calls: (outputs, targets, weight, reduction, ignore_index, label_smoothing)."""
+_autocasts: Any = torch._C._is_any_autocast_enabled  # pyright: ignore[reportAttributeAccessIssue]
+"""Whether autocast is enabled for any device."""
+
+
+class NegativeLogLikelihood(ClassCriterion):
+    """Adapter for negative log-likelihood: outputs are log-probabilities."""
+
+    function = F.nll_loss
+
+    def reduced(self, outputs: Any, targets: Any) -> Tensor:
+        return F.nll_loss(outputs, targets, self.own.weight, ignore_index=self.own.ignore_index, reduction=self.reduction)
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        return outputs.detach().float()
+
+
+class CrossEntropy(ClassCriterion):
+    """Adapter for cross-entropy, with label smoothing and with probabilities as targets."""
+
+    function = F.cross_entropy
+
+    def __init__(self, own: nn.CrossEntropyLoss) -> None:
+        super().__init__(own)
+        self._after_softmax = NegativeLogLikelihood(own)
+        self._own_settings, self._own_buffers = own.__dict__, own._buffers
+
+    @property
+    def smoothing(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.own.label_smoothing
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"ignore_index": self.own.ignore_index, "label_smoothing": self.own.label_smoothing}
+
+    def measure(
+        self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
+    ) -> LossAndSignals:
+        """Computes one log-softmax for the scalar, the losses and the signals, where cross-entropy is the NLL of it."""
+        if not self._is_likelihood(outputs, targets, wanted):
+            return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
+        return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, layout, weights=weights, wanted=wanted)
+
+    def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
+        return (
+            not self.own.label_smoothing
+            and not any(self.hooks)
+            and outputs.dim() > 1
+            and not targets.dtype.is_floating_point
+            and not (wanted and "batch_confidence" in wanted)
+            and not torch.is_autocast_enabled(outputs.device.type)
+        )
+
+    def in_step(
+        self,
+        wanted: set[str],
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        weights_over_n: Tensor | None,
+    ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
+        """Spells out the most common case, one label per sample: it runs in every step, where each call costs."""
+        own = self._own_settings
+        common = own["reduction"] == "mean" and own["ignore_index"] < 0 and not own["label_smoothing"]
+        if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts() or any(self.hooks):
+            return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
+        if not wanted and attribution.all_count:
+            if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
+                losses = _cross_entropy(outputs, targets, None, 0, -100, 0.0)
+                return losses.dot(weights_over_n), {"loss": losses.detach()}
+            if weights is None:
+                log_probs = torch.log_softmax(outputs, 1)
+                losses = _nll_loss(log_probs.detach(), targets, None, 0, -100)
+                return _nll_loss(log_probs, targets, None, 1, -100), {"loss": losses}
+        # One label per sample without smoothing or autocast: what is left of `_is_likelihood`.
+        likely = outputs.dim() > 1 and not targets.dtype.is_floating_point and reading.OF_A_BATCH.isdisjoint(wanted)
+        if likely and weights is None and targets.shape[0] == attribution.layout.n:
+            log_probs = torch.log_softmax(outputs, 1)
+            value = _nll_loss(log_probs, targets, None, 1, own["ignore_index"])
+            return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
+        return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
+
+
+class ElementCriterion(ReducedCriterion):
+    """Adapter for MSE, L1, SmoothL1 and Huber (plain values), BCE and BCE with logits (independent labels).
+
+    Outputs and targets must have equal shapes.
+    """
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.kind = "labels" if isinstance(own, nn.BCELoss | nn.BCEWithLogitsLoss) else "values"
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        if outputs.shape != targets.shape:
+            raise ValueError(
+                f"criterion {self.own!r}: outputs of shape {tuple(outputs.shape)} and targets of shape "
+                f"{tuple(targets.shape)} would be broadcast against each other, which mixes samples. Make the shapes equal."
+            )
+        return super().positions(outputs, targets)
+
+    def probs(self, outputs: Tensor) -> Tensor:
+        return outputs.float().sigmoid() if isinstance(self.own, nn.BCEWithLogitsLoss) else outputs.float()
+
+
+class Divergence(ElementCriterion):
+    """Adapter for KLDiv: outputs are log-probabilities, targets a distribution.
+
+    With reduction="batchmean" the loss of a sample is the sum over its positions.
+    """
+
+    def __init__(self, own: Any) -> None:
+        super().__init__(own)
+        self.kind = "classes"
+
+    @property
+    def over_classes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.reduction == "batchmean"
+
+    def class_targets(self, targets: Tensor) -> Tensor:
+        return targets.exp() if self.own.log_target else targets
+
+    def log_probs(self, outputs: Tensor) -> Tensor:
+        return outputs.float()
+
+    def means(self, rows: Tensor, targets: Any) -> Tensor:
+        return rows.sum(1) / self.shares(rows, targets)
+
+    def shares(self, rows: Tensor, targets: Any) -> Tensor:
+        positions = len(targets) // len(rows) if self.reduction == "batchmean" else rows.shape[1]
+        return rows.new_full(rows.shape[:1], positions)
+
+
+def weighted_like(scalar: Tensor, rows: Tensor, weights: Tensor, *, usual: int) -> Tensor:
+    """Returns the scalar that a criterion would have returned for weighted losses, shape ().
+
+    Args:
+        scalar: The scalar that it returned without weights, shape (), detached.
+        rows: Losses by position, shape (n, positions), with gradient.
+        weights: Weights of the samples, shape (n,), of the dtype of `rows`.
+        usual: Number that the sum of the losses is divided by unless the scalar shows another.
+
+    Example:
+        The sum of the losses is 6 and the scalar 2, so that the criterion divides by 3.
+
+        >>> rows = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
+        >>> weighted_like(torch.tensor(2.0), rows, torch.tensor([1.0, 3.0]), usual=4).item()
+        4.0
+    """
+    losses = rows.detach().double() if rows.device.type != "mps" else rows.detach()
+    total, size = losses.sum(), losses.abs().sum()
+    is_usual = (scalar.to(losses.dtype) * usual - total).abs() <= _tolerance(scalar) * size
+    factor = torch.where(is_usual, 1.0 / usual, scalar.to(losses.dtype) / total)
+    return torch.dot(weights, rows.sum(1)) * factor.to(rows.dtype)
+
+
+def is_multiple(scalar: Callable[[Any], Tensor], total: Callable[[Any], Tensor], outputs: Any) -> bool | None:
+    """Returns whether one function of the outputs is a constant times another, by their gradients; waits for the device.
+
+    Args:
+        scalar: Function of the outputs that returns a tensor of shape ().
+        total: Another one.
+        outputs: Outputs of the model, in any nesting.
+
+    Returns:
+        None where these outputs do not show it: a gradient is zero or not finite, or there is none.
+    """
+
+    def leaf_of(part: Tensor) -> Tensor:
+        return part.detach().requires_grad_() if part.is_floating_point() else part
+
+    with torch.enable_grad():
+        inputs = map_leaves(leaf_of, outputs)
+        wanted = [leaf for leaf in leaves(inputs) if leaf.requires_grad]
+        values = scalar(inputs), total(inputs)
+        if not wanted or values[0].dim() or not all(value.requires_grad for value in values):
+            return None
+        gradients = [torch.autograd.grad(value, wanted, allow_unused=True, materialize_grads=True) for value in values]
+    ours, whole = (torch.cat([part.flatten().float() for part in parts]) for parts in gradients)
+    value, sum_ = (value.detach().float() for value in values)
+    if not (ours.isfinite().all() and whole.isfinite().all() and whole.any()):
+        return None
+    factor = torch.dot(ours, whole) / torch.dot(whole, whole)
+    tolerance = 10 * _tolerance(values[0])
+    same = torch.allclose(ours, factor * whole, rtol=tolerance, atol=tolerance * float(ours.abs().max()))
+    return same and torch.allclose(value, factor * sum_, rtol=10 * tolerance, atol=10 * tolerance * float(factor.abs()))
+
+
+def _tolerance(value: Tensor) -> float:
+    """Returns the largest relative difference that rounding can explain."""
+    return 1e-4 if value.dtype in (torch.float32, torch.float64) else 1e-2
+
+
+class CustomCriterion(ReducedCriterion):
+    """Adapter that calls the user's module once in each step, as the loop without it does.
+
+    The losses by position come from a copy without a reduction, with the random numbers of that call. Parameters are not
+    copied; buffers and other attributes are. Where samples are weighted, the scalar without weights comes from a copy, too: it
+    shows by which number the criterion divides.
+    """
+
+    _divides = False
+    """Whether it was seen that the scalar is the sum of the losses, divided by a number that the outputs do not change."""
+
+    def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
+        with torch.no_grad(), replayed(outputs):
+            positions = self._of_copy(outputs, targets)
+        return self.reduced(outputs, targets), positions
+
+    def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
+        with replayed(outputs):
+            return self._of_copy(outputs, targets)
+
+    def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
+        copied = type(self)(self._copy())
+        return Criterion.signals_alone(copied, outputs, targets, layout)
+
+    def unweighted(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
+        if self.keeps_positions:
+            return None
+        if not self._divides:
+            self._check_division(outputs, targets)
+        with torch.no_grad(), replayed(outputs):
+            return call_without_hooks(self._copy(), outputs, targets)
+
+    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor, unweighted: Tensor | None) -> Tensor:
+        assert unweighted is not None
+        return weighted_like(unweighted, rows, weights, usual=rows.numel() if self.reduction == "mean" else 1)
+
+    def _check_division(self, outputs: Any, targets: Any) -> None:
+        """Compares once how the scalar and the losses by position change with the outputs.
+
+        Raises:
+            ValueError: The scalar is not a multiple of the sum of the losses, so that it has no form with weights.
+        """
+
+        def scalar(outputs: Any) -> Tensor:
+            with replayed(outputs):
+                return call_without_hooks(self._copy(), outputs, targets)
+
+        def total(outputs: Any) -> Tensor:
+            with replayed(outputs):
+                return self._of_copy(outputs, targets).sum()
+
+        found = is_multiple(scalar, total, outputs)
+        if found is False:
+            raise ValueError(
+                f"criterion {self.own!r} with reduction={self.reduction!r} does not return the sum of its losses divided by a "
+                "number that the targets decide, so that the losses of single samples cannot be weighted within it, as the "
+                "method asks. Set its reduction to 'none': run.criterion then returns the losses of single samples, times "
+                "their weights, which the loop reduces itself. Or compute the losses in the loop and call "
+                "run.reduce(losses, ids=...)."
+            )
+        self._divides = found is True
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        reduction = self.own.reduction
+        self.own.reduction = "none"
+        try:
+            losses = call_without_hooks(self.own, outputs, targets)
+        finally:
+            self.own.reduction = reduction
+        return self._checked(losses, outputs, targets)
+
+    def _of_copy(self, outputs: Any, targets: Any) -> Tensor:
+        unreduced = self._copy()
+        unreduced.reduction = "none"
+        return self._checked(call_without_hooks(unreduced, outputs, targets), outputs, targets)
+
+    def _copy(self) -> Any:
+        own: nn.Module = self.own
+        kept: list[Any] = [*own.parameters(), *(one for one in vars(own).values() if isinstance(one, torch.Generator))]
+        memo: dict[int, Any] = {id(one): one for one in kept}
+        memo |= {id(hooks): OrderedDict() for hooks in own_hooks(own)}
+        try:
+            return copy.deepcopy(own, memo)
+        except Exception as error:
+            raise ValueError(
+                f"criterion {own!r} cannot be copied ({error}), which is needed for the losses of single samples without a "
+                "second call of it. Pass a callable that returns one loss per sample, or use run.reduce."
+            ) from error
+
+
+ADAPTERS: dict[type[nn.Module], Callable[[Any], Criterion]] = {
+    nn.CrossEntropyLoss: CrossEntropy,
+    nn.NLLLoss: NegativeLogLikelihood,
+    nn.KLDivLoss: Divergence,
+    nn.BCELoss: ElementCriterion,
+    nn.BCEWithLogitsLoss: ElementCriterion,
+    nn.MSELoss: ElementCriterion,
+    nn.L1Loss: ElementCriterion,
+    nn.SmoothL1Loss: ElementCriterion,
+    nn.HuberLoss: ElementCriterion,
+}
+"""The adapter of each loss module; subclasses, which may have another `forward`, get the general adapter."""
+
+MODULE_OF: dict[Any, type[nn.Module]] = {
+    F.cross_entropy: nn.CrossEntropyLoss,
+    F.nll_loss: nn.NLLLoss,
+    F.binary_cross_entropy: nn.BCELoss,
+    F.binary_cross_entropy_with_logits: nn.BCEWithLogitsLoss,
+    F.mse_loss: nn.MSELoss,
+    F.l1_loss: nn.L1Loss,
+    F.smooth_l1_loss: nn.SmoothL1Loss,
+    F.huber_loss: nn.HuberLoss,
+    F.kl_div: nn.KLDivLoss,
+}
+"""The loss module that computes the same as a function of torch.nn.functional with its default arguments."""
+
+OTHER_MODULES = (
+    nn.CTCLoss,
+    nn.TripletMarginLoss,
+    nn.TripletMarginWithDistanceLoss,
+    nn.CosineEmbeddingLoss,
+    nn.MarginRankingLoss,
+    nn.GaussianNLLLoss,
+    nn.AdaptiveLogSoftmaxWithLoss,
+)
+"""Losses with other arguments than outputs and targets."""
+
+OTHER_FUNCTIONS = (
+    F.ctc_loss,
+    F.triplet_margin_loss,
+    F.triplet_margin_with_distance_loss,
+    F.cosine_embedding_loss,
+    F.margin_ranking_loss,
+    F.gaussian_nll_loss,
+)
+"""Functions with other arguments than outputs and targets."""
+
+
+def adapt(criterion: Any) -> Criterion:
+    """Returns the per-sample form of a criterion.
+
+    Args:
+        criterion: Loss module of torch.nn or its function in torch.nn.functional; or another module with a `reduction`; or a
+            callable `(outputs, targets) -> losses` whose first dimension is the samples'. The losses of a callable are
+            averaged; those of a module with reduction="none" stay as they are, because the loop reduces them.
+
+    Returns:
+        An adapter with the criterion's own result, the loss of each sample and other signals of each sample.
+
+    Raises:
+        TypeError: `criterion` is not callable.
+        ValueError: It takes more than outputs and targets; or its `reduction` is not "mean", "sum" or "none" ("batchmean" is
+            allowed for `nn.KLDivLoss`).
+
+    Example:
+        The mean over a batch is the user's own scalar; the signals are of single samples.
+
+        >>> import torch
+        >>> from thresher.attribution.rows import RowLayout
+        >>> logits, labels = torch.tensor([[2.0, 0.0], [2.0, 0.0]]), torch.tensor([0, 1])
+        >>> adapter = adapt(torch.nn.CrossEntropyLoss())
+        >>> scalar, signals = adapter.measure(logits, labels, RowLayout(2), weights=None, wanted={"correct"})
+        >>> round(scalar.item(), 3)
+        1.127
+        >>> [round(loss, 3) for loss in signals["loss"].tolist()], signals["correct"].tolist()
+        ([0.127, 2.127], [True, False])
+    """
+    if not callable(criterion):
+        raise TypeError(
+            "`criterion` must be a loss module or a callable (outputs, targets) -> per-sample losses, "
+            f"got {type(criterion).__name__}"
+        )
+    criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile, whose settings are those of the module inside
+    if criterion in OTHER_FUNCTIONS or isinstance(criterion, OTHER_MODULES):
+        name = getattr(criterion, "__name__", type(criterion).__name__)
+        raise ValueError(
+            f"`criterion` is {name}, which takes more than outputs and targets (lengths, or several inputs), so that "
+            "run.criterion cannot call it. Pass criterion=None, compute the losses in the loop with reduction='none', and call "
+            "run.reduce(losses, targets=...) with a tensor of the batch."
+        )
+    for function, module in MODULE_OF.items():
+        if criterion is function:
+            criterion = module()
+    if not isinstance(criterion, nn.Module) or not hasattr(criterion, "reduction"):
+        return Criterion(criterion)
+    allowed = ["mean", "sum", "none"] + ["batchmean"] * isinstance(criterion, nn.KLDivLoss)
+    if criterion.reduction not in allowed:
+        raise ValueError(f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}")
+    of_torch = type(criterion).__module__ == nn.MSELoss.__module__
+    return ADAPTERS.get(type(criterion), ReducedCriterion if of_torch else CustomCriterion)(criterion)

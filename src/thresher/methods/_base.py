@@ -1,0 +1,422 @@
+"""What several methods share: draws with replacement, rows by rank, scores as a setting, and the history of values.
+
+A sample whose importance is not known is never drawn but kept once. The draws invert the cumulative distribution in double
+precision, because torch.multinomial accepts at most 2^24 categories. Everything is computed in pieces: beside the importances
+and the plan there is one number of 8 bytes for each draw.
+"""
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.exact import chunks
+from thresher.methods.contract import Requirements, State
+from thresher.permutation import Permutation
+from thresher.plans import BatchPlan, EpochPlan
+from thresher.scores import Scores
+from thresher.selection import Values, share
+from thresher.shards import Shard
+
+
+class Chances:
+    """Probabilities of the samples in one draw, in proportion to their importances.
+
+    They are computed where they are needed, and take no memory beside the importances.
+
+    Args:
+        importance: Importances, shape (N,), floating point; one that is not finite or is below zero counts as not known. All
+            samples whose importance is known have the same chance where all known importances are zero.
+
+    Attributes:
+        n: Number of samples.
+        known: Number of samples whose importance is known.
+
+    Example:
+        >>> Chances(np.array([1.0, np.nan, 3.0, 0.0])).of(slice(None))
+        array([0.25,  nan, 0.75, 0.  ])
+    """
+
+    def __init__(self, importance: Values) -> None:
+        self._importance, self.n, self.known = importance, len(importance), 0
+        largest = 0.0
+        for part in chunks(self.n):
+            values = importance[part]
+            known = np.isfinite(values) & (values >= 0)
+            self.known += int(np.count_nonzero(known))
+            largest = max(largest, float(values.max(initial=0, where=known)))
+        self._largest = largest
+        self._total = 0.0
+        for _, edges in self._edges():
+            self._total = float(edges[-1])
+
+    def of(self, samples: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns the probabilities of some samples, shape (n,); NaN where the importance is not known.
+
+        Args:
+            samples: Ids of the samples.
+        """
+        mass = self._mass(samples)
+        mass /= self._total or 1.0
+        return mass
+
+    def unknown(self) -> Iterator[NDArray[np.int64]]:
+        """Yields the samples whose importance is not known, in ascending order, in pieces."""
+        if self.known < self.n:
+            for part in chunks(self.n):
+                yield np.flatnonzero(np.isnan(self._mass(part))) + part.start
+
+    def at(self, points: NDArray[np.float64]) -> Iterator[NDArray[np.int64]]:
+        """Yields the samples at points of the cumulative distribution, in ascending order, in pieces.
+
+        Args:
+            points: Points within [0, 1), shape (k,), ascending. They are overwritten.
+        """
+        points *= self._total
+        np.minimum(points, np.nextafter(self._total, 0), out=points)
+        done = 0
+        for first, edges in self._edges():
+            inside = points[done : done + int(np.searchsorted(points[done:], edges[-1], side="left"))]
+            for some in chunks(len(inside)):
+                yield np.searchsorted(edges, inside[some], side="right") + first
+            done += len(inside)
+
+    def _mass(self, samples: slice | NDArray[np.int64]) -> NDArray[np.float64]:
+        """Returns importances over the largest one, so that the sum of huge ones stays finite; NaN where not known."""
+        mass = self._importance[samples].astype(np.float64)
+        mass[~(np.isfinite(mass) & (mass >= 0))] = np.nan
+        mass /= self._largest or 1.0
+        return mass if self._largest else mass + 1
+
+    def _edges(self) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Yields the first sample of a piece, and the sums of the masses up to each sample of the piece."""
+        reached = 0.0
+        for part in chunks(self.n):
+            edges = np.nan_to_num(self._mass(part), copy=False)
+            edges[0] += reached
+            np.cumsum(edges, out=edges)
+            reached = edges[-1]
+            yield part.start, edges
+
+
+def drawn_ids(chances: Chances, k: int, generator: torch.Generator) -> tuple[NDArray[np.int64], int]:
+    """Draws `k` samples with replacement and adds, once each, those that have no chance because theirs is not known.
+
+    The points that are looked up in the cumulative distribution are sorted first: one pass over the samples finds them all,
+    several times as fast as looking them up in the order of the draws.
+
+    Args:
+        chances: Chances of the samples, of which some are known.
+        k: Number of draws, 1 or more.
+        generator: Random generator on the CPU.
+
+    Returns:
+        Ids, shape (k + N - known,), in random order, and how many different ones there are.
+    """
+    points = torch.rand(k, generator=generator, dtype=torch.float64).numpy()
+    points.sort()
+    ids = np.empty(k + chances.n - chances.known, dtype=np.int64)
+    order = Permutation(len(ids), seed=int(torch.randint(2**62, (), generator=generator)), epoch=0)
+    done, distinct, last = 0, 0, -1
+    for some in chain(chances.at(points), chances.unknown()):
+        ids[order.piece(done, done + len(some))] = some
+        distinct += int(np.count_nonzero(np.diff(some, prepend=last)))
+        done, last = done + len(some), some[-1] if len(some) else last
+    return ids, distinct
+
+
+def unbiased_weights(chances: Values, n: int, *, draws: int, size: int) -> NDArray[np.float32]:
+    """Returns weights with which the expected mean loss over an epoch is the mean loss of all samples.
+
+    Args:
+        chances: Probabilities in one draw of some samples of the epoch, shape (k,); NaN where one was kept without a draw.
+        n: Number of samples of the dataset.
+        draws: Number of draws of the epoch.
+        size: Number of samples of the epoch: the draws, and the samples that were kept without one.
+
+    Returns:
+        Weights, shape (k,), float32: size / (n p draws) for a sample of probability p, which is 1 / (n p) where all were drawn;
+        size / n for a sample that was kept without a draw.
+    """
+    per_draw = np.where(np.isnan(chances), 1.0, chances * draws)
+    return (size / (n * per_draw)).astype(np.float32)
+
+
+def full_plan(samples: int | Shard) -> EpochPlan:
+    """Returns the plan of an epoch that keeps everything, in the order of the loader.
+
+    Args:
+        samples: Number of samples, or the shard that the plan is of.
+    """
+    shard = Shard.whole(samples) if isinstance(samples, int) else samples
+    return EpochPlan(shard.ids, facts={"scheduled_fraction": 0.0, "actual_fraction": 0.0})
+
+
+def drawn_plan(
+    chances: Chances,
+    keep: float,
+    generator: torch.Generator,
+    *,
+    weighted: bool,
+    remember: Mapping[str, Tensor] | None = None,
+    facts: Mapping[str, float] | None = None,
+) -> EpochPlan:
+    """Returns the plan of an epoch of draws.
+
+    Args:
+        chances: Chances of the samples; one whose chance is not known is kept without a draw.
+        keep: Number of samples of the plan as a share of all, > 0. Samples that are kept without a draw take the place of
+            draws, but of half of them at most: a few draws would need large weights.
+        generator: Random generator on the CPU.
+        weighted: Whether the samples have the weights that make the plan unbiased.
+        remember: Columns that are stored, as in `EpochPlan`. Default None: no columns.
+        facts: Numbers for the history, in addition to the fractions and to `distinct`, the share of the samples that appear at
+            least once. Default None: no numbers.
+
+    Returns:
+        Plan with the samples in random order; with all samples in order where no chance is known.
+    """
+    n = chances.n
+    draws = max(1, share(keep, n) - (n - chances.known), share(keep, chances.known) // 2)
+    if not chances.known:
+        return full_plan(n)
+    ids, distinct = drawn_ids(chances, draws, generator)
+    weights = np.empty(len(ids) if weighted else 0, dtype=np.float32)
+    for part in chunks(len(weights)):
+        weights[part] = unbiased_weights(chances.of(ids[part]), n, draws=draws, size=len(ids))
+    return EpochPlan(
+        torch.from_numpy(ids),
+        weights=torch.from_numpy(weights) if weighted else None,
+        drawn=True,
+        facts={
+            "scheduled_fraction": 1 - keep,
+            "actual_fraction": 1 - len(ids) / n,
+            "distinct": distinct / n,
+            **(facts or {}),
+        },
+        remember=remember or {},
+    )
+
+
+OF_PAIRS = {"learnability"}
+"""Signals of pairs of samples, of shape (n, n)."""
+
+
+def top_positions(scores: Tensor, k: int) -> Tensor:
+    """Returns the positions of the `k` largest scores, ordered by (score, position).
+
+    Args:
+        scores: Scores, shape (n,), floating point; one that is not finite counts as larger than all others.
+        k: Number of positions, 1 or more; all n positions are returned where n is smaller.
+
+    Returns:
+        Positions, shape (min(k, n),), int64, the largest score last.
+    """
+    ascending = scores.nan_to_num(math.inf, math.inf, math.inf).argsort(stable=True)
+    return ascending[max(0, len(scores) - k) :]
+
+
+def check_keep(method: object, keep: object) -> None:
+    """Refuses a `keep` that is not a share.
+
+    Args:
+        method: Method whose setting it is; its class name begins the message.
+        keep: Value of the setting.
+
+    Raises:
+        ValueError: `keep` is not a number, or is outside (0, 1].
+    """
+    if not (isinstance(keep, int | float) and not isinstance(keep, bool) and 0 < keep <= 1):
+        raise ValueError(f"{type(method).__name__}: `keep` is the share kept, within (0, 1], got {keep!r}")
+
+
+def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Sorts the rows of a batch by id, so that a choice among them does not depend on the order of the rows.
+
+    Args:
+        signals: Signals by name, each of shape (n,); "id" is among them.
+
+    Returns:
+        Row numbers in the order of the ids, shape (n,), int64, and the signals in that order.
+    """
+    by_id = signals["id"].argsort(stable=True)
+    return by_id, rows_in_order(signals, by_id)
+
+
+def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+    """Returns the signals of a batch with its rows in another order; those of pairs in this order along both dimensions.
+
+    Args:
+        signals: Signals by name, each of shape (n, ...).
+        order: Row numbers, shape (n,), int64.
+    """
+    found = {name: values.detach().index_select(0, order) for name, values in signals.items()}
+    return {name: values.index_select(1, order) if name in OF_PAIRS else values for name, values in found.items()}
+
+
+def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *, drawn: bool = False) -> BatchPlan:
+    """Returns a plan with the scheduled and the actual fraction as its facts.
+
+    Args:
+        rows: Row numbers, ascending, shape (k,), int64.
+        n: Number of rows of the batch.
+        keep: Scheduled share kept, (0, 1].
+        weights: Factors on the losses, shape (k,), float32. Default None: 1 for all.
+        drawn: Whether the rows were drawn, so that a row may appear several times.
+    """
+    facts = {"scheduled_fraction": 1 - keep, "actual_fraction": 1 - len(rows) / max(1, n)}
+    return BatchPlan(rows, weights=weights, facts=facts, drawn=drawn)
+
+
+@dataclass(frozen=True)
+class KeepLargest:
+    """Keeps the floor(keep * n) rows of each batch with the largest scores, at least one; ties are ordered by (score, id).
+
+    Subclasses define the score. A sample without a finite score is kept before all others.
+
+    Args:
+        keep: Share kept of each batch, (0, 1]. Default 0.5.
+
+    Raises:
+        ValueError: `keep` is outside (0, 1].
+    """
+
+    stage: ClassVar[Literal["batch"]] = "batch"
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
+    keep: float = 0.5
+
+    def __post_init__(self) -> None:
+        check_keep(self, self.keep)
+
+    def init_state(self) -> State:
+        """Returns an empty state: nothing is remembered from step to step."""
+        return {}
+
+    def count(self, n: int) -> int | None:
+        """Returns the number of rows that are kept of a batch of `n`."""
+        return max(1, share(self.keep, n))
+
+    def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
+        """Returns the score of each sample, shape (n,); not finite where a signal is not.
+
+        Args:
+            signals: Signals by name, each of shape (n,), in the order of the ids.
+        """
+        raise NotImplementedError
+
+    def plan_batch(
+        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
+    ) -> tuple[BatchPlan, State]:
+        """Returns the rows with the largest scores; of equal scores those with the higher ids."""
+        by_id, ordered = in_id_order(signals)
+        picked = top_positions(self.scores(ordered), max(1, share(self.keep, len(by_id))))
+        return plan_of(by_id.index_select(0, picked).sort().values, len(by_id), self.keep), dict(state)
+
+
+@dataclass(frozen=True)
+class KeepSmallest(KeepLargest):
+    """Keeps the rows with the smallest values, ordered by (value, id); subclasses return the negative value as the score."""
+
+    def plan_batch(
+        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
+    ) -> tuple[BatchPlan, State]:
+        """Returns the rows with the smallest values; of equal values those with the lower ids."""
+        return super().plan_batch({**signals, "id": -signals["id"]}, state, step=step, generator=generator)
+
+
+def checked_scores(method: object, name: str, value: Any) -> Scores | str:
+    """Returns a setting that is scores, or the path of their file.
+
+    Args:
+        method: Method whose setting it is; its class name begins the message.
+        name: Name of the setting.
+        value: Value of the setting.
+
+    Raises:
+        ValueError: It is neither scores nor a path.
+    """
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if not isinstance(value, Scores | str):
+        raise ValueError(
+            f"{type(method).__name__}: `{name}` must be a thresher.scores.Scores or the path of its Parquet file, got {value!r}"
+        )
+    return value
+
+
+def loaded(scores: Scores | str) -> Scores:
+    """Returns scores, read from the file where they are a path."""
+    return Scores.load(scores) if isinstance(scores, str) else scores
+
+
+def table_of(method: object, irreducible: Scores | str) -> Tensor:
+    """Returns the irreducible losses by id, shape (largest id + 1,), float32, NaN where unknown.
+
+    Args:
+        method: Method whose setting they are; its class name begins the message.
+        irreducible: The losses.
+
+    Raises:
+        ValueError: There are no losses.
+    """
+    scores = loaded(irreducible)
+    if not scores.samples:
+        raise ValueError(f"{type(method).__name__}: `irreducible` has no losses; compute them with thresher.scores.irreducible")
+    return scores.dense(scores.samples)
+
+
+def check_known(method: object, irreducible: Scores | str, ids: Tensor) -> None:
+    """Refuses samples without a finite irreducible loss.
+
+    Args:
+        method: Method whose setting the losses are; its class name begins the message.
+        irreducible: The losses.
+        ids: Ids of the samples of the dataset, shape (N,), int64.
+
+    Raises:
+        ValueError: Some samples have no finite irreducible loss.
+    """
+    unknown = ids[~table_entries(table_of(method, irreducible), ids.cpu()).isfinite()]
+    if len(unknown):
+        raise ValueError(
+            f"{type(method).__name__}: `irreducible` has no finite loss for {len(unknown)} of {len(ids)} samples, the first is "
+            f"{int(unknown[0])}; compute it for every sample that is trained on"
+        )
+
+
+def table_entries(table: Tensor, ids: Tensor) -> Tensor:
+    """Returns the entries of a table at some ids, without waiting for the device.
+
+    Args:
+        table: Table by id, shape (m,), m >= 1, floating point.
+        ids: Ids, shape (n,), int64, 0 or more.
+
+    Returns:
+        Entries, shape (n,), of the dtype of the table; NaN for ids beyond its end.
+    """
+    last = len(table) - 1
+    return torch.where(ids <= last, table.index_select(0, ids.clamp(max=last)), torch.nan)
+
+
+def extended_history(history: Tensor, loss: Tensor, size: int) -> Tensor:
+    """Returns the last `size` losses after new ones were added; losses that are not finite become NaN.
+
+    Args:
+        history: Losses so far, oldest first, shape (h,), float32.
+        loss: New losses, shape (n,), float32.
+        size: Number of losses to keep.
+
+    Returns:
+        Losses, oldest first, shape (min(size, h + n),), float32, on the device of `loss`.
+    """
+    room = max(0, size - len(loss))
+    older = history[max(0, len(history) - room) :].to(loss.device, non_blocking=True)
+    newest = loss[max(0, len(loss) - size) :]
+    return torch.cat((older, torch.where(newest.isfinite(), newest, math.nan)))

@@ -1,0 +1,184 @@
+"""Compares, in the first steps, the losses of the run's own forward passes with those of the loop."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.accumulator import Entry, StepAccumulator
+from thresher.attribution.cost_meter import next_node
+from thresher.passes.own import Beginning, OwnPasses
+
+TIMES = 2
+"""Number of epochs in which a batch is compared, or none was found that can be."""
+PATIENCE = 64
+"""Number of batches and forward passes of an epoch in which a batch to compare is looked for."""
+HELD = 3
+"""Number of batches that are held until one is compared: the first, for a deep prefetcher, and the latest ones."""
+PASSES = 4
+"""Number of forward passes whose beginning is remembered."""
+
+
+class Comparison:
+    """Repeats a forward pass of the loop as an own pass, with the same random numbers, and compares the losses of its samples.
+
+    The pass runs when the backward pass of the loop begins: parameters are those of the loop's forward pass, and the loop
+    needs nothing more that the modules may have kept of it. The losses are compared when the next batch is on its way.
+
+    Args:
+        passes: Makes own passes.
+        accumulator: Has the losses of the loop.
+    """
+
+    def __init__(self, passes: OwnPasses, accumulator: StepAccumulator) -> None:
+        self._passes, self._accumulator = passes, accumulator
+        self.pending = False
+        """Whether a batch to compare is looked for."""
+        self._times, self._left = TIMES, 0
+        self._held: dict[int, Any] = {}
+        self._began: dict[int, Beginning] = {}
+        self._entry: Entry | None = None
+        self._made = 0
+        self._own: Tensor | None = None
+        self._exact = True
+        self._use: str | None = None
+
+    def begin_epoch(self, use: str | None) -> None:
+        """Begins to look for a batch, where own passes are made and not enough batches were compared.
+
+        Args:
+            use: Use that the run makes of the losses of its own passes, for the message; None where it makes none.
+        """
+        self._stop()
+        self._use = use
+        replayed = self._passes.device.type in ("cpu", "cuda")  # random states of other devices cannot be put back
+        if use is not None and self._times and self._passes.possible and self._passes.repeatable and replayed:
+            self.pending, self._left = True, PATIENCE
+            self._passes.watch_forward(self._forward_begins)
+
+    def _stop(self) -> None:
+        if self.pending:
+            self._passes.watch_forward(None)
+        self.pending, self._entry, self._own = False, None, None
+        self._held, self._began = {}, {}
+
+    def _waited(self) -> bool:
+        """Counts an attempt, and gives up after many."""
+        self._left -= 1
+        if self._left < 0:
+            self._times -= 1
+            self._stop()
+        return self.pending
+
+    def yielded(self, number: int, batch: Any) -> None:
+        """Notes a batch that is on its way to the loop, after `compare`.
+
+        Args:
+            number: Number of the batch.
+            batch: The batch, on the device.
+        """
+        if self._waited():
+            self._held[number] = batch, self._passes.versions(batch)
+            if len(self._held) > HELD:
+                del self._held[list(self._held)[1]]
+
+    def _forward_begins(self, autocast: torch.dtype | None) -> None:
+        if self._waited():
+            if len(self._began) == PASSES:
+                del self._began[min(self._began)]
+            self._began[next_node()] = self._passes.beginning(autocast)
+
+    def credited(self, value: Tensor, outputs: Any) -> None:
+        """Notes a loss of the loop, and repeats its forward pass when its backward pass begins.
+
+        Args:
+            value: The scalar for the loop.
+            outputs: Outputs of which the loss was made.
+        """
+        found = [entry for entry in self._accumulator.open if self._is_whole(entry)]
+        if self._entry in found and self._entry is not None:
+            if self._entry.made == self._made:
+                return
+        elif self._own is not None:  # the step of that batch is over
+            self.compare()
+            return
+        elif found:
+            self._entry = found[-1]
+        else:
+            return
+        entry = self._entry
+        self._made, self._own = entry.made, None
+        made, origin = entry.made, self._accumulator.meter.origin(outputs)
+        beginning = None if origin is None else self._began.get(origin.first)
+        assert entry.attribution.batch is not None
+        batch, versions = self._held[entry.attribution.batch.number]
+        if self._passes.versions(batch) != versions:
+            self._cannot_compare()
+            return
+
+        def backward_begins(_: Tensor) -> None:
+            if self._entry is entry and self._made == made and self._own is None and self._passes.versions(batch) == versions:
+                self._repeat(batch, entry.attribution.layout.n, beginning)
+
+        if value.requires_grad:
+            value.register_hook(backward_begins)
+
+    def _cannot_compare(self) -> None:
+        """Ends the comparison, since the loop has changed its batch in place: own passes see batches as they are yielded."""
+        self._times = 0
+        self._stop()
+        if self._passes.is_plain:
+            warnings.warn(
+                "The loop changes its batches in place before it computes a loss, and the run's own forward passes see them as "
+                f"the loader yielded them. {self._use} Change a copy of the batch, so that the losses of both can be compared, "
+                "or pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop. Where the "
+                "loop mixes samples, as mixup does, a difference is expected. This warning is given once.",
+                stacklevel=2,
+            )
+
+    def _is_whole(self, entry: Entry) -> bool:
+        attribution = entry.attribution
+        batch = attribution.batch
+        return batch is not None and batch.number in self._held and attribution.key == (batch.number, 0, 1, len(batch.ids))
+
+    def _repeat(self, batch: Any, n: int, beginning: Beginning | None) -> None:
+        try:
+            found = self._passes.repeat(batch, n, beginning)
+        except torch.OutOfMemoryError:
+            self._stop()
+            warnings.warn(
+                "There was not enough memory to compare the losses of the run's own forward passes with those of the loop. "
+                "The training goes on without this comparison.",
+                stacklevel=2,
+            )
+            return
+        if found is not None:
+            self._own, self._exact = found
+
+    def compare(self) -> None:
+        """Compares the losses of a batch that were computed in both ways, and warns where they differ."""
+        entry, own = self._entry, self._own
+        self._entry = self._own = None
+        if entry is None or own is None or entry.key is None or entry.made != self._made:
+            return
+        found = entry.found if isinstance(entry.found, dict) else entry.found.now()
+        loss = found["loss"].to(own.dtype)
+        exact = self._exact and own.dtype in (torch.float32, torch.float64)
+        same = torch.isclose(own, loss, rtol=1e-3 if exact else 0.05, atol=1e-4 if exact else 1e-2, equal_nan=True)
+        different = int((~same).sum())
+        self._times = 0 if different else self._times - 1
+        self._stop()
+        if different:
+            largest = float((own - loss).abs()[~same].max())
+            warnings.warn(
+                f"The losses that the run computes in its own forward passes are not those of the loop: in one batch they "
+                f"differ for {different} of {len(own)} samples, by up to {largest:.3g}. {self._use} In its own passes, the run "
+                f"calls {self._passes.call} and gives the result to the criterion. Where the loop does more than that (it "
+                "normalises inputs, scales outputs or has a part of the network outside of run.model), pass "
+                "attach(forward=lambda model, batch: (outputs, targets)) that does the same and returns what the criterion "
+                "gets. Where the loop adds up several losses of a sample, let one criterion compute them all from (outputs, "
+                "targets). Where the loop draws random numbers between run.loader and run.model, as for noise or "
+                "augmentation, a difference is expected. This warning is given once.",
+                stacklevel=2,
+            )

@@ -1,0 +1,348 @@
+"""The steps of the user's optimizer: the learning rate scaled inside of them, counted, checked and timed."""
+
+import statistics
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from thresher.cost import Cost
+
+
+def parts_of(optimizer: Any) -> list[Optimizer]:
+    """Returns an optimizer and those that it holds and that update parameters of it, the innermost last.
+
+    SAM, Lookahead and the wrappers of trainers hold the optimizer whose `step` really runs, and may call it without their own.
+    """
+    own = {id(parameter) for parameter in _parameters(optimizer)}
+    found: list[Optimizer] = [optimizer]
+    for one in found:
+        for inner in _held(one):
+            if all(inner is not other for other in found) and any(id(parameter) in own for parameter in _parameters(inner)):
+                found.append(inner)
+    return found
+
+
+def _held(optimizer: Any) -> Iterator[Optimizer]:
+    for value in list(vars(optimizer).values()):
+        several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+        yield from (one for one in several if isinstance(one, Optimizer))
+
+
+def _parameters(optimizer: Any) -> Iterator[torch.Tensor]:
+    return (parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"])
+
+
+def _mark(lr: Any) -> Any:
+    """What a learning rate is known by without waiting for the device that may hold it."""
+    return (id(lr), lr._version) if isinstance(lr, torch.Tensor) else lr
+
+
+class StepHooks:
+    """Multiplies the learning rates while `optimizer.step` runs, and puts them back, bit for bit, also when it raises.
+
+    Schedulers, gradient scalers and the user see the unscaled values at all other times. The optimizer does not keep the hooks
+    alive: they go with the run that holds them.
+
+    Args:
+        optimizer: Optimizer whose step hooks are used, and those of the optimizers that it holds; `remove` takes them away.
+        stepped: Function that is called after each step that succeeded.
+    """
+
+    def __init__(self, optimizer: Optimizer, stepped: Callable[[], None]) -> None:
+        self.scale = 1.0
+        self.changes = 0
+        """How often in this epoch the learning rate of a step was not that of the step before."""
+        self._optimizer = optimizer
+        self._stepped = stepped
+        self._saved: list[tuple[dict[str, Any], Any]] | None = None
+        self._last: Any = None
+        self._depth = 0
+        self._updated = False
+        parts = parts_of(optimizer)
+        # A wrapper that was never initialised as an optimizer, as accelerate's, has no hooks: those that it holds have.
+        self.parts = [part for part in parts if "_optimizer_step_pre_hooks" in vars(part)]
+        innermost = [part for part in self.parts if len(parts_of(part)) == 1] or self.parts
+        self._innermost = {id(part) for part in innermost}
+        self._leading = innermost[0]
+        me: weakref.ref[StepHooks] = weakref.ref(self)
+        self._unhook = weakref.finalize(self, _remove, [undo for part in self.parts for undo in _hooked(part, me)])
+        self._unhook.atexit = False
+
+    def begin_epoch(self) -> None:
+        """Counts changes of the learning rate anew; a change between two epochs is none."""
+        self.changes, self._last = 0, None
+
+    def before(self) -> None:
+        """Scales the learning rates when the outermost step begins."""
+        self._depth += 1
+        if self._depth > 1:  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
+            return
+        self._updated = False
+        mark = _mark(self._leading.param_groups[0].get("lr"))
+        self.changes += mark != self._last and self._last is not None
+        self._last = mark
+        if self.scale == 1.0:
+            return
+        self._saved = []
+        for group in self._groups():
+            lr = group["lr"]
+            if isinstance(lr, torch.Tensor):
+                self._saved.append((group, lr.clone()))
+                lr.mul_(self.scale)
+            else:
+                self._saved.append((group, lr))
+                group["lr"] = lr * self.scale
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        """Groups of all parts, each once: an optimizer inside another has the same groups, or its own."""
+        seen = set()
+        for part in self.parts:
+            for group in part.param_groups:
+                if id(group) not in seen and "lr" in group:
+                    seen.add(id(group))
+                    yield group
+
+    def _restore(self) -> None:
+        saved, self._saved = self._saved, None
+        for group, lr in saved or ():
+            if isinstance(lr, torch.Tensor):
+                group["lr"].copy_(lr)
+            else:
+                group["lr"] = lr
+        if saved:
+            self._last = _mark(self._leading.param_groups[0].get("lr"))
+
+    def after(self, part: Optimizer) -> None:
+        """Puts the learning rates back when the outermost step has ended.
+
+        Args:
+            part: Optimizer whose step ended; the step counts where the innermost one took it.
+        """
+        self._depth -= 1
+        self._updated |= id(part) in self._innermost
+        if not self._depth:
+            self._restore()
+            if self._updated:
+                self._stepped()
+
+    def guarded(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Calls a step, and restores in any case: a post hook does not run when the step raises."""
+        depth = self._depth
+        try:
+            return step(*args, **kwargs)
+        finally:
+            self._depth = depth
+            if not depth:
+                self._restore()
+
+    def remove(self) -> None:
+        """Leaves the optimizer as it was."""
+        self._unhook()
+
+
+def _hooked(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callable[[], None]]:
+    """Hooks one optimizer, and yields functions that take the hooks away."""
+
+    def before(*_: Any) -> None:
+        if (alive := hooks()) is not None:
+            alive.before()
+
+    def after(optimizer: Optimizer, *_: Any) -> None:
+        if (alive := hooks()) is not None:
+            alive.after(optimizer)
+
+    yield part.register_step_pre_hook(before).remove
+    yield part.register_step_post_hook(after).remove
+    step, had_own = part.step, "step" in vars(part)
+    holder = weakref.ref(part)
+
+    @wraps(step)
+    def guarded(_: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        alive = hooks()
+        return step(*args, **kwargs) if alive is None else alive.guarded(step, *args, **kwargs)
+
+    part.step = MethodType(guarded, part)
+    guard = weakref.ref(guarded)
+
+    def unguard() -> None:
+        optimizer, own = holder(), guard()
+        if optimizer is None or own is None or getattr(vars(optimizer).get("step"), "__func__", None) is not own:
+            return  # a scheduler has wrapped it since: without its run the guard only passes the call on
+        del optimizer.step
+        if had_own:
+            optimizer.step = own.__wrapped__  # pyright: ignore[reportAttributeAccessIssue, reportFunctionMemberAccess]
+
+    yield unguard
+
+
+def _remove(hooks: list[Callable[[], None]]) -> None:
+    for undo in hooks:
+        undo()
+
+
+CHANGES = 2
+"""Number of changes of the learning rate within an epoch from which on a schedule counts steps."""
+
+
+class StepChecks:
+    """Warns, once for each cause, where steps were not seen, not scaled, or fewer than a schedule was made for.
+
+    Args:
+        hooks: Hooks of the optimizer.
+        optimizer: Name of the type of the optimizer, for messages.
+        elsewhere: Parameters of the model that need gradients and that the optimizer does not update.
+    """
+
+    def __init__(self, hooks: StepHooks, optimizer: str, elsewhere: Sequence[Tensor]) -> None:
+        self._hooks, self._optimizer, self._elsewhere = hooks, optimizer, elsewhere
+        self.by_progress = False
+        """Whether the loop has read `run.progress` in this epoch: its schedule may follow that."""
+        self.paced = False
+        """Whether a schedule follows the training, by `run.pace` or as `ProgressLR`."""
+        self._whole = False
+        self._versions = self._batches = 0
+        self._said: set[str] = set()
+
+    def begin_epoch(self, batches: int, *, resumed: bool) -> None:
+        """Begins an epoch after so many batches; of a resumed one those before are not known."""
+        self._hooks.begin_epoch()
+        self._batches = batches
+        self._whole, self.by_progress = not resumed, False
+        self._versions = self._version()
+
+    def _version(self) -> int:
+        return sum(parameter._version for parameter in self._elsewhere)
+
+    def end_epoch(self, epoch: int, batches: int, full: int) -> None:
+        """Checks an epoch that was complete.
+
+        Args:
+            epoch: Number of the epoch.
+            batches: Number of batches since the run began.
+            full: Number of batches of an epoch over all samples.
+        """
+        batches -= self._batches
+        if not self._whole or self.by_progress or self.paced or batches >= full or self._hooks.changes < CHANGES:
+            return
+        self._warn(
+            "schedule",
+            f"The learning rate changes within the epoch, and epoch {epoch} had {batches} batches, where an epoch over all "
+            f"samples has {full}. A schedule over a fixed number of steps, such as OneCycleLR with epochs * len(loader) steps, "
+            "does not come to its end then, and its learning rates are wrong. Use scheduler = run.pace(scheduler), or "
+            "thresher.ProgressLR(optimizer, run, fn), which follow the progress of the training. A schedule made for exactly "
+            "this number of batches is right.",
+        )
+
+    def check_steps(self, epoch: int, steps: int, backward: int, scale: float) -> None:
+        """Checks the steps of an epoch that is over.
+
+        Args:
+            epoch: Number of the epoch.
+            steps: Number of steps of the optimizer that were seen.
+            backward: Number of samples whose losses were credited.
+            scale: Factor on the learning rate that the plan of the epoch asked for.
+        """
+        if backward and not steps:
+            unscaled = "" if scale == 1 else f" The learning rate was not multiplied by {scale:.3g}, as the method asks."
+            self._warn(
+                "steps",
+                f"In epoch {epoch} the losses of {backward} samples were credited, and the attached {self._optimizer} made no "
+                f"step.{unscaled} Give attach the optimizer whose step() the loop calls; after a change of the optimizer call "
+                "run.detach() and attach again.",
+            )
+        elif scale != 1 and self._version() != self._versions:
+            self._warn(
+                "elsewhere",
+                f"Parameters of the model that the attached {self._optimizer} does not have were updated in epoch {epoch}, for "
+                f"which the method asks for a learning rate multiplied by {scale:.3g}: only steps of the attached optimizer "
+                "are scaled. Use one optimizer with several parameter groups.",
+            )
+
+    def _warn(self, cause: str, message: str) -> None:
+        if cause not in self._said:
+            self._said.add(cause)
+            warnings.warn(f"{message} This warning is given once.", stacklevel=6)
+
+
+def parameters_elsewhere(model: Any, hooks: StepHooks) -> list[Tensor]:
+    """Returns the parameters of a model that need gradients and that no part of an optimizer has."""
+    own = {id(one) for part in hooks.parts for group in part.param_groups for one in group["params"]}
+    return [one for one in ([] if model is None else model.parameters()) if one.requires_grad and id(one) not in own]
+
+
+class Stopwatch:
+    """Measures the ratio of backward time to forward time in the first steps, without waiting for the device.
+
+    On the CPU it reads the process time; on CUDA it records events, which are read when the ratio is asked for.
+
+    Args:
+        device: Device of the model.
+    """
+
+    WARM_UP = 2
+    STEPS = 12
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pairs: list[list[Any]] = []
+        self._shares: dict[int, float] = {}
+        self.running = True
+        """Whether more steps are to be measured."""
+
+    def _now(self) -> Any:
+        if self._device.type != "cuda":
+            return time.process_time()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def forward(self, call: Callable[[], Any]) -> Any:
+        """Runs a forward pass of the training, notes when it began and ended, and returns its result."""
+        begin = self._now()
+        result = call()
+        self._pairs.append([begin, self._now()])
+        self.running = len(self._pairs) < self.WARM_UP + self.STEPS
+        return result
+
+    def watch(self, loss: torch.Tensor, share: float = 1.0) -> None:
+        """Notes when the backward pass of `loss` begins and ends; it runs on a `share` of the rows."""
+        if not self._pairs or len(self._pairs[-1]) != 2 or not loss.requires_grad:
+            return
+        pair = self._pairs[-1]
+        self._shares[id(pair)] = share
+
+        def started(_: torch.Tensor) -> None:
+            if len(pair) == 2:
+                pair.append(self._now())
+                torch.autograd.Variable._execution_engine.queue_callback(lambda: pair.append(self._now()))
+
+        loss.register_hook(started)
+
+    def ratio(self) -> float | None:
+        """Returns the median of backward time over forward time; None before three steps were measured."""
+        ratios = []
+        for pair in self._pairs[self.WARM_UP :]:
+            if len(pair) != 4:
+                continue
+            if self._device.type == "cuda":
+                if not pair[3].query():
+                    continue
+                forward, backward = pair[0].elapsed_time(pair[1]), pair[2].elapsed_time(pair[3])
+            else:
+                forward, backward = pair[1] - pair[0], pair[3] - pair[2]
+            share = self._shares.get(id(pair), 1.0)
+            if forward > 0 and share > 0:
+                ratios.append(backward / forward / share)
+        return statistics.median(ratios) if len(ratios) >= 3 else None
+
+    def update(self, cost: Cost) -> None:
+        """Puts the measured ratio into a cost; one that was measured before stays where there is none yet."""
+        cost.backward_to_forward = self.ratio() or cost.backward_to_forward

@@ -1,0 +1,556 @@
+"""What tells two calls of a module apart for a trace: kinds of inputs, settings of the module, variables outside of it."""
+
+import contextlib
+import inspect
+import sys
+import types
+from argparse import Namespace
+from collections import Counter, OrderedDict, deque
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from operator import eq, is_
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.jit import ScriptModule
+from torch.nn.modules import module as torch_module
+from torch.nn.parameter import is_lazy
+
+from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attributes
+from thresher.subset.parallel import check_wrapping, in_several_processes
+
+FREE_TRACES = 8
+"""Number of traces that are made for each module without a question."""
+CALLS_PER_TRACE = 32
+"""Number of calls of one kind with the plain model before a further trace is made for this kind."""
+EVERY = 256
+"""Number of calls after which graphs are compared again; before that, at calls 1, 2, 4, 8 and so on."""
+MAX_REMEMBERED = 4096
+"""Number of kinds without a trace whose calls are counted."""
+
+
+class Patience:
+    """Decides which kinds of calls are traced: the first few at once, a further one when it has come up often enough.
+
+    A trace takes as long as hundreds of steps of a small model. A kind that comes up a few times does not save that much.
+
+    Args:
+        free: Number of traces that are made at once.
+
+    Attributes:
+        made: Number of traces that were tried.
+        seconds: Time that they took.
+    """
+
+    def __init__(self, free: int) -> None:
+        self.free, self.made, self.seconds = free, 0, 0.0
+        self._calls: Counter[int] = Counter()
+        self._traces: Counter[int] = Counter()
+
+    def is_due(self, kind: Hashable, *, at_once: bool = True) -> bool:
+        """Counts a call of a kind that has no trace, and returns whether it is to be traced now.
+
+        Args:
+            kind: Description of the call.
+            at_once: Whether the kind may be among the first few. Default: True.
+        """
+        if at_once and self.made < self.free:
+            return True
+        place = hash(kind)
+        if len(self._calls) >= MAX_REMEMBERED:
+            self._calls.clear()
+        self._calls[place] += 1
+        return self._calls[place] >= CALLS_PER_TRACE << self._traces[place]
+
+    def reason(self) -> str:
+        """Returns why a kind is not traced now."""
+        return (
+            f"it was traced {self.made} times for different kinds of inputs or settings, which took {self.seconds:.1f} s. A "
+            f"further kind is traced only after it has come up {CALLS_PER_TRACE} times. Pad inputs to few lengths, and pass "
+            "a number that changes in every step as a tensor"
+        )
+
+    def count(self, kind: Hashable, seconds: float) -> None:
+        """Counts a trace; should its kind need another one, it must come up twice as often first.
+
+        Args:
+            kind: Description of the call.
+            seconds: Time that the trace took.
+        """
+        place = hash(kind)
+        self.made, self.seconds = self.made + 1, self.seconds + seconds
+        if self._calls.pop(place, None) is not None:
+            self._traces[place] += 1
+
+
+def is_due(calls: int) -> bool:
+    """Checks whether a call is one of those in which graphs are compared with the model.
+
+    Args:
+        calls: Number of calls that used the graphs, this one included.
+    """
+    return not calls & (calls - 1) or not calls % EVERY
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Returns a tensor in the form that is traced: its memory has the order of its dimensions, or that of channels_last.
+
+    Raises:
+        Unsupported: The tensor has another layout.
+    """
+    if tensor.is_nested:
+        raise Unsupported("it is given a nested tensor; pass a padded tensor and a mask instead")
+    if tensor.layout is not torch.strided:
+        raise Unsupported("it is given a sparse tensor")
+    if tensor.is_contiguous():
+        return tensor
+    if tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor
+    return tensor.detach().contiguous().requires_grad_(tensor.requires_grad)
+
+
+def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
+    """Returns a hashable description of nested arguments.
+
+    Args:
+        tree: Arguments of a call.
+        n: Batch size; a first dimension of this size is taken for that of the batch.
+        sizes: Whether the sizes of the other dimensions are a part of it, or only their number. Default: True.
+
+    Raises:
+        Unsupported: The arguments hold an object that can change, and that a trace would take for constant.
+    """
+    if isinstance(tree, Tensor):
+        others = (lambda shape: tuple(shape)) if sizes else len
+        shape = ("n", others(tree.shape[1:])) if tree.dim() and len(tree) == n else others(tree.shape)
+        channels_last = tree.dim() == 4 and tree.is_contiguous(memory_format=torch.channels_last)
+        return shape, tree.dtype, tree.device, tree.requires_grad, channels_last
+    if isinstance(tree, Mapping):
+        return type(tree), tuple((key, describe(value, n, sizes=sizes)) for key, value in tree.items())
+    if isinstance(tree, tuple | list):
+        return type(tree), tuple(describe(value, n, sizes=sizes) for value in tree)
+    if is_dataclass(tree) and not isinstance(tree, type):
+        return type(tree), tuple(describe(getattr(tree, field.name), n, sizes=sizes) for field in fields(tree))
+    if isinstance(tree, CONSTANT_TYPES):
+        return type(tree), tree
+    raise Unsupported(f"it is given a {type(tree).__name__}, whose content a trace would take for constant")
+
+
+class Shapes:
+    """Shapes of the first call of each kind, by which dimensions are found that have another size in later calls."""
+
+    def __init__(self) -> None:
+        self._first: OrderedDict[Hashable, tuple[int, list[torch.Size]]] = OrderedDict()
+
+    def varying(self, kind: Hashable, tensors: list[Tensor], n: int) -> list[tuple[int, int]]:
+        """Returns the dimensions whose size is another one than in the first call of a kind, without that of the batch.
+
+        Args:
+            kind: Description of the call without sizes.
+            tensors: Tensors of the call.
+            n: Batch size.
+
+        Returns:
+            Pairs of the number of a tensor and a dimension; none where one of them has the size 0 or 1, which is special.
+        """
+        before, shapes = self._first.setdefault(kind, (n, [tensor.shape for tensor in tensors]))
+        if len(self._first) > MAX_REMEMBERED:
+            self._first.popitem(last=False)
+        found = [
+            (i, d)
+            for i, (first, tensor) in enumerate(zip(shapes, tensors, strict=True))
+            for d, (old, new) in enumerate(zip(first, tensor.shape, strict=True))
+            if old != new and not (d == 0 and (old, new) == (before, n))
+        ]
+        return found if all(tensors[i].shape[d] > 1 for i, d in found) else []
+
+
+def autocast(tensors: list[Tensor]) -> torch.dtype | None:
+    """Returns the dtype of autocast on the device of the inputs; None without autocast."""
+    kind = tensors[0].device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+LIBRARIES = frozenset({"torch", "numpy", "thresher", *sys.stdlib_module_names})
+"""Packages whose own variables do not change what a forward computes."""
+CONTAINERS = (list, dict, set, deque)
+LONGEST = 64
+"""Number of members up to which a container is compared in every call."""
+
+
+class Variables:
+    """Variables that the functions of some modules read from outside, with their values at the time this object was made.
+
+    Args:
+        parts: Modules whose forward is followed.
+
+    Attributes:
+        key: Hashable description of the values.
+    """
+
+    def __init__(self, parts: Iterable[nn.Module]) -> None:
+        self._found: dict[tuple[int, str], tuple[Any, str]] = {}
+        self._seen: set[int] = set()
+        for kind in dict.fromkeys(map(type, parts)):
+            self._follow(inspect.getattr_static(kind, "forward", None), kind)
+        for function in [value for part in parts for value in part.__dict__.values() if type(value) is types.FunctionType]:
+            self._follow(function, None)
+        self._fixed, self._open = [], []
+        for space, name in self._found.values():
+            value = _read(space, name)
+            if isinstance(value, (*CONSTANT_TYPES, Tensor)):
+                self._fixed.append((space, name, value))
+            elif isinstance(value, CONTAINERS) or hasattr(value, "__dict__"):
+                self._open.append((space, name, value, _members(value)))
+        self.key = (
+            tuple(value if isinstance(value, CONSTANT_TYPES) else id(value) for _, _, value in self._fixed),
+            tuple((id(value), _by_identity(members)) for _, _, value, members in self._open),
+        )
+
+    def changed(self) -> str | None:
+        """Returns the name of a variable that has another value now, or None; runs in every call."""
+        for space, name, value in self._fixed:
+            if _read(space, name) is not value:
+                return name
+        for space, name, value, members in self._open:
+            if _read(space, name) is not value or not _same(_members(value), members):
+                return name
+        return None
+
+    @contextlib.contextmanager
+    def restored(self) -> Iterator[list[str]]:
+        """Restores the variables when the block ends, and returns a list that then has the names of those that changed."""
+        changed: list[str] = []
+        try:
+            yield changed
+        finally:
+            for space, name, value in self._fixed:
+                if _read(space, name) is not value:
+                    changed.append(name)
+                    _write(space, name, value)
+            for space, name, value, members in self._open:
+                if _read(space, name) is not value or not _same(_members(value), members):
+                    changed.append(name)
+                    _write(space, name, value)
+                    _refill(value, members)
+
+    def _follow(self, function: Any, kind: type | None) -> None:
+        """Finds the variables of a function and of the functions that it may call.
+
+        Args:
+            function: Function, or anything else, which is skipped.
+            kind: Class whose methods it may call.
+        """
+        function = inspect.unwrap(getattr(function, "__func__", function))
+        if type(function) is not types.FunctionType or id(function) in self._seen or _is_library(function.__module__):
+            return
+        self._seen.add(id(function))
+        names = _names(function.__code__)
+        for name in names:
+            if name in function.__globals__:
+                self._add(function.__globals__, name, names)
+            if kind is not None:
+                method = inspect.getattr_static(kind, name, None)
+                self._follow(method.fget if isinstance(method, property) else method, kind)
+        for cell in function.__closure__ or ():
+            self._add(cell, "cell_contents", names)
+
+    def _add(self, space: Any, name: str, names: set[str]) -> None:
+        value = _read(space, name)
+        if isinstance(value, types.ModuleType):
+            if not _is_library(value.__name__):
+                for member in names & set(vars(value)):
+                    if not isinstance(vars(value)[member], types.ModuleType):
+                        self._add(vars(value), member, names)
+            return
+        if isinstance(value, type):
+            if issubclass(value, torch.autograd.Function):
+                self._follow(vars(value).get("forward"), None)
+                self._follow(vars(value).get("backward"), None)
+            return
+        library = isinstance(value, nn.Module) or _is_library(getattr(type(value), "__module__", None) or "")
+        if library and not isinstance(value, (*CONSTANT_TYPES, *CONTAINERS, Tensor, types.SimpleNamespace)):
+            return
+        self._follow(value, None)
+        self._found[id(space), name] = space, name
+
+
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in LIBRARIES - {"__main__"}
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """Returns the names of the globals and attributes that a function and the functions inside it read."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return set(code.co_names).union(*map(_names, inner))
+
+
+def _read(space: Any, name: str) -> Any:
+    if type(space) is dict:
+        return space.get(name)
+    try:
+        return space.cell_contents
+    except ValueError:  # a variable that has no value yet
+        return None
+
+
+def _write(space: Any, name: str, value: Any) -> None:
+    if type(space) is dict:
+        space[name] = value
+    else:
+        space.cell_contents = value
+
+
+def _members(value: Any) -> Any:
+    """Returns a copy of the members of a short container, or of the attributes of an object; only the length of a long one."""
+    if isinstance(value, CONTAINERS):
+        if len(value) > LONGEST:
+            return len(value)
+        return dict(value) if isinstance(value, dict) else list(value)
+    return {name: member for name, member in value.__dict__.items() if isinstance(member, CONSTANT_TYPES)}
+
+
+def _same(now: Any, before: Any) -> bool:
+    """Compares members by identity, which also tells a tensor from a number that is equal to it."""
+    if type(now) is int or type(before) is int or len(now) != len(before):
+        return type(now) is type(before) is int and now == before
+    if isinstance(now, dict):
+        return all(name in before and member is before[name] for name, member in now.items())
+    return all(map(_is, now, before))
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _by_identity(members: Any) -> Any:
+    if isinstance(members, int):
+        return members
+    values = members.items() if isinstance(members, dict) else enumerate(members)
+    return tuple((name, value if isinstance(value, CONSTANT_TYPES) else id(value)) for name, value in values)
+
+
+def _refill(value: Any, members: Any) -> None:
+    """Puts the members back that a container or an object had."""
+    if isinstance(members, int):
+        return
+    if not isinstance(value, CONTAINERS):
+        value.__dict__.update(members)
+        return
+    value.clear()
+    (value.update if isinstance(value, dict | set) else value.extend)(members)
+
+
+TABLES = ("_modules", "_parameters", "_buffers")
+MAX_BYTES = 4096
+"""Size of the largest array whose contents are compared in every call."""
+
+
+class GraphTensors(NamedTuple):
+    """Tensors of a module that its graphs read and update; an int is the position of a tensor of the call.
+
+    Attributes:
+        inputs: Arguments of the forward graph.
+        differentiated: Tensors that the backward graph gives gradients of.
+        buffers: Buffers that the forward graph updates.
+    """
+
+    inputs: list[Any]
+    differentiated: list[Any]
+    buffers: list[Tensor]
+
+
+class Settings:
+    """Settings of a module at the time when this object was made.
+
+    Args:
+        module: Module that is traced.
+
+    Raises:
+        ValueError: A part of it was put into a wrapper of several processes that belongs around all of it.
+
+    Attributes:
+        key: Hashable description of everything that tracing takes for constant.
+        trains: Whether any parameter gets a gradient.
+        outside: Variables outside the module that its forward reads.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        check_wrapping(module)
+        self._modules = _modules_by_prefix(module)
+        parts = self._modules.values()
+        self._snapshots = [_snapshot(part) for part in parts]
+        self.outside = Variables(parts)
+        self._of_graphs: dict[int, tuple[Graphs, GraphTensors]] = {}
+        self.key = (
+            tuple(_module_signature(part) for part in parts),
+            _first_places(thing for part in parts for thing in (part, *_registered_tensors(part))),
+            self.outside.key,
+        )
+        self.trains = any(parameter.requires_grad for parameter in module.parameters())
+
+    def hold(self) -> bool:
+        """Checks that nothing has changed since, down to the identity of the tensors; runs in every call."""
+        return all(_unchanged(*snapshot) for snapshot in self._snapshots) and self.outside.changed() is None
+
+    def tensors(self, graphs: Graphs) -> GraphTensors:
+        """Returns the tensors that graphs which were traced under these settings read and update."""
+        if id(graphs) not in self._of_graphs:
+            inputs = [self._find(*source) for source in graphs.inputs]
+            differentiated = [self._find(*source) for source in graphs.grads if source is not None]
+            buffers = [self._find("buffer", name) for name in graphs.mutated]
+            self._of_graphs[id(graphs)] = graphs, GraphTensors(inputs, differentiated, buffers)
+        return self._of_graphs[id(graphs)][1]
+
+    def _find(self, kind: str, name: Any) -> Any:
+        """Returns a parameter or buffer by its full name, or the position of a tensor of the call."""
+        if kind == "leaf":
+            return name
+        prefix, dot, last = name.rpartition(".")
+        part = self._modules[prefix + dot]
+        return (part._parameters if kind == "param" else part._buffers)[last]
+
+
+def check_traceable(module: nn.Module) -> None:
+    """Refuses a module whose graph would leave something out, before it is traced.
+
+    Args:
+        module: Module that is to be traced.
+
+    Raises:
+        Unsupported: It has hooks, parameters without a shape, or statistics that processes exchange.
+    """
+    if any(is_lazy(parameter) for parameter in module.parameters()):
+        raise Unsupported("it has parameters without a shape yet; call it once before wrapping it")
+    for name, part in module.named_modules():
+        if has_hooks(part):
+            raise Unsupported(f"module {name or 'model'!r} has hooks, which a traced graph does not call")
+        if isinstance(part, nn.SyncBatchNorm) and part.training and in_several_processes():
+            raise Unsupported(f"module {name or 'model'!r} exchanges the statistics of its batches with other processes")
+
+
+def has_hooks(part: nn.Module) -> bool:
+    """Checks whether a call of a module runs more than its forward."""
+    return bool(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks or part._backward_pre_hooks)
+
+
+def has_global_hooks() -> bool:
+    """Checks whether a hook is registered for all modules; those by which torch names modules in profiles do not count."""
+    if not torch_module._has_any_global_hook():  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    tables = [table for name, table in vars(torch_module).items() if name.startswith(("_global_forward", "_global_backward"))]
+    hooks = [hook for table in tables for hook in table.values() if callable(hook)]
+    return any(type(getattr(hook, "__self__", None)).__module__ != "torch.utils.module_tracker" for hook in hooks)
+
+
+def _modules_by_prefix(module: nn.Module) -> dict[str, nn.Module]:
+    """Returns every module by the prefix of its parameters' names; a shared module is there once for each prefix."""
+    found: dict[str, nn.Module] = {}
+    ahead = [("", module)]
+    while ahead:
+        prefix, part = ahead.pop()
+        if isinstance(part, ScriptModule):
+            name = f"module {prefix[:-1]!r}" if prefix else "the model"
+            raise Unsupported(
+                f"{name} was made by torch.jit.script or torch.jit.trace, and such a module cannot be traced; use the Python "
+                "module that it was made of"
+            )
+        found[prefix] = part
+        ahead.extend((f"{prefix}{name}.", child) for name, child in part._modules.items() if child is not None)
+    return found
+
+
+def _first_places(things: Iterable[Any]) -> tuple[int, ...]:
+    """Returns for each object the position where it came up first, which shows the objects that are shared."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(thing), place) for place, thing in enumerate(things))
+
+
+def _module_signature(part: nn.Module) -> tuple[Any, ...]:
+    """Returns a hashable description of one module without its children."""
+    seen: set[int] = set()
+    own = tuple(_constant(value, seen) for _, value in own_attributes(part))
+    return type(part), has_hooks(part), own, tuple(_tensor_signature(tensor) for tensor in _registered_tensors(part))
+
+
+def _snapshot(part: nn.Module) -> tuple[Any, ...]:
+    """Returns the arguments of `_unchanged`: a module and everything that is compared with it later."""
+    inside = {name: _constant(value, set()) for name, value in own_attributes(part) if not _is_fixed(value)}
+    tables = [_module_members(table) for table in (part.__dict__, *(part.__dict__[name] for name in TABLES))]
+    return part, type(part), has_hooks(part), tables, inside, [_tensor_signature(t) for t in _registered_tensors(part)]
+
+
+def _module_members(table: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    return list(table), list(table.values())
+
+
+def _unchanged(part: Any, kind: type, hooked: bool, tables: Any, inside: dict[str, Any], signatures: Any) -> bool:
+    """Compares by identity, not by equality: a tensor may equal the number whose place it has taken."""
+    attributes = part.__dict__
+    if type(part) is not kind or has_hooks(part) != hooked:
+        return False
+    for table, (names, members) in zip((attributes, *map(attributes.__getitem__, TABLES)), tables, strict=True):
+        if (table or names) and not (list(table) == names and all(map(is_, table.values(), members))):
+            return False
+    if inside and any(_constant(attributes[name], set()) != value for name, value in inside.items()):
+        return False
+    return not signatures or all(map(eq, map(_tensor_signature, _registered_tensors(part)), signatures))
+
+
+def _registered_tensors(part: nn.Module) -> list[Tensor | None]:
+    return [*part._parameters.values(), *part._buffers.values()]
+
+
+def _tensor_signature(tensor: Tensor | None) -> Any:
+    if tensor is None:
+        return None
+    return tensor.requires_grad, tensor.dtype, tensor.device, None if is_lazy(tensor) else tensor.shape
+
+
+def _is_fixed(value: Any) -> bool:
+    """Checks that nothing inside a value can change."""
+    return isinstance(value, CONSTANT_TYPES) or (type(value) is tuple and all(map(_is_fixed, value)))
+
+
+def _constant(value: Any, seen: set[int]) -> Any:
+    """Returns a hashable description of a value: numbers by value, tensors by identity, objects by their numbers.
+
+    Args:
+        value: Attribute of a module, or part of one.
+        seen: Identities of the objects that were described before; they are not described again.
+    """
+    if isinstance(value, CONSTANT_TYPES):
+        return value
+    if isinstance(value, Tensor):
+        return id(value)
+    if isinstance(value, nn.Module):
+        return type(value)
+    if isinstance(value, Mapping):
+        return tuple((key, _constant(member, seen)) for key, member in value.items())
+    if isinstance(value, tuple | list | set | frozenset):
+        return tuple(_constant(member, seen) for member in value)
+    if isinstance(value, np.ndarray):
+        return id(value), value.tobytes() if value.nbytes <= MAX_BYTES and not value.dtype.hasobject else None
+    if id(value) in seen:
+        return id(value)
+    seen.add(id(value))
+    if isinstance(value, Namespace | SimpleNamespace) or is_dataclass(value):
+        return id(value), tuple(_constant(member, seen) for member in _attributes(value))
+    return id(value), tuple(member for member in _attributes(value) if isinstance(member, CONSTANT_TYPES))
+
+
+def _attributes(value: Any) -> Iterable[Any]:
+    """Returns the values of the attributes of an object, those in slots included."""
+    inside = getattr(value, "__dict__", None)
+    if inside is not None:
+        return inside.values()
+    names = (name for kind in type(value).__mro__ for name in _slots(kind))
+    return (getattr(value, name, None) for name in names)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)

@@ -1,0 +1,224 @@
+"""Comparisons of traced and compiled graphs with the module itself."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from thresher import rng
+from thresher.loading.trees import leaves
+from thresher.subset.function import run_backward
+from thresher.subset.graphs import Graphs, Unclear, Unsupported, is_random
+from thresher.subset.mixing import TOLERANCE, compare_gradients
+from thresher.subset.trace_key import GraphTensors, dense
+from thresher.subset.tracing import without_caches
+
+SAME_BUT_FOR_ROUNDING = {torch.float64: 1e-6, torch.float32: 2e-2, torch.float16: 1e-1, torch.bfloat16: 2e-1}
+"""Largest norm of the difference of two results over that of one. A rounding error of the forward can turn a unit off whose
+input is almost zero; of 33 samples of a ResNet-20 that moves gradients by a relative 2e-3. Wrong rows move them by 0.1 to 1."""
+
+
+def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> None:
+    """Compares outputs and gradients of compiled graphs with those of the examined ones, for all rows and for some.
+
+    Args:
+        graphs: Compiled graphs; `tried` is the number of samples in `arguments`.
+        examined: Graphs of the same module that were examined.
+        arguments: Arguments of the forward graph.
+
+    Raises:
+        Unsupported: They differ.
+        Unclear: They are not finite.
+    """
+    if any(is_random(node) for node in graphs.forward_module.graph.nodes):
+        if not graphs.mixing:
+            _compare_with_itself(graphs, arguments)
+        return
+    n, share = graphs.tried, _allowed(graphs.forward_module)
+    found, expected = graphs.forward(list(arguments)), examined.forward(list(arguments))
+    _check_close("outputs", _outputs(graphs, found), _outputs(examined, expected), share)
+    drawn = [torch.randn_like(_outputs(examined, expected)[position]) for position in graphs.differentiable]
+    for rows in _chosen_rows(graphs, drawn[0].device):
+        tangents = _tangents(graphs, drawn, rows)
+        wanted = run_backward(examined, _saved(examined, expected), list(tangents), rows, n)
+        own = run_backward(graphs, _saved(graphs, found), tangents, rows, n)
+        _check_close(f"gradients of {len(rows)} of {n} rows", own, wanted, share)
+
+
+def _allowed(module: fx.GraphModule) -> float:
+    """Returns how far results may be apart, by the least precise values of a graph."""
+    values = [value for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
+    return max(SAME_BUT_FOR_ROUNDING.get(value.dtype, 1e-6) for value in values if isinstance(value, Tensor))
+
+
+def _check_close(what: str, found: Any, wanted: Any, share: float) -> None:
+    """Checks that results are those that were expected.
+
+    Args:
+        what: Name of the results, for the message.
+        found: Results of the compiled graphs.
+        wanted: Results of the examined graphs.
+        share: Largest norm of a difference over that of the result.
+
+    Raises:
+        Unsupported: They are not.
+        Unclear: They are not finite.
+    """
+    pairs = [(x, y) for x, y in zip(found, wanted, strict=True) if isinstance(y, Tensor) and y.numel()]
+    largest = max((float(torch.linalg.vector_norm(y)) for _, y in pairs if y.is_floating_point()), default=0.0)
+    for x, y in pairs:
+        if not (y.is_floating_point() or y.is_complex()):
+            continue
+        scale = max(float(torch.linalg.vector_norm(y)), 1e-3 * largest)
+        error = float(torch.linalg.vector_norm(x - y))
+        if not math.isfinite(scale):
+            raise Unclear(f"its {what} are not finite")
+        if not error <= share * scale:
+            raise Unsupported(f"its compiled graphs give other {what}: they differ by a relative {error / scale:.1e}")
+
+
+def _compare_with_itself(graphs: Graphs, arguments: list[Any]) -> None:
+    """Compares the gradients of some rows with those of the batch with zeros elsewhere, which needs one forward pass only.
+
+    Two forward passes would draw other random numbers. Where samples mix, these gradients would differ by design.
+
+    Raises:
+        Unsupported: They differ.
+    """
+    n, values = graphs.tried, graphs.forward(list(arguments))
+    drawn = [torch.randn_like(_outputs(graphs, values)[position]) for position in graphs.differentiable]
+    for rows in _chosen_rows(graphs, drawn[0].device):
+        tangents = _tangents(graphs, drawn, rows)
+        layouts = [graphs.outputs[position] for position in graphs.differentiable]
+        masked = [t if at is None else at.put(t, rows, n) for t, at in zip(tangents, layouts, strict=True)]
+        whole = run_backward(graphs, _saved(graphs, values), masked, None, n)
+        compare_gradients(graphs, whole, run_backward(graphs, _saved(graphs, values), tangents, rows, n), rows)
+
+
+def _chosen_rows(graphs: Graphs, device: torch.device) -> Iterator[Tensor]:
+    """Yields positions of rows: all in another order, some of each size of interest, one."""
+    n = graphs.tried
+    for rows in ([n - 1, *range(n - 1)], list(range(1, n)), list(range(0, n, 2)), [0, n - 2, n - 1], [n - 1]):
+        yield torch.tensor(rows, device=device)
+
+
+def _tangents(graphs: Graphs, drawn: list[Tensor], rows: Tensor) -> list[Tensor]:
+    """Returns the gradients of the outputs for some rows; zeros for outputs that have no rows."""
+    layouts = [graphs.outputs[position] for position in graphs.differentiable]
+    return [torch.zeros_like(t) if at is None else at.take(t, rows, graphs.tried) for t, at in zip(drawn, layouts, strict=True)]
+
+
+def _outputs(graphs: Graphs, returned: Any) -> Any:
+    return returned[len(graphs.mutated) : graphs.num_forward]
+
+
+def _saved(graphs: Graphs, returned: Any) -> list[Any]:
+    return [returned[value.index] for value in graphs.saved]
+
+
+DRAWS = frozenset({"rand", "rand_like", "randn", "randn_like", "uniform", "normal", "exponential"})
+CHANCES = frozenset({"dropout_p", "dropout", "p"})
+"""Names of the arguments that are the share of what an operation drops."""
+
+
+FEW = (16, 13, 19)
+"""Numbers of samples of a batch that are compared, the first that the trace holds for: whole batches would take a noticeable
+share of a short training."""
+
+
+def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[Tensor], rebuild: Any) -> bool:
+    """Runs a module and its graphs on a few samples of a call, and checks whether outputs or updated buffers differ.
+
+    Random states, buffers and gradients are as before afterwards. Dropout drops nothing in both, because a graph may draw in
+    another order.
+
+    Args:
+        module: Module that was traced.
+        graphs: Graphs of the module.
+        own: Tensors of the module that the graphs read and update.
+        tensors: Tensors of the call.
+        rebuild: Function that returns args and kwargs of a call from its tensors.
+    """
+    few = _some_samples(graphs, tensors)
+    args, kwargs = rebuild(few)
+    inputs = [dense(few[i]) if isinstance(i, int) else i for i in own.inputs]
+    with rng.undisturbed(tensors[0].device), _NothingDrawn():
+        with _buffers_kept(module) as changed:
+            expected = [leaf.detach() for leaf in leaves(without_caches(module(*args, **kwargs)), objects=False)]
+        with torch.no_grad(), torch._C._DisableAutocast():
+            returned = graphs.forward(inputs)
+    count = len(graphs.mutated)
+    found = returned[count : graphs.num_forward]
+    updated = {id(buffer): value for buffer, value in zip(own.buffers, returned[:count], strict=True)}
+    if len(found) != len(expected):
+        return True
+    pairs = [*zip(expected, found, strict=True), *((value, updated.get(place)) for place, value in changed.items())]
+    return any(new is None or _differ(old, new) for old, new in pairs)
+
+
+def _some_samples(graphs: Graphs, tensors: list[Tensor]) -> list[Tensor]:
+    """Returns the tensors of a call with fewer samples, other ones in each call; all where the trace needs the batch size."""
+    n = len(tensors[graphs.first])
+    lengths = graphs.lengths_of(tensors)
+    few = next((few for few in FEW if few < n and graphs.holds_for(few, lengths)), n)
+    start = graphs.calls * few % (n - few + 1)
+    return [
+        tensor[start : start + few] if tensor.dim() and place not in graphs.shared else tensor
+        for place, tensor in enumerate(tensors)
+    ]
+
+
+@contextlib.contextmanager
+def _buffers_kept(module: nn.Module) -> Iterator[dict[int, Tensor]]:
+    """Puts buffers back that the block updates, and returns their new values by the identity of the buffer."""
+    before = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    changed: dict[int, Tensor] = {}
+    yield changed
+    with torch.no_grad():
+        for buffer, values in before:
+            if not torch.equal(buffer, values):  # writing to others would make the saved tensors of earlier calls outdated
+                changed[id(buffer)] = buffer.clone()
+                buffer.copy_(values)
+
+
+class _NothingDrawn(TorchDispatchMode):
+    """Makes random operations give constants: dropout drops nothing, and a random number is one half."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded not in func.tags:
+            return func(*args, **kwargs)
+        torch.manual_seed(0)
+        name, arguments = func.overloadpacket.__name__.removesuffix("_"), func._schema.arguments
+        names = [argument.name for argument in arguments]
+        given = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+        given |= {**dict(zip(names, args, strict=False)), **kwargs}
+        if name == "bernoulli":
+            drawn, share = func(*args, **kwargs), given.get("p", given["self"])
+            return drawn.copy_(share) if isinstance(share, Tensor) else drawn.fill_(share)
+        if name in DRAWS:
+            return func(*args, **kwargs).fill_(0.5)
+        args = [
+            0.0 if part in CHANCES and isinstance(value, float) else value for part, value in zip(names, args, strict=False)
+        ]
+        return func(*args, **{part: 0.0 if part in CHANCES else value for part, value in kwargs.items()})
+
+
+def _differ(old: Tensor, new: Tensor) -> bool:
+    """Checks whether two values differ by more than rounding; waits for the device."""
+    if old.shape != new.shape or old.dtype != new.dtype:
+        return True
+    if not old.numel():
+        return False
+    if not (old.is_floating_point() or old.is_complex()):
+        return float((old != new).double().mean()) > 0.05  # a rounding error may move a largest entry
+    kind = old.device.type
+    precision = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else old.dtype
+    scale = float(old.abs().nan_to_num(0, 0, 0).max())
+    tolerance = TOLERANCE.get(precision, 1e-3)
+    return not torch.allclose(old, new, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
