@@ -1,6 +1,5 @@
 """The epochs of a run: when one begins and ends, the plan it follows, progress, history, and what it cost."""
 
-import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -269,7 +268,7 @@ class Epochs:
         self._plan: HeldPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
-        self._warned_of_length = self._warned_of_evaluation = False
+        self._warned_of_length = self._warned_of_evaluation = self._saved_left = False
         self._at_begin = False, OrderPlace()
         self.end = EpochEnd(
             attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen, alone=self._alone
@@ -284,7 +283,20 @@ class Epochs:
             check_begins(self._loader.dataset)
         self.comparison.compare()
         if self._active and not self._resumed:
-            self._leave()
+            left = self.epoch
+            self.end.before_next(self._place.consumed)
+            if self._active:
+                self._silence.begin_again(steps_are_seen=self.hooks is not None)
+                if self.selection.stage is not None:
+                    self.selection.stage.facts()
+            elif self._saved_left:
+                warnings.warn(
+                    f"The state that was saved after the loop had left epoch {left} by break goes on within epoch {left} when "
+                    f"it is loaded, but this run begins epoch {left + 1}. For both to do the same, end epochs early with a "
+                    "sampler of fewer samples instead of break.",
+                    stacklevel=3,
+                )
+        self._saved_left = False
         resumed = self._resumed
         self._accumulator.meter.begin_pass()
         self._at_begin = resumed, self._place if resumed else OrderPlace()
@@ -366,18 +378,6 @@ class Epochs:
         if self._active and self.end.evaluates:
             self._take_back(exhausted=exhausted)
 
-    def _leave(self) -> None:
-        """Ends the epoch of a pass that the loop does not go on with; it begins again where nothing was trained in it."""
-        self.end.before_next(self._place.consumed)
-        if self._loader.row_buffer is not None:
-            self._loader.row_buffer.clear()
-        if self._active:
-            self._silence.begin_again(steps_are_seen=self.hooks is not None)
-            if self.selection.stage is not None:
-                self.selection.stage.facts()
-            self.end.forget()
-            self._active, self._ran_out, self._place = False, True, OrderPlace()
-
     def _take_back(self, *, exhausted: bool) -> None:
         """Takes back a pass in which nothing was trained: the epoch begins with the next one."""
         plan, stage = self._plan, self.selection.stage
@@ -386,7 +386,7 @@ class Epochs:
         self.position.take_back_pass()
         self._rest()
         self._resumed, self._place = self._at_begin
-        self._active, self._ran_out = self._resumed, True
+        self._active = self._resumed
         selects = self.selection.fills is not None or (plan is not None and (not plan.everything or plan.own.share < 1))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
@@ -488,10 +488,7 @@ class Epochs:
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training, as tensors and plain values."""
         self.end.if_due()
-        # While an exception is handled, the loop has left the pass because of it, and did not end the epoch.
-        leaves = self._active and not self._resumed and self.end.left and sys.exc_info()[0] is None
-        if not self._world.total(not leaves):
-            self._leave()
+        self._saved_left = self._active and self.end.left
         plan, stage = self.plan_if_any(), self.selection.stage
         self.close_books()
         return {

@@ -527,24 +527,19 @@ class Run(Uncopied):
         ask for a further one (`break`, `return`, `zip`, `islice`, a counted number of calls of `next`), it is not known whether
         that code has run: the epoch is over with the step of its last batch, and `load_state_dict` warns.
 
-        A state that is saved inside the loop before the last batch goes on within the epoch. One that is saved after the loop
-        has left the epoch there, by `break` or `return`, goes on with the next epoch, as the loop would, and `load_state_dict`
-        warns; where no loss of the epoch was credited, it begins the epoch again. To stop and go on within the epoch, save
-        before the `break`. An `except` or `finally` block that handles an exception of the loop, such as KeyboardInterrupt,
-        saves within the epoch, and so does a loop that holds the iterator of the pass in a variable.
+        A state that is saved before the last batch of an epoch goes on within that epoch, also where the loop has left it by
+        `break`. If the run that saved it begins the next epoch instead, a warning says so.
 
         Raises:
             RuntimeError: Not all processes have called it within a minute.
         """
-        waits, over = self._parts.attributor.waits_for_credit, self._epochs.end.credits
-        state = self._parts.state.save()
-        if waits and (over or self._epochs.in_progress):
+        if (self._epochs.in_progress or self._epochs.end.credits) and self._parts.attributor.waits_for_credit:
             warnings.warn(
                 "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
                 "a resumed run goes on after it",
                 stacklevel=2,
             )
-        return state
+        return self._parts.state.save()
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool = True) -> None:
         """Goes on where a saved run stopped: at the next `iter(run.loader)`, after the last batch that was yielded.
