@@ -20,8 +20,8 @@ ENTRIES = {"thresher.cli.__main__"}
 """Modules that run a command when they are imported."""
 
 VOCABULARY = ("plans", "records", "schedules", "selection", "cost", "permutation", "rng")
-PUBLIC = (*VOCABULARY, "methods.contract", "methods.registry", "progress_lr", "rl", "losses.adapt", "losses.signals")
-PUBLIC_ROOMS = ("scores", "testing")
+PUBLIC = (*VOCABULARY, "methods.contract", "methods.registry", "rl", "losses.signals", "testing.check", "testing.toys")
+PUBLIC_ROOMS = ("scores",)
 
 
 def modules_with_examples() -> Iterator[str]:

@@ -54,8 +54,9 @@ def reproduce(
 
 
 def _reproduced(name: str, work: Path, folder: Path, data: Path | None, jobs: int, *, quiet: bool) -> dict[str, Any]:
-    from thresher.cli._comparison import explained_interruptions, progress_on
+    from thresher.cli._comparison import explained_interruptions
     from thresher.cli._console import open_console
+    from thresher.cli._progress import progress_on
     from thresher.experiments.reproduction import ARTEFACTS
     from thresher.experiments.reproduction.artefact import reproduce
     from thresher.experiments.training.store import write_json

@@ -26,7 +26,7 @@ from thresher.plans import BatchPlan
 from thresher.records import NEVER_SEEN, Records
 from thresher.run.optimizer_steps import Stopwatch
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
-from thresher.subset.making import compiled_like, given
+from thresher.subset.compilers import compiled_like, given
 from thresher.subset.parallel import CallInside, averages, data_parallel, inside
 
 

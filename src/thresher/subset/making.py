@@ -4,13 +4,12 @@ This module is imported when the first module is wrapped, because it loads torch
 """
 
 import contextlib
-import inspect
 import itertools
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
@@ -20,84 +19,6 @@ from thresher.subset import tracing
 from thresher.subset.graphs import Graphs, Unclear, Unsupported, aten
 from thresher.subset.mixing import examine
 from thresher.subset.trace_key import check_traceable
-
-WITHOUT_KERNELS = ("eager", "aot_eager", "aot_eager_decomp_partition")
-"""Backends of torch.compile that run the operations of PyTorch one by one, as graphs do that are not compiled."""
-
-
-class Given(NamedTuple):
-    """A model as the user gave it.
-
-    Attributes:
-        module: Module inside of the wrapper of torch.compile; the model itself where there is none.
-        options: Settings of Inductor where the model, or a part of it, was compiled by Inductor, else None.
-        other: Name of another backend that compiled it, else None.
-    """
-
-    module: nn.Module
-    options: dict[str, Any] | None
-    other: str | None
-
-
-def given(model: nn.Module) -> Given:
-    """Looks at what torch.compile has done to a model.
-
-    Args:
-        model: Any module: as torch.compile returned it, compiled in place by its own `compile()`, with such parts, or neither.
-    """
-    inside = getattr(model, "_orig_mod", model)
-    backends = list(_backends(model))
-    for backend in backends:
-        if getattr(backend, "compiler_name", None) == "inductor":
-            return Given(inside, dict(backend.config), None)
-    names = [str(getattr(backend, "compiler_name", backend)) for backend in backends]
-    return Given(inside, None, next((name for name in names if name not in WITHOUT_KERNELS), None))
-
-
-def lacks_compiler(model: nn.Module) -> str | None:
-    """Returns why Inductor could not compile a model on the CPU; None where it could, or where the model is elsewhere."""
-    if any(parameter.device.type != "cpu" for parameter in model.parameters()):
-        return None
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
-    try:
-        get_cpp_compiler()
-    except RuntimeError as error:
-        return f"Inductor finds no C++ compiler ({error}). Install g++ or clang++, or name one in the variable CXX"
-    return None
-
-
-def _backends(model: nn.Module) -> Iterator[Any]:
-    """Yields the backends that compiled a model and its parts, that of the whole model first."""
-    for part in model.modules():
-        context = part.__dict__.get("dynamo_ctx")
-        if context is not None:
-            yield _innermost(getattr(context, "callback", None))
-        elif part._compiled_call_impl is not None:
-            yield _innermost(inspect.getclosurevars(part._compiled_call_impl).nonlocals.get("callback"))
-
-
-def _innermost(callback: Any) -> Any:
-    while hasattr(callback, "_torchdynamo_orig_backend"):
-        callback = callback._torchdynamo_orig_backend
-    return callback
-
-
-def compiled_like(model: nn.Module, module: nn.Module) -> Any:
-    """Returns a module compiled by Inductor as a model was; the module itself where the model was not.
-
-    Args:
-        model: Any module.
-        module: Module inside of it.
-    """
-    options = given(model).options
-    return module if options is None else compiled(module, options)
-
-
-def compiled(module: nn.Module, options: dict[str, Any]) -> Any:
-    """Returns a module compiled with settings of Inductor."""
-    return torch.compile(module, options=options or None)
-
 
 IN_PLACE = {
     aten.relu.default: aten.relu_.default,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thresher.subset.compilers import compiled, given, lacks_compiler
 from thresher.subset.function import Call, RowMeter, SubsetFunction
 from thresher.subset.graphs import (
     Graphs,
@@ -23,7 +24,6 @@ from thresher.subset.graphs import (
     Unsupported,
     flatten_tensors,
 )
-from thresher.subset.making import compiled, given, lacks_compiler
 from thresher.subset.parallel import check_wrapping
 from thresher.subset.trace_key import (
     EVERY,

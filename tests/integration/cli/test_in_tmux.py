@@ -17,7 +17,7 @@ import sys, time
 sys.path[:] = {path!r}
 from rich.console import Console
 from test_summary import results_of
-from thresher.cli._comparison import progress_on
+from thresher.cli._progress import progress_on
 from thresher.cli._comparison import print_summary
 from thresher.experiments.comparison.controls import Job
 

@@ -11,8 +11,8 @@ import thresher
 from depth import depth
 from thresher import cli
 from thresher.cli import demo, time_to_target
-from thresher.cli._comparison import progress_on
 from thresher.cli._console import targets_table
+from thresher.cli._progress import progress_on
 from thresher.experiments.comparison.controls import Job
 from thresher.experiments.recipes.running import task_of
 from thresher.experiments.training.specs import MethodSpec, parse_methods

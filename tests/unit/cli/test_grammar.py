@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from thresher import cli
-from thresher.cli._comparison import progress_on
 from thresher.cli._console import announcer
+from thresher.cli._progress import progress_on
 from thresher.cli.app import app
 from thresher.cli.demo import demo
 from thresher.experiments.comparison.controls import Job

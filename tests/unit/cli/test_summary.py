@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from helpers import noted
-from thresher.cli import _comparison as _progress
-from thresher.cli._comparison import print_summary, progress_on, summary_table
+from thresher.cli import _progress
+from thresher.cli._comparison import print_summary, summary_table
 from thresher.cli._console import print_table, targets_table
+from thresher.cli._progress import progress_on
 from thresher.cli.advise import advice_table
 from thresher.cli.methods import _method_card, _methods_table
 from thresher.cli.recipes import _recipe_table

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thresher.attribution.rows import RowLayout
-from thresher.losses import adapters as adapt
-from thresher.losses.adapters import is_multiple, weighted_like
+from thresher.losses.adapters import adapt, is_multiple, weighted_like
 
 B, C = 8, 4
 GENERATOR = torch.Generator().manual_seed(0)

@@ -9,8 +9,7 @@ from torch import nn
 from torch._inductor import config
 
 from subset_cases import numbers, same_as_plain
-from thresher.subset import SubsetBackward, subset_backward
-from thresher.subset import making as compilers
+from thresher.subset import SubsetBackward, compilers, subset_backward
 from thresher.subset.graphs import Unsupported
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
