@@ -80,11 +80,16 @@ def test_the_profile_sees_what_it_should():
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.Kakurenbo(), 0.5])
 def test_the_common_case_of_the_criterion_is_read_in_a_few_files(method):
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(64, 6), torch.arange(64) % 3)
+    data = TensorDataset(torch.randn(256, 6), torch.arange(256) % 3)
     net = nn.Linear(6, 3)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     run = thresher.attach(
-        method, loader=DataLoader(data, 8), criterion=nn.CrossEntropyLoss(), model=net, optimizer=optimizer, epochs=3
+        method,
+        loader=DataLoader(data, 16, shuffle=True),
+        criterion=nn.CrossEntropyLoss(),
+        model=net,
+        optimizer=optimizer,
+        epochs=3,
     )
     for epoch in range(2):
         for step, (x, y) in enumerate(run.loader):
