@@ -8,7 +8,6 @@ from benchmarks.ada_selection import ARMS, BEGIN, CLOSE, END, EPOCHS, MOST_SEEDS
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Job, load
 
-from depth import in_verify
 from thresher.experiments.training.specs import parse_methods
 
 ROOT = Path(__file__).parents[3]
@@ -94,22 +93,6 @@ def test_arms_with_other_numbers_of_steps_are_refused() -> None:
     done[job] = done[job] | {"steps": 690}
     with pytest.raises(ValueError, match=r"bike at 0.1: the arms must have equal numbers of optimizer steps, got \[100, 690\]"):
         ada_selection.results(done)
-
-
-@in_verify
-def test_a_training_and_what_it_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ada_selection, "EPOCHS", {"line": 1})
-    runs, page = tmp_path / "runs.jsonl", tmp_path / "page.md"
-    page.write_text(f"# Page\n\n{BEGIN}\n{END}\n")
-    results = [(job, ada_selection.run(job)) for job in (Job("line", arm, 0.1, 1.0, seed) for arm in ARMS for seed in range(3))]
-    assert {found["steps"] for _, found in results} == {5}
-    assert results[0][1]["forward"] > results[-1][1]["forward"], "random selection scores nothing"
-    runs.write_text("".join(json.dumps({"job": vars(job), "result": found}) + "\n" for job, found in results))
-    given = ["--show", "--runs", str(runs), "--results", str(tmp_path / "found.json"), "--page", str(page)]
-    ada_selection.main(given)
-    found = json.loads((tmp_path / "found.json").read_text())
-    assert [pair["rate"] for pair in found["pairs"]] == [0.1] and sum(found["pairs"][0]["weights"].values()) == pytest.approx(1)
-    assert "| `line` | 0.1 | 5 | 3 |" in page.read_text()
 
 
 RESULTS = [path for path in (ROOT / "benchmarks" / "results" / "ada_selection.json",) if path.exists()]

@@ -1,13 +1,7 @@
 """The benchmark of what advise foretells: its arithmetic, and that it runs and judges."""
 
-import json
-
-import numpy as np
 import pytest
-import torch
 from benchmarks import advise as bench
-
-from thresher.experiments.training.specs import parse_methods
 
 HELPS = ["Methods that select in the batch load every candidate: they cannot help.", "Of the others, uniform can help."]
 
@@ -55,50 +49,3 @@ def judged(ok, sentences=HELPS):
     row = {**foretold(), "cpu": 0.38, "wall": 0.36, "ok": ok}
     advice = {"epochs": 6, "sentences": sentences}
     return {"advice": advice, "again": 0.011, "largest": {"predicted": 0.4, "measured": 0.38}, "rows": [row]}
-
-
-@pytest.mark.parametrize(
-    ("found", "missed"),
-    [
-        (judged(ok=True), []),
-        (judged(ok=False), ["input: uniform:keep=0.5"]),
-        (
-            judged(ok=True, sentences=[]),
-            ["input: sentences on methods that select in the batch and on methods that plan epochs"],
-        ),
-    ],
-)
-def test_it_judges_writes_and_prints(monkeypatch, tmp_path, capsys, found, missed):
-    asked = []
-    monkeypatch.setattr(bench, "compare", lambda *given: (asked.append(given), found)[1])
-    assert bench.main(["--quick", "--only", "input", "--out", str(tmp_path / "found.json")]) == bool(missed)
-    assert asked == [(bench.TASKS["input"], 2, 1)]
-    written, printed = json.loads((tmp_path / "found.json").read_text()), capsys.readouterr().out
-    assert written["missed"] == missed and written["quick"] and written["found"]["input"]["again"] == 0.011
-    assert f"{len(missed)} predictions missed" in printed and "input, 6 epochs; A/A +1.1" in printed
-    assert "largest: 40.0 predicted, 38.0 measured" in printed
-    assert [word for line in printed.splitlines() if "uniform:keep=0.5 " in line for word in line.split()] == [
-        "uniform:keep=0.5", "40.0", "45.0", "38.0", "36.0", "ok" if found["rows"][0]["ok"] else "MISSED",
-    ]  # fmt: skip
-    assert all(sentence in printed for sentence in found["advice"]["sentences"])
-
-
-def test_advice_must_name_what_helps_of_the_input_bound_training_alone(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench, "compare", lambda *_: judged(ok=True, sentences=[]))
-    assert bench.main(["--only", "resnet8", "--out", str(tmp_path / "found.json")]) == 0
-
-
-def test_pictures_that_are_decompressed_are_the_digits():
-    pixels = np.arange(128, dtype=np.uint8).reshape(2, 8, 8) % 17
-    data = bench.Compressed(pixels, [3, 7])
-    picture, label = data[1]
-    assert len(data) == 2 and label == 7
-    assert torch.equal(picture, torch.from_numpy(pixels[1].flatten()).float() / 16)
-
-
-def test_savings_of_a_real_task_are_shares_of_full_training():
-    specs = parse_methods("uniform:keep=0.25,selective_backprop:keep=0.5:forward_passes=once")
-    found = bench.saved("digits@128", specs, epochs=1, repeats=2)
-    assert list(found) == ["again", *(spec.label for spec in specs)]
-    shares = [share for clocks in found.values() for clock in ("wall", "cpu") for share in clocks[clock]]
-    assert len(shares) == 12 and all(share < 1 for share in shares)

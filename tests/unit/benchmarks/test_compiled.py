@@ -1,13 +1,8 @@
 import json
-import re
-from pathlib import Path
 
 import pytest
-import torch
 from benchmarks import compiled as bench
 from benchmarks.measure import Interval
-
-from depth import DEEP, depth
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 PAGE = f"before\n{bench.MARKS[0]}\nold\n{bench.MARKS[1]}\nafter\n"
@@ -40,36 +35,3 @@ def test_rows_of_parts_that_are_not_measured_stay(tmp_path) -> None:
 def test_all_values_are_named_and_have_their_limits() -> None:
     assert set(bench.STEP_LIMITS.values()) == {1.10, 1.15} and set(bench.STEP_LIMITS) <= set(bench.TASKS)
     assert list(bench.parts(True)) == list(bench.parts(False)) == ["lengths", "memory", "steps", "exactness", "compilations"]
-
-
-def test_gradients_are_compared_with_those_of_the_model(monkeypatch) -> None:
-    """Without a compiler, so that it takes no time; one that gives other gradients is seen."""
-    make = bench.thresher.subset_backward
-    monkeypatch.setattr(bench.thresher, "subset_backward", lambda model, **_: make(model))
-    (row,) = bench.exactness("vit", 4)
-    assert row.value < 1e-12 == row.limit
-    monkeypatch.setattr(bench.thresher, "subset_backward", lambda model, **_: torch.nn.Sequential(model, torch.nn.Softmax(1)))
-    (row,) = bench.exactness("vit", 4)
-    assert row.judged == "missed"
-
-
-def test_results_are_what_is_printed_and_on_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, page = tmp_path / "results" / "compiled.json", tmp_path / "page.md"
-    page.write_text(PAGE)
-    only = depth(["--only", "lengths"], [])
-    code = bench.main(["--quick", *only, "--out", str(out), "--page", str(page)])
-    results, printed = json.loads(out.read_text()), capsys.readouterr().out
-    assert results["quick"] and results["versions"]["torch"] == torch.__version__
-    assert {row["part"] for row in results["rows"]} == ({*bench.parts(True)} if DEEP else {"lengths"})
-    assert code == bool(results["missed"]) and f"{len(results['missed'])} limits missed" in printed
-    value = {(row["part"], row["what"]): row["value"] for row in results["rows"]}
-    assert value["lengths", "traces"] == 2 and value["lengths", "trainings that ended with the plain model"] == 0
-    if DEEP:
-        assert value["compilations", "8 steps of varying rows"] == 2
-        assert value["exactness", "float64 gradient, relative error"] < 1e-12
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("after\n") and "old" not in text
-    assert len(re.findall(r"^\| (?:steps|memory|exactness|compilations|lengths) \|", text, re.MULTILINE)) == len(
-        results["rows"]
-    )
-    assert all(row["what"] in text and row["what"] in printed for row in results["rows"])

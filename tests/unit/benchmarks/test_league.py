@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 
 import pytest
-from benchmarks.league import arms as league
 from benchmarks.league.arms import (
     CONTROLS,
     DESIGN,
@@ -18,7 +17,6 @@ from benchmarks.league.arms import (
     ready,
 )
 from benchmarks.league.table import page, results, summary, top, values, with_tables, with_top
-from benchmarks.winnow.jobs import Job
 
 from thresher import methods
 from thresher.experiments.comparison.statistics import Paired, findings
@@ -121,14 +119,6 @@ def test_a_training_that_failed_is_named():
     [said] = results(done)["far_off"]
     assert said.startswith(f"1 of 5 trainings of uniform on {job.task} failed (10.0; median 80.")
     assert said in page(results(done))
-
-
-def test_a_job_trains_the_arm_that_it_names(monkeypatch):
-    seen = []
-    monkeypatch.setattr(league, "train_arm", lambda job, arm: seen.append((job, arm.name)))
-    job = Job(TASKS[0], "seta", 0.5, 1.0, 0)
-    league.run(job)
-    assert seen == [(job, "seta")]
 
 
 def test_the_page_is_that_of_the_results():

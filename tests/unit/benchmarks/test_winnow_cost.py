@@ -12,7 +12,7 @@ import torch
 from benchmarks import winnow_cost
 from benchmarks.marks import between_marks
 from benchmarks.measure import Interval
-from benchmarks.winnow_cost import LIMIT, SHARES, Found, Sizes, SlowDataset, epoch_figures, plan_figures
+from benchmarks.winnow_cost import LIMIT, SHARES, Found, Sizes, epoch_figures, plan_figures
 from torch.utils.data import TensorDataset
 
 from thresher.experiments.tasks.base import Data, Task
@@ -59,23 +59,6 @@ def test_by_hand_has_as_many_steps_and_rows_as_winnow(monkeypatch: pytest.Monkey
     current = sizes["winnow"]
     list(islice(winnow_cost.with_winnow(task, data, share, 3), 10))
     assert sizes["hand"] == sizes["winnow"] and sum(sizes["hand"]) == 2 * round(share * 320)
-
-
-def test_by_hand_draws_other_rows_in_each_epoch() -> None:
-    batches = winnow_cost.EvenBatches(10, winnow_cost.Deal(steps=3, rows=5, candidates=5))
-    first, second = list(batches), list(batches)
-    assert [len(ids) for ids in first] == [1, 2, 2] and len(batches) == 3
-    assert len({one for ids in first for one in ids}) == 5 and first != second
-
-
-def test_left_out_samples_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded, waited = [], []
-    original = SlowDataset.__getitem__
-    monkeypatch.setattr(winnow_cost.time, "sleep", waited.append)
-    monkeypatch.setattr(SlowDataset, "__getitem__", lambda self, i: (loaded.append(i), original(self, i))[1])
-    task, data = winnow_cost.slow_task(128)
-    list(islice(winnow_cost.with_winnow(task, data, 0.5, 2), 4))
-    assert len(loaded) == 128 and waited == [0.001] * 128
 
 
 def test_what_each_side_takes_makes_the_figures() -> None:
@@ -144,25 +127,6 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(winnow_cost, "QUICK", Sizes(plan=5000, pairs=2, samples=320, slow=64, rounds=1, processes=2))
 
 
-@pytest.mark.usefixtures("here")
-def test_it_measures_all_parts_and_writes_what_it_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, page = tmp_path / "results" / "found.json", tmp_path / "page.md"
-    page.write_text("before\n{}\n{}\nafter\n".format(*winnow_cost.MARKS))
-    code = winnow_cost.main(["--quick", "--out", str(out), "--page", str(page)])
-    results, printed, text = json.loads(out.read_text()), capsys.readouterr().out, page.read_text()
-    assert code == bool(results["missed"]) and results["quick"] and results["device"]["type"] == "cpu"
-    assert [table["part"] for table in results["tables"]] == ["plan", "epochs", "epochs", "slow"]
-    for table in results["tables"]:
-        assert table["on"] in printed and table["on"] in text
-        assert all(len(values) == 2 and min(values) > 0 for values in table.get("seconds", table.get("ratios")).values())
-        assert all(one["name"] in printed and one["name"] in text for one in table["figures"])
-    names = [one["verdict"] for table in results["tables"] for one in table["figures"]]
-    assert [len(results[verdict]) for verdict in ("missed", "out_of_reach", "cannot_tell")] == [
-        names.count(verdict) for verdict in ("missed", "out of reach", "cannot tell")
-    ]
-    assert text.startswith("before\n") and text.endswith("after\n")
-
-
 @pytest.mark.parametrize(("high", "code"), [(1.04, 0), (1.2, 1)])
 def test_parts_that_are_not_measured_keep_their_figures(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], high: float, code: int
@@ -197,8 +161,3 @@ def test_the_page_is_that_of_the_results() -> None:
     found = json.loads(winnow_cost.RESULTS.read_text())["tables"] if winnow_cost.RESULTS.exists() else []
     page = PAGE.read_text()
     assert between_marks(page, *winnow_cost.MARKS, winnow_cost.page_part(found)) == page
-
-
-def test_short_steps_are_those_of_a_network() -> None:
-    assert list(winnow_cost.networks(256)) == ["plain CNN", "small CNN", "ResNet-8"]
-    assert set(winnow_cost.SHORT_STEPS) < set(winnow_cost.networks(256))

@@ -1,5 +1,4 @@
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +7,8 @@ import pytest
 import torch
 from benchmarks.winnow import guards
 from benchmarks.winnow.guards import BEGIN, CHOSEN, END, RULES, SUBJECTS, Job, Watched
-from benchmarks.winnow.tasks import Sets
-from torch.utils.data import TensorDataset
 
-from depth import in_verify
 from thresher import Winnow
-from thresher.experiments.tasks.networks import perceptron
 from thresher.records import Records
 from thresher.rng import seeded
 
@@ -96,55 +91,6 @@ def test_who_is_watched_never_acts_and_the_replayed_rule_is_that_of_the_library(
 
 
 # What is run
-
-
-def test_the_guard_acts_on_planted_trainings_and_where_it_speaks():
-    acted = {job.subject for job in planted() if job.arm == "on"}
-    assert acted == {name for name, subject in SUBJECTS.items() if subject.planted}
-    assert {job.subject for job in planted("digits") if job.arm == "on"} == acted | {"digits"}
-
-
-@in_verify
-def test_trainings_of_a_small_task(monkeypatch: pytest.MonkeyPatch):
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(1000) % 10
-    images = torch.randn(1000, 1, 4, 4, generator=generator) + labels[:, None, None, None]
-    sets = Sets(TensorDataset(images[:400], labels[:400]), (images[400:], labels[400:]), (images[400:], labels[400:]))
-    subject = SUBJECTS["digits"]
-    task = replace(subject.problem.task, network=lambda: perceptron(16), batch_size=50)
-    small = replace(subject, problem=replace(subject.problem, task=task, sets=lambda: sets, epochs=5), probe=40)
-    monkeypatch.setattr(guards, "SUBJECTS", {"small": small})
-    off, watched, on = (guards.run(Job("small", arm, 0)) for arm in ("off", "watched", "on"))
-    assert off["cost"] == 0.5 and watched["cost"] == pytest.approx(0.5, abs=0.01 + 1 / 400)
-    assert len(off["agreement"]) == 5 and set(watched["spoke"]) == set(RULES)
-    assert watched["spoke"][CHOSEN] is None and on["metric"] == watched["metric"] and on["full_from"] is None
-    wrong = guards.run(Job("small", "off", 0, 0.4))
-    assert wrong["agreement"][-1] < off["agreement"][-1]
-
-
-def test_a_late_rate_is_the_usual_one_before():
-    task = SUBJECTS["rate x 2"].problem.task
-    assert [task.schedule(done) for done in (0.4, 0.9)] == [2.0, 2.0]
-    assert task.schedule(0.2) == pytest.approx(1.0) and task.schedule(0.3) < 1
-
-
-def test_they_go_on_where_they_were_stopped(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    everything = planted()
-    calls: list[Job] = []
-
-    def run(job: Job) -> dict[str, Any]:
-        calls.append(job)
-        if len(calls) == 6:
-            raise KeyboardInterrupt
-        return everything[job]
-
-    monkeypatch.setattr(guards, "run", run)
-    file = tmp_path / "results.json"
-    with pytest.raises(KeyboardInterrupt):
-        guards.run_all(file)
-    assert len(guards.load(file)) == 5
-    assert guards.run_all(file) == guards.load(file) == everything
-    assert len(calls) == len(everything) + 1 and guards.load(tmp_path / "none.json") == {}
 
 
 # What is shown

@@ -1,6 +1,5 @@
 """Parts of AdaSelection by hand; the whole of it is in tests/reference."""
 
-import io
 import math
 from typing import Any
 
@@ -109,16 +108,6 @@ def test_signals_depend_on_the_pool() -> None:
 def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^AdaSelection: {message}$"):
         AdaSelection(**settings)
-
-
-@pytest.mark.parametrize(
-    ("n", "keep", "count"), [(100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9), (9, 1, 9)]
-)
-def test_counts(n: int, keep: float, count: int) -> None:
-    plan, _ = planned(AdaSelection(keep, pool=EVERYTHING), torch.rand(n, generator=seeded(n)))
-    assert len(plan.rows) == AdaSelection(keep).count(n) == count
-    assert plan.facts == pytest.approx({"scheduled_fraction": 1 - keep, "actual_fraction": 1 - count / n})
-    assert plan.weights is None
 
 
 def test_known_signals() -> None:
@@ -269,17 +258,6 @@ def test_losses_of_zero_keep_the_weights() -> None:
     assert weights(method, state) == pytest.approx([1 / 7] * 7)
 
 
-@pytest.mark.parametrize("pool", [("big_loss", "small_loss", "uniform"), EVERYTHING, ("small_loss",)])
-@pytest.mark.parametrize("average", ["picked", "weighted"])
-def test_what_is_not_finite_comes_first(pool: tuple[str, ...], average: Any) -> None:
-    method = AdaSelection(3 / 8, pool=pool, average=average)
-    loss = torch.tensor([5, NAN, 3e38, -INF, INF, -3e38, 1, 6.5])
-    for step in (0, 7):
-        plan, state = planned(method, loss, step=step)
-        assert plan.rows.tolist() == [1, 3, 4]
-    assert not bool(state["log_weights"].isnan().any())
-
-
 def test_a_gradient_that_is_not_finite_comes_first() -> None:
     norm = torch.tensor([1, 2, NAN, 4.0])
     assert rows(literal(0.25, pool=("gradient_norm",)), [1.0, 2, 3, 4], grad_norm=norm) == [2]
@@ -379,14 +357,6 @@ def test_an_empty_batch() -> None:
         assert len(plan.rows) == 0 and not bool(state["log_weights"].isnan().any())
 
 
-def test_losses_with_a_gradient_and_a_stride() -> None:
-    loss = torch.rand(8, 2, requires_grad=True)[:, 1]
-    plan, state = planned(AdaSelection(pool=EVERYTHING), loss)
-    same, _ = planned(AdaSelection(pool=EVERYTHING), loss.detach().clone())
-    assert torch.equal(plan.rows, same.rows)
-    assert not any(value.requires_grad for value in state.values())
-
-
 def test_report() -> None:
     method = literal()
     state = trained(method, [1.0, 1, 4, 4], [1.0, 1, 8, 8])
@@ -414,18 +384,6 @@ def test_weights_that_keep_still_are_fixed() -> None:
     assert "still" not in free.init_state() and "weights_fixed" not in free.report(free.init_state())
 
 
-def test_state_survives_saving() -> None:
-    method = AdaSelection(pool=EVERYTHING, stop_after=2)
-    state = trained(method, LOSS, LOSS[::-1])
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    buffer.seek(0)
-    (plan, after), (again, other) = (
-        planned(method, LOSS, start, 2) for start in (state, torch.load(buffer, weights_only=True))
-    )
-    assert torch.equal(plan.rows, again.rows) and all(torch.equal(after[name], other[name]) for name in after)
-
-
 class Reads(TorchDispatchMode):
     """Counts operations; those that read values on the host, or have shapes that depend on values, wait for the device."""
 
@@ -438,22 +396,6 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.found.append(func.overloadpacket.__name__)
         return func(*args, **(kwargs or {}))
-
-
-SETTINGS = [{}, {"pool": EVERYTHING, "adaboost": "paper_abs", "stop_after": 1}, {"average": "picked", "normalise": False}]
-
-
-@pytest.mark.parametrize("settings", SETTINGS)
-def test_nothing_waits_for_the_device(settings: dict[str, Any]) -> None:
-    method, state = AdaSelection(**settings), AdaSelection(**settings).init_state()
-    with Reads() as reads:
-        for step in range(2):
-            _, state = planned(method, LOSS, state, step)
-    assert "_log_softmax" in reads.found and not reads.WAITING & set(reads.found)
-    signals = {"id": torch.empty(8, dtype=torch.int64, device="meta")}
-    signals |= {name: torch.empty(8, device="meta") for name in method.requires.signals}
-    plan, state = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
-    assert plan.rows.shape == (4,) and all(tensor.is_meta for tensor in (plan.rows, *state.values()))
 
 
 def test_it_takes_few_operations() -> None:

@@ -149,17 +149,6 @@ def test_no_score_leaves_the_average_alone() -> None:
     assert plan.rows.tolist() == [4, 5] and state["gain"].item() == 1.25
 
 
-def test_the_draws_go_with_the_ids() -> None:
-    scores = torch.rand(50, generator=seeded(1))
-    order = torch.randperm(50, generator=seeded(2))
-    for gain in (9.0, 0.0):
-        plan, _ = planned(BatchImportance(), scores, gain=gain)
-        permuted, _ = planned(BatchImportance(), scores[order], ids=order, gain=gain)
-        pairs = sorted(zip(order[permuted.rows].tolist(), weights(permuted), strict=True))
-        assert pairs == list(zip(plan.rows.tolist(), weights(plan), strict=True))
-        assert permuted.rows.tolist() == sorted(permuted.rows.tolist())
-
-
 def test_as_many_random_numbers_whatever_the_scores() -> None:
     states = []
     for gain, scores in ((0.0, [1.0] * 9), (9.0, [NAN] * 9), (9.0, [1.0] * 9)):
@@ -170,24 +159,6 @@ def test_as_many_random_numbers_whatever_the_scores() -> None:
     assert torch.equal(states[0], states[1]) and torch.equal(states[0], states[2])
 
 
-def test_scores_with_a_gradient_and_a_stride() -> None:
-    scores = torch.rand(9, 2, requires_grad=True)[:, 1]
-    plan, state = planned(BatchImportance(), scores)
-    same, _ = planned(BatchImportance(), scores.detach().clone())
-    assert torch.equal(plan.rows, same.rows) and weights(plan) == weights(same)
-    assert not state["gain"].requires_grad and plan.weights is not None and not plan.weights.requires_grad
-
-
 def test_an_empty_batch() -> None:
     plan, state = planned(BatchImportance(), torch.empty(0), gain=1.5)
     assert plan.rows.tolist() == weights(plan) == [] and state["gain"].item() == 1.5
-
-
-@pytest.mark.parametrize("exponent", [1.0, 0.5])
-def test_nothing_waits_for_the_device(exponent: float) -> None:
-    """On the meta device there is nothing to read."""
-    signals = {"id": torch.empty(9, dtype=torch.int64, device="meta"), "grad_norm": torch.empty(9, device="meta")}
-    method = BatchImportance(exponent=exponent)
-    plan, state = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
-    assert plan.weights is not None and plan.rows.is_meta and plan.weights.is_meta and state["gain"].is_meta
-    assert plan.rows.shape == plan.weights.shape == (3,)

@@ -223,17 +223,6 @@ def test_a_subset_stays_until_the_next_selection(per: str) -> None:
     assert all(plan.facts["actual_fraction"] == 1 - len(plan.ids) / n for plan in plans)
 
 
-def test_a_plan_shares_nothing_with_the_records() -> None:
-    method = GradMatch(0.2)
-    records = Records(method.columns(), 60, CPU)
-    plan = planned(method, known(60), records=records)
-    assert not records["weight"].any()
-    records.remember(plan.remember)
-    before, later = weights_of(plan), planned(method, known(60), epoch=2, records=records)
-    records["weight"].zero_()
-    assert weights_of(plan) == weights_of(later) == before
-
-
 def test_keeping_everything_selects_nothing() -> None:
     plan = planned(GradMatch(1.0), known(30))
     assert plan.ids.tolist() == list(range(30)) and plan.weights is None and not plan.remember

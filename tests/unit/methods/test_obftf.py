@@ -98,25 +98,11 @@ def test_more_swaps_come_closer() -> None:
     assert gaps[0] > 20 * gaps[1] and gaps[1] > 1.5 * gaps[2] > 1.5 * gaps[3]
 
 
-def test_ids_decide_not_rows() -> None:
-    loss = torch.rand(40, generator=seeded(1)).mul(8).round()
-    order = torch.randperm(40, generator=seeded(2))
-    rows = planned(Obftf(0.3), loss)
-    assert sorted(order[planned(Obftf(0.3), loss[order], ids=order)].tolist()) == rows and len(rows) == 12
-
-
 def test_losses_near_the_largest_number() -> None:
     loss = torch.full((20,), 3e38)
     loss[:10] = 1e38
     kept = loss[planned(Obftf(0.2), loss)]
     assert sorted(kept.tolist()) == pytest.approx([1e38, 1e38, 3e38, 3e38])
-
-
-def test_nothing_is_drawn_or_remembered() -> None:
-    g = seeded(0)
-    before = g.get_state()
-    Obftf().plan_batch({"id": torch.arange(20), "loss": torch.rand(20)}, {}, step=0, generator=g)
-    assert torch.equal(g.get_state(), before)
 
 
 def test_facts() -> None:
@@ -127,10 +113,3 @@ def test_facts() -> None:
 
 def test_an_empty_batch() -> None:
     assert planned(Obftf(), torch.empty(0)) == []
-
-
-def test_nothing_waits_for_the_device() -> None:
-    """On the meta device there is nothing to read."""
-    signals = {"id": torch.empty(8, dtype=torch.int64, device="meta"), "loss": torch.empty(8, device="meta")}
-    plan, _ = Obftf(0.5).plan_batch(signals, {}, step=0, generator=seeded(0))
-    assert plan.rows.is_meta and plan.rows.shape == (4,)

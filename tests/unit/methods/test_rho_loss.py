@@ -93,12 +93,6 @@ def test_what_is_unknown_is_kept_before_all_others() -> None:
     assert planned(method, [9.0, 0.1, 8.0, 0.1, 0.1])[0] == [1, 3, 4]
 
 
-def test_ids_decide_not_rows() -> None:
-    method = RhoLoss(scores([0.0, 1.0, 2.0, 3.0]), keep=0.25)
-    assert planned(method, [3.0, 3.0, 3.0, 3.0], ids=[3, 1, 0, 2])[0] == [2]
-    assert planned(method, [4.0, 2.0, 1.0, 3.0], ids=[3, 1, 0, 2])[0] == [0], "ties go to the higher id"
-
-
 def test_a_dataset_that_it_covers_or_not() -> None:
     method = RhoLoss(scores([1.0, 2.0, math.inf, 4.0], ids=[0, 1, 2, 5]))
     method.check(torch.tensor([0, 1, 5]))
@@ -109,14 +103,6 @@ def test_a_dataset_that_it_covers_or_not() -> None:
 def test_half_precision_losses_are_compared_in_single() -> None:
     method = RhoLoss(scores([0.0, 0.001]), keep=0.5)
     assert planned(method, torch.ones(2, dtype=torch.bfloat16))[0] == [0]
-
-
-def test_nothing_waits_for_the_device() -> None:
-    """On the meta device there is nothing to read."""
-    method = RhoLoss(scores([1.0, 2.0]), keep=0.5)
-    signals = {"id": torch.empty(8, dtype=torch.int64, device="meta"), "loss": torch.empty(8, device="meta")}
-    plan, state = method.plan_batch(signals, method.init_state(), step=0, generator=seeded(0))
-    assert plan.rows.is_meta and plan.rows.shape == (4,) and state["irreducible"].is_meta
 
 
 def test_an_empty_batch() -> None:

@@ -116,11 +116,6 @@ def test_percentile(history: list[float], loss: list[float], q: list[float]) -> 
     assert percentile(torch.tensor(loss), torch.tensor(history)).tolist() == q
 
 
-def test_percentiles_of_losses_with_a_stride_warn_of_nothing() -> None:
-    loss = torch.rand(8, 2)[:, 1]
-    assert torch.equal(percentile(loss, loss), percentile(loss.clone(), loss.clone()))
-
-
 @pytest.mark.parametrize(
     ("n", "keep", "count"), [(100, 0.29, 29), (100, 0.57, 57), (3, 0.5, 1), (3, 0.1, 1), (1, 0.01, 1), (9, 1.0, 9), (9, 1, 9)]
 )
@@ -143,14 +138,6 @@ def test_a_fixed_share_draws_and_remembers_nothing() -> None:
     _, state = method.plan_batch({"id": torch.arange(4), "loss": torch.rand(4)}, method.init_state(), step=3, generator=g)
     assert state == method.init_state() == {}
     assert torch.equal(g.get_state(), before)
-
-
-def test_the_draws_go_with_the_ids() -> None:
-    loss = torch.rand(50, generator=seeded(1))
-    order = torch.randperm(50, generator=seeded(2))
-    rows = planned(SelectiveBackprop(), loss).rows
-    permuted = planned(SelectiveBackprop(), loss[order], ids=order).rows
-    assert sorted(order[permuted].tolist()) == rows.tolist() and 10 < len(rows) < 40
 
 
 def test_a_loss_that_is_not_finite_is_always_chosen_and_never_counted() -> None:
@@ -207,16 +194,6 @@ def test_warm_up_keeps_everything_and_remembers_nothing(settings: dict[str, Any]
 @pytest.mark.parametrize("settings", [{"keep": 0.5}, {}, {"warmup_steps": 1}])
 def test_an_empty_batch(settings: dict[str, Any]) -> None:
     assert len(planned(SelectiveBackprop(**settings), torch.empty(0)).rows) == 0
-
-
-def test_losses_with_a_gradient_and_a_stride() -> None:
-    loss = torch.rand(8, 2, requires_grad=True)[:, 1]
-    for method in (SelectiveBackprop(0.5), SelectiveBackprop()):
-        state = method.init_state()
-        plan, state = method.plan_batch({"id": torch.arange(8), "loss": loss}, state, step=0, generator=seeded(0))
-        same = planned(method, loss.detach().clone())
-        assert torch.equal(plan.rows, same.rows)
-        assert not any(value.requires_grad for value in state.values())
 
 
 class Reads(TorchDispatchMode):

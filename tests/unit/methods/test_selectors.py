@@ -136,26 +136,10 @@ def test_an_empty_batch(kind: Any) -> None:
 
 
 @every
-def test_it_draws_nothing_and_the_order_of_rows_does_not_matter(kind: Any) -> None:
-    values, order, g = torch.rand(50, generator=seeded(1)).mul(8).round(), torch.randperm(50, generator=seeded(2)), seeded(3)
-    before = g.get_state()
-    rows = planned(kind(), values).rows
-    permuted = kind().plan_batch({"id": order, kind().requires.signals[0]: values[order]}, {}, step=3, generator=g)[0].rows
-    assert sorted(order[permuted].tolist()) == rows.tolist()
-    assert torch.equal(g.get_state(), before)
-
-
-@every
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
 def test_other_precisions(kind: Any, dtype: torch.dtype) -> None:
     values = torch.tensor([0.25, 3, 1.5, 0, 2.5, 7, 0.125, 1])
     assert torch.equal(planned(kind(), values.to(dtype)).rows, planned(kind(), values).rows)
-
-
-@every
-def test_values_with_a_gradient_and_a_stride(kind: Any) -> None:
-    values = torch.rand(8, 2, requires_grad=True)[:, 1]
-    assert torch.equal(planned(kind(), values).rows, planned(kind(), values.detach().clone()).rows)
 
 
 def test_big_loss_is_selective_backprop_with_a_fixed_share() -> None:
@@ -223,17 +207,3 @@ class Reads(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.found[func.overloadpacket.__name__] += 1
         return func(*args, **(kwargs or {}))
-
-
-@every
-def test_nothing_waits_for_the_device(kind: Any) -> None:
-    with Reads() as reads:
-        planned(kind(), torch.rand(8))
-    assert reads.found["argsort"] + reads.found["sort"] > 1, "nothing was watched"
-    assert not reads.WAITING & set(reads.found)
-    signals = {
-        "id": torch.empty(8, dtype=torch.int64, device="meta"),
-        kind().requires.signals[0]: torch.empty(8, device="meta"),
-    }
-    plan, _ = kind().plan_batch(signals, {}, step=0, generator=seeded(0))
-    assert plan.rows.is_meta and plan.rows.shape == (4,)

@@ -34,11 +34,6 @@ def test_every_epoch_is_fresh_the_first_included() -> None:
     assert len(plans[0]) == 20
 
 
-def test_the_generator_decides() -> None:
-    first, again, other = (planned(UniformSubset(0.5), 40, 3, seed).ids.tolist() for seed in (1, 1, 2))
-    assert first == again != other
-
-
 def test_every_pair_of_samples_is_kept_equally_often() -> None:
     draws, n, k = 6000, 8, 3
     kept = np.zeros((draws, n))

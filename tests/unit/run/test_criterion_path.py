@@ -13,6 +13,22 @@ import thresher
 SOURCE = str(Path(thresher.__file__).parent)
 
 
+def calls_and_files(call) -> tuple[int, int]:
+    """The number of calls of our own functions while `call` runs, and the number of files that they are in."""
+    files: list[str] = []
+
+    def watch(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(SOURCE):
+            files.append(frame.f_code.co_filename)
+
+    sys.setprofile(watch)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return len(files), len(set(files))
+
+
 def room_of(filename: str) -> str | None:
     if not filename.startswith(SOURCE):
         return None
@@ -59,3 +75,30 @@ def test_the_profile_sees_what_it_should():
     records = thresher.records.Records({"loss": thresher.Column(torch.float32)}, 3, torch.device("cpu"))
     write = lambda: records.write(torch.arange(3), {"loss": torch.ones(3)})  # noqa: E731
     assert entered(lambda: (write(), write())) == ["records", "records"]
+
+
+@pytest.mark.parametrize("method", [thresher.FullData(), thresher.Kakurenbo(), 0.5])
+def test_the_common_case_of_the_criterion_is_read_in_a_few_files(method):
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(256, 6), torch.arange(256) % 3)
+    net = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    run = thresher.attach(
+        method,
+        loader=DataLoader(data, 16, shuffle=True),
+        criterion=nn.CrossEntropyLoss(),
+        model=net,
+        optimizer=optimizer,
+        epochs=3,
+    )
+    for epoch in range(2):
+        for step, (x, y) in enumerate(run.loader):
+            outputs = run.model(x)
+            if (epoch, step) == (1, 3):
+                calls, files = calls_and_files(lambda outputs=outputs, y=y: run.criterion(outputs, y))
+                assert 1 <= calls <= 7 and 1 <= files <= 5
+            else:
+                run.criterion(outputs, y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert calls
