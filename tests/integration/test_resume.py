@@ -388,9 +388,9 @@ def test_loading_into_a_run_in_use():
     first.train(stop=(1, 1))
     used = copy.deepcopy(first.save())
     expected = torch.load(io.BytesIO(used), weights_only=True)["run"]
-    first.train(stop=(1, 2))
     with pytest.warns(UserWarning, match="goes on within epoch 1"):
-        x, y = next(iter(first.run.loader))
+        first.train(stop=(1, 2))
+    x, y = next(iter(first.run.loader))
     first.run.criterion(first.run.model(x), y)
     first.load(used)
     state = first.run.state_dict()
