@@ -2,13 +2,12 @@
 
 Library: transformers
 State: works with `collate_keeps_rows=True`
-Refused: the lines without the declaration: "declare it: thresher.attach(collate_keeps_rows=True)"
 
-It masks tokens by chance. Batches are compared with batches of the same samples in another order, and what is drawn for a row
-differs there, as if rows were mixed. Only you know that each row is its sample: `collate_keeps_rows=True` declares it. What is
-not drawn, such as the attention mask, is compared all the same, so that a sorting collate function is still refused. Collate
-functions that draw nothing, such as `DataCollatorWithPadding`, need no declaration. With `forward_passes="twice"`, rows of
-several batches make one, and all batches must be padded to one length.
+It masks tokens by chance. The rows of a batch are then not equal to the samples that went in, and Thresher cannot see that
+row i is sample i. Only you know it: `collate_keeps_rows=True` declares it. Without the declaration the training is the same, and
+a warning says once that rows are taken by their position. Collate functions that change no value, such as
+`DataCollatorWithPadding`, need no declaration. With `forward_passes="twice"`, rows of several batches make one, and all batches
+must be padded to one length.
 """
 
 from torch import nn

@@ -364,10 +364,6 @@ def stateful(dataset):
     return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader(dataset, 4)
 
 
-def undeclared(method, *, collate_keeps_rows, **arguments):
-    return ATTACH(method, **arguments)
-
-
 def without_ids(method, **arguments):
     run = ATTACH(method, **arguments)
     run.ids_of = lambda tensor: None
@@ -388,7 +384,6 @@ REFUSED = {
     ),
     "torchdata_stateful": (ValueError, lambda one: with_loader(one, stateful)),
     "datasets_stream": (TypeError, lambda one: one.train("infobatch")),
-    "transformers_masking": (thresher.AttributionError, lambda one: one.train(attach=undeclared)),
     "timm_mixup": (thresher.AttributionError, lambda one: one.train(attach=without_ids)),
     "timm_fast_collate_mixup": (thresher.AttributionError, lambda one: one.train(attach=without_ids)),
     "torch_batches_ahead": (thresher.AttributionError, lambda one: one.train(attach=with_ids_of_last)),

@@ -1,12 +1,13 @@
 """Checks that row i of a batch is sample i, for a collate function that is not one of torch.
 
 Sorting, mixup and CutMix in a collate function give rows that are not the samples in order; a loss would then be credited to
-another sample. The check is made where batches are made, on the samples of real batches: no sample is read for it.
+another sample. What came out of the function is compared with the samples that went into it. The function is called by nobody
+but the loader, and nothing of the user's is written.
 """
 
-import random
-from collections.abc import Iterable, Iterator
-from functools import cache
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,19 +15,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, default_collate, default_convert
 
-from thresher.loading.collate_state import CollateState
-from thresher.loading.held_state import held_iterator
-from thresher.loading.row_buffer import rows_of, select, take_apart, take_rows
-from thresher.loading.trees import differing_part, map_where
+from thresher.loading.row_buffer import rows_of, take_apart
+from thresher.loading.trees import map_where
 
-DRAWS = 8
-"""Number of random states under which a collate function is tried that draws random numbers."""
-ORDER_SEED = 15
-"""Seed with which no order of 4 samples or more changes places with mirroring or turning a batch, which would hide them."""
-
-MIXES = "sorts or mixes the samples of a batch, or draws random numbers for them"
-IF_MASKING = (
-    "If it only draws for each row by itself, as one that masks tokens, declare it: thresher.attach(collate_keeps_rows=True)"
+MOVED = "sorts or mixes the samples of a batch"
+CHANGED = (
+    "changes every value of its samples, so that it may sort or mix them. If row i of each batch is sample i, declare it: "
+    "thresher.attach(collate_keeps_rows=True)"
 )
 
 
@@ -35,22 +30,25 @@ class CheckedBatch(NamedTuple):
 
     Attributes:
         batch: The batch, as the user's collate function returned it.
-        reason: Reason why its rows are not its samples in order; None where they are.
+        reason: Reason why its rows are not its samples in order; None if none was seen.
+        unseen: Name of the collate function if the batch does not show the values of its samples; None if it does.
     """
 
     batch: Any
     reason: str | None
+    unseen: str | None
 
 
 class UnknownRows:
     """Whether the rows of batches are their samples in order, as far as batches were checked.
 
     Args:
-        declared: Whether the user has declared that they are.
+        declared: Whether the user has declared that they are; None if nobody can declare it, as in a pass for scores.
     """
 
-    def __init__(self, *, declared: bool = False) -> None:
+    def __init__(self, *, declared: bool | None = False) -> None:
         self.declared = declared
+        self._warned = declared is not False
 
     reason: str | None = None
     """Reason why they are not; None where no batch had one."""
@@ -60,180 +58,171 @@ class UnknownRows:
         if type(batch) is not CheckedBatch:
             return batch
         self.reason = self.reason or batch.reason
+        if batch.unseen is not None and batch.reason is None and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"collate_fn {batch.unseen} changes the values of its samples, so that a batch does not show which row is "
+                "which sample. Row i is taken for sample i. If that is right, pass thresher.attach(collate_keeps_rows=True). "
+                "If it sorts or mixes samples, return the index of each sample from the dataset and pass it as ids=. "
+                "This is said once.",
+                stacklevel=2,
+            )
         return batch.batch
 
 
 def checked(loader: DataLoader[Any], *, declared: bool | None = None) -> Any:
-    """Returns the collate function of a loader, with the check if it is not one of torch.
+    """Returns the collate function of a loader, with the check if it is not one of torch and nothing was declared.
 
     Args:
         loader: The user's loader.
         declared: Whether the user has declared that row i of each batch is sample i; None where this cannot be declared.
     """
-    if loader.collate_fn in (default_collate, default_convert):
+    if declared or loader.collate_fn in (default_collate, default_convert):
         return loader.collate_fn
     sizes: Any = loader.batch_sampler
     batched = getattr(loader.dataset, "__getitems__", None) is not None
-    return CheckedCollate(loader.collate_fn, sizes.batch_size, batched=batched, declared=declared)
+    return CheckedCollate(loader.collate_fn, sizes.batch_size, batched=batched)
 
 
 class CheckedCollate:
-    """A collate function that collates the samples of some batches a second time, in another order.
-
-    The rows of the two batches must have changed places as the samples did, under the same random numbers. Batches 0, 1, 2, 4,
-    8, ... are checked. Random states, and what the collate function remembers, are then as if it had been called once.
-
-    Rows that depend on random numbers never follow their samples, as where tokens are masked: the numbers are drawn by the
-    place in the batch. Where the user has declared that each row is its sample all the same, only the parts of a batch are
-    compared that are the same whatever is drawn.
+    """A collate function whose batches 0, 1, 2, 4, 8, ... are compared with the samples that they were made of.
 
     Args:
         collate: Collate function of the user.
         batch_size: Number of samples of a batch.
         batched: Whether the dataset reads the samples of a batch together, in a form of its own.
-        declared: Whether the user has declared that row i of each batch is sample i; None where this cannot be declared.
     """
 
-    def __init__(self, collate: Any, batch_size: int, *, batched: bool, declared: bool | None = None) -> None:
-        self.collate, self.batch_size, self.batched, self.declared = collate, batch_size, batched, declared
+    def __init__(self, collate: Any, batch_size: int, *, batched: bool) -> None:
+        self.collate, self.batch_size, self.batched = collate, batch_size, batched
         self.calls = 0
 
     def __call__(self, samples: Any) -> Any:
         """Returns the batch of the user's collate function, as a `CheckedBatch` where it was checked."""
         number, self.calls = self.calls, self.calls + 1
-        if number & (number - 1) or not self._can_be_moved(samples):
+        if number & (number - 1) or (n := self._number_of(samples)) < 2:
             return self.collate(samples)
-        name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
-        iterator = held_iterator(self.collate)
-        if iterator is not None and self.declared:
-            return self.collate(samples)
-        if iterator is not None:
-            reason = (
-                f"may sort or mix its samples: it keeps an iterator ({type(iterator).__name__}), so that it could not be "
-                "called a second time for a comparison without changing what it returns next. Keep the position as a number"
-            )
-            return CheckedBatch(self.collate(samples), f"collate_fn {name} {reason}")
-        copies, state = copied(samples), CollateState(self.collate)
-        before = state.capture()
+        # Copies, because a collate function may change its samples in place.
+        parts = _parts_of_samples(copied(samples), n)
         batch = self.collate(samples)
-        after = state.capture()
-        draws = 1 if state.same(before, after) else DRAWS
-        try:
-            state.restore(before)
-            reason = self._reason(batch, copies, state, draws)
-        except Exception as error:
-            text = f"could not be called again with the same samples in another order ({type(error).__name__}: {error})"
-            reason = None if self.declared else text
-        finally:
-            state.restore(after)
-        if reason is not None and draws > 1 and self.declared is False:
-            reason += f". {IF_MASKING}"
-        return CheckedBatch(batch, None if reason is None else f"collate_fn {name} {reason}")
+        name = getattr(self.collate, "__qualname__", type(self.collate).__name__)
+        reason, seen = compare(parts, take_apart(batch, n)[0])
+        return CheckedBatch(batch, None if reason is None else f"collate_fn {name} {reason}", None if seen else name)
 
-    def _can_be_moved(self, samples: Any) -> bool:
-        """Whether the samples can be put in another order: there are two, and it is known where each of them is."""
+    def _number_of(self, samples: Any) -> int:
+        """Returns the number of samples; 0 if it is not known where each of them is."""
         if isinstance(samples, list):
             # A dataset that fetches whole batches may return its columns; a smaller batch of samples has tuples or dicts.
             whole = len(samples) == self.batch_size or all(isinstance(sample, tuple | dict) for sample in samples)
-            return len(samples) > 1 and (not self.batched or whole)
+            return len(samples) if not self.batched or whole else 0
         try:
-            return rows_of(samples) > 1
+            return rows_of(samples)
         except ValueError:
-            return False
-
-    def _reason(self, batch: Any, samples: Any, state: CollateState, draws: int) -> str | None:
-        """Returns the reason why rows do not follow the samples; random states are those before the batch was made."""
-        n = len(samples) if isinstance(samples, list) else rows_of(samples)
-        order = torch.tensor(moved_order(n))
-        pairs = self._pairs(batch, samples, state, order, draws)
-        if self.declared and draws > 1:
-            return _why_not_declared(pairs, order)
-        reasons = (why_rows_do_not_follow(*pair, order) for pair in pairs)
-        return next((reason for reason in reasons if reason is not None), None)
-
-    def _pairs(self, batch: Any, samples: Any, state: CollateState, order: Tensor, draws: int) -> Iterator[tuple[Any, Any]]:
-        """Yields batches of the samples, each with one of the samples in another order under the same random numbers."""
-        for draw in range(draws):
-            if draw:
-                now = state.capture()
-                batch = self.collate(copied(samples))
-                state.restore(now)
-            others = copied(samples)
-            moved = [others[i] for i in order.tolist()] if isinstance(others, list) else select(others, order, len(order))
-            yield batch, self.collate(moved)
+            return 0
 
 
-@cache
-def moved_order(n: int) -> list[int]:
-    """Returns a random order of n > 1 samples, always the same one, in which each of more than three has another place."""
-    if n == 3:
-        return [0, 2, 1]  # in the two orders that move all three, turning the batch would be hidden
-    order, generator = list(range(n)), random.Random(ORDER_SEED)
-    while any(place == sample for place, sample in enumerate(order)):
-        generator.shuffle(order)
-    return order
-
-
-def why_rows_do_not_follow(batch: Any, moved: Any, order: Tensor) -> str | None:
-    """Compares two batches of the same samples.
+def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, bool]:
+    """Compares a batch with its samples.
 
     Args:
-        batch: Batch of the samples.
-        moved: Batch of the samples in another order.
-        order: Order of the samples in `moved`, shape (n,), int64.
+        parts: Parts of the samples, such as all inputs and all labels: for each part a list of n arrays, one per sample.
+        columns: Parts of the batch that have n entries.
 
     Returns:
-        Reason why the rows of the batches did not change places as the samples did; None where they did.
+        Reason why the rows are not the samples in order, or None; and whether the batch shows its samples: something of them
+        is found in order, and all of their arrays are found.
     """
-    columns, others = (take_apart(one, len(order))[0] for one in (batch, moved))
-    if len(columns) != len(others):
-        return MIXES
-    return _why_columns_do_not_follow(columns, others, order)
-
-
-def _why_not_declared(pairs: Iterable[tuple[Any, Any]], order: Tensor) -> str | None:
-    """Returns the reason why rows do not follow, by the parts of batches that are the same whatever random numbers are drawn.
-
-    Args:
-        pairs: Batches of the same samples under other random numbers, each with one of the samples in another order.
-        order: Order of the samples in the second batches, shape (n,), int64.
-    """
-    first: list[list[Any]] = []
-    fixed: list[int] = []
-    for pair in pairs:
-        both = [take_apart(one, len(order))[0] for one in pair]
-        if not first:
-            first, fixed = both, [*range(len(both[0]))] if len(both[0]) == len(both[1]) else []
-        whole = [len(one) for one in both] == [len(one) for one in first]
-        fixed = [i for i in fixed if whole and all(_is_same(one[i], other[i]) for one, other in zip(both, first, strict=True))]
-    columns, others = ([one[i] for i in fixed] for one in first)
-    reason = _why_columns_do_not_follow(columns, others, order)
-    return None if reason is None else f"does not keep its rows, as collate_keeps_rows=True declares: it {reason}"
-
-
-def _is_same(one: Any, other: Any) -> bool:
-    return differing_part(one, other) is None
-
-
-def _why_columns_do_not_follow(columns: list[Any], others: list[Any], order: Tensor) -> str | None:
-    """Compares the parts of two batches that have one entry for each sample; see `why_rows_do_not_follow`."""
-    n = len(order)
-    for column, expected, other in zip(columns, take_rows(columns, order), others, strict=True):
-        if differing_part(expected, other) is None:
+    n, found, reason = len(parts[0]) if parts else 0, set[int](), None
+    for column in columns:
+        rows = [as_array(column[i]) for i in range(n)]
+        in_order = {k for k, part in enumerate(parts) if all(map(_shows, rows, part))}
+        found |= in_order
+        if in_order or reason is not None:
             continue
-        second = isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n
-        if second and differing_part(column.index_select(1, order.to(column.device)), other) is None:
-            return (
-                f"puts the samples in the second dimension of a tensor of shape {tuple(column.shape)}, whose first dimension "
-                "has the same size: put the samples first, or use another batch_size"
-            )
-        if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n and differing_part(column, other) is None:
-            return (
-                f"sorts the samples of a batch, or makes a part of shape {tuple(column.shape)} that has as many entries as the "
-                "batch has samples without being of them: use another batch_size"
-            )
-        return MIXES
-    return None
+        if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n:
+            turned = [as_array(column[:, i]) for i in range(n)]
+            if any(all(map(_shows, turned, part)) for part in parts):
+                reason = (
+                    f"puts the samples in the second dimension of a tensor of shape {tuple(column.shape)}, whose first "
+                    "dimension has the same size: put the samples first, or use another batch_size"
+                )
+                continue
+        if any(_is_moved(rows, part) for part in parts):
+            reason = MOVED
+    arrays = {k for k, part in enumerate(parts) if any(isinstance(one, np.ndarray) and one.ndim for one in part)}
+    # As mixup does, which mixes the labels, too. A dataset that yields ids, by which the function reads, has no arrays.
+    if columns and arrays and not found and reason is None:
+        reason = CHANGED
+    return reason, bool(found) and arrays <= found
+
+
+def as_array(value: Any) -> Any:
+    """Returns a tensor, a number or a list of numbers as an array; anything else as it is."""
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    if isinstance(value, bool | int | float) or (
+        isinstance(value, list | tuple) and value and all(isinstance(one, int | float) for one in value)
+    ):
+        return np.asarray(value)
+    return value
+
+
+def _shows(row: Any, part: Any) -> bool:
+    """Whether the row of a batch has the values of a part of a sample, maybe in another dtype and padded."""
+    if not isinstance(row, np.ndarray) or not isinstance(part, np.ndarray):
+        return isinstance(row, str) and isinstance(part, str) and row == part
+    if row.ndim != part.ndim or any(long < short for long, short in zip(row.shape, part.shape, strict=True)):
+        return False
+    first = row[tuple(slice(0, size) for size in part.shape)]
+    last = row[tuple(slice(long - size, long) for long, size in zip(row.shape, part.shape, strict=True))]
+    return _key(first) == (key := _key(part.astype(row.dtype, copy=False))) or _key(last) == key
+
+
+def _key(array: Any) -> bytes:
+    return np.asarray(array).tobytes()  # a part of an array without dimensions is a number
+
+
+def _is_moved(rows: list[Any], part: list[Any]) -> bool:
+    """Whether the rows of a batch have the values of the samples, each of them once, in another order.
+
+    A padded row has the values of the longest part of a sample that it begins with.
+    """
+    if not all(isinstance(one, np.ndarray) for one in (*rows, *part)):
+        texts = all(isinstance(one, str) for one in (*rows, *part))
+        return texts and Counter(rows) == Counter(part)
+    kind = rows[0].dtype
+    wanted = Counter((one.shape, _key(one.astype(kind, copy=False))) for one in part)
+    shapes = sorted({shape for shape, _ in wanted}, key=lambda shape: -int(np.prod(shape)))
+    left = Counter(wanted)
+    for row in rows:
+        for shape in shapes:
+            if row.ndim != len(shape) or any(long < short for long, short in zip(row.shape, shape, strict=True)):
+                continue
+            key = shape, _key(row[tuple(slice(0, size) for size in shape)])
+            if left[key] > 0:
+                left[key] -= 1
+                break
+        else:
+            return False
+    return True
+
+
+def _parts_of_samples(samples: Any, n: int) -> list[list[Any]]:
+    """Returns the parts of the samples, for each part a list of n arrays or other values."""
+    if not isinstance(samples, list):
+        return [[as_array(column[i]) for i in range(n)] for column in take_apart(samples, n)[0]]
+    each = [list(_parts_of_sample(sample)) for sample in samples]
+    return [list(part) for part in zip(*each, strict=False)]
+
+
+def _parts_of_sample(sample: Any) -> Iterator[Any]:
+    value = as_array(sample)
+    if isinstance(value, np.ndarray | str):
+        yield value
+    elif isinstance(sample, Mapping | tuple | list):
+        for one in sample.values() if isinstance(sample, Mapping) else sample:
+            yield from _parts_of_sample(one)
 
 
 def copied(samples: Any) -> Any:

@@ -373,8 +373,8 @@ def attach(
         spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
         divide: Divisor of kept losses: "kept" for the rows kept, "batch" for all rows. Default: "kept", or what weights need.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
-        collate_keeps_rows: Declaration that row i of each batch is sample i, for a collate_fn that draws random numbers for
-            each row, as one that masks tokens. What it does not draw for is compared all the same. Default: all is compared.
+        collate_keeps_rows: Declaration that row i of each batch is sample i. The collate function is then not checked. Without
+            it, batches are compared with their samples, and a warning says once if their values do not show the order.
 
     Example:
         >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)

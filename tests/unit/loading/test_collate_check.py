@@ -1,7 +1,10 @@
-"""The check of a collate function: made on real batches, where they are made, without a trace."""
+"""The check of a collate function: what came out of its one call is compared with the samples that went in."""
 
 import os
 import random
+import threading
+import time
+import warnings
 from functools import partial
 
 import numpy as np
@@ -14,7 +17,7 @@ import thresher
 from depth import depth
 from helpers import assert_same
 from thresher import AttributionError
-from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows, moved_order
+from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows, checked
 
 N, B = 24, 4
 MODEL = nn.Linear(3, 3)  # made here, because its weights are random numbers
@@ -75,20 +78,20 @@ def test_datasets_are_read_in_workers_only():
     assert len(readers) == 2 and os.getpid() not in readers
 
 
-class Mixing:
+class Turning:
     """Module-level, so that spawned workers can import it."""
 
     def __call__(self, samples):
         x, y = default_collate(samples)
-        return (x + x.roll(1, 0)) / 2, y
+        return x.flip(0), y
 
 
 @pytest.mark.parametrize("context", depth(["fork"], ["fork", "spawn"]))
-def test_mixing_in_a_worker_is_known_before_the_first_loss(context):
+def test_moved_rows_in_a_worker_are_known_before_the_first_loss(context):
     data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
-    run = attach(DataLoader(data, B, collate_fn=Mixing(), num_workers=1, multiprocessing_context=context))
+    run = attach(DataLoader(data, B, collate_fn=Turning(), num_workers=1, multiprocessing_context=context))
     x, y = next(iter(run.loader))
-    with pytest.raises(AttributionError, match="collate_fn Mixing sorts or mixes"):
+    with pytest.raises(AttributionError, match="collate_fn Turning sorts or mixes"):
         run.criterion(run.model(x), y)
 
 
@@ -165,7 +168,9 @@ def test_a_collate_function_leaves_what_it_leaves_unattached(name):
         if attached:
             run = attach(loader)
             loader = run.loader
-        found = [[part.clone() for part in batch] for _ in range(2) for batch in loader]
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*changes the values of its samples")
+            found = [[part.clone() for part in batch] for _ in range(2) for batch in loader]
         if attached:
             assert run.loader.unknown_rows.reason is None
         return found, data.x, torch.get_rng_state(), np.random.get_state()[1], random.getstate()
@@ -194,11 +199,16 @@ def time_first(samples):
             pairs(t=B),
             r"puts the samples in the second dimension of a tensor of shape \(4, 4, 2\).*another batch_size",
         ),
-        (lambda s: (*default_collate(s), torch.eye(B)), pairs(), r"makes a part of shape \(4, 4\).*another batch_size"),
-        (lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))), pairs(), "sorts or mixes|sorts the samples"),
-        (lambda s: ([int(y) for _, y in s], ["a", "b", "c", "d"]), pairs(), "sorts or mixes"),
-        (lambda s: 1 / (1 - int(s[0][1])) and default_collate(s), pairs(2), r"another order \(ZeroDivisionError"),
-        (lambda s: (torch.stack([x for x, _ in s]) * float("nan"), len(s)), pairs(), None),
+        (lambda s: (*default_collate(s), torch.eye(B)), pairs(), None),
+        (lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))), pairs(), "sorts or mixes"),
+        (lambda s: ([int(y) for _, y in s], ["a", "b", "c", "d"]), pairs(), None),
+        (lambda s: ([int(y) for _, y in s][::-1], ["a", "b", "c", "d"]), pairs(), "sorts or mixes"),
+        (lambda s: (default_collate(s)[0], torch.tensor([int(y) for _, y in s]).roll(1)), pairs(), "sorts or mixes"),
+        (
+            lambda s: (torch.stack([x for x, _ in s]) * float("nan"), len(s)),
+            pairs(),
+            "changes every value.*collate_keeps_rows=True",
+        ),
     ],
 )
 def test_what_the_check_finds(collate, samples, reason):
@@ -209,18 +219,6 @@ def test_what_the_check_finds(collate, samples, reason):
     else:
         with pytest.raises(ValueError, match=f"collate_fn .*({reason})"):
             raise ValueError(batch.reason)
-
-
-def test_mixing_by_chance_is_found():
-    def mix_at_times(samples):
-        x, y = default_collate(samples)
-        return (x.flip(0) if torch.rand(()) < 0.2 else x), y
-
-    torch.manual_seed(0)
-    rows, check = UnknownRows(), CheckedCollate(mix_at_times, B, batched=False)
-    for _ in range(5):
-        rows.open(check(pairs()))
-    assert "sorts or mixes" in rows.reason
 
 
 def test_batches_are_checked_ever_more_rarely():
@@ -262,6 +260,7 @@ class Together(Dataset):
         return self.kind((ids * torch.ones(3, 1, dtype=torch.int64)).T, ids) if self.kind is not list else [ids, ids]
 
 
+@pytest.mark.filterwarnings("ignore:.*changes the values of its samples")
 @pytest.mark.parametrize(("collate", "reason"), [(as_columns, None), (last_first, "sorts or mixes")])
 def test_columns_that_a_dataset_reads_together(collate, reason):
     run = attach(DataLoader(Together(lambda x, y: (x, y)), B, collate_fn=collate))
@@ -277,100 +276,21 @@ def test_no_batch_is_chosen_from_by_losses_of_other_samples():
     data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
     run = thresher.attach(
         thresher.SelectiveBackprop(keep=0.5),
-        loader=DataLoader(data, B, collate_fn=Mixing()),
+        loader=DataLoader(data, B, collate_fn=Turning()),
         criterion=nn.CrossEntropyLoss(),
         model=nn.Linear(3, 3),
         epochs=1,
         forward_passes="twice",
     )
-    with pytest.raises(AttributionError, match="Cannot choose samples by their losses.*collate_fn Mixing"):
+    with pytest.raises(AttributionError, match="Cannot choose samples by their losses.*collate_fn Turning"):
         next(iter(run.loader))
     assert run.cost.scoring == 0 and run.records["loss"].isneginf().all()
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 8, 33, 64])
-def test_the_other_order_moves_every_sample_and_hides_no_mirrored_or_turned_batch(n):
-    order = moved_order(n)
-    assert sorted(order) == list(range(n)) and (n == 3 or all(place != sample for place, sample in enumerate(order)))
-    mirrored = [order[n - 1 - i] != n - 1 - order[i] for i in range(n)]
-    assert any(mirrored) or n == 2
-    assert all(any(order[(i + k) % n] != (order[i] + k) % n for i in range(n)) for k in range(1, n)) or n == 2
-
-
-def mixing_the_middle(samples):
-    x, y = default_collate(samples)
-    x[4:6] = x[4:6].mean(0)
-    return {"words": torch.where(torch.rand(x.shape) < 0.3, -1.0, x), "length": y, "sum": x}
-
-
-@pytest.mark.parametrize("declared", [False, True])
-def test_rows_in_the_middle_of_a_batch_that_are_mixed_are_found(declared):
-    rows, check = UnknownRows(), CheckedCollate(mixing_the_middle, 16, batched=False, declared=declared)
-    rows.open(check([(torch.tensor([float(i)]), torch.tensor(i)) for i in range(16)]))
-    assert "sorts or mixes" in str(rows.reason)
-
-
-# A declared collate function: rows that depend on random numbers are not compared, the other parts are
 
 
 def masking(samples):
     """As a collate function that masks random words; the lengths of the sentences are drawn for by nobody."""
     x, y = default_collate(samples)
     return {"words": torch.where(torch.rand(x.shape) < 0.3, -1.0, x), "length": y}
-
-
-def masking_of_sorted(samples):
-    return masking(sorted(samples, key=lambda one: -int(one[1])))
-
-
-def masking_with_iterator():
-    positions = iter(range(100))
-    return lambda samples: (next(positions), masking(samples))[1]
-
-
-def changing_size(samples):
-    """Its words have as many entries as the batch has samples, or one more, by chance."""
-    x, y = default_collate(samples)
-    return {"words": x.flatten()[: len(y) + int(torch.rand(()) < 0.5)], "length": y}
-
-
-@pytest.mark.parametrize(
-    ("collate", "undeclared", "declared"),
-    [
-        (masking, "sorts or mixes .* as one that masks tokens, declare it: thresher.attach.collate_keeps_rows=True", None),
-        (masking_of_sorted, "collate_keeps_rows=True", "does not keep its rows, as collate_keeps_rows=True declares: it sorts"),
-        (masking_with_iterator(), "keeps an iterator", None),
-        (lambda s: 1 / (moved_order(B)[-1] - int(s[-1][1])) and masking(s), "another order .ZeroDivisionError", None),
-        (changing_size, "sorts or mixes", None),
-        (lambda s: default_collate(sorted(s, key=lambda one: -int(one[1]))), "sorts", "sorts"),
-    ],
-)
-def test_a_declared_collate_function_is_compared_by_what_it_does_not_draw_for(collate, undeclared, declared):
-    for expected, declares in ((undeclared, False), (declared, True)):
-        rows, check = UnknownRows(), CheckedCollate(collate, B, batched=False, declared=declares)
-        for _ in range(3):
-            torch.manual_seed(0)
-            rows.open(check(pairs()))
-        if expected is None:
-            assert rows.reason is None
-        else:
-            with pytest.raises(ValueError, match=expected):
-                raise ValueError(rows.reason)
-
-
-def test_where_nothing_can_be_declared_no_declaration_is_advised():
-    assert checked_batch(masking, pairs()).reason.endswith("or draws random numbers for them")
-
-
-def test_a_declared_collate_function_leaves_no_trace():
-    def state(**settings):
-        torch.manual_seed(0)
-        found = [CheckedCollate(masking, B, batched=False, **settings)(pairs()) for _ in range(2)]
-        return [one.batch for one in found], torch.get_rng_state()
-
-    torch.manual_seed(0)
-    plain_batches = [masking(pairs()) for _ in range(2)]
-    assert_same(state(declared=True), (plain_batches, torch.get_rng_state()))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -398,3 +318,79 @@ def test_losses_of_a_declared_collate_function_are_those_of_their_samples(worker
 def test_a_declaration_is_true_or_false():
     with pytest.raises(TypeError, match="`collate_keeps_rows` must be True or False, got 1"):
         attach(DataLoader(Counting(), B), collate_keeps_rows=1)
+
+
+def test_a_collate_function_is_called_once_per_batch_and_nothing_of_its_own_is_written():
+    """Another thread, such as one that fetches the next shard, updates what the function keeps while it collates."""
+    calls, updates, done = 0, 0, False
+
+    def collate(samples):
+        nonlocal calls
+        calls += 1
+        time.sleep(0.002)  # so that the other thread has its turn within the call
+        return plain(samples)
+
+    def update():
+        nonlocal updates
+        while not done:
+            updates += 1
+            made.append(updates)
+
+    made: list[int] = []
+    run = attach(DataLoader(Counting(), B, collate_fn=collate))
+    thread = threading.Thread(target=update)
+    thread.start()
+    try:
+        batches = [batch for _ in range(2) for batch in run.loader]
+    finally:
+        done = True
+        thread.join()
+    assert calls == len(batches) == 2 * N // B
+    assert updates == len(made) and made == [*range(1, updates + 1)]
+
+
+def padded(samples):
+    """A collate function of token lists, which are padded to the longest one."""
+    words = [torch.tensor(words) for words, _ in samples]
+    return torch.nn.utils.rnn.pad_sequence(words, batch_first=True), torch.tensor([label for _, label in samples])
+
+
+SENTENCES = [([1, 2], 0), ([3], 0), ([1, 2, 4], 0), ([5, 6], 0)]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [2, 0, 3, 1]])
+def test_padded_rows_show_their_samples(order):
+    batch = checked_batch(lambda samples: padded([samples[i] for i in order]), SENTENCES)
+    assert batch.unseen is None or order != [0, 1, 2, 3]
+    assert (batch.reason is None) == (order == [0, 1, 2, 3])
+
+
+def mixed(samples):
+    x, y = default_collate(samples)
+    return (x + x.roll(1, 0)) / 2, y
+
+
+@pytest.mark.parametrize("collate", [mixed, lambda s: (default_collate(s)[0] / 255, default_collate(s)[1])])
+def test_values_that_are_found_in_no_row_are_said_once(collate):
+    data = TensorDataset(torch.randn(N, 3), torch.arange(N) % 3)
+    run = attach(DataLoader(data, B, collate_fn=collate))
+    with pytest.warns(UserWarning, match="changes the values of its samples.*collate_keeps_rows=True") as said:
+        for _ in range(2):
+            list(run.loader)
+    assert len([one for one in said if "changes the values" in str(one.message)]) == 1
+    declared = attach(DataLoader(data, B, collate_fn=collate), collate_keeps_rows=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        list(declared.loader)
+
+
+def test_a_declared_collate_function_is_not_compared():
+    assert checked(DataLoader(Counting(), B, collate_fn=plain), declared=True) is plain
+    assert type(checked(DataLoader(Counting(), B, collate_fn=plain), declared=False)) is CheckedCollate
+
+
+def test_a_flag_of_its_own_is_said_for_each_run():
+    rows = UnknownRows()
+    with pytest.warns(UserWarning, match="collate_fn f changes"):
+        rows.open(CheckedBatch(1, None, "f"))
+    assert rows.open(CheckedBatch(2, "moved", "f")) == 2 and rows.reason == "moved"

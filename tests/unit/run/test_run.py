@@ -396,13 +396,13 @@ def test_refresh_of_single_tensor_batches():
 
 
 def test_refresh_needs_rows_that_are_samples():
-    def mix(samples):
+    def turn(samples):
         x, y = torch.utils.data.default_collate(samples)
-        return 0.5 * (x + x.roll(1, 0)), y
+        return x.flip(0), y
 
     data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C)
-    run, _, optimizer, _ = make(Fixed((hiding([1, 2]),)), loader=DataLoader(data, B, collate_fn=mix))
-    with pytest.raises(thresher.AttributionError, match="Cannot refresh losses.*mix sorts or mixes"):
+    run, _, optimizer, _ = make(Fixed((hiding([1, 2]),)), loader=DataLoader(data, B, collate_fn=turn))
+    with pytest.raises(thresher.AttributionError, match="Cannot refresh losses.*turn sorts or mixes"):
         for x, y in run.loader:
             run.criterion(run.model(x), y, ids=run.ids).backward()
 
