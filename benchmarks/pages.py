@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marks import between_marks
-from thresher.experiments.comparison.controls import rates_sentences
-from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, is_share, left_out_sentence, listed, time_beside_cost
+from thresher.experiments.comparison.controls import CONTROLS
+from thresher.experiments.comparison.summary import is_share, left_out_sentence, listed, rates_sentences, time_beside_cost
 from thresher.experiments.training.files import markdown_table
 from thresher.report.cards import result_cells
 
@@ -116,7 +116,7 @@ def _controls_in_words(made: Sequence[Entry]) -> str:
     """Returns which controls the methods were compared with, and on what; several sets of controls are told apart."""
     places: dict[str, dict[str, None]] = {}
     for one in made:
-        kinds = listed([CONTROLS_IN_WORDS[kind] for kind in one.row["against"]])
+        kinds = listed([CONTROLS[kind].words for kind in one.row["against"]])
         places.setdefault(kinds, {})[one.on] = None
     if len(places) == 1:
         return next(iter(places))

@@ -40,8 +40,7 @@ def print_summary(console: "Console", results: dict[str, Any]) -> None:
         console: Console to print to, 60 columns wide or more.
         results: Content of results.json.
     """
-    from thresher.experiments.comparison.controls import rates_sentences
-    from thresher.experiments.comparison.summary import closing, time_beside_cost
+    from thresher.experiments.comparison.summary import closing, rates_sentences, time_beside_cost
 
     if _table_width(results) <= console.width:
         console.print(summary_table(results))

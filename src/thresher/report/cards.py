@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import torch
 
 from thresher import methods
-from thresher.experiments.comparison.controls import rates_sentences
+from thresher.experiments.comparison.summary import rates_sentences
 from thresher.experiments.training.files import markdown_table
 from thresher.methods.contract import Card, requirements_of
 from thresher.records import Records

@@ -16,6 +16,7 @@ import plotly.graph_objects as go
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
+from thresher.experiments.comparison.controls import CONTROLS
 from thresher.experiments.comparison.summary import is_share, kind_of
 from thresher.experiments.comparison.time_to_target import measure
 from thresher.experiments.training.samples import RunHistory, class_name
@@ -31,13 +32,6 @@ DASHES: tuple[str, ...] = ("solid", "dashdot", "longdash")
 SCALE = "Cividis"
 FEW_EPOCHS = 12
 """Largest number of epochs for which each epoch has a tick on the axis."""
-CONTROL_LABELS = {
-    "uniform": "random, same cost",
-    "shorter": "fewer epochs, same cost",
-    "smaller": "smaller batches, same cost",
-    "placebo": "signals permuted",
-}
-CONTROL_DASHES = {"uniform": "dot", "shorter": "dash", "smaller": "dashdot", "placebo": "longdash"}
 
 
 @dataclass(frozen=True)
@@ -78,7 +72,7 @@ def looks(results: ResultsDict) -> dict[str, Look]:
 
 def control_look(kind: str) -> Look:
     """Returns the look of a kind of control: grey, with its own dash."""
-    return Look(GREY, "circle-open", CONTROL_DASHES.get(kind, "longdash"))
+    return Look(GREY, "circle-open", CONTROLS[kind].dash)
 
 
 def escaped(text: Any) -> str:
@@ -216,7 +210,7 @@ def metric_against_cost(results: ResultsDict, _: Samples, by: str = "cost") -> g
     _margin_below_full(figure, results)
     for kind in dict.fromkeys(filter(None, map(kind_of, rows))):
         group = [row for row in rows if kind_of(row) == kind]
-        _add_points(figure, results, CONTROL_LABELS.get(kind, kind), control_look(kind), group, f"{by}_ratio", "lines+markers")
+        _add_points(figure, results, CONTROLS[kind].label, control_look(kind), group, f"{by}_ratio", "lines+markers")
     for row in rows:
         if kind_of(row) is None:
             _add_points(figure, results, row["method"], looks(results)[row["method"]], [row], f"{by}_ratio", "markers")
@@ -266,8 +260,7 @@ def metric_curve(results: ResultsDict, _: Samples, by: str = "epoch") -> go.Figu
     figure = epoch_figure(results, _metric_title(results)) if by == "epoch" else empty_figure(AXES[by], _metric_title(results))
     for kind, of_methods in controls(results).items():
         curves = [
-            _curve_traces(results, runs, by, CONTROL_LABELS.get(kind, kind), control_look(kind))[-1:]
-            for runs in of_methods.values()
+            _curve_traces(results, runs, by, CONTROLS[kind].label, control_look(kind))[-1:] for runs in of_methods.values()
         ]
         for number, [median] in enumerate(filter(None, curves)):
             figure.add_trace(median.update(mode="lines", line={"width": 1}, showlegend=not number, visible="legendonly"))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from thresher import methods
-from thresher.experiments.comparison.summary import CONTROLS_IN_WORDS, conclude, is_share, kind_of, time_beside_cost
+from thresher.experiments.comparison.controls import CONTROLS
+from thresher.experiments.comparison.summary import conclude, is_share, kind_of, time_beside_cost
 from thresher.experiments.training.specs import SCORES_SUFFIX
 from thresher.report.charts import INK, looks
 from thresher.report.loading import ResultsDict
@@ -130,7 +131,7 @@ def _facts(row: Mapping[str, Any], results: ResultsDict) -> list[tuple[str, str]
         ("memory of a step saved", _saved(row.get("memory_ratio"))),
     ]
     against = row.get("against") or {}
-    return facts + [(f"against {CONTROLS_IN_WORDS[kind]}", _against(one, signed)) for kind, one in against.items()]
+    return facts + [(f"against {CONTROLS[kind].words}", _against(one, signed)) for kind, one in against.items()]
 
 
 def _saved(ratio: float | None) -> str:

@@ -13,14 +13,14 @@ from typing import Any
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from thresher.experiments.comparison.controls import rates_sentences
+from thresher.experiments.comparison.controls import CONTROLS
 from thresher.experiments.comparison.summary import (
-    CONTROLS_IN_WORDS,
     busy_sentence,
     closing,
     is_share,
     left_out_sentence,
     listed,
+    rates_sentences,
     time_beside_cost,
 )
 from thresher.experiments.tasks.pictures import ImageArray, training_images
@@ -370,7 +370,7 @@ def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]
 
 def _controls_in_words(results: ResultsDict) -> str:
     """Returns the kinds of controls that were trained; "" without any."""
-    named = [f"{CONTROLS_IN_WORDS.get(kind, kind)} ({kind})" for kind in controls(results)]
+    named = [f"{CONTROLS[kind].words} ({kind})" for kind in controls(results)]
     return listed(named) if named else ""
 
 

@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-from thresher.experiments.comparison.summary import RowDict, listed
 from thresher.experiments.training.specs import Composition, MethodSpec, Spec
 from thresher.methods._placebo import why_no_placebo
 
@@ -19,9 +18,40 @@ FULL_TRAINING = MethodSpec("full")
 METHODS_WITHOUT_CONTROLS = ("full", "uniform")
 """Methods that are trained without controls: the baseline, and one that is a control itself."""
 
-CONTROLS: tuple[Control, ...] = ("uniform", "shorter", "smaller", "placebo")
-"""Kinds of controls, at the cost of the run: a fresh random subset in each epoch, full data for fewer epochs, as many steps
-with smaller batches, and the method with its signals permuted."""
+
+@dataclass(frozen=True)
+class ControlKind:
+    """Everything that is said and drawn of one kind of control.
+
+    Attributes:
+        words: Its name in tables and sentences.
+        label: Its name in the legend of a chart.
+        dash: Dash of its lines, in the terms of plotly.
+        rule: Reason why it leaves a sample out, for `thresher why`; "" if its method says so itself.
+    """
+
+    words: str
+    label: str
+    dash: str
+    rule: str = ""
+
+
+CONTROLS: dict[Control, ControlKind] = {
+    # Another random subset in each epoch.
+    "uniform": ControlKind("random", "random, same cost", "dot"),
+    # Full data for fewer epochs, with a learning rate that decays within them.
+    "shorter": ControlKind("fewer epochs", "fewer epochs, same cost", "dash", "not reached: training had ended"),
+    # As many steps as full training, with smaller batches.
+    "smaller": ControlKind("smaller batches", "smaller batches, same cost", "dashdot", "not in the random subset"),
+    # The method itself, with its signals permuted among the samples.
+    "placebo": ControlKind(
+        "permuted signals",
+        "signals permuted",
+        "longdash",
+        "left out by the rule of the method, with the losses or scores of another sample",
+    ),
+}
+"""Kinds of controls, at the cost of the run. A new kind has its line here, and `Job.control` says how it is trained."""
 
 
 def parse_budget(text: str) -> list[float]:
@@ -250,38 +280,3 @@ def parse_rates(text: str) -> list[float]:
             f"{text!r}"
         )
     return factors
-
-
-def rates_sentences(results: Mapping[str, Any]) -> list[str]:
-    """Returns sentences on the learning rates of a comparison; none where every arm has that of the training.
-
-    Args:
-        results: Content of results.json.
-    """
-    looked = results.get("rates")
-    if not looked:
-        return []
-    factors, seeds = (listed([f"{one:g}" for one in looked[name]]) for name in ("factors", "seeds"))
-    by_method: dict[str, list[RowDict]] = {}
-    for row in results["summary"]:
-        by_method.setdefault(row["control_of"] or row["method"], []).append(row)
-    said = [
-        f"Every arm was tried with the learning rate of the training times {factors}, on the seeds {seeds}, which do not "
-        f"count, and has the best one: {'; '.join(_of_method(rows) for rows in by_method.values())}."
-    ]
-    ends = {min(looked["factors"]), max(looked["factors"])}
-    at_end = [row["method"] for row in results["summary"] if row["rate"] in ends and not row["method"].startswith("placebo@")]
-    if at_end and len(looked["factors"]) > 2:
-        named = listed([*dict.fromkeys(at_end)])
-        said.append(
-            f"Best at the smallest or the largest of these rates were {named}. Rates beyond them may change the verdicts."
-        )
-    return said
-
-
-def _of_method(rows: Sequence[RowDict]) -> str:
-    own, *controls = rows
-    others = [
-        f"{row['method'].partition('@')[0]} {row['rate']:g}" for row in controls if not row["method"].startswith("placebo@")
-    ]
-    return f"{own['method']} {own['rate']:g}" + (f" ({', '.join(others)})" if others else "")

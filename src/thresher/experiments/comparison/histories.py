@@ -6,17 +6,13 @@ from string import Formatter
 from typing import Any
 
 from thresher import methods
+from thresher.experiments.comparison.controls import CONTROLS
 from thresher.experiments.training.files import JsonRun, read_checked
 from thresher.experiments.training.samples import class_name
 from thresher.experiments.training.store import RUNS
 from thresher.methods.registry import nearest_name
 
 REMEDY = "Delete the files of the run; the same `thresher compare` makes them again"
-RULES_OF_CONTROLS = {
-    "shorter": "not reached: training had ended",
-    "smaller": "not in the random subset",
-    "placebo": "left out by the rule of the method, with the losses or scores of another sample",
-}
 COLUMNS = ("id", "trained", "hidden", "loss_by_epoch", "trained_by_epoch")
 
 
@@ -123,7 +119,7 @@ def rule_of(run: dict[str, Any]) -> str:
     name = run["method"].partition(" ")[0].partition(":")[0].partition("@")[0]
     info = methods.infos().get(name)
     if info is None:
-        return RULES_OF_CONTROLS.get(name, methods.MethodInfo("", "", "").rule)
+        return CONTROLS[name].rule if name in CONTROLS else methods.MethodInfo("", "", "").rule
     wanted = {field for _, field, _, _ in Formatter().parse(info.rule) if field}
     return info.rule.format(**{field: run["settings"].get(field, "its setting") for field in wanted})
 

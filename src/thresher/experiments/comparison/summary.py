@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+from thresher.experiments.comparison.controls import CONTROLS
 from thresher.experiments.comparison.statistics import (
     LEAST_SEEDS,
     Against,
@@ -22,13 +23,6 @@ DEFAULT_MARGIN = 0.5
 
 BASELINE = "the baseline"
 """Verdict of full training."""
-
-CONTROLS_IN_WORDS = {
-    "uniform": "random",
-    "shorter": "fewer epochs",
-    "smaller": "smaller batches",
-    "placebo": "permuted signals",
-}
 
 RunDict = dict[str, Any]
 """A run as in results.json."""
@@ -242,7 +236,7 @@ def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
     }
     kinds: dict[tuple[str, str], list[str]] = {}
     for kind, found in against.items():
-        kinds.setdefault((found["finding"], _at_cost(kind, cost)), []).append(CONTROLS_IN_WORDS[kind])
+        kinds.setdefault((found["finding"], _at_cost(kind, cost)), []).append(CONTROLS[kind].words)
     return [f"{words[finding].format(listed(names))} {at}" for (finding, at), names in kinds.items()]
 
 
@@ -299,7 +293,7 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
     ]
     for kind, found in row["against"].items():
         at = _at_cost(kind, row["cost_ratio"])
-        parts.append(f"Against {CONTROLS_IN_WORDS[kind]} {at} {_with_interval(found, whole)}: {found['verdict']}.")
+        parts.append(f"Against {CONTROLS[kind].words} {at} {_with_interval(found, whole)}: {found['verdict']}.")
     return " ".join(parts)
 
 
@@ -442,11 +436,11 @@ def _pick(row: RowDict, results: Mapping[str, Any]) -> Conclusion:
     found = {control["method"].partition("@")[0]: control for control in _controls_of(row, results)}
     for kind in (kind for kind in SIMPLEST if kind in equal and found[kind]["finding"] == "no loss"):
         said = (
-            f"Our pick: {found[kind]['method']}, {CONTROLS_IN_WORDS[kind]}. {row['method']} {kept}, and so does this control, "
+            f"Our pick: {found[kind]['method']}, {CONTROLS[kind].words}. {row['method']} {kept}, and so does this control, "
             "which is simpler and not shown to be worse."
         )
         return Conclusion(found[kind], [said])
-    names = listed([CONTROLS_IN_WORDS[kind] for kind in equal])
+    names = listed([CONTROLS[kind].words for kind in equal])
     return Conclusion(row, [f"{picked}. It is not shown to be better than {names} of the same cost."])
 
 
@@ -512,3 +506,38 @@ def _in_words(results: Mapping[str, Any], amount: float) -> str:
 def _amount(results: Mapping[str, Any], row: RowDict) -> str:
     scale: Callable[[float], float] = (lambda value: 100 * value) if _whole(results) else (lambda value: value)
     return _in_words(results, abs(scale(row["difference"])))
+
+
+def rates_sentences(results: Mapping[str, Any]) -> list[str]:
+    """Returns sentences on the learning rates of a comparison; none where every arm has that of the training.
+
+    Args:
+        results: Content of results.json.
+    """
+    looked = results.get("rates")
+    if not looked:
+        return []
+    factors, seeds = (listed([f"{one:g}" for one in looked[name]]) for name in ("factors", "seeds"))
+    by_method: dict[str, list[RowDict]] = {}
+    for row in results["summary"]:
+        by_method.setdefault(row["control_of"] or row["method"], []).append(row)
+    said = [
+        f"Every arm was tried with the learning rate of the training times {factors}, on the seeds {seeds}, which do not "
+        f"count, and has the best one: {'; '.join(_of_method(rows) for rows in by_method.values())}."
+    ]
+    ends = {min(looked["factors"]), max(looked["factors"])}
+    at_end = [row["method"] for row in results["summary"] if row["rate"] in ends and not row["method"].startswith("placebo@")]
+    if at_end and len(looked["factors"]) > 2:
+        named = listed([*dict.fromkeys(at_end)])
+        said.append(
+            f"Best at the smallest or the largest of these rates were {named}. Rates beyond them may change the verdicts."
+        )
+    return said
+
+
+def _of_method(rows: Sequence[RowDict]) -> str:
+    own, *controls = rows
+    others = [
+        f"{row['method'].partition('@')[0]} {row['rate']:g}" for row in controls if not row["method"].startswith("placebo@")
+    ]
+    return f"{own['method']} {own['rate']:g}" + (f" ({', '.join(others)})" if others else "")

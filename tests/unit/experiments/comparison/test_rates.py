@@ -1,6 +1,7 @@
 import pytest
 
-from thresher.experiments.comparison.controls import Rates, parse_rates, rates_sentences
+from thresher.experiments.comparison.controls import Rates, parse_rates
+from thresher.experiments.comparison.summary import rates_sentences
 
 
 def test_a_placebo_has_the_rate_of_its_method():
