@@ -36,7 +36,7 @@ class ControlKind:
     rule: str = ""
 
 
-CONTROLS: dict[Control, ControlKind] = {
+CONTROLS: dict[Any, ControlKind] = {
     # Another random subset in each epoch.
     "uniform": ControlKind("random", "random, same cost", "dot"),
     # Full data for fewer epochs, with a learning rate that decays within them.
