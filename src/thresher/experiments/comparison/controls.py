@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from thresher.experiments.training.specs import Composition, MethodSpec, Spec
 from thresher.methods._placebo import why_no_placebo
