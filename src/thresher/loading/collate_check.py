@@ -132,23 +132,17 @@ def compare(parts: list[list[Any]], columns: list[Any]) -> tuple[str | None, boo
         Reason why the rows are not the samples in order, or None; and whether the batch shows its samples: something of them
         is found in order, and all of their arrays are found.
     """
-    n, found, reason = len(parts[0]) if parts else 0, set[int](), None
+    n, found, others = len(parts[0]) if parts else 0, set[int](), []
     for column in columns:
         rows = [as_array(column[i]) for i in range(n)]
         in_order = {k for k, part in enumerate(parts) if all(map(_shows, rows, part))}
         found |= in_order
-        if in_order or reason is not None:
-            continue
-        if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n:
-            turned = [as_array(column[:, i]) for i in range(n)]
-            if any(all(map(_shows, turned, part)) for part in parts):
-                reason = (
-                    f"puts the samples in the second dimension of a tensor of shape {tuple(column.shape)}, whose first "
-                    "dimension has the same size: put the samples first, or use another batch_size"
-                )
-                continue
-        if any(_is_moved(rows, part) for part in parts):
-            reason = MOVED
+        if not in_order:
+            others.append((column, rows))
+    # A part that stands in order somewhere has not moved: a column with its values in another order is one beside it, such as
+    # the labels of the partners in mixup.
+    sought = [part for k, part in enumerate(parts) if k not in found]
+    reason = next((why for column, rows in others if (why := _why_moved(column, rows, sought)) is not None), None)
     arrays = {k for k, part in enumerate(parts) if any(isinstance(one, np.ndarray) and one.ndim for one in part)}
     # As mixup does, which mixes the labels, too. A dataset that yields ids, by which the function reads, has no arrays.
     if columns and arrays and not found and reason is None:
@@ -183,16 +177,32 @@ def _key(array: Any) -> bytes:
     return np.asarray(array).tobytes()  # a part of an array without dimensions is a number
 
 
-def _is_moved(rows: list[Any], part: list[Any]) -> bool:
-    """Whether the rows of a batch have the values of the samples, each of them once, in another order.
+def _why_moved(column: Any, rows: list[Any], parts: list[list[Any]]) -> str | None:
+    """Returns the reason why a column of a batch is not in the order of the samples; None if it does not show another one."""
+    n = len(rows)
+    if isinstance(column, Tensor) and column.dim() > 1 and column.shape[1] == n:
+        turned = [as_array(column[:, i]) for i in range(n)]
+        if any(all(map(_shows, turned, part)) for part in parts):
+            return (
+                f"puts the samples in the second dimension of a tensor of shape {tuple(column.shape)}, whose first dimension "
+                "has the same size: put the samples first, or use another batch_size"
+            )
+    return MOVED if any(_is_moved(rows, part) for part in parts) else None
 
-    A padded row has the values of the longest part of a sample that it begins with.
+
+def _is_moved(rows: list[Any], part: list[Any]) -> bool:
+    """Whether the rows of a batch have the values of the samples in one other order.
+
+    Values that come twice, as labels do, fit several orders: they show none, and a column that a function computes row by row
+    may have them by chance. A padded row has the values of the longest part of a sample that it begins with.
     """
     if not all(isinstance(one, np.ndarray) for one in (*rows, *part)):
         texts = all(isinstance(one, str) for one in (*rows, *part))
-        return texts and Counter(rows) == Counter(part)
+        return texts and len(set(part)) == len(part) and Counter(rows) == Counter(part)
     kind = rows[0].dtype
     wanted = Counter((one.shape, _key(one.astype(kind, copy=False))) for one in part)
+    if max(wanted.values()) > 1:
+        return False
     shapes = sorted({shape for shape, _ in wanted}, key=lambda shape: -int(np.prod(shape)))
     left = Counter(wanted)
     for row in rows:

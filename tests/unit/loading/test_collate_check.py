@@ -394,3 +394,25 @@ def test_a_flag_of_its_own_is_said_for_each_run():
     with pytest.warns(UserWarning, match="collate_fn f changes"):
         rows.open(CheckedBatch(1, None, "f"))
     assert rows.open(CheckedBatch(2, "moved", "f")) == 2 and rows.reason == "moved"
+
+
+@pytest.mark.parametrize("size", [2, 4, 8, 32])
+@pytest.mark.parametrize(
+    "collate",
+    [
+        lambda s: (*default_collate(s), (default_collate(s)[0][:, 0] > 0).long()),  # a column that is computed row by row
+        lambda s: (*default_collate(s), default_collate(s)[1].flip(0)),  # labels of partners
+        lambda s: (*default_collate(s), torch.arange(len(s))),
+    ],
+)
+@pytest.mark.parametrize("classes", [2, 40])
+def test_columns_beside_rows_in_order_are_no_sign_of_another_order(size, collate, classes):
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        samples = list(
+            zip(
+                torch.randn(size, 3, generator=generator), torch.randperm(40, generator=generator)[:size] % classes, strict=True
+            )
+        )
+        batch = checked_batch(collate, samples)
+        assert batch.reason is None and batch.unseen is None
