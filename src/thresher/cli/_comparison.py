@@ -1,5 +1,6 @@
 """Running a comparison, or foretelling what it would train, and printing its results on a terminal of any width."""
 
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -246,7 +247,7 @@ def run_and_print(
     json: Path | None = None,
     quiet: bool = False,
     **options: Any,
-) -> None:
+) -> dict[str, Any] | None:
     """Runs a comparison and prints its verdicts, what to do, and the paths of the report and the results.
 
     Of several processes that train together the first one does the latter.
@@ -262,6 +263,9 @@ def run_and_print(
         options: Further arguments of `comparison.compare`; `most` for the largest number of seeds, which are added until every
             verdict is decided; `factors` on the learning rate that every arm is tried with.
 
+    Returns:
+        Content of results.json; None in all processes but the first.
+
     Raises:
         typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
         ValueError: An argument is not valid, or does not fit the others.
@@ -275,11 +279,54 @@ def run_and_print(
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
     results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, **options)
     if own_rank():
-        return
+        return None
     print_summary(console, results)
     console.print(f"{write_report(out, options.get('data'))}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True)
     if json is not None:
         write_result(json, {name: results[name] for name in ("task", "epochs", "margin", "summary")})
+    return results
+
+
+TRIED_RATES = "0.5,1,2"
+"""Factors on the learning rate that are tried after a method has lost."""
+LARGEST_SHARE = 0.9
+"""Share of the cost up to which a larger one is tried after a method has lost."""
+
+
+def after_a_loss(results: Mapping[str, Any], methods: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns what to do after a method has lost, as a sentence and as the command for it.
+
+    The first reason for a loss is a learning rate that does not suit fewer samples; the second is a share that is too small.
+
+    Args:
+        results: Content of results.json.
+        methods: Methods as on the command line.
+        given: Further options of the command by name, such as `seeds`; None where an option was not given.
+
+    Returns:
+        None where no method has lost, or another one is picked, or nothing is left to try.
+    """
+    from thresher.experiments.comparison.summary import conclude, listed
+    from thresher.experiments.training.specs import parse_methods
+
+    pick = conclude(results).pick
+    lost = [row for row in results["summary"] if row["control_of"] is None and row.get("finding") == "loses"]
+    if not lost or (pick is not None and pick["control_of"] is None):
+        return None
+    options = {name: value for name, value in given.items() if value is not None}
+    names = [row["method"] for row in lost]
+    loses = f"{listed(names)} {'loses' if len(names) == 1 else 'lose'}"
+    if not results.get("rates"):
+        texts = [spec.text for spec in parse_methods(methods) if spec.label in names]
+        said, arms = f"{loses} at the learning rate of the training. Another rate may suit fewer samples:", "--methods"
+        value, options = ",".join(texts), {"rates": TRIED_RATES, **options}
+    else:
+        larger = round((1 + max(row["cost_ratio"] for row in lost)) / 2, 2)
+        if larger > LARGEST_SHARE:
+            return None
+        said, arms, value = f"{loses} with the best of the learning rates, too. Try a larger share:", "--budget", f"{larger:g}"
+    parts = [part for name, one in options.items() for part in (f"--{name}", str(one))]
+    return said, shlex.join(["thresher", "compare", results["task"], arms, value, *parts])
 
 
 def run_with_progress(

@@ -1,11 +1,12 @@
 """`thresher compare`: trains methods beside full training and beside controls of the same cost."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from thresher.cli._comparison import print_dry_run, run_and_print
+from thresher.cli._comparison import after_a_loss, print_dry_run, run_and_print
 from thresher.cli._console import (
     DEFAULT_MARGIN,
     STANDARD_OUTPUT,
@@ -113,10 +114,22 @@ def compare(
         _begin_anew(out, training, asked, seeds)
     most = {"most": max_seeds} if until_decided else {}
     given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most, **factors}
-    run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
+    results = run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
+    again = {"epochs": epochs, "seeds": seeds, "rates": rates, "controls": controls, "data": data, "jobs": jobs, "out": out}
+    _print_next(results, asked, again, margin, to_stderr=json == STANDARD_OUTPUT)
     if quick:
         what = "This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict."
         typer.echo(what, err=json == STANDARD_OUTPUT)
+
+
+def _print_next(
+    results: Mapping[str, Any] | None, methods: str, given: dict[str, Any], margin: float, *, to_stderr: bool
+) -> None:
+    """Prints the next command after a method has lost, in the first process."""
+    own_margin = {} if margin == DEFAULT_MARGIN else {"margin": f"{margin:.12g}"}
+    after = None if results is None else after_a_loss(results, methods, given | own_margin)
+    if after is not None:
+        typer.echo("\n{}\n{}".format(*after), err=to_stderr)
 
 
 def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:

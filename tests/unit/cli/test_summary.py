@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from helpers import noted
-from thresher.cli import _progress
-from thresher.cli._comparison import print_summary, summary_table
+from thresher.cli import _progress, demo
+from thresher.cli._comparison import after_a_loss, print_summary, summary_table
 from thresher.cli._console import print_table, targets_table
 from thresher.cli._progress import progress_on
 from thresher.cli.advise import advice_table
+from thresher.cli.app import app
 from thresher.cli.methods import _method_card, _methods_table
 from thresher.cli.recipes import _recipe_table
 from thresher.cli.reproduce import _artefact_table
@@ -166,3 +168,45 @@ def test_tables_and_cards_are_whole_at_each_width(width):
                         assert "…" not in text and "".join(str(cell).split())[:14] in joined, cell
     card = shown(lambda console: console.print(_method_card("kakurenbo")), width)
     assert max(map(len, card.splitlines())) <= width and "max_fraction (float; default: 0.3): Largest share" in words(card)
+
+
+def lost(rates=None, cost=0.5):
+    """Results of a comparison in which Winnow has lost."""
+    runs = [run_of("full", seed, 0.9 + 0.001 * seed, 1.0) for seed in range(3)]
+    runs += [run_of("winnow:share=0.5", seed, 0.85 + 0.0009 * seed, cost) for seed in range(3)]
+    return {"task": "my folder/a.py:build", "margin": 0.5, "runs": runs, "rates": rates, "summary": summarise(runs, 0.5)}
+
+
+def test_after_a_loss_the_next_command_tries_learning_rates():
+    said, command = after_a_loss(
+        lost(), "winnow:share=0.5,infobatch", {"epochs": 4, "seeds": "0,1,2", "data": None, "out": "r"}
+    )
+    assert said == "winnow:share=0.5 loses at the learning rate of the training. Another rate may suit fewer samples:"
+    assert command == (
+        "thresher compare 'my folder/a.py:build' --methods winnow:share=0.5 --rates 0.5,1,2 --epochs 4 --seeds 0,1,2 --out r"
+    )
+
+
+def test_after_a_loss_with_the_best_rate_it_tries_a_larger_share():
+    tried = {"factors": [0.5, 1, 2], "seeds": [10000, 10001]}
+    said, command = after_a_loss(lost(tried), "winnow:share=0.5", {"epochs": 4, "rates": "0.5,1,2", "out": "r"})
+    assert said == "winnow:share=0.5 loses with the best of the learning rates, too. Try a larger share:"
+    assert command == "thresher compare 'my folder/a.py:build' --budget 0.75 --epochs 4 --rates 0.5,1,2 --out r"
+    assert after_a_loss(lost(tried, cost=0.9), "winnow:share=0.5", {}) is None
+
+
+def test_without_a_loss_or_with_a_method_that_is_picked_there_is_no_next_command():
+    assert after_a_loss(results_of(), ",".join(NAMES), {}) is None
+
+
+def test_the_demo_ends_with_the_commands_for_a_training_of_ones_own(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(demo, "run_and_print", lambda *_, **__: None)
+    demo.demo(tmp_path)
+    commands = capsys.readouterr().out.splitlines()[-2:]
+    assert commands == ["thresher init", "thresher advise my_training.py:build --budget 0.5"]
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, commands[0].split()[1:]).exit_code == 0 and (tmp_path / "my_training.py").is_file()
+    asked = {}
+    monkeypatch.setattr("thresher.experiments.advise.advise.advise", lambda task, *_, **__: asked.update(task=task) or 1 / 0)
+    assert isinstance(CliRunner().invoke(app, commands[1].split()[1:]).exception, ZeroDivisionError)
+    assert asked == {"task": "my_training.py:build"}

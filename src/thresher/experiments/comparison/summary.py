@@ -288,8 +288,8 @@ def _row_sentence(row: RowDict, baseline: float, seeds: int, metric: str, whole:
     parts = [
         f"{row['method']} reaches {metric} {level(row['mean'])} where full training reaches {level(baseline)}, "
         f"{_with_interval(row, whole)} {over}: {row['verdict'].partition(';')[0]}.",
-        f"It costs {row['cost_ratio']:.3f} of full training as counted, {row['cpu_ratio']:.2f} of its CPU time, "
-        f"{row['wall_ratio']:.2f} of its wall time and {of_known(row['memory_ratio'])} of the memory of its steps.",
+        f"It costs {row['cost_ratio']:.3f} of full training as counted, {of_known(row['cpu_ratio'])} of its CPU time, "
+        f"{of_known(row['wall_ratio'])} of its wall time and {of_known(row['memory_ratio'])} of the memory of its steps.",
     ]
     for kind, found in row["against"].items():
         at = _at_cost(kind, row["cost_ratio"])
@@ -339,8 +339,8 @@ def closing(results: Mapping[str, Any]) -> list[str]:
         results: Content of results.json.
 
     Returns:
-        A pick where a method is shown to lose no more than the margin, and what its controls say of it; else the seeds or the
-        margin that would decide; else that nothing saves without a loss.
+        A pick where a method or a control is shown to lose no more than the margin, the cheapest by CPU time among those that
+        are not told apart; else the seeds or the margin that would decide; else that nothing saves without a loss.
     """
     return conclude(results).sentences
 
@@ -380,15 +380,49 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
 def conclude(results: Mapping[str, Any]) -> Conclusion:
     """Returns the pick of a comparison beside the sentences of `closing`.
 
+    A method that is shown to be better than all of its controls comes first. Otherwise everything that is not told apart is
+    on the same footing, methods and controls, and the cheapest by CPU time is picked.
+
     Args:
         results: Content of results.json.
     """
     rows = [row for row in results["summary"] if row["control_of"] is None and row["difference"] is not None]
     judged = [row for row in rows if row.get("finding") is not None]
-    saving = [row for row in judged if row["finding"] == "no loss" and row["cost_ratio"] <= SAVES and not _worse(row)]
-    if saving:
-        return _pick(min(saving, key=lambda row: (_standing(row), row["cost_ratio"])), results)
-    return Conclusion(None, _without_a_pick(judged, results))
+    options = _options(judged, results)
+    if not options:
+        return Conclusion(None, _without_a_pick(judged, results))
+    picked = _cheapest(options, results) if len(options) > 1 else _only(options[0], results)
+    if all(row["control_of"] is not None for row in options):
+        picked.sentences.extend(_about_methods(judged, results))
+    return picked
+
+
+def _options(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[RowDict]:
+    """Returns the rows that may be picked and are not told apart, of each kind of control one; none unless one has no loss."""
+    methods = [row for row in judged if row["finding"] == "no loss" and row["cost_ratio"] <= SAVES and not _worse(row)]
+    if best := [row for row in methods if row["against"] and _beats_all(row)]:
+        return best
+    controls = [one for row in judged for one in _controls_of(row, results) if _is_option(one, row, results)]
+    controls.sort(key=lambda one: (one["finding"] != "no loss", one["cost_ratio"]), reverse=True)
+    of_kind = {one["method"].partition("@")[0]: one for one in controls}
+    options = [*methods, *(of_kind[kind] for kind in SIMPLEST if kind in of_kind)]
+    return options if any(row["finding"] == "no loss" for row in options) else []
+
+
+def _is_option(control: RowDict, row: RowDict, results: Mapping[str, Any]) -> bool:
+    """Returns whether a control may take the place of its method.
+
+    With few seeds, a control is often neither shown to lose nor shown not to. It counts where it is not told from its method,
+    and lies within the margin as measured: the method has to be better, not the control.
+    """
+    kind = control["method"].partition("@")[0]
+    against = row["against"].get(kind)
+    if kind not in SIMPLEST or against is None or against["finding"] == "better" or control["cost_ratio"] > SAVES:
+        return False
+    margin = results["margin"] / 100 if _whole(results) else results["margin"]
+    within = control["difference"] >= -margin and against["difference"] <= margin
+    beside = row["finding"] == "no loss" and not _worse(row)
+    return control["finding"] == "no loss" or (control["finding"] == "unclear" and within and beside)
 
 
 def _without_a_pick(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[str]:
@@ -413,35 +447,113 @@ def _worse(row: RowDict) -> bool:
     return any(found["finding"] == "worse" for found in row["against"].values())
 
 
-def _standing(row: RowDict) -> int:
-    """Returns 0 for a method that beats all its controls, 1 for one that beats some or has none, 2 for any other."""
-    found = [one["finding"] for one in row["against"].values()]
-    return 0 if found and set(found) == {"better"} else 1 if not found or "better" in found else 2
+def _beats_all(row: RowDict) -> bool:
+    return all(found["finding"] == "better" for found in row["against"].values())
 
 
-def _pick(row: RowDict, results: Mapping[str, Any]) -> Conclusion:
-    kept = f"loses no more than {_in_words(results, results['margin'])} at {row['cost_ratio']:.3f} of the cost of full training"
-    picked = f"Our pick: {row['method']}. It {kept}"
-    if not row["against"] and _controls_of(row, results):
-        tail = "None of its controls has a verdict: whether smaller batches of the same cost would do as well is not known."
-        return Conclusion(row, [f"{picked}.", tail])
+def _only(row: RowDict, results: Mapping[str, Any]) -> Conclusion:
+    """Returns the conclusion where one row may be picked."""
+    kept = (
+        f"It loses no more than {_in_words(results, results['margin'])} at {row['cost_ratio']:.3f} of the cost of full training"
+    )
+    said = [f"Our pick: {_named(row)}. {kept}{_beside_controls(row, results)}"]
+    ratio, time = _time_of(row, results)
+    if ratio is not None and ratio > SAVES:
+        said.append(f"Yet it saves no {time} here: it took {ratio:.2f} of that of full training.")
+    elif row["against"] and _beats_all(row):
+        said += _slower(row, results)
+    return Conclusion(row, said)
+
+
+def _beside_controls(row: RowDict, results: Mapping[str, Any]) -> str:
+    """Returns the end of the sentence on a pick, and what its controls say of it."""
+    if row["control_of"] is not None:
+        return "."
     if not row["against"]:
-        tail = "No controls were trained: whether smaller batches of the same cost would do as well is not known."
-        return Conclusion(row, [f"{picked}.", tail])
+        why = "None of its controls has a verdict" if _controls_of(row, results) else "No controls were trained"
+        return f". {why}: whether smaller batches of the same cost would do as well is not known."
     if not (equal := [kind for kind, one in row["against"].items() if one["finding"] != "better"]):
-        return Conclusion(row, [f"{picked}, and is better than all of its controls."])
+        return ", and is better than all of its controls."
     if "placebo" in equal and len(equal) < len(row["against"]):
-        beside = "it is not told from permuted signals, so that it is not shown that its choice of samples matters."
-        return Conclusion(row, [f"{picked}. Yet {beside}"])
-    found = {control["method"].partition("@")[0]: control for control in _controls_of(row, results)}
-    for kind in (kind for kind in SIMPLEST if kind in equal and found[kind]["finding"] == "no loss"):
-        said = (
-            f"Our pick: {found[kind]['method']}, {CONTROLS[kind].words}. {row['method']} {kept}, and so does this control, "
-            "which is simpler and not shown to be worse."
-        )
-        return Conclusion(found[kind], [said])
-    names = listed([CONTROLS[kind].words for kind in equal])
-    return Conclusion(row, [f"{picked}. It is not shown to be better than {names} of the same cost."])
+        return ". Yet it is not told from permuted signals, so that it is not shown that its choice of samples matters."
+    return f". It is not shown to be better than {listed([CONTROLS[kind].words for kind in equal])} of the same cost."
+
+
+def _slower(row: RowDict, results: Mapping[str, Any]) -> list[str]:
+    """Returns that a method takes more time than a control that it is better than; nothing where it does not."""
+    own, time = _time_of(row, results)
+    controls = [(ratio, one) for one in _controls_of(row, results) if (ratio := _time_of(one, results)[0]) is not None]
+    if own is None or not controls:
+        return []
+    least, control = min(controls, key=lambda one: one[0])
+    if round(own, 2) <= round(least, 2):
+        return []
+    words = _words(control)
+    return [f"It is not the cheapest in {time}: it took {own:.2f} of that of full training, and {words} took {least:.2f}."]
+
+
+def _cheapest(options: Sequence[RowDict], results: Mapping[str, Any]) -> Conclusion:
+    """Returns the conclusion where several rows are not told apart: the one of the least time, of equal ones the simplest."""
+    timed = [(row, *_time_of(row, results)) for row in options]
+    time, known = timed[0][2], all(ratio is not None for _, ratio, _ in timed)
+    sizes = [(round(ratio if known and ratio is not None else row["cost_ratio"], 2), row) for row, ratio, _ in timed]
+    least, pick = min(sizes, key=lambda one: (one[0], _complexity(one[1])))
+    which = "The cheapest" if [size for size, _ in sizes].count(least) == 1 else "The cheapest and simplest"
+    if known:
+        (size, row), *more = [one for one in sizes if one[1] is not pick]
+        other = [f"{_words(row)} took {size:.2f}", *(f"{_words(row)} {size:.2f}" for size, row in more)]
+        cost = f"{which} is {_named(pick)}, which took {least:.2f} of the {time} of full training; {listed(other)}."
+    else:
+        counted = f"{which} as counted is {_named(pick)}, at {pick['cost_ratio']:.3f} of the cost of full training."
+        cost = f"The {time} of some of them is not known. {counted}"
+    shown = [_words(row) for row in options if row["finding"] == "no loss"]
+    seeds, size = sorted({run["seed"] for run in results["runs"]}), _in_words(results, results["margin"])
+    sure = len(shown) == len(options)
+    so_far = "" if sure else f", as far as these {len(seeds)} seeds show"
+    said = [f"Any of these will do{so_far}: {listed([_words(row) for row in options])}. {cost}"]
+    if known and least > SAVES:
+        said.append(f"None of them saves {time} here.")
+    if sure:
+        said.append(f"Each of them loses no more than {size}, and none is shown to be better than another.")
+    else:
+        more = _seeds_in_words(pick, seeds) if pick["finding"] == "unclear" else ""
+        said.append(f"A loss of more than {size} is excluded for {listed(shown)} only. {more}".rstrip())
+    return Conclusion(pick, said)
+
+
+def _complexity(row: RowDict) -> int:
+    """Returns the place of a row among those that take the same time, the simplest first: controls, then methods."""
+    kind = row["method"].partition("@")[0]
+    return len(SIMPLEST) if row["control_of"] is None else SIMPLEST.index(kind)
+
+
+def _words(row: RowDict) -> str:
+    return row["method"] if row["control_of"] is None else CONTROLS[row["method"].partition("@")[0]].words
+
+
+def _named(row: RowDict) -> str:
+    """Returns the name of a row in words, and that in the table where it is another."""
+    return row["method"] if row["control_of"] is None else f"{_words(row)} ({row['method']})"
+
+
+def _time_of(row: RowDict, results: Mapping[str, Any]) -> tuple[float | None, str]:
+    """Returns the time of a row as a share of full training, and its name: CPU time, or wall time on another device."""
+    if results.get("device", "cpu") == "cpu":
+        return row.get("cpu_ratio"), "CPU time"
+    return row.get("wall_ratio"), "wall time"
+
+
+def _about_methods(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[str]:
+    """Returns why no method is among the options."""
+    said = []
+    if lost := [row["method"] for row in judged if row["finding"] == "loses"]:
+        said.append(f"{listed(lost)} {'loses' if len(lost) == 1 else 'lose'} against full training.")
+    if worse := [row["method"] for row in judged if row["finding"] != "loses" and _worse(row)]:
+        said.append(f"{listed(worse)} {'is' if len(worse) == 1 else 'are'} worse than a control of the same cost.")
+    if unclear := [row for row in judged if row["finding"] == "unclear" and not _worse(row)]:
+        best = max(unclear, key=lambda row: row["difference"])
+        said += [f"Whether {best['method']} would do is open.", *_undecided(best, results)]
+    return said
 
 
 def _controls_of(row: RowDict, results: Mapping[str, Any]) -> list[RowDict]:
