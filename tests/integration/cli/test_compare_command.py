@@ -13,6 +13,7 @@ import pytest
 from depth import depth
 from integration.inline import call_in_process, train_in_threads
 from thresher.experiments.comparison.summary import closing
+from thresher.experiments.training.folders import sole_use
 
 PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
 N = 512
@@ -147,6 +148,18 @@ def test_what_a_method_cannot_have_is_left_out_of_the_default_controls_and_said(
     assert [row["method"].partition("@")[0] for row in results["summary"]][2:] == ["uniform", "shorter"]
     by_name = called(*arguments(tmp_path / "named", methods="random_backprop", controls="placebo", seeds="0"))
     assert by_name.returncode == 2 and "RandomBackprop chooses without losses or scores" in by_name.stderr
+
+
+@pytest.mark.parametrize("command", ["compare", "compare --restart", "time-to-target"])
+def test_a_folder_in_use_is_one_message(tmp_path, called, command):
+    """Two commands that wrote the histories of the same runs to the same files ended each other with a FileNotFoundError."""
+    out = tmp_path / "out"
+    given = ["--task", "digits@256", "--methods", "uniform:keep=0.3", "--epochs", "2", "--out", out]
+    with sole_use(out):
+        done = called(*command.split(), *given)
+    assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"thresher: the folder {out} is in use by another comparison: wait until")
+    assert [path.name for path in out.iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize("how", depth([signal.SIGINT], [signal.SIGINT, signal.SIGKILL]), ids=lambda how: how.name)

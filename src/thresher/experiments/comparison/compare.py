@@ -23,6 +23,7 @@ from thresher.experiments.comparison.controls import (
 from thresher.experiments.comparison.summary import DEFAULT_MARGIN, any_busy, kind_of, summarise
 from thresher.experiments.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
 from thresher.experiments.recipes.running import task_of
+from thresher.experiments.training.folders import sole_use
 from thresher.experiments.training.loop import TEXTBOOK, with_costs
 from thresher.experiments.training.processes import check_joined, number_of_processes, of_first
 from thresher.experiments.training.samples import LOSS_BINS
@@ -95,8 +96,7 @@ def compare(
         out: Folder for runs/, comparison.json and results.json.
         data: Folder with the data, for tasks that take one.
         jobs: Number of processes that train side by side. Default: 2; 1 where several train a run.
-        controls: Kinds of controls to train. Default: all of `CONTROLS` that a method and the training can have; `left_out` in
-            the results names the others.
+        controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible; the results name the others.
         margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again.
         looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
         rates: Factors on the learning rate by arm, see `rate_looks`. Default: 1 for all.
@@ -107,7 +107,7 @@ def compare(
         The content of results.json, with the keys runs and summary among others.
 
     Raises:
-        ValueError: An argument is not possible; most errors come before anything is trained.
+        ValueError: An argument is not possible, or the folder is in use; most errors come before anything is trained.
         FileNotFoundError: The data is missing.
         RunError: A run failed; finished runs are kept.
     """
@@ -118,11 +118,12 @@ def compare(
     workers = _workers(jobs, watcher, **where, samples=out / RUNS, track=track, track_to=out / "trackers")
     if isinstance(workers, TogetherWorkers) and not workers.leads([Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]):
         return of_first(None)
-    comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
-    watcher.planned(comparison.expected, epochs)
-    with workers:
-        comparison.work(workers)
-    return of_first(_saved_results(comparison, task, epochs, margin, {len(seeds), *looks}))
+    with sole_use(out):
+        comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
+        watcher.planned(comparison.expected, epochs)
+        with workers:
+            comparison.work(workers)
+        return of_first(_saved_results(comparison, task, epochs, margin, {len(seeds), *looks}))
 
 
 def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | TogetherWorkers:

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 import thresher
 from thresher.experiments.training.files import Manifest, StoredRun, read_checked
+from thresher.experiments.training.folders import check_folder, sole_use
 from thresher.experiments.training.processes import number_of_processes, of_each_process, of_first, own_rank
 
 MANIFEST = "comparison.json"
@@ -71,8 +72,7 @@ class Store:
     def __init__(self, folder: Path, identity: dict[str, Any]) -> None:
         self.folder = folder
         self._path = folder / MANIFEST
-        if folder.exists() and not folder.is_dir():
-            raise ValueError(f"--out {folder} is a file; give a folder")
+        check_folder(folder)
         self._manifest: dict[str, Any] = {"backward_to_forward": None, **identity}
         if self._path.exists():
             self._manifest = read_checked(self._path, Manifest, f"Give another --out, or delete the folder {folder}")
@@ -179,9 +179,15 @@ def restart(folder: Path) -> None:
         folder: Folder of the comparison; it need not exist.
 
     Raises:
-        ValueError: The folder of the runs is a link.
+        ValueError: The folder of the runs is a link, or another comparison uses the folder.
         OSError: A file cannot be deleted; then the folder still holds the comparison.
     """
+    if folder.is_dir():
+        with sole_use(folder):
+            _delete_runs(folder)
+
+
+def _delete_runs(folder: Path) -> None:
     if (folder / LOOKS).is_dir():
         restart(folder / LOOKS)
     if not (folder / MANIFEST).is_file():

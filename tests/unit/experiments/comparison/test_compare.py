@@ -7,6 +7,7 @@ from depth import DEEP
 from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.comparison.compare import Watcher, compare
 from thresher.experiments.comparison.workers import Finished, RunRefusedError, RunValueError
+from thresher.experiments.training.folders import sole_use
 from thresher.experiments.training.loop import with_costs
 from thresher.experiments.training.specs import MethodSpec, parse_methods
 
@@ -265,3 +266,19 @@ def test_files_beside_a_run_are_named(tmp_path, workers):
         path.with_suffix(".shown").write_text("{}")
     shown = [run.get("shown") for run in compared(tmp_path, "kakurenbo", controls=())["runs"]]
     assert shown[:2] == [None, None] and all((tmp_path / path).is_file() for path in shown[2:])
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_trained_or_written(tmp_path, workers):
+    with sole_use(tmp_path), pytest.raises(ValueError, match="is in use by another comparison"):
+        compared(tmp_path, "kakurenbo")
+    assert not workers.started and not (tmp_path / "comparison.json").exists()
+    assert compared(tmp_path, "kakurenbo")["runs"]
+
+
+def test_the_folder_is_in_use_until_the_results_are_written(tmp_path, workers):
+    class Second(Watcher):
+        def finished(self, job, run, *, reused):
+            with pytest.raises(ValueError, match="is in use"):
+                compared(tmp_path, "kakurenbo")
+
+    assert compared(tmp_path, "kakurenbo", watcher=Second())["runs"]

@@ -3,6 +3,7 @@ import math
 
 import pytest
 
+from thresher.experiments.training.folders import sole_use
 from thresher.experiments.training.store import ReadOnlyStore, Store, restart, write_json
 
 IDENTITY = {"task": "digits", "epochs": 3, "recipe": {"lr": 0.1}, "versions": {"torch": "2.13.0"}}
@@ -80,7 +81,7 @@ def test_a_script_that_was_changed_says_how_to_begin_anew(tmp_path):
         Store(tmp_path, changed)
     (tmp_path / "notes.txt").write_text("mine")
     restart(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "notes.txt"]
     assert Store(tmp_path, changed).run("a") is None
 
 
@@ -89,7 +90,7 @@ def test_restart_deletes_what_is_its_own_and_follows_no_link(tmp_path):
     Store(out, IDENTITY).save_run("a", RUN)
     (out / "runs" / "mine.txt").write_text("mine")
     restart(out)
-    assert sorted(path.name for path in out.rglob("*")) == ["mine.txt", "runs"]
+    assert sorted(path.name for path in out.rglob("*")) == [".lock", "mine.txt", "runs"]
     Store(out, IDENTITY).save_run("a", RUN)
     (out / "runs").rename(tmp_path / "elsewhere")
     (out / "runs").symlink_to(tmp_path / "elsewhere")
@@ -98,6 +99,17 @@ def test_restart_deletes_what_is_its_own_and_follows_no_link(tmp_path):
     with pytest.raises(ValueError, match="holds another comparison"):
         Store(out, IDENTITY | {"epochs": 9})
     assert (tmp_path / "elsewhere" / "a.json").is_file()
+
+
+def test_restart_deletes_nothing_in_a_folder_in_use(tmp_path):
+    for folder in (tmp_path, tmp_path / "rates"):
+        Store(folder, IDENTITY).save_run("a", RUN)
+    for folder in (tmp_path, tmp_path / "rates"):
+        with sole_use(folder), pytest.raises(ValueError, match=f"the folder {folder} is in use"):
+            restart(tmp_path)
+        assert Store(tmp_path, IDENTITY).run("a") == Store(tmp_path / "rates", IDENTITY).run("a") == RUN
+    restart(tmp_path)
+    assert not list(tmp_path.rglob("a.json"))
 
 
 def test_runs_of_an_unknown_comparison_are_not_taken(tmp_path):
