@@ -32,7 +32,9 @@ def of_comparison(source: str, found: Results) -> Iterator[Measurement]:
             against = {kind: one["finding"] for kind, one in row["against"].items()}
             difference = round(scale * row["difference"], 3)
             cost = round(row["cost_ratio"], 3)
-            yield Measurement(source, found["task"], row["method"], cost, difference, row["finding"], against)
+            low = None if row.get("ci95") is None else round(scale * row["ci95"][0], 3)
+            given = (source, found["task"], row["method"], cost, difference, row["finding"], against)
+            yield Measurement(*given, low, found.get("margin"))
 
 
 def of_winnow(source: str, found: Results) -> Iterator[Measurement]:
@@ -48,7 +50,8 @@ def of_winnow(source: str, found: Results) -> Iterator[Measurement]:
             against = {"smaller": shown["to_smaller"]}
             difference = round(own["to_full"]["mean"], 3)
             cost = round(own["cost"], 3)
-            yield Measurement(source, task, f"winnow:share={share}", cost, difference, shown["to_full"], against)
+            given = (source, task, f"winnow:share={share}", cost, difference, shown["to_full"], against)
+            yield Measurement(*given, _low(own["to_full"]), found.get("margin"))
 
 
 def of_league(source: str, found: Results) -> Iterator[Measurement]:
@@ -61,7 +64,13 @@ def of_league(source: str, found: Results) -> Iterator[Measurement]:
     for row in found["rows"]:
         against = {control: one["finding"] for control, one in row["against"].items()}
         label, difference = found["settings"][row["method"]], round(row["to_full"]["mean"], 3)
-        yield Measurement(source, row["task"], label, round(row["cost"], 3), difference, row["finding"], against)
+        given = (source, row["task"], label, round(row["cost"], 3), difference, row["finding"], against)
+        yield Measurement(*given, _low(row["to_full"]), found.get("margin"))
+
+
+def _low(paired: Results) -> float | None:
+    """Returns the lower end of an interval; None where there is none."""
+    return None if paired.get("low") is None else round(paired["low"], 3)
 
 
 SOURCES: dict[str, Callable[[str, Results], Iterator[Measurement]]] = {

@@ -36,6 +36,7 @@ ADVISED_METHODS_HELP = (
 SECONDS_HELP = (
     "Time limit for the training of the probe, in seconds, beside its one evaluation. The probe trains for at most 3 epochs."
 )
+VERBOSE_HELP = "Print the estimate for each method and the other findings of the probe before the answer."
 BUDGET_HELP = (
     "Shares of the cost of full training, separated by commas, such as 0.5,0.35: trains short runs, of a quarter of --epochs "
     "with two seeds, at full cost and with smaller batches, and says what smaller batches lose. The next command compares the "
@@ -55,13 +56,15 @@ def advise(
     ] = 1,
     data: DataOption = None,
     *,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     quiet: QuietOption = False,
 ) -> None:
-    """Probe a training for a short while, say whether selection can help, and name the command that shows it."""
+    """Probe a training for a short while, and say whether selection can help, why, and what to run next."""
     training = training_of(training, None)
     says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")
     from thresher.experiments.advise.advise import advise, named_methods
+    from thresher.experiments.advise.answer import answer_lines, answer_of
     from thresher.experiments.advise.budget import budget_advice, next_after_budget
     from thresher.experiments.comparison.controls import parse_budget
     from thresher.experiments.training.specs import parse_methods
@@ -74,10 +77,16 @@ def advise(
         named = named_methods(advice["worth_trying"], specs)
         advice["next"] = next_after_budget(advice["budget"], training, named, epochs=epochs, data=data)
     console = open_console(to_stderr=json == STANDARD_OUTPUT)
-    print_table(console, advice_table(advice))
-    for sentence in advice["sentences"] + (advice["budget"]["sentences"] if shares else []):
-        console.print(sentence, markup=False, highlight=False)
-    console.print(f"\nNext:\n{advice['next']}", markup=False, highlight=False, soft_wrap=True)
+    advice["answer"] = answer_of(advice)
+    if verbose:
+        print_table(console, advice_table(advice))
+        for sentence in advice["sentences"]:
+            console.print(sentence, markup=False, highlight=False)
+        console.print()
+    *said, command = answer_lines(advice)
+    for line in said:
+        console.print(line, markup=False, highlight=False)
+    console.print(command, markup=False, highlight=False, soft_wrap=True)
     if json is not None:
         write_result(json, advice)
         if json != STANDARD_OUTPUT:

@@ -2,6 +2,7 @@
 
 import keyword
 import re
+import shlex
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -13,6 +14,8 @@ METHODS_FOLDER = Path("src/thresher/methods")
 REGISTRY = METHODS_FOLDER / "built_in.py"
 REFERENCE_TESTS = Path("tests/reference")
 STAGE_NAMES = ("before", "epoch", "batch")
+NEXT_COMMAND = "thresher advise {} --budget 0.5"
+"""Command that follows on a new training file."""
 NEXT_STEPS = """
 Next (CONTRIBUTING.md explains each step):
   1. Write the method in {method}.
@@ -44,8 +47,9 @@ def init(
 ) -> None:
     """Write a commented file to start from; existing files are never overwritten.
 
-    `thresher init FILE` writes a training of your own, on which `thresher compare` can measure the methods. `thresher init
-    method NAME` writes a new selection method: its file, its line in the registry and its reference test.
+    `thresher init FILE` writes a training of your own. `thresher advise FILE:build --budget 0.5` then says whether selection
+    can help on it, and `thresher compare` measures the methods. `thresher init method NAME` writes a new selection method: its
+    file, its line in the registry and its reference test.
     """
     if target == "method":
         _init_method(name, stage or "epoch")
@@ -62,7 +66,7 @@ def _init_training(path: Path) -> None:
             file.write(template.replace("{path}", path.name))
     except FileExistsError:
         raise ValueError(f"{path} is there already; give another name") from None
-    typer.echo(f"{path}\nthresher compare {path}:build --budget 0.5 --epochs 10 --out runs/{path.stem}")
+    typer.echo(f"{path}\n{NEXT_COMMAND.format(shlex.quote(f'{path}:build'))}")
 
 
 def _init_method(name: str | None, stage: str) -> None:

@@ -30,7 +30,7 @@ def build(seed):
 
 def test_a_task_gives_a_table_words_and_figures(tmp_path):
     out = tmp_path / "there" / "advice.json"
-    given = ["--methods", "full,uniform:keep=0.5,random_backprop:keep=0.25", "--epochs", "4", "--json", str(out)]
+    given = ["--methods", "full,uniform:keep=0.5,random_backprop:keep=0.25", "--epochs", "4", "--json", str(out), "--verbose"]
     done = subprocess.run([*PROCESS, "advise", "digits@200", *given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     begun = ("loading torch", "reading the data", "calling `evaluate` once")
@@ -44,14 +44,29 @@ def test_a_task_gives_a_table_words_and_figures(tmp_path):
     table, words = done.stdout.split("A step takes")
     assert "digits@200, 4 epochs, cpu" in table and all(row["method"] in table for row in found["methods"])
     assert all("".join(sentence.split()) in "".join(done.stdout.split()) for sentence in found["sentences"])
-    assert f"Next:\n{found['next']}\n" in done.stdout
+    assert done.stdout.index("Can selection help here? ") > done.stdout.index(found["sentences"][-1][:20])
+    assert found["next"] == "thresher advise digits@200 --budget 0.5 --epochs 4" and f"\n{found['next']}\n" in done.stdout
+    assert found["answer"] in ("yes", "no", "unknown")
     assert "Two forward passes save time only while less than" in " ".join(words.split())
+
+
+def test_without_verbose_the_answer_has_five_lines(called):
+    done = called("advise", "digits@200", "--methods", "uniform:keep=0.5", "--epochs", "4", "--seconds", "1", "--quiet")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 5 and lines[0].startswith("Can selection help here? ") and lines[1].startswith("Why: ")
+    assert lines[3:] == [
+        "Next (trains short runs, which show what half of the cost loses here):",
+        "thresher advise digits@200 --budget 0.5 --epochs 4",
+    ]
 
 
 def test_a_training_that_waits_for_its_input_is_told_so(tmp_path, called):
     path = tmp_path / "slow.py"
     path.write_text(SLOW)
-    done = called("advise", f"{path}:build", "--methods", "kakurenbo,infobatch,uniform:keep=0.7,random_backprop:keep=0.33")
+    done = called(
+        "advise", f"{path}:build", "--methods", "kakurenbo,infobatch,uniform:keep=0.7,random_backprop:keep=0.33", "-v"
+    )
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert int(re.search(r"Your input pipeline takes (\d+) % of a step\.", said)[1]) >= 90

@@ -14,7 +14,7 @@ def template(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["init"])
     assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[0] == "my_training.py" and "compare my_training.py:build" in done.output
+    assert done.output.splitlines()[0] == "my_training.py" and "advise my_training.py:build --budget 0.5" in done.output
     return tmp_path / "my_training.py"
 
 

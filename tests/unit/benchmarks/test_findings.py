@@ -14,12 +14,13 @@ def test_the_package_holds_what_the_results_say():
 
 def test_the_last_source_counts_and_each_is_read_as_it_is(tmp_path):
     winnow = {
+        "margin": 0.2,
         "shares": {
             "0.5": {
-                "tasks": {"text": {"winnow": {"cost": 0.5, "to_full": {"mean": 0.75}}}},
+                "tasks": {"text": {"winnow": {"cost": 0.5, "to_full": {"mean": 0.75, "low": 0.25}}}},
                 "shown": {"text": {"to_full": "unclear", "to_smaller": "worse"}},
             }
-        }
+        },
     }
     row = {
         "task": "text",
@@ -32,6 +33,7 @@ def test_the_last_source_counts_and_each_is_read_as_it_is(tmp_path):
     league = {"rows": [row], "settings": {"Winnow": "winnow:share=0.5"}}
     (tmp_path / "winnow.json").write_text(json.dumps(winnow))
     [before] = findings.collected(tmp_path)
+    assert (before["low"], before["margin"]) == (0.25, 0.2)
     assert (before["method"], before["difference"], before["against"]) == ("winnow:share=0.5", 0.75, {"smaller": "worse"})
     (tmp_path / "league.json").write_text(json.dumps(league))
     [after] = findings.collected(tmp_path)

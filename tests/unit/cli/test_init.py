@@ -163,8 +163,8 @@ def test_a_second_time_is_refused(checkout):
 
 def test_a_training_of_ones_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "thresher compare mine.py:build" in init("mine.py")
-    assert "{path}" not in (tmp_path / "mine.py").read_text()
+    command = "thresher advise mine.py:build --budget 0.5"
+    assert init("mine.py").splitlines() == ["mine.py", command] and command in (tmp_path / "mine.py").read_text()
     refused(r"mine\.py is there already; give another name", "mine.py")
     assert init().startswith("my_training.py\n")
 

@@ -28,6 +28,8 @@ AT_RANDOM = ("uniform", "random_backprop")
 """Methods that choose samples at random: they are controls, and what they save is not recommended."""
 RANDOM_HALF = "uniform:keep=0.5"
 """Method to compare where no choice of samples is recommended: half of the samples of each epoch, at random."""
+HALF = 0.5
+"""Share of the cost that short runs are trained at next."""
 MOST_NAMED = 2
 """Largest number of methods in the next command: each of them is trained with its controls."""
 
@@ -104,7 +106,23 @@ def larger_budget_command(task: str, share: float, *, epochs: int, data: Path | 
         >>> larger_budget_command("digits", 0.5, epochs=20)
         'thresher advise digits --budget 0.75 --epochs 20'
     """
-    return _command("advise", task, _budget_option([(1 + share) / 2]), epochs, data)
+    return budget_command(task, (1 + share) / 2, epochs=epochs, data=data)
+
+
+def budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
+    """Returns the command that trains short runs at a share of the cost.
+
+    Args:
+        task: Name of the training.
+        share: Share of the cost.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+
+    Example:
+        >>> budget_command("digits", 0.5, epochs=20)
+        'thresher advise digits --budget 0.5 --epochs 20'
+    """
+    return _command("advise", task, _budget_option([share]), epochs, data)
 
 
 def _budget_option(shares: Sequence[float]) -> list[str]:
@@ -147,8 +165,17 @@ def sentences(advice: Mapping[str, Any]) -> list[str]:
             "One forward pass saves no part of the backward pass here, because the model cannot be traced: "
             f"{advice['trace']['fallback']}."
         )
-    outlook = Outlook(**{name: advice["outlook"][name] for name in ("rho", "before", "gain", "half_share", "waiting")})
+    outlook = outlook_in(advice)
     return [*said, _about_losses(advice), about_outlook(outlook), *_conclusion(rows, outlook)]
+
+
+def outlook_in(advice: Mapping[str, Any]) -> Outlook:
+    """Returns the numbers of the probe about any choice of samples.
+
+    Args:
+        advice: Result of `advise`.
+    """
+    return Outlook(**{name: advice["outlook"][name] for name in ("rho", "before", "gain", "half_share", "waiting")})
 
 
 def _about_input(step: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> str:
@@ -256,10 +283,10 @@ def _reason(row: Mapping[str, Any]) -> str:
         return f"{row['method']} was not measured by this project; {time}"
     of = f"of {_trainings(record['on'])} that this project measured{', with other settings' * record['other_settings']}"
     better = f"was better than a control of the same cost on {len(record['better_on']) or 'none'} {of}"
-    lost = f"lost more than the margin against full training on {_where(record['lost_on'])}"
-    worse = f"worse on {_where(record['worse_on'])}, and {lost}"
+    known, lost = len(record["interval_on"]), f"it was shown to lose on {_where(record['lost_on'])}"
+    below = f"the interval reached below the margin on {len(record['below_on'])} of {known or 'none'}, and {lost}"
     named = f" ({_listed(record['better_on'])})" if record["better_on"] else ""
-    return f"{row['method']} {better}{named}, {worse}; {time}"
+    return f"{row['method']} {better}{named}, and worse on {_where(record['worse_on'])}. Against full training, {below}; {time}"
 
 
 def _warning(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> list[str]:
@@ -328,7 +355,8 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
-        worth_trying (the recommended methods, the best first), next (the command that compares the first ones) and sentences.
+        worth_trying (the recommended methods, the best first), next (the command for short runs), compare (that which compares
+        the first methods) and sentences.
         The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full training that it
         saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
 
@@ -361,8 +389,7 @@ def advise(
         "break_even_keep": pace.break_even,
         "methods": rows,
     }
-    advice |= _recommended(task, specs, rows, outlook, epochs, data)
-    return advice | {"sentences": sentences(advice)}
+    return advice | _recommended(task, specs, rows, outlook, epochs, data) | {"sentences": sentences(advice)}
 
 
 def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool) -> list[Advice]:
@@ -373,6 +400,7 @@ def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool
 def _recommended(
     task: str, specs: Sequence[Spec], rows: Sequence[Advice], outlook: Outlook, epochs: int, data: Path | None
 ) -> Advice:
-    """Returns the methods that are worth trying, the best first, and the command that compares the first ones."""
+    """Returns the methods that are worth trying, the best first, and the next commands."""
     worth = [row["method"] for row in worth_trying(rows, outlook)]
-    return {"worth_trying": worth, "next": next_command(task, named_methods(worth, specs), epochs=epochs, data=data)}
+    compare = next_command(task, named_methods(worth, specs), epochs=epochs, data=data)
+    return {"worth_trying": worth, "next": budget_command(task, HALF, epochs=epochs, data=data), "compare": compare}

@@ -34,6 +34,8 @@ SAID_OF_LOSSES: dict[BudgetFinding, str] = {
         "The metric is no share, so that no limit is known for it; `thresher compare --budget` measures the whole training."
     ),
 }
+SEEDS_DIFFER = "The seeds do not agree on whether that is a loss that matters; `thresher compare --budget` measures it."
+"""Said in place of the former where a seed by itself shows something else than the mean."""
 
 SEEDS = (0, 1)
 SHORTEST = 2
@@ -129,6 +131,16 @@ def _finding(points: float) -> BudgetFinding:
     return "free" if points <= FREE else "between" if points < NOT_FREE else "lost"
 
 
+def seeds_agree(loss: Mapping[str, Any], *, points: bool) -> bool:
+    """Returns whether each seed by itself shows what the mean over the seeds does.
+
+    Args:
+        loss: Entry of `losses`.
+        points: Whether the metric is a share, so that limits are known.
+    """
+    return not points or all(_finding(100 * lost) == loss["finding"] for lost in loss["by_seed"])
+
+
 def budget_sentences(found: Mapping[str, Any]) -> list[str]:
     """Returns what the short runs show.
 
@@ -141,8 +153,9 @@ def budget_sentences(found: Mapping[str, Any]) -> list[str]:
         lost = scale * loss["lost"]
         amount = f"lose {lost:.2f}{unit} of {found['metric']}" if lost > 0 else "lose nothing"
         apart = max(loss["by_seed"]) - min(loss["by_seed"])
+        shown = SAID_OF_LOSSES[loss["finding"]] if seeds_agree(loss, points=found["points"]) else SEEDS_DIFFER
         said.append(
             f"At {loss['share']:g} of the cost, smaller batches {amount} in short runs of {found['epochs']} epochs; "
-            f"the seeds differ by {scale * apart:.2f}{unit}. {SAID_OF_LOSSES[loss['finding']]}"
+            f"the seeds differ by {scale * apart:.2f}{unit}. {shown}"
         )
     return said

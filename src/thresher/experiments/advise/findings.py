@@ -34,6 +34,8 @@ class Measurement:
         difference: Metric less that of full training, in points, or in the unit of a metric that is no share.
         to_full: Finding against full training: "no loss", "loses" or "unclear".
         against: Finding against each control of the same cost: "better", "worse", "no better" or "unclear".
+        low: Lower end of the 95 % interval of `difference`, in its unit. Default None: not known.
+        margin: Loss that did not matter, in the same unit. Default None: not known.
     """
 
     source: str
@@ -43,6 +45,13 @@ class Measurement:
     difference: float
     to_full: str
     against: Mapping[str, str]
+    low: float | None = None
+    margin: float | None = None
+
+    @property
+    def below(self) -> bool | None:
+        """Whether the interval of the difference reached below the margin; None where it is not known."""
+        return None if self.low is None or self.margin is None else self.low < -self.margin
 
     @property
     def sign(self) -> int:
@@ -87,6 +96,16 @@ class Record:
         return list(dict.fromkeys(one.task for one in self.measurements if one.to_full == "loses"))
 
     @property
+    def below(self) -> list[str]:
+        """Names of the trainings on which the interval of the difference to full training reached below the margin."""
+        return list(dict.fromkeys(one.task for one in self.measurements if one.below))
+
+    @property
+    def with_interval(self) -> list[str]:
+        """Names of the trainings on which that interval is known."""
+        return list(dict.fromkeys(one.task for one in self.measurements if one.below is not None))
+
+    @property
     def tasks(self) -> list[str]:
         """Names of the trainings that it was measured on."""
         return list(dict.fromkeys(one.task for one in self.measurements))
@@ -100,6 +119,8 @@ class Record:
             "better_on": self.better,
             "worse_on": self.worse,
             "lost_on": self.lost,
+            "below_on": self.below,
+            "interval_on": self.with_interval,
         }
 
     def _where(self, sign: int) -> list[str]:

@@ -517,7 +517,8 @@ def _cheapest(options: Sequence[RowDict], results: Mapping[str, Any]) -> Conclus
         said.append(f"Each of them loses no more than {size}, and none is shown to be better than another.")
     else:
         more = _seeds_in_words(pick, seeds) if pick["finding"] == "unclear" else ""
-        said.append(f"A loss of more than {size} is excluded for {listed(shown)} only. {more}".rstrip())
+        only = listed(shown)
+        said.append(f"It is shown for {only} only that the loss is no more than {size}. {more}".rstrip())
     return Conclusion(pick, said)
 
 

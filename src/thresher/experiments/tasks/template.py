@@ -1,8 +1,9 @@
-"""Your own training, in the form that `thresher compare` needs.
+"""Your own training, in the form that `thresher advise` and `thresher compare` need.
 
-    thresher compare {path}:build --budget 0.5 --epochs 10 --out runs/mine
+    thresher advise {path}:build --budget 0.5
 
-`compare` calls build(seed) again for every run and has the loop itself: forward pass, criterion, backward pass, optimizer
+This command says whether selection can help here, trains short runs at half of the cost, and prints the next command. The
+commands call build(seed) again for every run and have the loop themselves: forward pass, criterion, backward pass, optimizer
 step. Replace the code below by yours. It runs as it is, on 1,797 small images of digits.
 """
 

@@ -220,7 +220,9 @@ UNLIKE = Outlook(0.3, 0.3, 1.5, 0.5, 0.0)
 
 
 def measured_as(row, **against):
-    return row | {"record": Record([Measurement("here", "digits", row["method"], 0.5, 0.0, "loses", against)]).as_dict()}
+    return row | {
+        "record": Record([Measurement("here", "digits", row["method"], 0.5, -1.0, "loses", against, -1.5, 0.5)]).as_dict()
+    }
 
 
 def advice(pace, rows, fallback=None, outlook=UNLIKE):
@@ -285,8 +287,9 @@ def test_words_on_what_was_measured():
     said = sentences(advice(COMPUTING, [measured_as(infobatch, uniform="better"), twice]))
     assert said[-3] == "Try first: infobatch."
     assert said[-2].startswith(
-        "infobatch was better than a control of the same cost on 1 of 1 training that this project measured (digits), worse on "
-        "none, and lost more than the margin against full training on digits; here it could save"
+        "infobatch was better than a control of the same cost on 1 of 1 training that this project measured (digits), and "
+        "worse on none. Against full training, the interval reached below the margin on 1 of 1, and it was shown to lose on "
+        "digits; here it could save"
     )
     assert said[-1] == (
         "selective_backprop:keep=0.33 twice could save 40 %, but was worse than a control of the same cost where this project "
@@ -410,7 +413,8 @@ def test_advice_on_a_task(quick):
     assert 0 < found["outlook"]["rho"] <= 1 <= found["outlook"]["gain"] and 0.3 < found["outlook"]["half_share"] <= 1
     assert rows["selective_backprop:keep=0.33 twice"]["record"]["standing"] == "behind"
     assert not {"selective_backprop:keep=0.33 twice", "kakurenbo", "uniform:keep=0.7"} & set(found["worth_trying"])
-    assert found["next"].startswith("thresher compare digits@200 --methods ")
+    assert found["next"].startswith("thresher advise digits@200 --budget 0.5 --epochs ")
+    assert found["compare"].startswith("thresher compare digits@200 --methods ")
 
 
 def test_a_mistake_in_evaluate_is_told_before_the_probe(monkeypatch):

@@ -34,6 +34,8 @@ def test_where_a_method_stood():
         "better_on": ["a", "d"],
         "worse_on": ["b"],
         "lost_on": ["b"],
+        "below_on": [],
+        "interval_on": [],
     }
     assert Record([bad, bad]).standing == "behind"
 

@@ -90,7 +90,7 @@ def test_controls_that_are_not_decided_count_as_far_as_the_seeds_show():
         "Any of these will do, as far as these 3 seeds show: m, smaller batches, fewer epochs and random. The cheapest is "
         "fewer epochs (shorter@0.500), which took 0.49 of the CPU time of full training; "
     )
-    assert second.startswith("A loss of more than 0.5 points is excluded for m only. About ")
+    assert second.startswith("It is shown for m only that the loss is no more than 0.5 points. About ")
     assert "would decide on shorter@0.500 if further ones differ as these 3 do." in second
 
 
