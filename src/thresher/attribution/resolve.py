@@ -1,8 +1,7 @@
 """Which samples a loss belongs to: certain, or an error.
 
 Every operation in between must be one that is known to keep rows in their order. An operation that is not in the lists of
-`operations`, or acts along the rows, may have moved them.
-
+this module, or acts along the rows, may have moved them.
 
 There are two sources of evidence. Targets: a tensor that shares storage with a batch that the loader yielded shows rows of
 that batch, by its element range. Outputs: the tensors that `run.model` returns show the same rows as the inputs of that

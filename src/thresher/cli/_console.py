@@ -119,7 +119,7 @@ def _target_cell(reached: dict[str, Any]) -> str:
 
 
 DEFAULT_MARGIN = 0.5
-"""Same value as `comparison.summary.MARGIN`; importing that module would take longer than printing the help."""
+"""Same value as `comparison.summary.DEFAULT_MARGIN`; importing that module would take longer than printing the help."""
 
 SCRIPT_ARGUMENT = typer.Argument(
     metavar="TASK|FILE.py:FUNCTION",

@@ -256,7 +256,7 @@ def card_page(name: str, results: Path | None = None, *, as_lists: bool = False)
 
     Args:
         name: Name of the method, one of `thresher.methods.names()`.
-        results: Folder with results, see `measured.measurements`; the page then ends with those of the method. Default None:
+        results: Folder with results, see `measurements`; the page then ends with those of the method. Default None:
             without results.
         as_lists: Whether the settings are a list, which a narrow terminal shows whole, in place of a table. Default: False.
 

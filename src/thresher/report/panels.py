@@ -16,13 +16,13 @@ from plotly.subplots import make_subplots
 from thresher.report.charts import Look, look
 
 FIRST_COLOUR = "#000000"
-"""Colour of the first curve of each panel, which is the baseline; the others have those of `style.look`."""
+"""Colour of the first curve of each panel, which is the baseline; the others have those of `charts.look`."""
 PANEL_WIDTH, PANEL_HEIGHT, LEGEND_HEIGHT = 440, 380, 60
 """Sizes in pixels, of which an inch has 96."""
 PICTURE_SUFFIXES = (".svg", ".png")
 MARKERS = {"square": "s", "diamond": "D", "triangle-up": "^", "x": "X", "pentagon": "p", "star": "*", "triangle-down": "v"}
 LINES = {"dashdot": "-.", "longdash": "--"}
-"""Matplotlib's names for the symbols and the dashes of `style.look`."""
+"""Matplotlib's names for the symbols and the dashes of `charts.look`."""
 MATPLOTLIB = {
     "svg.fonttype": "none",
     "svg.hashsalt": "thresher",
@@ -229,7 +229,7 @@ def error_panels(measured: Mapping[str, Any]) -> list[Panel]:
     """Returns two panels of the test error: against the counted cost, and against CPU time.
 
     Args:
-        measured: Result of `time_to_target.measure_targets`.
+        measured: Result of `time_to_target.measure`.
     """
     axes = (("cost", "cost in full trainings"), ("cpu_s", "CPU seconds"))
     marks = [(f"{target['factor']:g}x", 100 * target["error"]) for target in measured["targets"]]

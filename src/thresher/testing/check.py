@@ -269,7 +269,7 @@ class Subject:
         """Returns the answers to a fixed series of questions, in a form that `==` compares.
 
         Args:
-            kind: Kind of values in the questions, one of `questions.VALUE_KINDS`. Default: "tied".
+            kind: Kind of values in the questions, one of `VALUE_KINDS`. Default: "tied".
         """
         raise NotImplementedError
 
@@ -347,7 +347,7 @@ class EpochSubject(Subject):
         """Returns records as they are after a few epochs of full training.
 
         Args:
-            kind: Kind of values, one of `questions.VALUE_KINDS`. Default: "tied".
+            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
             n: Number of samples. Default: the size of the dataset.
             seed: Random seed of the values. Default: 0.
         """
@@ -365,7 +365,7 @@ class EpochSubject(Subject):
         Args:
             epoch: Number of the epoch.
             n: Number of samples.
-            kind: Kind of values, one of `questions.VALUE_KINDS`. Default: "tied".
+            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
             seed: Random seed of the values. Default: 0.
         """
         names = self.method.full_pass(epoch, self.epochs) if requirements_of(self.method).full_pass else ()
@@ -386,7 +386,7 @@ class EpochSubject(Subject):
             epoch: Number of the epoch.
             n: Number of samples. Default: the size of the dataset.
             seed: Random seed of the generator that the method is given. Default: 0.
-            kind: Kind of values of the full pass, one of `questions.VALUE_KINDS`. Default: "tied".
+            kind: Kind of values of the full pass, one of `VALUE_KINDS`. Default: "tied".
         """
         n = self.samples if n is None else n
         with self.asked(f"plan_epoch of epoch {epoch} ({n} samples, {kind})"):
@@ -445,7 +445,7 @@ class BatchSubject(Subject):
         Args:
             n: Number of samples in the batch.
             seed: Random seed of the values and ids.
-            kind: Kind of values, one of `questions.VALUE_KINDS`. Default: "tied".
+            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
             samples: Size of the dataset. Default: the size that the method is asked about.
         """
         ids = np.random.default_rng([seed, n]).permutation(samples or self.samples)[:n]
@@ -492,7 +492,7 @@ class BatchSubject(Subject):
         """Returns the plans and states of the same few batches, in a form that `==` compares, and the last state.
 
         Args:
-            kind: Kind of values, one of `questions.VALUE_KINDS`. Default: "tied".
+            kind: Kind of values, one of `VALUE_KINDS`. Default: "tied".
             state: State before the first of these batches. Default: the initial state.
             start: Number of the first of these batches. Default: 0.
         """

@@ -344,7 +344,7 @@ def advise(
     """Probes a training and estimates for each method what share of the time it could save.
 
     Args:
-        task: Name of the training, see `recipes.resolve.task_of`.
+        task: Name of the training, see `recipes.running.task_of`.
         specs: Methods other than full training.
         epochs: Number of epochs of the planned training; the schedules of methods refer to it. Default: 20.
         data: Folder with the data, for tasks that take one.

@@ -57,7 +57,7 @@ def budget_advice(
     """Trains short runs at full cost and with smaller batches, and returns what smaller batches lose.
 
     Args:
-        task: Name of the training, see `recipes.resolve.task_of`.
+        task: Name of the training, see `recipes.running.task_of`.
         shares: Shares of the cost of full training, each within (0, 1).
         epochs: Number of epochs of the planned training; short runs have a quarter of them.
         data: Folder with the data, for tasks that take one.

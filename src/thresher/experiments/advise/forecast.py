@@ -230,7 +230,7 @@ def all_learned(signals: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def loss_summary(signals: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Returns how the losses are distributed: see `recording.distribution`.
+    """Returns how the losses are distributed: see `samples.distribution`.
 
     Besides, `below_mean` is the share of the samples with a loss below the mean, and `trusted` the share that is right and
     confident; None where these signals were not recorded.

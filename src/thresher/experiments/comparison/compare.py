@@ -89,7 +89,7 @@ def compare(
     stopped. Several processes of torchrun or accelerate launch call it and train each run together.
 
     Args:
-        task: Name of the task, see `recipes.resolve.task_of`.
+        task: Name of the task, see `recipes.running.task_of`.
         methods: Methods to compare; full training is added where it is missing.
         seeds: Distinct random seeds; a seed gives all methods the same initial weights and shuffling.
         epochs: Number of epochs of every run, 1 or more.
@@ -99,7 +99,7 @@ def compare(
         controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible; the results name the others.
         margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again.
         looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
-        rates: Factors on the learning rate by arm, see `rate_looks`. Default: 1 for all.
+        rates: Factors on the learning rate by arm, see `chosen_rates`. Default: 1 for all.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
         watcher: Object whose functions are called as runs proceed. Default: none.
 

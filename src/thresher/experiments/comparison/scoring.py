@@ -114,7 +114,7 @@ def make_scores(
     random 70 % of the data.
 
     Args:
-        task: Name of the task, see `recipes.resolve.task_of`.
+        task: Name of the task, see `recipes.running.task_of`.
         score: Name of the score, one of `SCORES`.
         models: Number of models, 1 or more; 2 or more for "memorisation", "mutual_information" and "variation_ratio".
             Default: 3.

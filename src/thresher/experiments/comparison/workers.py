@@ -126,7 +126,7 @@ class Workers:
         task: Name of the task.
         epochs: Number of epochs of full training.
         folder: Folder with the data, see `Task.load`.
-        samples: Folder for the histories of samples, one file per run, see `Store.samples`. None, the default, writes none.
+        samples: Folder for the histories of samples, one file per run, see `Store.runs`. None, the default, writes none.
         track: Name of a tracker of accelerate. Default: None.
         track_to: Folder for a tracker that writes files.
     """

@@ -207,7 +207,7 @@ class EmaSection(Section):
 
     Args:
         decay: Decay in the form of torchvision's script: for one update per step, one sample per step and one epoch; see
-            `averaging.decay_of`.
+            `recipes.task.decay_of`.
         steps: Number of steps between updates.
     """
 
@@ -249,7 +249,7 @@ class Recipe(Section):
         published: Numbers of the source.
         notes: Contradictions within the source, or between the source and its code, and the choices made here.
         not_given: Choices made here for settings that the source does not give, by field.
-        smoke: Fields of a recipe that differ in a smoke test, in addition to those of `smoke.reduced`.
+        smoke: Fields of a recipe that differ in a smoke test, in addition to those of `recipes.running.reduced`.
     """
 
     paper: PaperSection

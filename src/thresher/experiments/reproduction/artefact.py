@@ -40,7 +40,7 @@ class ArtefactPart:
 
     Args:
         name: Name on the page and in claims.
-        task: Name of the task, see `recipes.resolve.task_of`.
+        task: Name of the task, see `recipes.running.task_of`.
         epochs: Number of epochs of every run.
         rows: Method of each row, as on the command line, by the name of the row in the paper's words; full training is always a
             row, `full`. `{scores}` stands for a file of scores, see `scores`.

@@ -21,7 +21,7 @@ def built_in(name: str) -> Task:
     """Returns a task of this package.
 
     Args:
-        name: Name of the task, or NAME@SAMPLES for a subset of its training samples, see `data.base.training_subset`.
+        name: Name of the task, or NAME@SAMPLES for a subset of its training samples, see `tasks.base.training_subset`.
 
     Raises:
         ValueError: There is no such task, or no number after the @.
