@@ -15,6 +15,9 @@ from thresher.experiments.advise.findings import MEASURED, Measurement, Record, 
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
+OWN_RATE = "winnow at its own rate"
+"""Arm of `benchmarks.winnow` with the learning rate that `attach` takes by itself, as a comparison does."""
+
 Results = Mapping[str, Any]
 """Content of a file of results."""
 
@@ -32,9 +35,9 @@ def of_comparison(source: str, found: Results) -> Iterator[Measurement]:
             against = {kind: one["finding"] for kind, one in row["against"].items()}
             difference = round(scale * row["difference"], 3)
             cost = round(row["cost_ratio"], 3)
-            low = None if row.get("ci95") is None else round(scale * row["ci95"][0], 3)
+            interval = [None, None] if row.get("ci95") is None else [round(scale * end, 3) for end in row["ci95"]]
             given = (source, found["task"], row["method"], cost, difference, row["finding"], against)
-            yield Measurement(*given, low, found.get("margin"))
+            yield Measurement(*given, *interval, found.get("margin"))
 
 
 def of_winnow(source: str, found: Results) -> Iterator[Measurement]:
@@ -51,7 +54,8 @@ def of_winnow(source: str, found: Results) -> Iterator[Measurement]:
             difference = round(own["to_full"]["mean"], 3)
             cost = round(own["cost"], 3)
             given = (source, task, f"winnow:share={share}", cost, difference, shown["to_full"], against)
-            yield Measurement(*given, _low(own["to_full"]), found.get("margin"))
+            as_attached = table["tasks"][task].get(OWN_RATE, own)
+            yield Measurement(*given, *_interval(as_attached["to_full"]), found.get("margin"))
 
 
 def of_league(source: str, found: Results) -> Iterator[Measurement]:
@@ -65,12 +69,12 @@ def of_league(source: str, found: Results) -> Iterator[Measurement]:
         against = {control: one["finding"] for control, one in row["against"].items()}
         label, difference = found["settings"][row["method"]], round(row["to_full"]["mean"], 3)
         given = (source, row["task"], label, round(row["cost"], 3), difference, row["finding"], against)
-        yield Measurement(*given, _low(row["to_full"]), found.get("margin"))
+        yield Measurement(*given, *_interval(row["to_full"]), found.get("margin"))
 
 
-def _low(paired: Results) -> float | None:
-    """Returns the lower end of an interval; None where there is none."""
-    return None if paired.get("low") is None else round(paired["low"], 3)
+def _interval(paired: Results) -> list[float | None]:
+    """Returns both ends of an interval; None where there is none."""
+    return [None if paired.get(end) is None else round(paired[end], 3) for end in ("low", "high")]
 
 
 SOURCES: dict[str, Callable[[str, Results], Iterator[Measurement]]] = {

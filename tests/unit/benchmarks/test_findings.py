@@ -17,7 +17,12 @@ def test_the_last_source_counts_and_each_is_read_as_it_is(tmp_path):
         "margin": 0.2,
         "shares": {
             "0.5": {
-                "tasks": {"text": {"winnow": {"cost": 0.5, "to_full": {"mean": 0.75, "low": 0.25}}}},
+                "tasks": {
+                    "text": {
+                        "winnow": {"cost": 0.5, "to_full": {"mean": 0.75, "low": 0.25, "high": 1.0}},
+                        "winnow at its own rate": {"to_full": {"mean": -0.1, "low": -0.5, "high": 0.25}},
+                    }
+                },
                 "shown": {"text": {"to_full": "unclear", "to_smaller": "worse"}},
             }
         },
@@ -33,7 +38,7 @@ def test_the_last_source_counts_and_each_is_read_as_it_is(tmp_path):
     league = {"rows": [row], "settings": {"Winnow": "winnow:share=0.5"}}
     (tmp_path / "winnow.json").write_text(json.dumps(winnow))
     [before] = findings.collected(tmp_path)
-    assert (before["low"], before["margin"]) == (0.25, 0.2)
+    assert (before["low"], before["high"], before["margin"]) == (-0.5, 0.25, 0.2), "the rate that a comparison takes counts"
     assert (before["method"], before["difference"], before["against"]) == ("winnow:share=0.5", 0.75, {"smaller": "worse"})
     (tmp_path / "league.json").write_text(json.dumps(league))
     [after] = findings.collected(tmp_path)

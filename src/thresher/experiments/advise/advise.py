@@ -283,8 +283,8 @@ def _reason(row: Mapping[str, Any]) -> str:
         return f"{row['method']} was not measured by this project; {time}"
     of = f"of {_trainings(record['on'])} that this project measured{', with other settings' * record['other_settings']}"
     better = f"was better than a control of the same cost on {len(record['better_on']) or 'none'} {of}"
-    known, lost = len(record["interval_on"]), f"it was shown to lose on {_where(record['lost_on'])}"
-    below = f"the interval reached below the margin on {len(record['below_on'])} of {known or 'none'}, and {lost}"
+    known, under = len(record["interval_on"]), f"all of it was below 0 on {_where(record['under_zero_on'])}"
+    below = f"the interval reached below the margin on {len(record['below_on'])} of {known or 'none'}, and {under}"
     named = f" ({_listed(record['better_on'])})" if record["better_on"] else ""
     return f"{row['method']} {better}{named}, and worse on {_where(record['worse_on'])}. Against full training, {below}; {time}"
 

@@ -4,7 +4,7 @@ The probe shows what time could be saved. What that costs in the metric it does 
 budget do, and in the end a comparison. So nothing is called safe here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from thresher.experiments.advise.advise import RANDOM_HALF, WORTHWHILE, in_percent, outlook_in
@@ -92,16 +92,13 @@ def on_the_interval(name: str, record: Mapping[str, Any]) -> str:
         name: Name of the method.
         record: Result of `findings.Record.as_dict`.
     """
-    known, below, lost = record["interval_on"], record["below_on"], record["lost_on"]
-    if not record["on"]:
-        return f"{name} was not measured by this project."
-    shown = f"it is shown to lose on {_trainings(lost)}" if lost else "it is not shown to lose on any"
+    known, below, under = record["interval_on"], record["below_on"], record["under_zero_on"]
     if not known:
-        return f"for {name}, no interval of the difference to full training is known; {shown}."
+        return f"no interval of the difference to full training is known for {name}."
     of = f"{len(known)} training{'s' * (len(known) > 1)}"
     other = " with other settings" if record["other_settings"] else ""
     reached = f"the interval of the difference to full training reached below the margin on {len(below)} of {of}"
-    return f"for {name}{other}, {reached}; {shown}."
+    return f"for {name}{other}, {reached}, and all of it was below 0 on {len(under)} of them."
 
 
 def _before_next(advice: Mapping[str, Any]) -> str:
@@ -129,7 +126,3 @@ def _saves(advice: Mapping[str, Any]) -> bool:
 
 def _row(advice: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return next(row for row in advice["methods"] if row["method"] == name)
-
-
-def _trainings(names: Sequence[str]) -> str:
-    return f"{len(names)} of them"

@@ -34,7 +34,9 @@ class Measurement:
         difference: Metric less that of full training, in points, or in the unit of a metric that is no share.
         to_full: Finding against full training: "no loss", "loses" or "unclear".
         against: Finding against each control of the same cost: "better", "worse", "no better" or "unclear".
-        low: Lower end of the 95 % interval of `difference`, in its unit. Default None: not known.
+        low: Lower end of the 95 % interval of the difference to full training, in the same unit, with the learning rate that a
+            comparison takes by itself; `difference` may be at the best of several rates. Default None: not known.
+        high: Upper end of that interval. Default None: not known.
         margin: Loss that did not matter, in the same unit. Default None: not known.
     """
 
@@ -46,6 +48,7 @@ class Measurement:
     to_full: str
     against: Mapping[str, str]
     low: float | None = None
+    high: float | None = None
     margin: float | None = None
 
     @property
@@ -101,6 +104,11 @@ class Record:
         return list(dict.fromkeys(one.task for one in self.measurements if one.below))
 
     @property
+    def under_zero(self) -> list[str]:
+        """Names of the trainings on which all of that interval was below 0."""
+        return list(dict.fromkeys(one.task for one in self.measurements if one.high is not None and one.high < 0))
+
+    @property
     def with_interval(self) -> list[str]:
         """Names of the trainings on which that interval is known."""
         return list(dict.fromkeys(one.task for one in self.measurements if one.below is not None))
@@ -120,6 +128,7 @@ class Record:
             "worse_on": self.worse,
             "lost_on": self.lost,
             "below_on": self.below,
+            "under_zero_on": self.under_zero,
             "interval_on": self.with_interval,
         }
 

@@ -35,6 +35,7 @@ def test_where_a_method_stood():
         "worse_on": ["b"],
         "lost_on": ["b"],
         "below_on": [],
+        "under_zero_on": [],
         "interval_on": [],
     }
     assert Record([bad, bad]).standing == "behind"
