@@ -35,9 +35,9 @@ def of_comparison(source: str, found: Results) -> Iterator[Measurement]:
             against = {kind: one["finding"] for kind, one in row["against"].items()}
             difference = round(scale * row["difference"], 3)
             cost = round(row["cost_ratio"], 3)
-            interval = [None, None] if row.get("ci95") is None else [round(scale * end, 3) for end in row["ci95"]]
+            low, high = (None, None) if row.get("ci95") is None else (round(scale * end, 3) for end in row["ci95"])
             given = (source, found["task"], row["method"], cost, difference, row["finding"], against)
-            yield Measurement(*given, *interval, found.get("margin"))
+            yield Measurement(*given, low, high, found.get("margin"))
 
 
 def of_winnow(source: str, found: Results) -> Iterator[Measurement]:
@@ -72,9 +72,10 @@ def of_league(source: str, found: Results) -> Iterator[Measurement]:
         yield Measurement(*given, *_interval(row["to_full"]), found.get("margin"))
 
 
-def _interval(paired: Results) -> list[float | None]:
+def _interval(paired: Results) -> tuple[float | None, float | None]:
     """Returns both ends of an interval; None where there is none."""
-    return [None if paired.get(end) is None else round(paired[end], 3) for end in ("low", "high")]
+    low, high = (None if paired.get(end) is None else round(paired[end], 3) for end in ("low", "high"))
+    return low, high
 
 
 SOURCES: dict[str, Callable[[str, Results], Iterator[Measurement]]] = {
