@@ -191,7 +191,7 @@ class UserOrder:
 
         Args:
             plan: The plan of the epoch.
-            place: OrderPlace that an interrupted epoch has reached.
+            place: Where in its order an interrupted epoch goes on.
             sizes: Batch size, and whether a last batch that is not full is dropped.
             everything: Number of samples of full training; None for those of the order.
         """
