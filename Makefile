@@ -152,7 +152,7 @@ winnow: .venv/installed
 
 winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json \
-		--page docs/winnow.md --readme README.md
+		--page docs/winnow.md --overview docs/results.md --readme README.md
 	$(BIN)/python -m benchmarks.winnow.figure
 
 winnow-guards: .venv/installed
@@ -165,7 +165,7 @@ ada-selection: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/results.md
 
 league: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/league.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.league --page docs/league.md --top docs/results.md
 
 reproduce: .venv/installed
 	$(BIN)/thresher reproduce all --work runs/$@ --results $(RESULTS)/$@ --page docs/$@.md

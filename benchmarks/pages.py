@@ -1,6 +1,6 @@
-"""Writes what README.md and docs/results.md quote from the committed comparisons, so that they never disagree.
+"""Writes what docs/results.md quotes from the committed comparisons, so that they never disagree.
 
-`python -m benchmarks.pages` writes both files anew, from the results of `make fashion`, `make mnist-5k` and `make
+`python -m benchmarks.pages` writes the page anew, from the results of `make fashion`, `make mnist-5k` and `make
 further-methods`. In the overview, those that fell short come first.
 """
 
@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marks import between_marks
-from thresher.experiments.comparison.controls import CONTROLS
 from thresher.experiments.comparison.summary import is_share, left_out_sentence, listed, rates_sentences, time_beside_cost
 from thresher.experiments.training.files import markdown_table
 from thresher.report.cards import result_cells
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+PAGE = ROOT / "docs" / "results.md"
 
 COMPARED = {
     "demo-mnist-5k": "small CNN on MNIST",
@@ -40,7 +39,7 @@ FURTHER = "further-methods"
 """Comparison of methods that have a table of their own and are not in the overview."""
 
 OVERVIEW = "<!-- overview of benchmarks.pages -->", "<!-- end of the overview -->"
-"""Marks of the overview, in the README in words and in docs/results.md as a table."""
+"""Marks of the overview."""
 
 FINDINGS = ("loses", "unclear", "no loss")
 """Findings against full training, the worst first."""
@@ -66,16 +65,6 @@ class Entry:
         """Name of the method in words."""
         return NAMES[self.row["method"]]
 
-    @property
-    def against(self) -> set[str]:
-        """Findings against the controls."""
-        return {found["finding"] for found in self.row["against"].values()}
-
-    @property
-    def numbers(self) -> str:
-        """Network and dataset, with the difference to full training in points and the cost."""
-        return f"{self.on}: {100 * self.row['difference']:+.2f} at cost {self.row['cost_ratio']:.2f}"
-
 
 def entries(found: Mapping[str, Results]) -> list[Entry]:
     """Returns the published methods of all comparisons, those that fell short first.
@@ -95,38 +84,6 @@ def overview_table(found: Mapping[str, Results]) -> str:
         _, _, difference, cost, _, verdict = result_cells(dict(one.row), share=True)
         rows.append((one.name, one.on, difference, cost, verdict))
     return markdown_table(header, rows)
-
-
-def overview_in_words(found: Mapping[str, Results]) -> str:
-    """Returns the findings on the published methods as a list in Markdown, those that fell short first."""
-    made = entries(found)
-    margins = [f"{margin:g}" for margin in sorted({found[file]["margin"] for file in COMPARED})]
-    groups = {
-        "Worse than full training": [one for one in made if one.row["finding"] == "loses"],
-        "Worse than a control of the same cost": [one for one in made if "worse" in one.against],
-        "Too few seeds to tell from full training": [one for one in made if one.row["finding"] == "unclear"],
-        f"No loss of {listed(margins)} points": [one for one in made if one.row["finding"] == "no loss"],
-        "Better than all of its controls of the same cost": [one for one in made if one.against == {"better"}],
-    }
-    lines = [f"- **{title}:** {_by_method(group) or 'none'}." for title, group in groups.items()]
-    return "\n".join([*lines, f"- **Controls:** {_controls_in_words(made)}."])
-
-
-def _controls_in_words(made: Sequence[Entry]) -> str:
-    """Returns which controls the methods were compared with, and on what; several sets of controls are told apart."""
-    places: dict[str, dict[str, None]] = {}
-    for one in made:
-        kinds = listed([CONTROLS[kind].words for kind in one.row["against"]])
-        places.setdefault(kinds, {})[one.on] = None
-    if len(places) == 1:
-        return next(iter(places))
-    return "; ".join(f"{kinds} ({', '.join(on)})" for kinds, on in places.items())
-
-
-def _by_method(group: Sequence[Entry]) -> str:
-    """Returns the entries in words, each method once."""
-    names = dict.fromkeys(one.name for one in group)
-    return "; ".join(f"{name} ({', '.join(one.numbers for one in group if one.name == name)})" for name in names)
 
 
 def comparison_part(results: Results) -> str:
@@ -161,19 +118,17 @@ def marks_of(file: str) -> tuple[str, str]:
     return f"<!-- table of {file}.json -->", f"<!-- end of {file}.json -->"
 
 
-def with_results(readme: str, page: str, found: Mapping[str, Results]) -> tuple[str, str]:
-    """Returns README.md and docs/results.md with what they quote written anew.
+def with_results(page: str, found: Mapping[str, Results]) -> str:
+    """Returns docs/results.md with what it quotes written anew.
 
     Args:
-        readme: Content of README.md.
         page: Content of docs/results.md.
         found: Contents of the results by the name of the file, those of `COMPARED` and `FURTHER`.
     """
-    readme = between_marks(readme, *OVERVIEW, overview_in_words(found))
     page = between_marks(page, *OVERVIEW, overview_table(found))
     for file in (*COMPARED, FURTHER):
         page = between_marks(page, *marks_of(file), comparison_part(found[file]))
-    return readme, page
+    return page
 
 
 def load(folder: Path = RESULTS) -> dict[str, Results]:
@@ -184,12 +139,9 @@ def load(folder: Path = RESULTS) -> dict[str, Results]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pages", description=__doc__)
-    parser.add_argument("--readme", type=Path, default=README, help="first page that is written (default: %(default)s)")
-    parser.add_argument("--page", type=Path, default=PAGE, help="second page that is written (default: %(default)s)")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page that is written (default: %(default)s)")
     given = parser.parse_args(arguments)
-    readme, page = with_results(given.readme.read_text(), given.page.read_text(), load())
-    given.readme.write_text(readme)
-    given.page.write_text(page)
+    given.page.write_text(with_results(given.page.read_text(), load()))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ from thresher.experiments.tasks import built_in
 from thresher.experiments.tasks.base import Data, Task
 from thresher.experiments.tasks.networks import perceptron
 from thresher.experiments.training.files import markdown_table
-from thresher.loading.smaller_batches import Deal
+from thresher.loading.smaller_batches import StepSizes
 from thresher.records import NEVER_SEEN
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "winnow_cost.json"
@@ -112,21 +112,21 @@ class EvenBatches(Sampler[list[int]]):
 
     Args:
         n: Number of samples of the dataset.
-        deal: How many rows each step has.
+        sizes: How many rows each step has.
     """
 
-    def __init__(self, n: int, deal: Deal) -> None:
-        self._n, self._deal = n, deal
+    def __init__(self, n: int, sizes: StepSizes) -> None:
+        self._n, self._sizes = n, sizes
         self._generator = torch.Generator().manual_seed(SEED)
 
     def __iter__(self) -> Iterator[list[int]]:
         ids, first = torch.randperm(self._n, generator=self._generator).tolist(), 0
-        for size in self._deal.sizes(self._deal.rows):
+        for size in self._sizes.parts(self._sizes.rows):
             yield ids[first : first + size]
             first += size
 
     def __len__(self) -> int:
-        return self._deal.steps
+        return self._sizes.steps
 
 
 def steps(loader: Any, model: Any, criterion: Any, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -144,7 +144,7 @@ def by_hand(task: Task, data: Data, share: float) -> Iterator[None]:
     if share < 1:
         n = len(data.train)
         rows = round(share * n)
-        batches = EvenBatches(n, Deal(steps=len(loader), rows=rows, candidates=rows))
+        batches = EvenBatches(n, StepSizes(len(loader), rows, rows))
         loader = DataLoader(data.train, batch_sampler=batches)
     optimizer, criterion = task.optimizer(model), task.criterion()
     while True:

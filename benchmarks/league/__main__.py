@@ -20,7 +20,9 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, default=folder / "winnow-runs.jsonl", help="Trainings of benchmarks.winnow.")
     parser.add_argument("--results", type=Path, default=folder / "league.json", help="File of the results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
-    parser.add_argument("--readme", type=Path, help="Page in Markdown whose first table is written anew. Default: none.")
+    parser.add_argument(
+        "--top", type=Path, help="Page in Markdown whose sentence on the league is written anew. Default: none."
+    )
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
     known = arms()
@@ -38,7 +40,7 @@ def main() -> None:
         )
     found = results({**beside, **done})
     given.results.write_text(json.dumps(found, indent=1) + "\n")
-    for path, written in ((given.page, with_tables), (given.readme, with_top)):
+    for path, written in ((given.page, with_tables), (given.top, with_top)):
         if path is not None:
             path.write_text(written(path.read_text(), found))
     print(page(found))

@@ -74,22 +74,21 @@ class Cost:
         return (self.forward + backward_to_forward * self.backward) / full if full else float("nan")
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the counts, the cost and what was saved, as plain values for a log or a JSON file.
+        """Returns the counts and the cost, as plain values for a log or a JSON file.
 
         Returns:
-            The fields of the class by name, and `ratio`, the cost with 2 forwards a backward; `measured_ratio`, the cost with
-            the measured `backward_to_forward`; and `time_saved`, 1 - `measured_ratio`, an estimate from the counts of the share
-            of full training's time in the model that was saved, negative where more was spent. What is not known is None.
+            The fields of the class by name; `ratio`, the cost with 2 forwards a backward; and `measured_ratio`, the cost with
+            the measured `backward_to_forward`. What is not known is None. The time that was saved is not in the counts: small
+            batches take more time per sample. `run.summary()` and `run.times` have it.
 
         Example:
             >>> cost = Cost(forward=100, backward=50, steps=10, full_forward=100, full_backward=100, backward_to_forward=1.0)
-            >>> {name: cost.to_dict()[name] for name in ("ratio", "measured_ratio", "time_saved")}
-            {'ratio': 0.6666666666666666, 'measured_ratio': 0.75, 'time_saved': 0.25}
+            >>> {name: cost.to_dict()[name] for name in ("ratio", "measured_ratio")}
+            {'ratio': 0.6666666666666666, 'measured_ratio': 0.75}
         """
         own = self.backward_to_forward
         measured = None if own is None else _known(self.ratio(own))
-        saved = None if measured is None else 1 - measured
-        return asdict(self) | {"ratio": _known(self.ratio()), "measured_ratio": measured, "time_saved": saved}
+        return asdict(self) | {"ratio": _known(self.ratio()), "measured_ratio": measured}
 
     @property
     def _why_unknown(self) -> str | None:

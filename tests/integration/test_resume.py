@@ -239,10 +239,10 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict(changed(state, n=17))
-    with pytest.raises(ValueError, match="version 0.*version 5"):
+    with pytest.raises(ValueError, match="version 0.*version 6"):
         same.load_state_dict({**state, "version": 0})
-    with pytest.raises(ValueError, match="version 4.*version 5.*the version of thresher that saved it"):
-        same.load_state_dict({**state, "version": 4})
+    with pytest.raises(ValueError, match="version 5.*version 6.*the version of thresher that saved it"):
+        same.load_state_dict({**state, "version": 5})
     with pytest.raises(ValueError, match=r"columns \['loss'\]"):
         same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})
     with pytest.warns(UserWarning, match="saved with"):

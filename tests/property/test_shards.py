@@ -14,7 +14,7 @@ from thresher.distributed.layout import ShardLayout, fetch
 from thresher.distributed.order import DrawnOrder, KeptOrder, RankOrder
 from thresher.distributed.sharded_records import Arrivals
 from thresher.exact import exact_mean, kth_smallest
-from thresher.loading.smaller_batches import Deal
+from thresher.loading.smaller_batches import Deal, StepSizes
 from thresher.methods.forgetting import fewest
 from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import hiding_candidates
@@ -156,7 +156,7 @@ def test_rows_that_are_drawn_are_those_of_one_process(data, steps, size):
     n = int(candidates.sum())
     keys = np.random.default_rng(n).choice(np.float32([-0.5, 0.0, 0.5, 1.0, np.inf]), n)
     order = np.random.default_rng(n).permutation(n)
-    deal, ends = Deal(1, 1, 1, torch.from_numpy(keys).__getitem__), np.cumsum(candidates)
+    deal, ends = Deal(StepSizes(1, 1, 1), torch.from_numpy(keys).__getitem__), np.cumsum(candidates)
     for worlds in (1, size):
         look = lambda world: DrawnOrder(lambda a, b: order[a:b], candidates, rows, keys.take, world)  # noqa: E731
         for drawn in [look(ALONE)] if worlds == 1 else on_ranks(worlds, look):

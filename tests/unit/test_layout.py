@@ -31,7 +31,7 @@ FLOORS = (
     ("subset",),
     ("loading",),
     ("distributed",),
-    ("plans", "records", "schedules", "selection", "exact", "shards", "permutation", "cost", "rng", "_version"),
+    ("plans", "records", "schedules", "selection", "exact", "shards", "permutation", "cost", "timing", "rng", "_version"),
 )
 """From the top to the ground; the names of one floor are the rooms or modules that stand beside each other."""
 

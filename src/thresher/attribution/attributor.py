@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from thresher.attribution.rows import Attribution, AttributionError, YieldedBatc
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.collate_check import UnknownRows
 from thresher.loading.trees import leaves
+from thresher.timing import Timing
 
 BATCHES_AHEAD = 2
 """Number of batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
@@ -154,6 +156,7 @@ class Attributor:
         samples: Number of samples of the dataset; 0 for a stream.
         device: Device of ids and weights.
         unknown_rows: Reason why the rows of batches are not their samples in order, as soon as it is known.
+        timing: Books the time of the training.
     """
 
     def __init__(
@@ -164,7 +167,9 @@ class Attributor:
         samples: int,
         device: torch.device,
         unknown_rows: UnknownRows,
+        timing: Timing,
     ) -> None:
+        self._timing = timing
         self._tracker, self._accumulator, self._untouched = tracker, accumulator, tracker.untouched
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
@@ -200,14 +205,18 @@ class Attributor:
         Raises:
             AttributionError: The samples cannot be told with certainty; nothing was recorded.
         """
+        begin = perf_counter()
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is not None and (batch := attribution.batch) is not None:
             if not self._trains_model:
                 self._begin_training()
             if batch.credited and self._was_stepped(outputs, identity_of(outputs, targets), attribution):
                 return None
+            measures = perf_counter()
             value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
+            measured = perf_counter()
             self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
+            self._timing.attribution_s += perf_counter() - measured + measures - begin
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
@@ -222,10 +231,13 @@ class Attributor:
         call = identity_of(outputs, targets)
         if self._was_stepped(outputs, call, attribution):
             return None
-        value, found, *rows = measure(outputs, targets, attribution, self._weights_of(attribution), None)
+        weights, measures = self._weights_of(attribution), perf_counter()
+        value, found, *rows = measure(outputs, targets, attribution, weights, None)
+        measured = perf_counter()
         self._accumulator.credit(attribution, found, outputs, outputs, rows[0] if rows else None, call)
         if batch is not None:
             batch.meant = False
+        self._timing.attribution_s += perf_counter() - measured + measures - begin
         return value
 
     def _check_weighed(self, batch: YieldedBatch) -> None:

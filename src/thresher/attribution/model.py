@@ -5,6 +5,7 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from functools import wraps
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from thresher.attribution.cost_meter import TRANSFORMED, Meter, in_transform, ne
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
 from thresher.subset.module import SubsetBackward
+from thresher.timing import Timing
 
 
 class ForwardTimer(Protocol):
@@ -40,6 +42,7 @@ class TrackedModel(nn.Module):
         timer: Times the first training passes.
         device: Device of the model.
         meter: Counter of the samples of forward and backward passes.
+        timing: Books the time of the training.
         norms: BatchNorm layers that weigh the rows of training passes; None where all rows count alike.
     """
 
@@ -51,6 +54,7 @@ class TrackedModel(nn.Module):
         timer: ForwardTimer,
         device: torch.device,
         meter: Meter,
+        timing: Timing,
         norms: WeightedNorms | None = None,
     ) -> None:
         super().__init__()
@@ -61,7 +65,7 @@ class TrackedModel(nn.Module):
         own["module"] = module
         own["_called"], own["_weighs"] = module if call is None else call, norms
         own["_tracked_by"], own["_timed_by"] = tracker, timer
-        own["_runs_on"], own["_counted_by"] = device, meter
+        own["_runs_on"], own["_counted_by"], own["_booked_by"] = device, meter, timing
         self.autocast: torch.dtype | None = None
         """Autocast dtype of the last training pass; None where there was no autocast."""
         self.on_forward: Callable[[torch.dtype | None], None] | None = None
@@ -81,20 +85,23 @@ class TrackedModel(nn.Module):
         if not torch.is_grad_enabled():
             own["_counted_by"].evaluated += 1
             return module(*args, **kwargs)
-        kind = own["_runs_on"].type
+        begin, kind = perf_counter(), own["_runs_on"].type
         own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         if own["on_forward"] is not None:
             own["on_forward"](own["autocast"])
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
         call, own["_counted_by"].subset = own["_called"], None  # of a call of the model itself, or of one that failed
         timed = timer.running and module.training
+        calls = perf_counter()
         with nullcontext() if norms is None else norms.weighing(inputs):
             outputs = timer.forward(lambda: call(*args, **kwargs)) if timed else call(*args, **kwargs)
+        called = perf_counter()
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:
             own["_counted_by"].passed(outputs, inputs.rows.n, first, inputs.rows.batch.number)
         elif module.training:
             own["_counted_by"].passed(outputs, None, first, shapes=[leaf.shape[:2] for leaf in leaves((args, kwargs))])
+        own["_booked_by"].attribution_s += perf_counter() - called + calls - begin
         return outputs
 
     # Everything else is that of the user's model

@@ -36,6 +36,7 @@ class PackedPlan:
         width: Number of candidates per row that is drawn.
         scores: Scores that the rows are drawn in proportion to.
         note: Sentence that the user must know.
+        timed: Whether smaller batches have a few whole ones among them, so that the time of full training is known.
         lots: Random choice that the plan consists of; it is not saved.
 
     Example:
@@ -56,21 +57,24 @@ class PackedPlan:
     width: float
     scores: Tensor | None
     note: str
+    timed: bool = False
     lots: Lots | None = None
 
     @staticmethod
-    def of(plan: EpochPlan, shard: Shard) -> "PackedPlan":
+    def of(plan: EpochPlan, shard: Shard, *, timed: bool = False) -> "PackedPlan":
         """Returns a plan with bits in place of ids.
 
         Args:
             plan: The plan, which `EpochPlan.check` has let pass.
             shard: Shard that it is the plan of.
+            timed: Whether a few of its smaller batches are whole. Default: False.
         """
-        block, values = range(shard.first, shard.last), {field.name: getattr(plan, field.name) for field in fields(PackedPlan)}
+        block, names = range(shard.first, shard.last), {field.name for field in fields(PackedPlan)} - {"timed"}
+        values: dict[str, Any] = {name: getattr(plan, name) for name in names}
         for name in ("refresh",) if plan.drawn else ("ids", "refresh"):
             if values[name] is not None:
                 values[name] = torch.from_numpy(packed(values[name].numpy(), block))
-        return PackedPlan(**values)
+        return PackedPlan(**values, timed=timed)
 
     def unpacked(self, shard: Shard) -> EpochPlan:
         """Returns the plan with its ids, which `EpochPlan` checks as those of any plan.
@@ -82,7 +86,7 @@ class PackedPlan:
             TypeError: A tensor has the wrong dtype.
             ValueError: There are more or fewer bits than the shard has samples, or a number is out of its range.
         """
-        values: dict[str, Any] = {name: value for name, value in vars(self).items() if name != "lots"}
+        values: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in ("lots", "timed")}
         for name in ("refresh",) if self.drawn else ("ids", "refresh"):
             bits = values[name]
             if bits is None:

@@ -18,7 +18,7 @@ from thresher.distributed.world import agree
 from thresher.loading.order import EpochRows, IdBatchSampler, KnownEnd, OrderPlace, as_ids, generators_of
 from thresher.loading.samplers import check_unchanged, inner_sampler, is_shard_of_accelerate, share_states
 from thresher.loading.shuffle import Shuffle
-from thresher.loading.smaller_batches import Deal, Sizes, smaller_sizes
+from thresher.loading.smaller_batches import Deal, StepSizes, smaller_sizes
 from thresher.permutation import Permutation
 from thresher.shards import World
 
@@ -222,9 +222,9 @@ class DrawnRows:
         world: The ranks.
     """
 
-    def __init__(self, drawn: DrawnOrder, sizes: Sizes, world: World) -> None:
+    def __init__(self, drawn: DrawnOrder, sizes: StepSizes, world: World) -> None:
         self._drawn, self._sizes, self._world = drawn, sizes, world
-        self._ends = _ends(sizes.rows, sizes.steps)
+        self._ends = sizes.ends(sizes.rows)
 
     def __len__(self) -> int:
         return self._sizes.rows
@@ -234,11 +234,6 @@ class DrawnRows:
         first, last = (int(np.searchsorted(self._ends, min(row, self._sizes.rows))) for row in (begin, end))
         parts = [self._drawn.take(step)[self._world.rank :: self._world.size] for step in range(first, last)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
-
-
-def _ends(total: int, steps: int) -> NDArray[np.int64]:
-    """Returns where the equal parts of a number end, with a 0 before them, shape (steps + 1,)."""
-    return np.arange(steps + 1, dtype=np.int64) * total // steps
 
 
 class SharedOrder:
@@ -283,7 +278,7 @@ class SharedOrder:
         assert plan is not None
         return KnownEnd(self.samples_of(plan))
 
-    def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> Sizes | None:
+    def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> StepSizes | None:
         """Returns the numbers of the smaller batches of this process; None where an epoch has full batches.
 
         Args:
@@ -313,7 +308,7 @@ class SharedOrder:
             ValueError: There are too few rows for the steps.
         """
         found = self._sizes_of(plan, sizes, everything, least)
-        return None if found is None else Deal(found.steps, found.rows, found.rows)
+        return None if found is None else Deal(found._replace(candidates=found.rows))
 
     # An epoch
 
@@ -333,11 +328,11 @@ class SharedOrder:
         """
         epoch, found = self.sizes.begin(place), self._sizes_of(plan, sizes, everything)
         if found is not None:
-            Deal(found.steps, found.rows, found.rows).step_at(place.stayed)
+            Deal(found).step_at(place.stayed)
         rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, plan)
         return EpochRows(rows, None, place.stayed, rows)
 
-    def _make(self, plan: HeldPlan, epoch: int, found: Sizes | None) -> RankRows:
+    def _make(self, plan: HeldPlan, epoch: int, found: StepSizes | None) -> RankRows:
         """Returns the rows of this process in an epoch; all processes call it together."""
         piece = self.sizes.order(epoch)
         self._kept = None if plan.everything else KeptOrder(piece, self.n, plan.keeps, self._world)
@@ -345,7 +340,7 @@ class SharedOrder:
         rows = self.sizes.dealt(piece, total, by_rows=found is not None)
         if found is not None and plan.own.keys is not None:
             world = self._world.size
-            candidates, drawn = (np.diff(_ends(number, found.steps)) * world for number in (found.candidates, found.rows))
+            candidates, drawn = (np.diff(found.ends(number)) * world for number in (found.candidates, found.rows))
             steps = DrawnOrder(_continued(piece, total), candidates, drawn, plan.keys, self._world)
             rows = DrawnRows(steps, found, self._world)
         return rows

@@ -8,6 +8,7 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ from thresher.loading.smaller_batches import Deal
 from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws, begin_noted
 from thresher.shards import ALONE, World
+from thresher.timing import Timing
 
 Device = torch.device | None
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
@@ -54,11 +56,20 @@ class SelectedLoader(OfUser):
         kept: Ids of the samples of full training, where others were pruned before it. Default: all that the sampler yields.
         world: Processes that the loader deals out its samples to. Default: there is one.
         keeps: Whether the user has declared that row i of each batch is sample i.
+        timing: Books the time of the training. Default: one that nothing reads.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, device: Device, kept: Tensor | None = None, world: World = ALONE, keeps: bool = False
+        self,
+        loader: DataLoader[Any],
+        *,
+        device: Device,
+        kept: Tensor | None = None,
+        world: World = ALONE,
+        keeps: bool = False,
+        timing: Timing | None = None,
     ) -> None:
+        self.timing = Timing(device or torch.device("cpu")) if timing is None else timing
         self._user, self._samples = loader, None if kept is None else len(kept)
         self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
@@ -177,6 +188,7 @@ class SelectedLoader(OfUser):
             raise RuntimeError(
                 "run.loader was closed by run.detach(). Iterate your own DataLoader, or attach again and use its run.loader."
             )
+        self.timing.begin()
         if self._settings is not None:
             self._settings.follow(self._loader, workers_stay=self._workers_ran)
         self.stop()
@@ -354,7 +366,7 @@ class EpochIterator:
         loader: The loader.
         control: The run that the loader belongs to.
         candidates: Batches before the selection inside the batch, with their ids.
-        place: OrderPlace in the epoch's order at which the pass begins.
+        place: Where in the epoch's order the pass begins.
         sizes: Where the batch size is set, and whether a last batch that is not full is dropped.
     """
 
@@ -385,6 +397,7 @@ class EpochIterator:
                 "this pass over run.loader was ended by a newer one; iterate the newer one. To read the data within an epoch, "
                 "as for statistics or an evaluation, use a DataLoader of your own."
             )
+        self._loader.timing.asked()
         row_buffer = self._loader.row_buffer
         if row_buffer is None:
             try:
@@ -419,10 +432,14 @@ class EpochIterator:
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
         batch, ids, drawn, stayed, left = self._candidates.take()
+        arrived = perf_counter()
         self._left = self._sizes.in_batches(left)
         consumed = self._loader.consumed_at(drawn, stayed)
         self._place = OrderPlace(consumed, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
-        return self._loader.moved(batch), ids
+        batch = self._loader.moved(batch)
+        if self._loader.device.type == "cpu":  # else the loop would have moved the batch by itself
+            self._loader.timing.attribution_s += perf_counter() - arrived
+        return batch, ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:
         """Selects from candidate batches until there is a full batch, or no candidate is left."""

@@ -61,7 +61,7 @@ class EpochStart(NamedTuple):
 
     Attributes:
         plan: The plan of the epoch; None for a stream.
-        place: OrderPlace in its order, which an interrupted epoch has reached.
+        place: Where in its order the epoch begins; an interrupted epoch goes on where it stopped.
     """
 
     plan: HeldPlan | None
@@ -279,7 +279,7 @@ class KnownEnd(NamedTuple):
 
 
 UNKNOWN_END = KnownEnd()
-"""KnownEnd of an order of which nothing is known."""
+"""The epoch's end is not known in advance."""
 
 LOOKED_UP = 2**13
 """Number of ids that are looked up in the plan at once, unless a batch has more."""
@@ -394,9 +394,10 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def _dealt(self, deal: Deal, position: int) -> Iterator[tuple[Tensor, int]]:
         """Yields the rows of each step, and how many ids were drawn by then."""
-        first = deal.step_after(self._stayed)
-        candidates = self._pieces(position, deal.sizes(deal.candidates, first))
-        for rows, (ids, position) in zip(deal.sizes(deal.rows, first), candidates, strict=False):
+        sizes = deal.sizes
+        first = sizes.step_after(self._stayed, deal.rows)
+        candidates = self._pieces(position, sizes.parts(deal.candidates, first))
+        for rows, (ids, position) in zip(sizes.parts(deal.rows, first), candidates, strict=False):
             yield deal.draw(ids, rows), position
         # Later epochs have the order that they have in full training, which draws the rest and one more.
         self._order.skip(max(0, (self._length.drawn or 0) - position) + 1)

@@ -1,6 +1,7 @@
 """Smaller batches: the rows of an epoch, dealt over as many steps as full training has."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.distributed.plan import HeldPlan, PackedPlan
+from thresher.timing import whole_steps
 
 MOST_CANDIDATES = 20.0
 """Largest number of candidates that one row stands for, so that no row makes the statistics of its batch alone."""
@@ -52,14 +54,79 @@ class SmallerBatchesError(ValueError):
     """A training cannot make the smaller batches of a plan."""
 
 
+class StepSizes(NamedTuple):
+    """How many rows and candidates each step of an epoch has.
+
+    Attributes:
+        steps: Number of steps, 1 or more.
+        rows: Number of rows of all steps together, at least `steps`.
+        candidates: Number of ids of the epoch's order that the rows are drawn from, at least `rows`.
+        whole: Numbers of the steps that train on all rows of a batch of full training, ascending; they show what it would take.
+        batch_size: Number of rows of such a step.
+
+    Example:
+        >>> sizes = StepSizes(steps=4, rows=14, candidates=20, whole=(1,), batch_size=5)
+        >>> list(sizes.parts(14)), list(sizes.parts(20))
+        ([3, 5, 3, 3], [5, 5, 5, 5])
+    """
+
+    steps: int
+    rows: int
+    candidates: int
+    whole: tuple[int, ...] = ()
+    batch_size: int = 0
+
+    def before(self, step: int, total: int) -> int:
+        """Returns the part of a number that the steps before one have; other than whole steps, they differ by one at most.
+
+        Args:
+            step: Number of the step.
+            total: The number: `rows` or `candidates`.
+        """
+        whole = bisect_left(self.whole, step)
+        rest = total - len(self.whole) * self.batch_size
+        return whole * self.batch_size + (step - whole) * rest // (self.steps - len(self.whole))
+
+    def ends(self, total: int) -> NDArray[np.int64]:
+        """Returns where the part of each step in a number ends, with a 0 before them, shape (steps + 1,).
+
+        Args:
+            total: The number: `rows` or `candidates`.
+        """
+        steps = np.arange(self.steps + 1, dtype=np.int64)
+        whole = np.searchsorted(self.whole, steps)
+        rest = total - len(self.whole) * self.batch_size
+        return whole * self.batch_size + (steps - whole) * rest // (self.steps - len(self.whole))
+
+    def parts(self, total: int, first: int = 0) -> Iterator[int]:
+        """Yields the part of a number that each step has.
+
+        Args:
+            total: The number: `rows` or `candidates`.
+            first: Number of the first step. Default: 0.
+        """
+        begin = self.before(first, total)
+        for step in range(first, self.steps):
+            end = self.before(step + 1, total)
+            yield end - begin
+            begin = end
+
+    def step_after(self, part: int, total: int) -> int:
+        """Returns the number of the step that follows the first part of a number, which is that of whole steps.
+
+        Args:
+            part: The part.
+            total: The number: `rows` or `candidates`.
+        """
+        return bisect_left(range(self.steps + 1), part, key=lambda step: self.before(step, total))
+
+
 @dataclass(frozen=True, eq=False)
 class Deal:
     """How many rows each step of an epoch has, and how they are drawn from its candidates.
 
     Args:
-        steps: Number of steps, 1 or more.
-        rows: Number of rows of all steps together, at least `steps`.
-        candidates: Number of ids of the epoch's order that the rows are drawn from, at least `rows`.
+        sizes: Numbers of rows and candidates.
         keys: Function of ids, shape (n,), that returns numbers of these samples, shape (n,), float32: of the candidates of a
             step, those with the smallest keys are its rows. None where all candidates are.
         scores: Function of ids that returns the scores that the keys were drawn by. None where all rows count alike.
@@ -67,33 +134,33 @@ class Deal:
             returns. None without scores.
 
     Example:
-        >>> deal = Deal(steps=3, rows=4, candidates=8, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]).__getitem__)
-        >>> list(deal.sizes(8)), list(deal.sizes(4)), list(deal.sizes(4, first=deal.step_after(2)))
+        >>> sizes = StepSizes(steps=3, rows=4, candidates=8)
+        >>> deal = Deal(sizes, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]).__getitem__)
+        >>> list(sizes.parts(8)), list(sizes.parts(4)), list(sizes.parts(4, first=sizes.step_after(2, 4)))
         ([2, 3, 3], [1, 1, 2], [2])
         >>> deal.draw(torch.tensor([7, 0, 6]), 2)
         tensor([7, 0])
     """
 
-    steps: int
-    rows: int
-    candidates: int
+    sizes: StepSizes
     keys: ByIds | None = None
     scores: ByIds | None = None
     stand_for: Tensor | None = None
 
-    def sizes(self, total: int, first: int = 0) -> Iterator[int]:
-        """Yields the parts of a number in each step, which differ by one at most.
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return self.sizes.steps
 
-        Args:
-            total: The number: `rows` or `candidates`.
-            first: Number of the first step. Default: 0.
-        """
-        for step in range(first, self.steps):
-            yield (step + 1) * total // self.steps - step * total // self.steps
+    @property
+    def rows(self) -> int:
+        """Number of rows of all steps together."""
+        return self.sizes.rows
 
-    def step_after(self, rows: int) -> int:
-        """Returns the number of the step that follows the first so many rows, which are those of whole steps."""
-        return -(-rows * self.steps // self.rows)
+    @property
+    def candidates(self) -> int:
+        """Number of ids of the epoch's order that the rows are drawn from."""
+        return self.sizes.candidates
 
     def step_at(self, rows: int) -> int:
         """Returns the number of the step that follows the first so many rows.
@@ -104,8 +171,8 @@ class Deal:
         Raises:
             ValueError: The rows are not those of whole steps, as those of other batch sizes.
         """
-        step = self.step_after(rows)
-        if step * self.rows // self.steps != rows:
+        step = self.sizes.step_after(rows, self.rows)
+        if self.sizes.before(step, self.rows) != rows:
             raise ValueError(
                 f"The epoch in progress has trained on {rows} rows, which are not those of the first steps of an epoch with "
                 f"{self.rows} rows in {self.steps} steps. Go on with as many processes, and the batch size, as before, or save "
@@ -155,14 +222,6 @@ def rounded_up(share: float) -> float:
     return math.ceil(share * scale - 1e-9) / scale
 
 
-class Sizes(NamedTuple):
-    """The numbers of a `Deal`, which describes them."""
-
-    steps: int
-    rows: int
-    candidates: int
-
-
 def smaller_sizes(
     plan: PackedPlan,
     whole: bool,
@@ -172,7 +231,7 @@ def smaller_sizes(
     drop_last: bool,
     *,
     least: int = 1,
-) -> Sizes | None:
+) -> StepSizes | None:
     """Returns the numbers of the smaller batches of a plan; None where they are the batches of full training.
 
     Args:
@@ -208,10 +267,13 @@ def smaller_sizes(
             f"An epoch has {steps} batches, and {rows} of its {most} samples are to be trained on, {too_few(least)}{named}. "
             "Give the loader larger batches, or raise the share."
         )
-    return Sizes(steps, rows, rows if plan.keys is None else min(staying, round(plan.width * rows)))
+    candidates = rows if plan.keys is None else min(staying, round(plan.width * rows))
+    # At most half of the rows are in whole steps, and the others leave enough for every step.
+    spare = min(rows // 2, rows - least * steps) // batch_size
+    return StepSizes(steps, rows, candidates, whole_steps(steps, spare) if plan.timed else (), batch_size)
 
 
-def deal_of(plan: HeldPlan, n: int, sizes: Sizes) -> Deal:
+def deal_of(plan: HeldPlan, n: int, sizes: StepSizes) -> Deal:
     """Returns how the smaller batches of a plan are made.
 
     Args:
@@ -220,5 +282,5 @@ def deal_of(plan: HeldPlan, n: int, sizes: Sizes) -> Deal:
         sizes: Numbers of the smaller batches.
     """
     if plan.own.keys is None:
-        return Deal(*sizes)
-    return Deal(*sizes, plan.keys) if plan.own.scores is None else Deal(*sizes, plan.keys, plan.scores, torch.ones(n))
+        return Deal(sizes)
+    return Deal(sizes, plan.keys) if plan.own.scores is None else Deal(sizes, plan.keys, plan.scores, torch.ones(n))

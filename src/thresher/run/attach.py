@@ -49,6 +49,7 @@ from thresher.run.proxy import Proxy, ProxyForward
 from thresher.run.run import Parts, Run
 from thresher.shards import World
 from thresher.subset.parallel import is_sharded
+from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Timing, whole_steps
 
 
 def method_of(given: Any) -> Any:
@@ -116,35 +117,36 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     """
     methods, device = _methods(checked), _device(given)
     here = device or torch.device("cpu")
-    loader = SelectedLoader(given.loader, device=device, kept=checked.kept, world=checked.world, keeps=given.keeps_rows)
+    timing, own = Timing(here), {"kept": checked.kept, "world": checked.world, "keeps": given.keeps_rows}
+    loader = SelectedLoader(given.loader, device=device, timing=timing, **own)
     _check_order(checked.epoch_method, loader)
     epoch_method = _on_subset(checked, loader)
     records = _records(_columns(given, checked), loader.n, here, checked.world)
-    cost = Cost()
-    for one in methods:
-        cost.add_scores(_own_part(one.cost, checked.world) if requirements_of(one).cost else None)
+    cost = _cost_of_scores(methods, checked.world)
     meter = Meter(cost)
     counts = _records({} if loader.streams else COUNT_OF_TRAINED, loader.n, here, checked.world)
     accumulator = StepAccumulator(records, meter, counts, count_steps=given.optimizer is None)
     tracker, stopwatch = _tracker(given), Stopwatch(here)
-    attributor = Attributor(tracker, accumulator, samples=loader.n, device=here, unknown_rows=loader.unknown_rows)
+    unknown, n = loader.unknown_rows, loader.n
+    attributor = Attributor(tracker, accumulator, samples=n, device=here, unknown_rows=unknown, timing=timing)
     trained = Trained(given.model, subset=checked.passes == "once")
     attributor.norms = norms = _norms(trained.module, checked)
     module, call = trained.module, trained.call
-    model = None if module is None else TrackedModel(module, call, tracker, stopwatch, here, meter, norms)
+    model = None if module is None else TrackedModel(module, call, tracker, stopwatch, here, meter, timing, norms)
     _recognise(model, attributor)
     trained.report_to(meter)
-    reader = _reader(records, given, checked)
-    who = _who_passes(given, checked, methods[-1])
-    passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, loader.unknown_rows, who)
-    tools = Tools(attributor, reader, stopwatch, passes, records, here, lambda: epochs.progress, methods[-1], checked.by_batch)
-    selection = _selection(tools, given, checked, trained)
+    reader, who = _reader(records, given, checked), _who_passes(given, checked, methods[-1])
+    passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, unknown, who)
+    progress = lambda: epochs.progress  # noqa: E731
+    tools = Tools(attributor, reader, stopwatch, passes, records, here, progress, methods[-1], timing, checked.by_batch)
+    selection = _selection(tools, given, checked, trained, -(-loader.candidates // loader.batch_sampler.batch_size))
     loader.select_before_loop(selection.fills)
     epochs = Epochs(
         RunSettings(given.epochs, given.seed, given.on_nonfinite, given.spend, alone=len(methods) == 1),
         epoch_method,
         loader,
         selection,
+        timing=timing,
         attributor=attributor,
         accumulator=accumulator,
         passes=passes,
@@ -156,12 +158,16 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     epochs.plan_ahead()
     _check_smaller_batches(epochs, loader, given, checked)
     if given.optimizer is not None:
-        epochs.hooks = hooks = StepHooks(given.optimizer, epochs.step_over)
-        epochs.step_checks = StepChecks(hooks, type(given.optimizer).__name__, parameters_elsewhere(given.model, hooks))
+        _follow_steps(epochs, given.optimizer, given.model)
     claim(epochs, [given.loader, *optimizers_of(given)])
     parts = (attributor, accumulator, records, cost, stopwatch)
     state = SavedState(methods, _settings(methods, given, checked), checked.kept, loader, epochs, *parts, here)
     return Run(Parts(methods[-1], loader, model, checked.criterion, epochs, *parts, state))
+
+
+def _follow_steps(epochs: Epochs, optimizer: Optimizer, model: nn.Module | None) -> None:
+    epochs.hooks = hooks = StepHooks(optimizer, epochs.step_over)
+    epochs.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
 
 
 def _settings(methods: list[Any], given: Arguments, checked: Checked) -> str:
@@ -171,9 +177,12 @@ def _settings(methods: list[Any], given: Arguments, checked: Checked) -> str:
     return " ".join([*map(repr, methods), *divide, *proxy])
 
 
-def _own_part(cost: tuple[int, int] | None, world: World) -> tuple[int, int] | None:
-    """The part of this process in the cost of scores, which the processes share out among them."""
-    return None if cost is None else ((cost[0] + world.rank) // world.size, (cost[1] + world.rank) // world.size)
+def _cost_of_scores(methods: list[Any], world: World) -> Cost:
+    """The cost of the scores that the methods were given; the processes share it out among them."""
+    cost, of_each = Cost(), [one.cost for one in methods if requirements_of(one).cost and one.cost is not None]
+    for forward, backward in of_each:
+        cost.add_scores(((forward + world.rank) // world.size, (backward + world.rank) // world.size))
+    return cost
 
 
 def _records(columns: dict[str, Column], n: int, device: torch.device, world: World) -> Records:
@@ -288,11 +297,13 @@ def _who_passes(given: Arguments, checked: Checked, method: Any) -> str | None:
     return type(method).__name__ if scores or requirements_of(checked.epoch_method).model else None
 
 
-def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Trained) -> BatchSelection:
+def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Trained, steps: int) -> BatchSelection:
+    """Chooses how rows of batches are chosen, given the number of batches of an epoch; 0 where that is not known."""
     method = checked.on_stream or checked.batch_method
     if method is None:
         return NoSelection(tools)
-    stage = BatchStage(method, seed=given.seed, rank=checked.world.rank)
+    whole = () if checked.passes == "twice" or trained.is_compiled else whole_steps(steps or SPREAD_OVER, WHOLE_STEPS)
+    stage = BatchStage(method, seed=given.seed, rank=checked.world.rank, whole_steps=whole)
     scoring = given.scoring or Scoring()
     if given.proxy is not None:
         return ProxyForward(tools, stage, scoring, given.proxy, fills=given.forward_passes == "twice")

@@ -1,8 +1,9 @@
 """How a batch method chooses the rows of a batch: before the loop sees the batch, or in the loop's own forward pass."""
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -28,6 +29,7 @@ from thresher.run.optimizer_steps import Stopwatch
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
 from thresher.subset.compilers import compiled_like, given
 from thresher.subset.parallel import CallInside, averages, data_parallel, inside
+from thresher.timing import Timing
 
 
 def gradient_of_nothing(outputs: Any) -> Tensor:
@@ -234,9 +236,11 @@ class BatchStage:
         method: The method.
         seed: Random seed of its draws.
         rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
+        whole_steps: Numbers of the steps that keep all rows, so that the time of full training is known. Default: none.
     """
 
-    def __init__(self, method: BatchMethod, *, seed: int, rank: int = 0) -> None:
+    def __init__(self, method: BatchMethod, *, seed: int, rank: int = 0, whole_steps: Collection[int] = ()) -> None:
+        self._whole_steps = frozenset(whole_steps)
         self.method, self.seed, self._rank = method, seed, rank
         self.requires = requirements_of(method)
         self.state = method.init_state()
@@ -275,6 +279,11 @@ class BatchStage:
     def is_inactive(self, progress: float) -> bool:
         """Whether the next batch is trained whole, at a share `progress` of the training, in [0, 1]."""
         return not self.method.active(progress, self.step)  # pyright: ignore[reportAttributeAccessIssue]
+
+    @property
+    def is_whole_step(self) -> bool:
+        """Whether the next batch keeps all rows, so that the time of a step of full training is known."""
+        return self.step in self._whole_steps
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
         """Returns a plan with every row of a batch."""
@@ -359,6 +368,21 @@ class Trained:
             self.call = CallInside(self._parallel, made)
 
     @property
+    def tracing_s(self) -> float:
+        """Seconds that tracing and compiling have taken."""
+        return sum(part.tracing_s for part in self._parts)
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the backward pass is compiled, and the model itself would have to be compiled once more."""
+        return any(part.compiles for part in self._parts)
+
+    def train_whole(self, whole: bool) -> None:
+        """Has the next forward passes call the model itself, whose backward pass costs all rows, or not."""
+        for part in self._parts:
+            part.train_whole = whole
+
+    @property
     def is_plain(self) -> bool:
         """Whether the model turned out not to be traceable, so that its backward pass costs all rows."""
         return any(part.fallback is not None for part in self._parts)
@@ -418,6 +442,20 @@ class BatchSelection(Protocol):
         ...
 
     @property
+    def is_small(self) -> bool:
+        """Whether the loop's steps train on some rows of the batches of full training only."""
+        ...
+
+    @property
+    def tracing_s(self) -> float:
+        """Seconds of the loop's steps that tracing the model has taken."""
+        ...
+
+    def is_whole(self, n: int, batch_size: int) -> bool:
+        """Whether the step of a batch of n rows, which was just yielded, is one of full training."""
+        ...
+
+    @property
     def measure(self) -> MeasureLoss:
         """Computes the criterion of the rows that are trained on, and the signals of all."""
         ...
@@ -464,6 +502,7 @@ class Tools:
         device: Device of the records.
         progress: Function that returns the share of the training that is done.
         method: The method, for messages.
+        timing: Books the time of the training.
         by_batch: Whether the losses that a batch method kept are divided by the rows of the batch. Default False.
     """
 
@@ -475,6 +514,7 @@ class Tools:
     device: torch.device
     progress: Callable[[], float]
     method: Any
+    timing: Timing
     by_batch: bool = False
 
     def beside(self, *, fills: bool | None) -> frozenset[str]:
@@ -494,6 +534,8 @@ class NoSelection:
 
     stage: BatchStage | None = None
     fills: bool | None = None
+    is_small = False
+    tracing_s = 0.0
 
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
@@ -505,6 +547,10 @@ class NoSelection:
     def forward_passes(self) -> str | None:
         """None: nothing is chosen."""
         return None
+
+    def is_whole(self, n: int, batch_size: int) -> bool:
+        """Whether a batch has all its rows."""
+        return n >= batch_size
 
     @property
     def scores(self) -> bool:
@@ -584,7 +630,7 @@ class InForward(NoSelection):
         self._before: dict[str, Any] = {}
         tools.attributor.on_disowned = self.disown
         self._share = 1.0
-        self._warned = self._compared = False
+        self._warned = self._compared = self._trains_whole = False
         self._by_chance = stage.method.count(MANY) is None
         """Whether processes keep different numbers of rows of equal batches."""
 
@@ -592,6 +638,20 @@ class InForward(NoSelection):
     def forward_passes(self) -> str | None:
         """The forward pass of the loop is the only one."""
         return "once"
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the backward pass costs the chosen rows only."""
+        return not self._trained.is_plain
+
+    @property
+    def tracing_s(self) -> float:
+        """Seconds that tracing has taken in the loop's forward passes."""
+        return self._trained.tracing_s
+
+    def is_whole(self, n: int, batch_size: int) -> bool:
+        """Whether the batch just yielded is trained whole, by the model itself."""
+        return n >= batch_size and self._trains_whole
 
     def watch(self, value: Tensor) -> None:
         """Times the backward pass, which runs on the chosen rows only where the model was traced."""
@@ -605,13 +665,16 @@ class InForward(NoSelection):
         assert criterion is not None
         if criterion.keeps_positions:
             raise ValueError(kept_losses_only(self._stage.method, criterion.own))
+        begin = perf_counter()
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
         plan, factor = self._choose_rows(attribution, found if all_count else without_ignored(found))
         if self._tools.by_batch:
             factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
         weights, k = joint_weights(plan, weights), len(plan.rows)
-        outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
+        if k < layout.n or not self._trains_whole:
+            outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
+        self._tools.timing.attribution_s += perf_counter() - begin
         small, alone = RowLayout(k, layout.repeat), None
         to_compare = not self._compared and 0 < k < layout.n
         try:
@@ -682,7 +745,7 @@ class InForward(NoSelection):
         chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
         if chosen is None:
             ids, device = attribution.ids, self._tools.device
-            inactive = self._is_inactive(self._stage)
+            inactive = self._is_inactive(self._stage) or self._stage.is_whole_step
             if not (self._attributor.trains_model or self._chosen_in_step):
                 self._before = self._stage.state_dict()
             plan = self._stage.whole(len(ids), device) if inactive else self._stage.plan(ids, found)
@@ -720,7 +783,9 @@ class InForward(NoSelection):
             self._chosen_in_step.clear()
 
     def batch_yielded(self, number: int) -> None:
-        """Forgets the choices of batches that are not in use any more."""
+        """Forgets the choices of batches that are not in use any more, and has the model train a whole step by itself."""
+        self._trains_whole = self._stage.is_whole_step
+        self._trained.train_whole(self._trains_whole)
         first = number - BATCHES_AHEAD
         self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
 
@@ -757,6 +822,11 @@ class BeforeForward(NoSelection):
         return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.model is None
 
     @property
+    def is_small(self) -> bool:
+        """Whether the chosen rows are not filled up to full batches."""
+        return not self.fills
+
+    @property
     def sees_labels(self) -> bool:
         """Whether a pass over each candidate batch tells how many labels each of its rows has."""
         return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.every_epochs == 1
@@ -770,7 +840,7 @@ class BeforeForward(NoSelection):
             epoch: Number of the epoch, 0-based.
         """
         here = ids.to(self._tools.device, non_blocking=True)
-        if self._is_inactive(self._stage):
+        if self._is_inactive(self._stage) or self._stage.is_whole_step:
             return self._stage.whole(len(ids), self._tools.device)
         found = self._signals(batch, here, epoch) if self._stage.requires.signals else {}
         shares = found.pop(DIVISOR_SHARE, None)

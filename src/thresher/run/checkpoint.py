@@ -37,7 +37,7 @@ from thresher.shards import ALONE, Shard, World
 FieldCheck = Callable[[str, Any], None]
 """Function of the name of a field and its value, which raises ValueError where the value is not what it must be."""
 
-VERSION = 5
+VERSION = 6
 """Number of the form of a saved state."""
 
 MARKS = ("ids", "refresh")
@@ -136,7 +136,7 @@ def table(parts: Mapping[str, FieldCheck], others: FieldCheck | None = None, may
 
     Args:
         parts: Checks of the entries that it must have.
-        others: FieldCheck of further entries. Default: there must be none.
+        others: Check for unlisted keys. Default: they are an error.
         may_lack: Names of entries that may be missing.
     """
 
@@ -196,6 +196,7 @@ PLAN = table(
         "width": NUMBER,
         "scores": or_none(tensor(WEIGHTS, (None,))),
         "note": TEXT,
+        "timed": TRUTH,
     }
 )
 SHUFFLE = table(
@@ -706,7 +707,7 @@ class Resharding:
         kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, held.keeps, ALONE)
         deal, consumed = self._loader.deal(held), self._stayed
         if deal is not None:
-            consumed = deal.step_at(self._stayed) * deal.candidates // deal.steps
+            consumed = deal.sizes.before(deal.step_at(self._stayed), deal.candidates)
         return kept.place_after(consumed)
 
     def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:

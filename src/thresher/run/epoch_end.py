@@ -230,6 +230,11 @@ class EpochEnd:
         return self._over and (self._left or (not self._asks_on and self._stepped_since_last)) and self._counts
 
     @property
+    def may_be_left(self) -> bool:
+        """Whether the last batch was yielded to a loop that may keep the iterator and never ask again."""
+        return self._over and not self._asks_on
+
+    @property
     def left(self) -> bool:
         """Whether the loop has left a pass that is not ended, so that only another one can follow."""
         return self._left and not self._ended

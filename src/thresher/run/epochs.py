@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
@@ -23,6 +24,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.loading.order import EpochStart, OrderPlace, PieceOrder, SequentialOrder, TensorOrder, check_begins
 from thresher.methods._adapted import OnStream, OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
+from thresher.methods.full import FullData
 from thresher.passes.consistency import Comparison
 from thresher.passes.own import OwnPasses
 from thresher.plans import BatchPlan, EpochPlan
@@ -33,6 +35,18 @@ from thresher.run.epoch_end import EpochEnd, SilentEpochs, plans_by_losses
 from thresher.run.optimizer_steps import StepChecks, StepHooks
 from thresher.run.schedule import BatchPlace, Position
 from thresher.shards import ALONE, Shard, World, shard_of
+from thresher.timing import (
+    ATTRIBUTION,
+    PLANNING,
+    REFRESH,
+    SCORING_PASS,
+    SECONDS_TO_WARN,
+    STEPS,
+    TRACING,
+    TimeTold,
+    Timing,
+    told,
+)
 
 
 @dataclass(frozen=True)
@@ -82,12 +96,13 @@ class Planner:
         self._records, self._passes, self._fills, self._steps_are_seen = records, passes, fills, steps_are_seen
         self._said: set[str] = set()
 
-    def plan(self, epoch: int, seed: int) -> HeldPlan:
+    def plan(self, epoch: int, seed: int, *, timed: bool) -> HeldPlan:
         """Returns the plan of an epoch.
 
         Args:
             epoch: Number of the epoch.
             seed: Random seed of the run.
+            timed: Whether smaller batches have a few whole ones among them.
 
         Raises:
             TypeError: The method returned no plan.
@@ -99,7 +114,7 @@ class Planner:
         plan = self._checked(plan, shard_of(known))
         if self._gathers:
             plan = part_of_plan(plan, shard)
-        held = self.hold(PackedPlan.of(plan, shard))
+        held = self.hold(PackedPlan.of(plan, shard, timed=timed and plan.smaller_batches))
         self._records.remember(plan.remember)
         if plan.note and plan.note not in self._said:
             self._said.add(plan.note)
@@ -215,7 +230,7 @@ class Epochs:
     """Begins and ends the epochs of a run; the loader asks it and reports to it (`loading.loader.EpochControl`).
 
     Args:
-        settings: RunSettings of the run.
+        settings: Options given to `attach`.
         method: The epoch method, on the samples that pruning left where there was pruning.
         loader: The loader of the run.
         selection: How the rows of batches are chosen.
@@ -224,6 +239,7 @@ class Epochs:
         passes: Makes own forward passes.
         records: Records of all samples.
         cost: Where samples and steps are counted.
+        timing: Books the time of the training.
         steps_are_seen: Whether there is an optimizer whose steps the run sees.
     """
 
@@ -234,6 +250,7 @@ class Epochs:
         loader: SelectedLoader,
         selection: BatchSelection,
         *,
+        timing: Timing,
         attributor: Attributor,
         accumulator: StepAccumulator,
         passes: OwnPasses,
@@ -244,7 +261,8 @@ class Epochs:
         self.settings, self._method, self._loader = settings, method, loader
         self.selection, self._selection_attached = selection, selection
         self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
-        self._records, self._cost = records, cost
+        self._records, self._cost, self.timing = records, cost, timing
+        self._timed_from = cost.full_forward, cost.backward, selection.tracing_s
         self.comparison = Comparison(passes, accumulator)
         """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
@@ -265,10 +283,12 @@ class Epochs:
         self._active = self._resumed = self._warned = False
         self._ran_out = True
         self._place = OrderPlace()
+        self._was_timed = False
+        """Whether an epoch of smaller batches is over, the first of which has whole steps for the forecast of time."""
         self._plan: HeldPlan | None = None
         self._history: list[dict[str, Any]] = []
         self._booked = dict.fromkeys(COUNTED, 0)
-        self._warned_of_length = self._warned_of_evaluation = self._saved_left = False
+        self._warned_of_length = self._warned_of_evaluation = self._warned_of_time = self._saved_left = False
         self._at_begin = False, OrderPlace()
         self.end = EpochEnd(
             attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen, alone=self._alone
@@ -333,7 +353,10 @@ class Epochs:
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees."""
-        return self.selection.choose(batch, ids, self.epoch)
+        loading = self.timing.switch(SCORING_PASS)
+        plan = self.selection.choose(batch, ids, self.epoch)
+        self.timing.switch(loading)
+        return plan
 
     def count(self, n: int) -> int | None:
         """Returns how many rows of a batch of n are kept; None where that is not known before the losses are."""
@@ -346,11 +369,12 @@ class Epochs:
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the host.
-            place: OrderPlace in the epoch's order after it.
+            place: Where the epoch's order goes on after it.
             weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
             last: Whether it is the last batch of the epoch.
             asks_on: Whether the loop is known to ask for a further batch.
         """
+        begin = perf_counter()
         self.end.yielded(last=last, asks_on=asks_on)
         number = self._attributor.batches
         self.position.yielded(BatchPlace(number, self.epoch, place.consumed, last))
@@ -368,9 +392,12 @@ class Epochs:
         self._cost.full_forward += by_now
         self._cost.full_backward += by_now
         self._place = place
+        self.timing.attribution_s += perf_counter() - begin
+        self.timing.yielded(len(ids), whole=self.selection.is_whole(len(ids), self._loader.batch_sampler.batch_size))
 
     def left(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        self.timing.end()
         if exhausted:
             self.comparison.compare()
             self._ran_out = True
@@ -387,6 +414,7 @@ class Epochs:
         self._rest()
         self._resumed, self._place = self._at_begin
         self._active = self._resumed
+        self.timing.drop()
         selects = self.selection.fills is not None or (plan is not None and (not plan.everything or plan.own.share < 1))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
@@ -436,7 +464,9 @@ class Epochs:
             self.end.if_due()
         if self._plan is None and not self._loader.streams:
             self._settle()
-            self._plan = self._planner.plan(self.epoch, self._seed)
+            before = self.timing.switch(PLANNING)
+            self._plan = self._planner.plan(self.epoch, self._seed, timed=not self._was_timed)
+            self.timing.switch(before)
         return self._plan
 
     @property
@@ -454,15 +484,44 @@ class Epochs:
         counted = asdict(self._cost)
         self._history[-1] |= {name: counted[name] - self._booked[name] for name in COUNTED}
         self._booked = {name: counted[name] for name in COUNTED}
+        self._book_time()
         if self.step_checks is not None:
             last = self._history[-1]
             self.step_checks.check_steps(last["epoch"], last["steps"], last["backward"], last.get("lr_scale", 1.0))
 
+    def _book_time(self) -> None:
+        """Notes the time of the epoch that is over, and says once that selection costs more time than it saves."""
+        (full, rows, tracing), cost = self._timed_from, self._cost
+        self._timed_from = cost.full_forward, cost.backward, self.selection.tracing_s
+        self.timing.close(
+            epoch=self._history[-1]["epoch"],
+            full=cost.full_forward - full,
+            rows=None if cost.unknown else cost.backward - rows,
+            loads=self.selection.fills is not None,
+            size=self._loader.batch_sampler.batch_size,
+            small=self.selection.is_small or "whole_steps" in self._history[-1],
+            tracing_s=self.selection.tracing_s - tracing,
+        )
+        saves, epochs = self.selection.stage is not None or not isinstance(self._method, FullData), len(self.timing.entries)
+        if self._warned_of_time or not saves or epochs < 2 or epochs & (epochs - 1):  # after 2, 4, 8, ... epochs
+            return
+        time = told(self.timing.entries)
+        if time.epochs and time.seconds >= SECONDS_TO_WARN and time.longer > 0 and time.is_told_from_full:
+            self._warned_of_time = True
+            warnings.warn(
+                f"The training takes {time}. {_why_slower(time)} This is said once.",
+                stacklevel=5,
+            )
+
     def step_over(self) -> None:
         """Notes that the optimizer stepped."""
+        begin = perf_counter()
         self._cost.steps += 1
         self.selection.step_over()
         self._accumulator.end_step()
+        self.timing.attribution_s += perf_counter() - begin
+        if self.end.may_be_left:
+            self.timing.end()
         self.end.step_over()
 
     def detach(self) -> None:
@@ -521,7 +580,10 @@ class Epochs:
         self.position.resume(self.epoch, self._place.consumed)
         self.end.forget()
         self._rest()
+        self._was_timed = any("whole_steps" in entry for entry in self._history)
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
+        self.timing.forget()
+        self._timed_from = self._cost.full_forward, self._cost.backward, self.selection.tracing_s
 
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
@@ -545,7 +607,9 @@ class Epochs:
         plan, stage = self._plan, self.selection.stage
         self._accumulator.flush()
         if plan is not None and plan.refreshed:
+            before = self.timing.switch(REFRESH)
             self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
+            self.timing.switch(before)
         self._accumulator.come_home()
         if complete:
             rest = max(0, self._loader.candidates - self._place.consumed)
@@ -562,6 +626,8 @@ class Epochs:
                 "lr_scale": plan.own.lr_scale,
                 **plan.own.facts,
             }
+            if deal is not None:
+                entry["whole_steps"], self._was_timed = len(deal.sizes.whole), True
         else:
             entry |= {"lr_scale": requirements_of(self._method).stream_lr_scale}
         if stage is not None:
@@ -610,6 +676,21 @@ class Epochs:
         if not self._warned:
             self._warned = True
             warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
+
+
+def _why_slower(time: TimeTold) -> str:
+    """Returns what makes a training slower than full training by most, as it was measured, and what to do; whole sentences."""
+    causes = {**time.parts, STEPS: time.parts[STEPS] - time.full}
+    cause = max(causes, key=lambda name: causes[name])
+    ways = {
+        STEPS: "Fewer rows make its steps hardly shorter: larger batches, or full training for fewer epochs, are better here.",
+        PLANNING: "Planning the epochs takes the most: use a method that plans each batch.",
+        REFRESH: "The refresh takes the most: use a method without one.",
+        SCORING_PASS: "Scoring takes the most: use forward_passes='once', or a cheaper scoring=Scoring(...).",
+        TRACING: "Tracing the model takes the most. It is done once, so that a longer training makes up for it.",
+        ATTRIBUTION: "Attributing samples takes the most, since the steps are so short: use larger batches.",
+    }
+    return ways[cause]
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:

@@ -1,7 +1,7 @@
 """`Run`: a method attached to one training loop, as the loop sees it. Its parts do the work."""
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from html import escape
 from typing import Any
@@ -24,6 +24,7 @@ from thresher.run.checkpoint import SavedState
 from thresher.run.epochs import Epochs
 from thresher.run.optimizer_steps import Stopwatch
 from thresher.run.schedule import PacedLR, followed, paced
+from thresher.timing import told
 
 Facts = list[tuple[str, str]]
 """Names and values of what a summary says."""
@@ -39,21 +40,29 @@ def as_written(method: Any) -> str:
     return f"{type(method).__name__}({', '.join(shown)})"
 
 
-def facts(method: Any, epochs: str, samples: int | None, entry: Mapping[str, Any] | None, cost: Cost) -> Facts:
+def facts(
+    method: Any,
+    epochs: str,
+    samples: int | None,
+    history: Sequence[Mapping[str, Any]],
+    times: Sequence[Mapping[str, Any]],
+    cost: Cost,
+) -> Facts:
     """Returns what a summary says of a run.
 
     Args:
         method: The method of the run.
         epochs: How many epochs are over.
         samples: Number of samples of the dataset; None for a stream.
-        entry: Entry of `run.history` for the last epoch that is over; None before there is one.
+        history: Entries of `run.history`.
+        times: Entries of `run.times`.
         cost: Cost of the run by now.
     """
     found = [("method", as_written(method)), ("epochs", epochs)]
     found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
-    if entry is not None:
-        found.append(("last epoch", _epoch(entry, samples)))
-    return found + _costs(cost)
+    if history:
+        found += [("last epoch", _epoch(history[-1], samples)), ("time", str(told(times)))]
+    return [*found, *_costs(cost)]
 
 
 def as_text(found: Facts) -> str:
@@ -89,19 +98,12 @@ def _costs(cost: Cost) -> Facts:
     known = cost.to_dict()
     if known["ratio"] is None:
         return [("cost", str(cost))]
-    own = known["measured_ratio"]
     passes = (
-        f"forward {cost.forward:,} of {cost.full_forward:,} samples, backward {cost.backward:,} of {cost.full_backward:,}, "
-        f"{cost.steps:,} steps"
+        f"{abs(1 - known['ratio']):.1%} {'fewer' if known['ratio'] <= 1 else 'more'}, if a backward pass counts as 2 forward "
+        f"passes: forward {cost.forward:,} of {cost.full_forward:,} samples, backward {cost.backward:,} of "
+        f"{cost.full_backward:,}, {cost.steps:,} steps"
     )
-    ratio = f"{known['ratio']:.3f} of full training at 2 forwards a backward"
-    saved = "unknown: too few steps were timed to know how long a backward pass takes"
-    if own is not None:
-        less, by = "less" if own <= 1 else "more", f"{cost.backward_to_forward:.2f} forwards a backward"
-        saved = (
-            f"{abs(known['time_saved']):.1%} {less} if it goes by the samples, with the measured {by}; small steps save less"
-        )
-    return [("passes", passes), ("cost", ratio), ("time in the model", saved)]
+    return [("sample passes", passes)]
 
 
 def numbers_of(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
@@ -444,6 +446,18 @@ class Run(Uncopied):
         self._warn_if_open()
         return self._epochs.history
 
+    @property
+    def times(self) -> list[dict[str, Any]]:
+        """What is known of the time of each epoch that this process has ended, one entry per epoch; it is not saved.
+
+        `seconds` is the wall time of the loop over `run.loader`, and `full_seconds` the forecast of what full training would
+        have taken, which is wrong by a share of `time_error` at most, with 95 % confidence; `time_unknown` is the reason why
+        there is no forecast. `planning_s`, `refresh_s`, `scoring_s`, `tracing_s` and `attribution_s` are the seconds that
+        Thresher's own work took. `cpu_seconds` and `full_cpu_seconds` are CPU time, where there is no accelerator.
+        """
+        self._epochs.history  # noqa: B018 - ends an epoch that is over
+        return self._epochs.timing.entries
+
     def _warn_if_open(self) -> None:
         """Says of several processes that an epoch is over, and that they have not ended it together."""
         if self._parts.records.shard.world.size > 1 and self._epochs.end.due:
@@ -455,7 +469,11 @@ class Run(Uncopied):
             )
 
     def summary(self) -> str:
-        """Returns a few lines about the run: its method, the last epoch that is over, cost, and time saved in the model.
+        """Returns a few lines about the run: its method, the last epoch that is over, its time and its sample passes.
+
+        The time is the wall time of the loop over `run.loader`, beside a forecast of full training: the same steps without
+        Thresher's own parts, as many as full training has. Where steps train on fewer rows than those of full training, up to
+        8 steps of the first epoch train on all rows of their batch, and show how long these take.
 
         Example:
             >>> import torch, thresher
@@ -476,13 +494,13 @@ class Run(Uncopied):
     def _facts(self) -> Facts:
         cost, history = self.cost, self.history
         samples = None if self.loader.streams else self.loader.n
-        return facts(self.method, f"{self.epoch} of {self.epochs} are over", samples, history[-1] if history else None, cost)
+        return facts(self.method, f"{self.epoch} of {self.epochs} are over", samples, history, self.times, cost)
 
     def log(self, tracker: Any, *, step: int | None = None, prefix: str = "thresher/") -> None:
         """Gives the numbers of the last epoch that is over to a tracker; call it once after each epoch.
 
-        They are the numbers of its entry in `run.history`, and those of `run.cost.to_dict()` for the whole run, with "run/"
-        before their names. What is not known is left out.
+        They are the numbers of its entries in `run.history` and `run.times`, and those of `run.cost.to_dict()` for the whole
+        run, with "run/" before their names. What is not known is left out.
 
         Args:
             tracker: TensorBoard's SummaryWriter, a run of W&B, the module mlflow, a tracker of accelerate, a logger of
@@ -509,8 +527,8 @@ class Run(Uncopied):
         log, cost, history = log_of(tracker), self.cost, self.history
         if not history:
             raise ValueError("run.log: no epoch is over yet; call it after the loop over run.loader has ended")
-        entry = history[-1]
-        numbers = numbers_of([entry, {f"run/{name}": value for name, value in cost.to_dict().items()}])
+        entry, times = history[-1], [one for one in self.times if one["epoch"] == history[-1]["epoch"]]
+        numbers = numbers_of([entry, *times, {f"run/{name}": value for name, value in cost.to_dict().items()}])
         log({prefix + name: value for name, value in numbers.items()}, entry["epoch"] if step is None else step)
 
     # Saving and leaving

@@ -18,7 +18,7 @@ PLACES = 1024
 
 
 class BatchPlace(NamedTuple):
-    """BatchPlace of a batch in the training.
+    """Where a batch lies in the training.
 
     Attributes:
         number: Number of the batch, counted from the start of the run.
@@ -105,7 +105,7 @@ class Position:
         if place.last:
             return in_epoch
         if self._deal is not None:
-            return -(-place.consumed * self._deal.steps // self._deal.candidates)
+            return self._deal.sizes.step_after(place.consumed, self._deal.candidates)
         return place.consumed // self._loader.batch_sampler.batch_size
 
 

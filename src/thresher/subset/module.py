@@ -139,6 +139,7 @@ class SubsetBackward(nn.Module):
         compilations: Number of graphs that were compiled.
         tracing_s: Seconds that tracing and compiling have taken.
         meter: Counter of the samples that go backward; None where nothing counts them.
+        train_whole: Whether calls go to the user's model, whose backward pass costs the whole batch. Default: False.
 
     Example:
         >>> import torch
@@ -158,6 +159,7 @@ class SubsetBackward(nn.Module):
         self.strict = strict
         self.fallback: str | None = None
         self.meter: RowMeter | None = None
+        self.train_whole = False
         self.compilations, self.tracing_s = 0, 0.0
         self._options = options
         self.__dict__["_plain"] = plain  # not a part: the state_dict has no second name for a parameter
@@ -177,7 +179,7 @@ class SubsetBackward(nn.Module):
         Raises:
             RuntimeError: The call is under a `torch.func` transform, or the model cannot be traced and `strict` is True.
         """
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self.train_whole or not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._call_plain(*args, **kwargs)
         if _transforms() is not None or torch.autograd.forward_ad._current_level >= 0:
             raise RuntimeError("subset_backward: torch.func transforms are not supported; call the model itself (.wrapped)")
@@ -193,6 +195,11 @@ class SubsetBackward(nn.Module):
             call.meter = self.meter.subset_pass(call.n)
         outputs = SubsetFunction.apply(call, *differentiated)
         return call.graphs.rebuild(list(outputs))
+
+    @property
+    def compiles(self) -> bool:
+        """Whether Inductor compiles the graphs."""
+        return self._options is not None
 
     def _call_plain(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model, compiled where the graphs are."""

@@ -13,7 +13,6 @@ from benchmarks.winnow.measures import calibration_error, measures_of
 from benchmarks.winnow.table import (
     BEGIN,
     END,
-    OVERVIEW,
     TITLES,
     goal,
     markdown,
@@ -21,6 +20,7 @@ from benchmarks.winnow.table import (
     results,
     rows_of,
     shown,
+    with_first_table,
     with_overview,
     with_tables,
 )
@@ -35,7 +35,7 @@ DESIGN = replace(SHORT, tasks=TASKS, shares=(0.5,))
 
 ROOT = Path(__file__).parents[3]
 RUNS, RESULTS = (ROOT / "benchmarks" / "results" / name for name in ("winnow-runs.jsonl", "winnow.json"))
-PAGE, README = ROOT / "docs" / "winnow.md", ROOT / "README.md"
+PAGE, README, OVERVIEW_PAGE = ROOT / "docs" / "winnow.md", ROOT / "README.md", ROOT / "docs" / "results.md"
 
 BEST = {"full": 1.0, "winnow": 0.6, "shorter": 1.6}
 """Planted best factors of the grid; of the other arms it is 1."""
@@ -201,12 +201,9 @@ def test_the_page_and_the_results_are_those_of_the_trainings() -> None:
     assert json.loads(RESULTS.read_text()) == json.loads(json.dumps(results(SHORT, done)))
 
 
-def test_the_first_table_of_the_readme_is_that_of_the_results() -> None:
-    page = README.read_text()
-    assert with_overview(page, json.loads(RESULTS.read_text())) == page
-    lines = page.splitlines()
-    first = next(number for number, line in enumerate(lines) if line.startswith("|"))
-    assert OVERVIEW[0] in lines[:first] and OVERVIEW[1] in lines[first:]
+def test_the_tables_of_the_readme_and_of_all_results_are_those_of_the_results() -> None:
+    found, page, readme = json.loads(RESULTS.read_text()), OVERVIEW_PAGE.read_text(), README.read_text()
+    assert with_overview(page, found) == page and with_first_table(readme, found) == readme
 
 
 def test_the_overview_has_the_worst_tasks_first() -> None:

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from depth import depth
 from thresher import EpochPlan
 from thresher.distributed.layout import ShardLayout
-from thresher.distributed.plan import HeldPlan
-from thresher.loading.smaller_batches import Deal, deal_of, smaller_sizes, stands_for
+from thresher.distributed.plan import HeldPlan, PackedPlan
+from thresher.loading.smaller_batches import Deal, StepSizes, deal_of, smaller_sizes, stands_for
 from thresher.methods.winnow import draw_keys
 from thresher.shards import ALONE
 
 
 @given(st.integers(1, 50), st.integers(0, 500))
 def test_parts_add_up_and_differ_by_one_at_most(steps, total):
-    sizes = list(Deal(steps, steps, steps).sizes(total))
+    sizes = list(StepSizes(steps, steps, steps).parts(total))
     assert len(sizes) == steps and sum(sizes) == total and max(sizes) - min(sizes) <= 1
 
 
@@ -27,13 +27,13 @@ def test_the_smallest_keys_are_drawn_in_the_order_of_the_candidates(data):
     n = data.draw(st.integers(1, 30))
     keys = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, float("inf")]), min_size=n, max_size=n)))
     ids, rows = torch.randperm(n, generator=torch.Generator().manual_seed(n)), data.draw(st.integers(1, n))
-    drawn = Deal(1, rows, n, keys.__getitem__).draw(ids, rows)
+    drawn = Deal(StepSizes(1, rows, n), keys.__getitem__).draw(ids, rows)
     by_key = sorted(range(n), key=lambda place: (float(keys[ids[place]]), place))
     assert drawn.tolist() == [int(ids[place]) for place in sorted(by_key[:rows])]
 
 
 def test_without_keys_all_candidates_are_rows():
-    assert Deal(1, 2, 3).draw(torch.tensor([2, 0, 1]), 2).tolist() == [2, 0, 1]
+    assert Deal(StepSizes(1, 2, 3)).draw(torch.tensor([2, 0, 1]), 2).tolist() == [2, 0, 1]
 
 
 def made(plan, n, ids, everything, batch_size, drop_last, *, least=1):
@@ -169,7 +169,7 @@ def test_rows_stand_for_the_inverse_of_their_chance(data):
     scores = torch.tensor(data.draw(st.lists(values, min_size=n, max_size=n)))
     rows, base = data.draw(st.integers(1, n - 1)), data.draw(st.integers(0, 2**40))
     keys = torch.from_numpy(draw_keys(scores.numpy(), n, base))
-    deal = Deal(1, rows, n, keys.__getitem__, scores.__getitem__, torch.ones(n))
+    deal = Deal(StepSizes(1, rows, n), keys.__getitem__, scores.__getitem__, torch.ones(n))
     ids = torch.randperm(n, generator=torch.Generator().manual_seed(base))
     drawn = deal.draw(ids, rows)
     places, numbers = transcribed_number(scores[ids].tolist(), keys[ids].tolist(), rows)
@@ -188,7 +188,7 @@ def test_sums_of_the_drawn_rows_are_those_of_the_candidates_on_average():
     generator = torch.Generator().manual_seed(0)
     for rows, found in sums.items():
         for own in keys:
-            deal = Deal(1, rows, n, own.__getitem__, scores.__getitem__, torch.ones(n))
+            deal = Deal(StepSizes(1, rows, n), own.__getitem__, scores.__getitem__, torch.ones(n))
             drawn = deal.draw(torch.randperm(n, generator=generator), rows)
             assert deal.stand_for is not None
             found[drawn] += deal.stand_for[drawn] / times
@@ -197,7 +197,7 @@ def test_sums_of_the_drawn_rows_are_those_of_the_candidates_on_average():
 
 
 def test_rows_that_are_all_candidates_stand_for_themselves():
-    deal = Deal(1, 3, 3, torch.rand(3).__getitem__, torch.rand(3).__getitem__, torch.ones(3))
+    deal = Deal(StepSizes(1, 3, 3), torch.rand(3).__getitem__, torch.rand(3).__getitem__, torch.ones(3))
     assert deal.draw(torch.tensor([2, 0, 1]), 3).tolist() == [2, 0, 1]
     assert deal.stand_for is not None and deal.stand_for.tolist() == [1, 1, 1]
 
@@ -215,16 +215,46 @@ def test_scores_of_some_ids_are_those_of_the_dataset():
     assert torch.equal(deal.scores(ids.numpy()), values / 5) and len(deal.stand_for) == 8
 
 
+@given(st.integers(1, 60), st.integers(1, 9), st.data())
+def test_whole_steps_have_all_rows_of_a_batch_and_the_others_what_is_left(steps, batch_size, data):
+    whole = tuple(sorted(data.draw(st.sets(st.integers(0, steps - 1), max_size=steps - 1))))
+    rows = data.draw(st.integers(len(whole) * batch_size, steps * batch_size))
+    sizes = StepSizes(steps, rows, steps * batch_size, whole, batch_size)
+    parts = list(sizes.parts(rows))
+    others = [part for step, part in enumerate(parts) if step not in whole]
+    assert sum(parts) == rows and all(parts[step] == batch_size for step in whole) and max(others) - min(others) <= 1
+    assert sizes.ends(rows).tolist() == [sum(parts[:step]) for step in range(steps + 1)]
+    assert list(sizes.parts(steps * batch_size)) == [batch_size] * steps
+
+
 def test_a_deal_goes_on_after_any_step():
-    for steps, rows in ((1, 1), (3, 4), (7, 7), (10, 33), (9, 100)):
-        sizes = list(Deal(steps, rows, rows).sizes(rows))
-        for step in range(steps + 1):
-            assert Deal(steps, rows, rows).step_after(sum(sizes[:step])) == step
-            assert list(Deal(steps, rows, rows).sizes(rows, first=step)) == sizes[step:]
+    cases = [(1, 1), (3, 4), (7, 7), (10, 33), (9, 100)]
+    for sizes in [*(StepSizes(steps, rows, rows) for steps, rows in cases), StepSizes(10, 33, 50, (2, 5), 8)]:
+        parts = list(sizes.parts(sizes.rows))
+        for step in range(sizes.steps + 1):
+            assert sizes.step_after(sum(parts[:step]), sizes.rows) == step
+            assert list(sizes.parts(sizes.rows, first=step)) == parts[step:]
+
+
+def test_a_plan_that_is_timed_has_whole_steps_and_the_same_number_of_rows():
+    n, batch_size = 480, 10
+    held = HeldPlan(PackedPlan.of(drawn(n, 0.5), ShardLayout(n, 1).shard(ALONE), timed=True), ShardLayout(n, 1), ALONE)
+    sizes = smaller_sizes(held.own, held.everything, lambda: n, n, batch_size, False)
+    assert sizes is not None and len(sizes.whole) == 6 and sizes.rows == 240
+    deal = deal_of(held, n, sizes)
+    drawn_rows = [len(deal.draw(torch.arange(10 * step, 10 * step + 10), rows)) for step, rows in enumerate(sizes.parts(240))]
+    assert [step for step, rows in enumerate(drawn_rows) if rows == 10] == list(sizes.whole) and sum(drawn_rows) == 240
+
+
+def test_whole_steps_take_at_most_half_of_the_rows_and_leave_enough_for_each_step():
+    for share, least, expected in ((0.5, 1, 8), (0.1, 1, 5), (0.05, 1, 0), (0.1, 8, 0)):
+        held = PackedPlan.of(drawn(6400, share), ShardLayout(6400, 1).shard(ALONE), timed=True)
+        sizes = smaller_sizes(held, True, lambda: 6400, 6400, 64, False, least=min(least, int(share * 64)))
+        assert sizes is not None and len(sizes.whole) == expected, (share, sizes)
 
 
 def test_the_step_at_a_number_of_rows():
-    deal = Deal(steps=3, rows=4, candidates=4)
+    deal = Deal(StepSizes(steps=3, rows=4, candidates=4))
     assert [deal.step_at(rows) for rows in (0, 1, 2, 4)] == [0, 1, 2, 3]
     with pytest.raises(
         ValueError, match="trained on 3 rows, which are not those of the first steps of an epoch with 4 rows in 3"

@@ -132,7 +132,7 @@ def test_rows_that_are_drawn_in_each_step(size):
         deal = order.deal(plan, sizes, None, 0)
         assert deal is not None
         rows = order.of_epoch(plan, OrderPlace(), sizes, None).order
-        return [rows.take(count).tolist() for count in deal.sizes(deal.rows)]
+        return [rows.take(count).tolist() for count in deal.sizes.parts(deal.rows)]
 
     steps = [sorted(chain(*parts)) for parts in zip(*on_ranks(size, take), strict=True)]
     alone = [sorted(step) for step in on_ranks(1, lambda world: _alone(world, plan_of_one(scores)))[0]]
