@@ -79,7 +79,7 @@ def trained(model: str, method: str) -> dict[str, Any]:
     found: dict[str, Any] = {"wall_s": time.perf_counter() - wall, "cpu_s": time.process_time() - cpu}
     if run is not None:
         run.detach()
-        time_told = told(run.history)
+        time_told = told(run.times)
         found |= {"line": str(time_told), "wall": None, "cpu": None, "error": time_told.error}
         if time_told.epochs == epochs:
             found |= {"wall": time_told.longer, "cpu": None if time_told.cpu is None else time_told.cpu - 1}
