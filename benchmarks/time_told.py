@@ -81,7 +81,7 @@ def trained(model: str, method: str) -> dict[str, Any]:
         run.detach()
         time_told = told(run.times)
         found |= {"line": str(time_told), "wall": None, "cpu": None, "error": time_told.error}
-        if time_told.epochs == epochs:
+        if time_told.epochs == epochs and not str(time_told).startswith("not known"):
             found |= {"wall": time_told.longer, "cpu": None if time_told.cpu is None else time_told.cpu - 1}
             found["told"] = time_told.is_told_from_full
     return found
@@ -104,15 +104,23 @@ def cell(model: str, method: str, rounds: int) -> dict[str, Any]:
         clock: statistics.median(own[f"{clock}_s"] / full[f"{clock}_s"] - 1 for full, own in pairs) for clock in ("wall", "cpu")
     }
     own = [run for _, run in pairs]
-    known = all(run["wall"] is not None for run in own)
+    known = sum(run["wall"] is None for run in own) <= rounds // 2
+    own = [run for run in own if run["wall"] is not None] if known else own
     tells = {clock: statistics.median(run[clock] for run in own) if known else None for clock in ("wall", "cpu")}
     return {"model": model, "method": method, "seen": seen, "told": tells, "lines": [run["line"] for run in own], "runs": pairs}
+
+
+def is_right(one: Mapping[str, Any]) -> bool:
+    """Returns whether a cell is within the limit, or tells the least that a training was slower, which it was."""
+    told_share, seen = one["told"]["cpu"], one["seen"]["cpu"]
+    at_least = all(line.startswith("at least") for line in one["lines"])
+    return abs(told_share - seen) <= WITHIN or (at_least and told_share <= seen + WITHIN)
 
 
 def judged(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Counts the cells that are right, and those that tell a saving where time was lost, both by CPU time."""
     known = [one for one in cells if one["told"]["cpu"] is not None]
-    right = [one for one in known if abs(one["told"]["cpu"] - one["seen"]["cpu"]) <= WITHIN]
+    right = [one for one in known if is_right(one)]
     # A run that says "about the same" tells no saving.
     wrong = [
         f"{one['method']} on {one['model']}"
@@ -144,7 +152,9 @@ def written(result: Mapping[str, Any]) -> str:
     missed = ", ".join(goal["saving told where time was lost"])
     return (
         f"{goal['within']} of {goal['cells']} cells are within {100 * WITHIN:.0f} points (CPU time), {goal['unknown']} are not "
-        f"known; a saving is told where time was lost in {missed or 'none'}.\n\n{table(result['cells'])}"
+        f"known; a saving is told where time was lost in {missed or 'none'}. Where attributing samples is a large part of a step, "
+        "the line says by how much at least the training was longer; such a cell is right where it was.\n\n"
+        f"{table(result['cells'])}"
     )
 
 

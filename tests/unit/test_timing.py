@@ -38,7 +38,9 @@ def epoch(made, clock, steps, *, start=2.0, load=1.0):
     clock(start)
     for rows, seconds, whole in steps:
         made.asked()
+        before = made.load()
         clock(load)
+        made.switch(before)
         made.yielded(rows, whole=whole)
         clock(seconds)
     made.asked()
@@ -56,6 +58,10 @@ def test_full_batches_forecast_as_many_steps_as_full_training_has(clock):
     assert found["seconds"] == 2 + 4 + 12 and found["full_seconds"] == 2 + 1 + 2 * 3 + 2 * 12
     assert found["cpu_seconds"] == 9 and found["full_cpu_seconds"] == found["full_seconds"] / 2
     assert found["time_error"] == timing.NOISE and "time_unknown" not in found
+    made.attribution_s = 4.5
+    epoch(made, clock, 4 * [(10, 3.0, True)])
+    found = made.close(full=40, **CLOSED)
+    assert found["full_seconds"] == 18 - 4.5 and found["time_error"] == timing.NOISE + timing.INDIRECT / 3
 
 
 def test_loading_every_candidate_is_not_multiplied(clock):
@@ -180,9 +186,18 @@ def entry(seconds, full, **more):
             "reason",
         ),
         (
+            [entry(1.5, 1.0, attribution_s=0.2)],
+            "at least 50% longer than full training would have taken (steps 1.3 s, attribution 0.2 s; forecast 1 s)",
+        ),
+        (
+            [entry(1.0, 1.2, attribution_s=0.2) | {"time_error": 0.5}],
+            "not known: it took 1 s, and the forecast of full training, 1.2 s, may be wrong by 50%, because attributing samples "
+            "is a large part of such short steps",
+        ),
+        (
             [entry(1.0, 1.2) | {"time_error": 0.5}],
-            "not known: it took 1 s, and equal steps took so different times that the forecast of full training, 1.2 s, may be "
-            "wrong by 50%",
+            "not known: it took 1 s, and the forecast of full training, 1.2 s, may be wrong by 50%, because equal steps took "
+            "different times",
         ),
     ],
 )
@@ -192,7 +207,7 @@ def test_the_line(history, line):
 
 def test_a_difference_is_told_where_it_is_larger_than_the_error():
     def made(seconds, error):
-        return TimeTold(1, seconds, 1.0, None, error, {}, "")
+        return TimeTold(1, seconds, 1.0, None, error, {}, "")  # parts decide about words only
 
     assert made(1.3, 0.2).is_told_from_full and not made(1.1, 0.2).is_told_from_full
     assert made(0.7, 0.2).is_told_from_full and not made(0.9, 0.2).is_told_from_full

@@ -73,7 +73,7 @@ class TrackedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
-        own = self.__dict__
+        begin, own = perf_counter(), self.__dict__
         module, tracker, timer, norms = own["module"], own["_tracked_by"], own["_timed_by"], own["_weighs"]
         if torch.compiler.is_compiling():
             return module(*args, **kwargs)
@@ -85,7 +85,7 @@ class TrackedModel(nn.Module):
         if not torch.is_grad_enabled():
             own["_counted_by"].evaluated += 1
             return module(*args, **kwargs)
-        begin, kind = perf_counter(), own["_runs_on"].type
+        kind = own["_runs_on"].type
         own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         if own["on_forward"] is not None:
             own["on_forward"](own["autocast"])

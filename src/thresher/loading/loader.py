@@ -8,7 +8,6 @@ import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -431,14 +430,18 @@ class EpochIterator:
         return row_buffer.rows + chosen < size if chosen is not None else left == 0 and not row_buffer.full
 
     def _next_candidate(self) -> tuple[Any, Tensor]:
+        timing, on_host = self._loader.timing, self._loader.device.type == "cpu"
+        before = timing.load()
         batch, ids, drawn, stayed, left = self._candidates.take()
-        arrived = perf_counter()
+        if on_host:
+            timing.switch(before)
+            batch = self._loader.moved(batch)
+        else:  # the loop would have moved the batch by itself
+            batch = self._loader.moved(batch)
+            timing.switch(before)
         self._left = self._sizes.in_batches(left)
         consumed = self._loader.consumed_at(drawn, stayed)
         self._place = OrderPlace(consumed, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
-        batch = self._loader.moved(batch)
-        if self._loader.device.type == "cpu":  # else the loop would have moved the batch by itself
-            self._loader.timing.attribution_s += perf_counter() - arrived
         return batch, ids
 
     def _fill(self, row_buffer: RowBuffer) -> None:

@@ -519,10 +519,11 @@ class Epochs:
         self._cost.steps += 1
         self.selection.step_over()
         self._accumulator.end_step()
-        self.timing.attribution_s += perf_counter() - begin
+        self.end.step_over()
+        if not self.end.left:  # else the end of the epoch may be in it, whose parts book themselves
+            self.timing.attribution_s += perf_counter() - begin
         if self.end.may_be_left:
             self.timing.end()
-        self.end.step_over()
 
     def detach(self) -> None:
         """Takes the hooks off the optimizer, and lets other runs have it and the loader."""

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thresher.cost import Cost
+from thresher.timing import Timing
 
 
 def parts_of(optimizer: Any) -> list[Optimizer]:
@@ -54,9 +55,11 @@ class StepHooks:
     Args:
         optimizer: Optimizer whose step hooks are used, and those of the optimizers that it holds; `remove` takes them away.
         stepped: Function that is called after each step that succeeded.
+        timing: Books the time of the training.
     """
 
-    def __init__(self, optimizer: Optimizer, stepped: Callable[[], None]) -> None:
+    def __init__(self, optimizer: Optimizer, stepped: Callable[[], None], timing: Timing) -> None:
+        self._timing = timing
         self.scale = 1.0
         self.changes = 0
         """How often in this epoch the learning rate of a step was not that of the step before."""
@@ -82,6 +85,7 @@ class StepHooks:
 
     def before(self) -> None:
         """Scales the learning rates when the outermost step begins."""
+        begin = time.perf_counter()
         self._depth += 1
         if self._depth > 1:  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
             return
@@ -89,17 +93,19 @@ class StepHooks:
         mark = _mark(self._leading.param_groups[0].get("lr"))
         self.changes += mark != self._last and self._last is not None
         self._last = mark
-        if self.scale == 1.0:
-            return
-        self._saved = []
-        for group in self._groups():
-            lr = group["lr"]
-            if isinstance(lr, torch.Tensor):
-                self._saved.append((group, lr.clone()))
-                lr.mul_(self.scale)
-            else:
-                self._saved.append((group, lr))
-                group["lr"] = lr * self.scale
+        if self.scale != 1.0:
+            self._saved = [*map(self._scaled, self._groups())]
+        self._timing.attribution_s += time.perf_counter() - begin
+
+    def _scaled(self, group: dict[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Scales the learning rate of a group, and returns the group with the rate that it had."""
+        lr = group["lr"]
+        before = lr.clone() if isinstance(lr, torch.Tensor) else lr
+        if isinstance(lr, torch.Tensor):
+            lr.mul_(self.scale)
+        else:
+            group["lr"] = lr * self.scale
+        return group, before
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         """Groups of all parts, each once: an optimizer inside another has the same groups, or its own."""
@@ -126,12 +132,14 @@ class StepHooks:
         Args:
             part: Optimizer whose step ended; the step counts where the innermost one took it.
         """
+        begin = time.perf_counter()
         self._depth -= 1
         self._updated |= id(part) in self._innermost
         if not self._depth:
             self._restore()
-            if self._updated:
-                self._stepped()
+        self._timing.attribution_s += time.perf_counter() - begin
+        if not self._depth and self._updated:
+            self._stepped()
 
     def guarded(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a step, and restores in any case: a post hook does not run when the step raises."""
