@@ -365,7 +365,6 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "a stream": (thresher.BigLoss(keep=0.5), DataLoader(Stream(), BATCH), {}),
         "own order": (thresher.ImportanceSampling(), dealt(), {}),
         "full pass": (thresher.GradMatch(), dealt(), {}),
-        "weighed rows": (thresher.Winnow(0.5, batch_norm="weighted"), dealt(), {}),
         "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"scoring": thresher.Scoring(every_epochs=2)}),
         "twice by chance": (thresher.SelectiveBackprop(beta=1), dealt(), {"forward_passes": "twice"}),
         "another seed": (thresher.FullData(), dealt(), {"seed": rank}),

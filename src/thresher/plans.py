@@ -59,10 +59,6 @@ class EpochPlan:
             means that all are.
         share: With `keys`, share of the ids that the epoch trains on, (0, 1].
         width: With `keys`, number of candidates per row that is drawn, 1 or more; at most 1 / share of them exist.
-        scores: With `keys`, scores that the rows are drawn in proportion to, shape (K,), float32, aligned with `ids`, where a
-            key is -log(u) / score with u uniform in (0, 1), and samples with NaN or -inf have none and a negative key. Where
-            they are given, the BatchNorm layers of the model weigh each row of a training pass by the inverse of its chance to
-            be drawn. Default None: all rows count alike.
         note: Sentence that the user must know, for a warning; the run gives each sentence once. Default "": none.
         lots: Random choice that the plan consists of, where that is so: every sample is kept but those that lost, and the
             winners have one weight, all other samples another. Other ranks then know the plan from one bit per sample, or
@@ -100,7 +96,6 @@ class EpochPlan:
     keys: Tensor | None = None
     share: float = 1.0
     width: float = 1.0
-    scores: Tensor | None = None
     note: str = ""
     lots: Lots | None = None
 
@@ -125,15 +120,12 @@ class EpochPlan:
         if self.keys is None:
             if self.share != 1:
                 raise ValueError("EpochPlan: `share` is of the ids that `keys` are given for; give `keys`, or fewer `ids`")
-            if self.scores is not None:
-                raise ValueError("EpochPlan: `scores` are what `keys` were drawn by; give `keys`, too")
             return
-        for name, values in (("keys", self.keys), ("scores", self.scores)):
-            if values is not None and values.dtype != torch.float32:
-                raise TypeError(f"EpochPlan: `{name}` must be float32, got {values.dtype}")
-            if values is not None and values.shape != self.ids.shape:
-                shapes = f"{tuple(values.shape)} and {tuple(self.ids.shape)}"
-                raise ValueError(f"EpochPlan: `{name}` must be aligned with `ids`, got shapes {shapes}")
+        if self.keys.dtype != torch.float32:
+            raise TypeError(f"EpochPlan: `keys` must be float32, got {self.keys.dtype}")
+        if self.keys.shape != self.ids.shape:
+            shapes = f"{tuple(self.keys.shape)} and {tuple(self.ids.shape)}"
+            raise ValueError(f"EpochPlan: `keys` must be aligned with `ids`, got shapes {shapes}")
         if not self.smaller_batches or self.drawn:
             raise ValueError("EpochPlan: `keys` draw the rows of smaller batches: give smaller_batches=True, and no drawn=True")
 

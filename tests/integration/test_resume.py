@@ -186,7 +186,6 @@ WITH_WORKERS = depth(
 )
 
 
-@pytest.mark.filterwarnings("ignore:Winnow trains on drawn rows")
 @pytest.mark.parametrize(("method", "workers", "stop"), [*WITHOUT_WORKERS, *WITH_WORKERS])
 def test_methods(method, workers, stop):
     compare(METHODS[method], LOADERS[workers], stop)
@@ -239,10 +238,10 @@ def test_states_of_another_method_or_n_are_refused():
     same = Training(METHODS["kakurenbo"], LOADERS["shuffle"]).run
     with pytest.raises(ValueError, match="17 samples.*60"):
         same.load_state_dict(changed(state, n=17))
-    with pytest.raises(ValueError, match="version 0.*version 6"):
+    with pytest.raises(ValueError, match="version 0.*version 7"):
         same.load_state_dict({**state, "version": 0})
-    with pytest.raises(ValueError, match="version 5.*version 6.*the version of thresher that saved it"):
-        same.load_state_dict({**state, "version": 5})
+    with pytest.raises(ValueError, match="version 6.*version 7.*the version of thresher that saved it"):
+        same.load_state_dict({**state, "version": 6})
     with pytest.raises(ValueError, match=r"columns \['loss'\]"):
         same.load_state_dict({**state, "records": {"loss": state["records"]["loss"]}})
     with pytest.warns(UserWarning, match="saved with"):

@@ -61,7 +61,6 @@ METHODS = [
     Rs2(replace=True),
     Winnow(),
     Winnow(share=0.3, score="loss", least_agreement=-1),
-    Winnow(batch_norm="weighted", least_agreement=-1),
     UniformSubset(0.7),
     UniformSubset(1e-9),
     EpochSelectiveBackprop(),

@@ -151,7 +151,6 @@ REFUSED = {
     "a stream": "Stream, an IterableDataset.*Use a map-style dataset",
     "own order": "ImportanceSampling draws the order of training itself.*another method",
     "full pass": "GradMatch needs the gradients of all samples",
-    "weighed rows": "weighs the rows of BatchNorm layers.*batch_norm='drawn'",
     "stale losses": "Use every_epochs=1",
     "twice by chance": "keeps rows by chance.*Use forward_passes='once'",
     "another seed": "DisagreementError.*\n  seed is 0 on rank 0, and 1 on rank 1",

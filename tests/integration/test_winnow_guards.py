@@ -182,19 +182,6 @@ def test_held_back_samples_are_never_trained_on_and_the_order_stays():
     assert places == sorted(places)
 
 
-def test_statistics_of_batch_norm_are_weighted_beside_a_probe():
-    def network() -> nn.Module:
-        return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
-
-    torch.manual_seed(0)
-    run, optimizer = attached(Winnow(probe=60, batch_norm="weighted", least_agreement=-1), model=network())
-    trained(run, optimizer, 6)
-    scores, ids = run.plan.scores, run.plan.ids
-    assert scores is not None and torch.equal(scores, run.records["uncertainty"].float()[ids]) and len(ids) == N - 60
-    trained(run, optimizer, 12)
-    assert abs(run.cost.ratio() - 0.5) <= 0.01 + 1 / N
-
-
 def test_share_1_holds_nothing_back():
     run, optimizer = attached(Winnow(1.0, probe=60), epochs=2)
     plain, own = attached(Winnow(1.0), epochs=2)

@@ -106,7 +106,6 @@ def test_the_cost_is_the_share_and_the_steps_are_those_of_full_training(size, ep
     assert run.cost.forward == run.cost.backward and abs(run.cost.ratio() - share) <= 0.01 + 1 / n
 
 
-@pytest.mark.filterwarnings("ignore:Winnow trains on drawn rows")
 @settings(max_examples=depth(40, 400))
 @given(sizes(), st.integers(1, 99), st.booleans())
 def test_too_few_rows_a_batch_are_refused_with_the_smallest_share(size, hundredths, normalised):

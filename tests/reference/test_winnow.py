@@ -109,37 +109,6 @@ def test_the_loss_as_a_score():
     assert keys is not None and torch.equal(keys, torch.from_numpy(by_hand))
 
 
-def test_the_plan_has_scores_where_batch_norm_is_weighted():
-    """And where there are any; they are a copy of the records, which go on."""
-    uncertainty = torch.rand(50)
-    uncertainty[7] = NEVER_SEEN
-    records = {"uncertainty": uncertainty, "loss": torch.rand(50)}
-    plans = {
-        mode: Winnow(batch_norm=mode, least_agreement=-1).plan_epoch(records, epoch=1, epochs=9, generator=seeded(0, 1))
-        for mode in ("drawn", "weighted")
-    }
-    keys = [plan.keys for plan in plans.values()]
-    assert keys[0] is not None and keys[1] is not None and torch.equal(*keys)
-    before = uncertainty.clone()
-    uncertainty += 1
-    assert plans["drawn"].scores is None
-    assert plans["weighted"].scores is not None and torch.equal(plans["weighted"].scores, before)
-    for method, values, epoch in (
-        (Winnow(batch_norm="weighted"), torch.full((50,), NEVER_SEEN), 0),
-        (Winnow(batch_norm="weighted"), torch.rand(50), 90),  # the labels are doubted
-        (Winnow(1.0, batch_norm="weighted"), torch.rand(50), 1),
-    ):
-        assert planned(method, values, torch.rand(50), epoch=epoch).scores is None
-
-
-def test_what_batch_norm_needs():
-    drawn, weighted = Winnow().requires, Winnow(batch_norm="weighted").requires
-    assert not drawn.weighted_statistics and drawn.switches["drawn_statistics"] == "batch_norm='weighted'"
-    assert weighted.weighted_statistics and weighted.switches["weighted_statistics"] == "batch_norm='drawn'"
-    assert "drawn_statistics" not in Winnow(width=1).requires.switches
-    assert not Winnow(1.0, batch_norm="weighted").requires.weighted_statistics
-
-
 # The agreement of loss and uncertainty
 
 
@@ -225,7 +194,6 @@ def test_drawing_by_the_loss_where_labels_may_be_wrong_is_told():
         ({"lr_scale": 0}, "`lr_scale` must be 'auto' or a positive number, got 0"),
         ({"lr_scale": "share"}, "`lr_scale`"),
         ({"lr_scale": True}, "`lr_scale`"),
-        ({"batch_norm": True}, "`batch_norm` must be 'drawn' or 'weighted', got True"),
         ({"least_agreement": 2}, r"`least_agreement` is a correlation, within \[-1, 1\], got 2"),
     ],
 )

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thresher.attribution.accumulator import CallIdentity, OwnModel, StepAccumulator, credited_before, identity_of, same_samples
-from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.cost_meter import in_transform
 from thresher.attribution.resolve import StatedIds, attribute, check_stated
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
@@ -176,8 +175,6 @@ class Attributor:
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
         self.own_model: OwnModel | None = None
         """Tells outputs of the run's model from those of another; None where attach was given no model."""
-        self.norms: WeightedNorms | None = None
-        """BatchNorm layers of the run's model that weigh rows; None where all rows count alike."""
         self.on_disowned: Callable[[], None] = _nothing
         """Called when losses are forgotten that were credited before the loop showed that they are another model's."""
         self._trains_model = False
@@ -226,8 +223,6 @@ class Attributor:
                     self._begin_training()
             elif self._trains_model or self.meter.has_passed(batch.number):
                 return None
-        if batch is not None and batch.stand_for is not None:
-            self._check_weighed(batch)
         call = identity_of(outputs, targets)
         if self._was_stepped(outputs, call, attribution):
             return None
@@ -239,11 +234,6 @@ class Attributor:
             batch.meant = False
         self._timing.attribution_s += perf_counter() - measured + measures - begin
         return value
-
-    def _check_weighed(self, batch: YieldedBatch) -> None:
-        """Refuses a loss whose forward pass had BatchNorm layers that did not weigh its rows."""
-        if self.norms is not None and not self.meter.has_passed(batch.number) and self.norms.in_use():
-            self.norms.refuse_loss()
 
     def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
         """Whether a loss of these outputs was credited in a step that is over, so that another is but looked at."""
@@ -331,14 +321,13 @@ class Attributor:
         self._accumulator.ids_repeat = ids_repeat
         self._first_of_epoch = self._yielded
 
-    def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None, stand_for: Tensor | None = None) -> None:
+    def yielded(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
         """Remembers the tensors of a batch that is on its way to the loop.
 
         Args:
             batch: The batch, in any nesting, on the device.
             ids: Ids of its rows, shape (n,), int64.
             weights: Weights of its rows, of the plan and of a batch method, shape (n,), float32; None where all are 1.
-            stand_for: Numbers of candidates that its rows stand for, shape (n,); None where all rows count alike.
         """
         self._batches.make_room()
         ids = ids.to(self._device, non_blocking=True)
@@ -346,9 +335,6 @@ class Attributor:
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
         if weights is not None:
             record.weights = weights.to(self._device, non_blocking=True)
-        if stand_for is not None:
-            record.stand_for = stand_for.to(self._device, non_blocking=True)
-        if record.weights is not None:
             record.weights_over_n = record.weights / len(ids)
         self._batches.recent.append(record)
         self._tracker.remember_batch(record, leaves(batch))

@@ -3,7 +3,6 @@
 import copy
 import operator
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import wraps
 from time import perf_counter
 from typing import Any, Protocol
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.cost_meter import TRANSFORMED, Meter, in_transform, next_node
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
@@ -43,7 +41,6 @@ class TrackedModel(nn.Module):
         device: Device of the model.
         meter: Counter of the samples of forward and backward passes.
         timing: Books the time of the training.
-        norms: BatchNorm layers that weigh the rows of training passes; None where all rows count alike.
     """
 
     def __init__(
@@ -55,7 +52,6 @@ class TrackedModel(nn.Module):
         device: torch.device,
         meter: Meter,
         timing: Timing,
-        norms: WeightedNorms | None = None,
     ) -> None:
         super().__init__()
         own: dict[str, Any] = self.__dict__
@@ -63,7 +59,7 @@ class TrackedModel(nn.Module):
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[registry] = module.__dict__[registry]
         own["module"] = module
-        own["_called"], own["_weighs"] = module if call is None else call, norms
+        own["_called"] = module if call is None else call
         own["_tracked_by"], own["_timed_by"] = tracker, timer
         own["_runs_on"], own["_counted_by"], own["_booked_by"] = device, meter, timing
         self.autocast: torch.dtype | None = None
@@ -74,12 +70,10 @@ class TrackedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
         begin, own = perf_counter(), self.__dict__
-        module, tracker, timer, norms = own["module"], own["_tracked_by"], own["_timed_by"], own["_weighs"]
+        module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
         if torch.compiler.is_compiling():
             return module(*args, **kwargs)
         if in_transform():
-            if norms is not None and norms.in_use():
-                norms.refuse("it is inside of a torch.func transform")
             own["_counted_by"].make_unknown(TRANSFORMED)
             return self._users_own()(*args, **kwargs)
         if not torch.is_grad_enabled():
@@ -93,8 +87,7 @@ class TrackedModel(nn.Module):
         call, own["_counted_by"].subset = own["_called"], None  # of a call of the model itself, or of one that failed
         timed = timer.running and module.training
         calls = perf_counter()
-        with nullcontext() if norms is None else norms.weighing(inputs):
-            outputs = timer.forward(lambda: call(*args, **kwargs)) if timed else call(*args, **kwargs)
+        outputs = timer.forward(lambda: call(*args, **kwargs)) if timed else call(*args, **kwargs)
         called = perf_counter()
         tracker.remember_outputs(outputs, inputs)
         if inputs.rows is not None and not inputs.refuse:

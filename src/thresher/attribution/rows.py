@@ -48,8 +48,6 @@ class YieldedBatch:
         all_count: Whether it is known that no label of the batch is an ignored one.
         weights: Plan weights of the rows, shape (B,), float32; None where all are 1.
         weights_over_n: `weights / B`, prepared once; None where there are no weights.
-        stand_for: Numbers of candidates that the rows stand for in the statistics of BatchNorm layers, shape (B,), float32;
-            None where all rows count alike.
         tensors: The tensors of the batch whose first dimension is the samples'.
         marked: The tensors with the versions that they had when they were yielded, in reverse order, because targets come
             last.
@@ -67,7 +65,6 @@ class YieldedBatch:
     all_count: bool = False
     weights: Tensor | None = None
     weights_over_n: Tensor | None = None
-    stand_for: Tensor | None = None
     tensors: tuple[Tensor, ...] = ()
     marked: tuple[tuple[Tensor, int], ...] = ()
     whole: "Attribution | None" = None

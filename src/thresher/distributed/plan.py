@@ -34,7 +34,6 @@ class PackedPlan:
         keys: Numbers by which rows are drawn in each step.
         share: Share of the ids that the epoch trains on.
         width: Number of candidates per row that is drawn.
-        scores: Scores that the rows are drawn in proportion to.
         note: Sentence that the user must know.
         timed: Whether smaller batches have a few whole ones among them, so that the time of full training is known.
         lots: Random choice that the plan consists of; it is not saved.
@@ -55,7 +54,6 @@ class PackedPlan:
     keys: Tensor | None
     share: float
     width: float
-    scores: Tensor | None
     note: str
     timed: bool = False
     lots: Lots | None = None
@@ -123,7 +121,6 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
         ids=plan.ids[inside],
         weights=None if plan.weights is None else plan.weights[inside],
         keys=None if plan.keys is None else plan.keys[inside],
-        scores=None if plan.scores is None else plan.scores[inside],
         refresh=None if refresh is None else refresh[(refresh >= shard.first) & (refresh < shard.last)],
         remember={name: values[shard.first : shard.last] for name, values in plan.remember.items()},
         lots=None,
@@ -276,18 +273,6 @@ class HeldPlan:
         """
         assert self.own.keys is not None
         return self._fetched(ids, self.own.keys)
-
-    def scores(self, ids: NDArray[np.int64]) -> Tensor:
-        """Returns the scores that the keys were drawn by; all ranks call it.
-
-        Args:
-            ids: Ids, shape (k,), int64, of samples that are kept.
-
-        Returns:
-            Scores, shape (k,), float32.
-        """
-        assert self.own.scores is not None
-        return self._fetched(ids, self.own.scores)
 
     def _fetched(self, ids: NDArray[np.int64], values: Tensor) -> Tensor:
         own = values.numpy()

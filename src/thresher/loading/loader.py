@@ -168,19 +168,16 @@ class SelectedLoader(OfUser):
         """
         return self._order.deal(plan, self._ids, self._samples, self._seen, least=least)
 
-    def of_rows(self, ids: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Returns what the epoch says of some of its rows.
+    def weights(self, ids: Tensor) -> Tensor | None:
+        """Returns the weights in the plan of some rows of the epoch.
 
         Args:
             ids: Ids of rows of the epoch in progress, shape (n,), int64, on the host.
 
         Returns:
-            Their weights in the plan, and how many candidates each drawn row stands for, both of shape (n,), float32; None
-            where all are 1.
+            Weights, shape (n,), float32; None where all are 1.
         """
-        known = None if self._deal is None else self._deal.stand_for
-        stand_for = None if known is None else known.index_select(0, ids)
-        return None if self._weights is None else self._weights.weights(ids.numpy()), stand_for
+        return None if self._weights is None else self._weights.weights(ids.numpy())
 
     def __iter__(self) -> "EpochIterator":
         if self._closed:

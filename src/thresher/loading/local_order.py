@@ -180,7 +180,7 @@ class UserOrder:
         everything = self.candidates(seen) if everything is None else everything
         ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
         found = smaller_sizes(plan.own, plan.everything, ids, everything, size, drop_last, least=least)
-        return None if found is None else deal_of(plan, self.n, found)
+        return None if found is None else deal_of(plan, found)
 
     def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
         """Returns how many ids of the order were drawn."""

@@ -7,44 +7,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.distributed.plan import HeldPlan, PackedPlan
 from thresher.timing import whole_steps
-
-MOST_CANDIDATES = 20.0
-"""Largest number of candidates that one row stands for, so that no row makes the statistics of its batch alone."""
-
-
-def stands_for(keys: Tensor, scores: Tensor, drawn: Tensor, left_out: Tensor) -> Tensor:
-    """Returns how many candidates of a step each drawn row stands for: the inverse of its chance to be drawn.
-
-    A row with a score is drawn where its key -log(u) / score is below the smallest key that is left out: with the chance
-    1 - exp(-score * that key) (Cohen & Kaplan, 2007). Rows without a score come first: each counts for one candidate. Rows with
-    an infinite key, whose score is 0, are drawn only where nothing else is left: together they count for all of them.
-
-    Args:
-        keys: Keys of the candidates, shape (n,), float32.
-        scores: Scores of the candidates, shape (n,), float32; NaN or -inf for those without one, whose keys are negative.
-        drawn: Places of the drawn rows among the candidates, shape (k,), int64, k < n.
-        left_out: Smallest key of the candidates that were not drawn, shape ().
-
-    Returns:
-        Numbers of candidates, shape (k,), float32, within [1, `MOST_CANDIDATES`].
-
-    Example:
-        >>> keys, scores = torch.tensor([0.2, 0.6, 0.7]), torch.tensor([1.0, 0.5, 0.1])
-        >>> stands_for(keys, scores, torch.tensor([0, 1]), keys[2])
-        tensor([1.9864, 3.3863])
-    """
-    last, own = keys.isinf(), keys.index_select(0, drawn)
-    chances = -torch.expm1(-scores.index_select(0, drawn).double() * left_out)
-    of_last = last.sum() / own.isinf().sum().clamp(min=1)
-    found = torch.where(own.isinf(), of_last, torch.where(own < 0, 1.0, 1 / chances))
-    return found.clamp(1, MOST_CANDIDATES).float()
-
 
 ByIds = Callable[[NDArray[np.int64]], Tensor]
 """Function of ids of samples, shape (n,), that returns a number of each, shape (n,), float32."""
@@ -129,9 +96,6 @@ class Deal:
         sizes: Numbers of rows and candidates.
         keys: Function of ids, shape (n,), that returns numbers of these samples, shape (n,), float32: of the candidates of a
             step, those with the smallest keys are its rows. None where all candidates are.
-        scores: Function of ids that returns the scores that the keys were drawn by. None where all rows count alike.
-        stand_for: Numbers of candidates that samples stand for, shape (N,), float32; `draw` writes those of the rows that it
-            returns. None without scores.
 
     Example:
         >>> sizes = StepSizes(steps=3, rows=4, candidates=8)
@@ -144,8 +108,6 @@ class Deal:
 
     sizes: StepSizes
     keys: ByIds | None = None
-    scores: ByIds | None = None
-    stand_for: Tensor | None = None
 
     @property
     def steps(self) -> int:
@@ -189,14 +151,8 @@ class Deal:
         """
         if self.keys is None or len(ids) <= rows:
             return ids
-        keys = self.keys(ids.numpy())
-        order = keys.argsort(stable=True)
-        places = order[:rows].sort().values
-        drawn = ids.index_select(0, places)
-        if self.scores is not None and self.stand_for is not None:
-            found = stands_for(keys, self.scores(ids.numpy()), places, keys[order[rows]])
-            self.stand_for.index_copy_(0, drawn, found)
-        return drawn
+        order = self.keys(ids.numpy()).argsort(stable=True)
+        return ids.index_select(0, order[:rows].sort().values)
 
 
 def too_few(least: int) -> str:
@@ -273,14 +229,11 @@ def smaller_sizes(
     return StepSizes(steps, rows, candidates, whole_steps(steps, spare) if plan.timed else (), batch_size)
 
 
-def deal_of(plan: HeldPlan, n: int, sizes: StepSizes) -> Deal:
+def deal_of(plan: HeldPlan, sizes: StepSizes) -> Deal:
     """Returns how the smaller batches of a plan are made.
 
     Args:
         plan: The plan of an epoch.
-        n: Number of samples of the dataset.
         sizes: Numbers of the smaller batches.
     """
-    if plan.own.keys is None:
-        return Deal(sizes)
-    return Deal(sizes, plan.keys) if plan.own.scores is None else Deal(sizes, plan.keys, plan.scores, torch.ones(n))
+    return Deal(sizes, None if plan.own.keys is None else plan.keys)

@@ -88,8 +88,6 @@ class Requirements:
         stream_share: Share of each batch, (0, 1], that an epoch method trains on where the loader streams and there is no epoch
             to plan; the rows are drawn uniformly. Default None: the method needs a map-style dataset.
         stream_lr_scale: With `stream_share`, factor on the learning rate of each step, > 0. Default 1.
-        weighted_statistics: Whether plans have the scores by which rows are drawn (`EpochPlan(scores=...)`), so that the
-            BatchNorm layers of the model weigh the rows, for which `attach` must be given the model. Default False.
         sharded: Whether `plan_epoch` plans for the shard that its records belong to (`thresher.shards.shard_of`), with numbers
             and draws that are those of all ranks. Where it does not, several processes gather the columns of all samples on
             each of them once per epoch, which is possible up to a size. Default False.
@@ -99,9 +97,7 @@ class Requirements:
             which then allows no other. Default None: any, and "kept" where `attach` is given none.
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
-            are added up), "weighted_statistics", "drawn_statistics" (a BatchNorm that must not be computed anew after the
-            training, because the rows were drawn), "sharded" (records that are not in shards) and the names of signals.
-            Default {}.
+            are added up), "sharded" (records that are not in shards) and the names of signals. Default {}.
 
     Example:
         >>> Requirements(signals=("loss", "confidence")).model
@@ -123,7 +119,6 @@ class Requirements:
     smaller_batches: bool = False
     stream_share: float | None = None
     stream_lr_scale: float = 1.0
-    weighted_statistics: bool = False
     sharded: bool = False
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     divide: Literal["kept", "batch"] | None = None

@@ -142,9 +142,7 @@ class Winnow:
     A stream (IterableDataset) has no epoch to plan: each batch keeps a uniform share of its rows, and `attach` says so.
 
     Where the model has BatchNorm, the network learns with the statistics of the drawn rows, which are not those of all samples:
-    do not compute them anew on all samples after the training (`torch.optim.swa_utils.update_bn`), which costs accuracy. With
-    `batch_norm="weighted"`, the layers weigh the rows of each training pass of `run.model` by the inverse of their chance to be
-    drawn, as if all candidates were there: to normalise, and in what they remember. Computing them anew is then harmless.
+    do not compute them anew on all samples after the training (`torch.optim.swa_utils.update_bn`), which costs accuracy.
 
     Args:
         share: Share of the cost of full training, (0, 1]: round(share * N) samples an epoch. 1 is full training. Default 0.5.
@@ -155,8 +153,6 @@ class Winnow:
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
             labels are likely to be wrong; judged by the records from 30 % of the training on, not before the fourth epoch, and
             not where all uncertainties are nearly equal. -1 never does. Default 0.5.
-        batch_norm: Statistics that BatchNorm layers have in training: "drawn" (default) are those of the drawn rows; "weighted"
-            are those of all candidates, estimated from the drawn rows.
         probe: Number of samples that are held back, 32 or more: they are not trained on, and from time to time their losses
             are evaluated, as a part of the budget. Where two evaluations in a row are worse than the best one by more than
             chance explains, the rest of the training has full batches of all samples, which exceeds the budget; a warning
@@ -188,7 +184,6 @@ class Winnow:
     width: float = 2.0
     lr_scale: float | Literal["auto"] = "auto"
     least_agreement: float = 0.5
-    batch_norm: Literal["drawn", "weighted"] = "drawn"
     probe: int = 0
     probe_times: int = 8
 
@@ -204,8 +199,6 @@ class Winnow:
             raise ValueError(f"Winnow: `lr_scale` must be 'auto' or a positive number, got {self.lr_scale!r}")
         if not -1 <= self.least_agreement <= 1:
             raise ValueError(f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}")
-        if self.batch_norm not in ("drawn", "weighted"):
-            raise ValueError(f"Winnow: `batch_norm` must be 'drawn' or 'weighted', got {self.batch_norm!r}")
         for name, value, fewest in (("probe", self.probe, FEWEST_SAMPLES), ("probe_times", self.probe_times, FEWEST_TIMES)):
             whole = isinstance(value, int) and not isinstance(value, bool)
             if not whole or not (value >= fewest or (name == "probe" and value == 0)):
@@ -215,8 +208,6 @@ class Winnow:
     @property
     def requires(self) -> Requirements:
         """The optimizer, whose rate is scaled; uncertainties where the criterion has them; the model, where it is used."""
-        weighted = self.batch_norm == "weighted"
-        drawn = {} if self.width == 1 else {"drawn_statistics": "batch_norm='weighted'"}
         return Requirements(
             optimizer=self._factor != 1,
             refresh=None if self._probe is None else "eval",
@@ -226,12 +217,10 @@ class Winnow:
             stream_lr_scale=self._factor,
             sharded=self._probe is None,
             records=False,
-            weighted_statistics=weighted and self.share < 1,
             switches={
                 "optimizer": "lr_scale=1",
                 "uncertainty": "score='loss'",
                 "refresh": "probe=0",
-                **({"weighted_statistics": "batch_norm='drawn'"} if weighted else drawn),
             },
         )
 
@@ -285,14 +274,12 @@ class Winnow:
             facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
         score = None if doubted else known.get(self.score)
         keys = draw_keys(score, len(shard), base, shard.first)
-        weighs = self.batch_norm == "weighted" and score is not None and shard.count(score >= 0) > 0
         return EpochPlan(
             ids,
             smaller_batches=True,
             keys=torch.from_numpy(keys[inside]),
             share=share,
             width=self.width,
-            scores=torch.tensor(score[inside]) if weighs and score is not None else None,
             lr_scale=self._factor,
             facts=facts,
             note=self._note(judged, doubted),

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader, default_collate
 
 from thresher.attribution.accumulator import COUNT_OF_TRAINED, OwnModel, StepAccumulator
 from thresher.attribution.attributor import Attributor
-from thresher.attribution.batch_norm import WeightedNorms
 from thresher.attribution.cost_meter import Meter
 from thresher.attribution.model import TrackedModel
 from thresher.attribution.tracker import RowTracker, SampleDimension
@@ -130,9 +129,8 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     unknown, n = loader.unknown_rows, loader.n
     attributor = Attributor(tracker, accumulator, samples=n, device=here, unknown_rows=unknown, timing=timing)
     trained = Trained(given.model, subset=checked.passes == "once")
-    attributor.norms = norms = _norms(trained.module, checked)
     module, call = trained.module, trained.call
-    model = None if module is None else TrackedModel(module, call, tracker, stopwatch, here, meter, timing, norms)
+    model = None if module is None else TrackedModel(module, call, tracker, stopwatch, here, meter, timing)
     _recognise(model, attributor)
     trained.report_to(meter)
     reader, who = _reader(records, given, checked), _who_passes(given, checked, methods[-1])
@@ -231,11 +229,6 @@ def _check_order(method: EpochMethod, loader: SelectedLoader) -> None:
             f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
             "shuffle=True"
         )
-    if requirements_of(method).weighted_statistics and not (loader.streams or loader.yields_once):
-        raise ValueError(
-            f"{type(method).__name__} weighs the rows of BatchNorm layers by how each was drawn, and the loader's sampler can "
-            f"yield a sample several times in an epoch: use shuffle=True{way_around(method, 'weighted_statistics')}"
-        )
 
 
 def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
@@ -270,14 +263,6 @@ def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Argume
             f"{name} has no `{signal}` of the outputs of {given.criterion!r} and {requires.optional[signal]}. Pass "
             f"attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
             f"{way_around(method, signal)}.",
-            stacklevel=4,
-        )
-    drawn = deal is not None and given.epochs > 1 and not undefined_signals(method, checked.criterion, given.signals)
-    if least_rows(given.model) > 1 and drawn and "drawn_statistics" in requires.switches:
-        warnings.warn(
-            f"{name} trains on drawn rows, and the BatchNorm layers of the model learn with their statistics: do not compute "
-            "these anew on all samples after the training, as torch.optim.swa_utils.update_bn does, which costs accuracy"
-            f"{way_around(method, 'drawn_statistics')}.",
             stacklevel=4,
         )
     if given.epochs == 1 and requires.smaller_batches and deal is not None:
@@ -329,14 +314,6 @@ def _recognise(model: TrackedModel | None, attributor: Attributor) -> None:
     if model is not None:
         attributor.own_model = OwnModel(attributor.meter, model.parameters)
         attributor.meter.parameters = model.parameters
-
-
-def _norms(model: nn.Module | None, checked: Checked) -> WeightedNorms | None:
-    """The BatchNorm layers of the model, where the method has them weigh rows; a stream has no rows to weigh."""
-    method = checked.epoch_method
-    if model is None or checked.samples is None or not requirements_of(method).weighted_statistics:
-        return None
-    return WeightedNorms(model, way_around(method, "weighted_statistics"))
 
 
 def attach(

@@ -37,12 +37,12 @@ from thresher.shards import ALONE, Shard, World
 FieldCheck = Callable[[str, Any], None]
 """Function of the name of a field and its value, which raises ValueError where the value is not what it must be."""
 
-VERSION = 6
+VERSION = 7
 """Number of the form of a saved state."""
 
 MARKS = ("ids", "refresh")
 """Parts of a plan that are marks of samples."""
-OF_KEPT = ("weights", "keys", "scores")
+OF_KEPT = ("weights", "keys")
 """Parts of a plan that have a number for each sample that is kept."""
 BY_ID = "by_id"
 """Entry of the plan of a process: names of the parts that are in the tensors of all samples."""
@@ -194,7 +194,6 @@ PLAN = table(
         "keys": or_none(tensor(WEIGHTS, (None,))),
         "share": NUMBER,
         "width": NUMBER,
-        "scores": or_none(tensor(WEIGHTS, (None,))),
         "note": TEXT,
         "timed": TRUTH,
     }

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.utils.data import IterableDataset
 
 from thresher import selection
-from thresher.attribution.batch_norm import normalisations_of
 from thresher.distributed.world import ProcessWorld, agree, sampler_facts
 from thresher.loading.samplers import check_loader, check_shared, inner_sampler
 from thresher.loading.smaller_batches import rounded_up, too_few
@@ -176,11 +175,12 @@ def check_several(
     for needed, what in (
         (requires.own_order, "draws the order of training itself"),
         (bool(requires.full_pass), "needs the gradients of all samples in one place"),
-        (requires.weighted_statistics, "weighs the rows of BatchNorm layers by how each was drawn"),
     ):
         if needed:
-            way_out = way_around(method, "weighted_statistics") or ", or use another method, such as Kakurenbo"
-            raise ValueError(f"{name} {what}, which {world.size} processes cannot do together. Train in one process{way_out}.")
+            raise ValueError(
+                f"{name} {what}, which {world.size} processes cannot do together. Train in one process, or use another method, "
+                "such as Kakurenbo."
+            )
     if scoring is not None and scoring.every_epochs > 1:
         raise ValueError(
             "`scoring`: losses of earlier epochs are in the records of the process that holds a sample, not of the one that "
@@ -355,8 +355,6 @@ def check(given: Arguments, process_group: Any) -> Checked:
     check_free("loader", type(given.loader).__name__, [given.loader])
     criterion = None if given.criterion is None else adapt(given.criterion)
     check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
-    if not streams:
-        check_statistics(epoch_method, batch_method, given.model)
     samples = None if streams else len(given.loader.dataset)
     check_proxy(given.proxy, batch_method, given.forward_passes, given.scoring, given.model, given.optimizer, world)
     own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)
@@ -560,21 +558,6 @@ def check_needs(
     if lacking and signals is None and adapter is not None and adapter.kind == "values":
         why = unreadable(adapter.own, lacking, way_around(method, *sorted(lacking)))
         raise ValueError(f"{name} needs signals that this criterion does not give. {why}")
-
-
-def check_statistics(method: EpochMethod, batch: BatchMethod | None, model: nn.Module | None) -> None:
-    """Validates that the BatchNorm layers of the model can weigh rows, where the method asks for it."""
-    if not requirements_of(method).weighted_statistics:
-        return
-    name, instead = type(method).__name__, way_around(method, "weighted_statistics")
-    if model is None:
-        raise ValueError(f"{name} weighs the rows of BatchNorm layers: pass attach(model=...){instead}")
-    if batch is not None:
-        raise ValueError(
-            f"{name} weighs the rows of BatchNorm layers, and {type(batch).__name__} chooses among these rows: attach one of "
-            f"the two methods{instead}"
-        )
-    normalisations_of(model, instead)
 
 
 def passes_of(

@@ -165,10 +165,6 @@ class Planner:
             )
         if plan.lr_scale != 1 and not self._steps_are_seen:
             raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
-        if plan.scores is not None and not requirements_of(self._method).weighted_statistics:
-            raise ValueError(
-                f"{name} has plans with `scores`, and does not declare it: requires = Requirements(weighted_statistics=True)"
-            )
         if plan.refresh is not None and not self._passes.possible:
             raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
         return plan
@@ -342,7 +338,6 @@ class Epochs:
         self._records.epoch = self.epoch
         self._active, self._ran_out = True, False
         self.end.begin()
-        self._weigh(plan is not None and plan.own.scores is not None)
         self._attributor.begin_epoch(ids_repeat=plan is None or plan.own.drawn or not self._loader.yields_once)
         self.position.begin_pass(None if plan is None else self._loader.deal(plan))
         if self.hooks is not None:
@@ -384,9 +379,9 @@ class Epochs:
         self.selection.batch_yielded(number)
         if number == 0:
             self._passes.check(batch)
-        own, stand_for = self._loader.of_rows(ids)
+        own = self._loader.weights(ids)
         weights = weights if own is None else own if weights is None else own * weights
-        self._attributor.yielded(batch, ids, weights, stand_for)
+        self._attributor.yielded(batch, ids, weights)
         most = place.consumed if self._loader.streams else self._loader.candidates
         by_now = min(place.consumed, most) - min(self._place.consumed, most)
         self._cost.full_forward += by_now
@@ -528,7 +523,6 @@ class Epochs:
     def detach(self) -> None:
         """Takes the hooks off the optimizer, and lets other runs have it and the loader."""
         self.close_books()
-        self._weigh(False)
         if self.hooks is not None:
             self.hooks.remove()
         release(self)
@@ -592,15 +586,9 @@ class Epochs:
             self._loader.select_before_loop(selection.fills)
 
     def _rest(self) -> None:
-        """Leaves the learning rate and the BatchNorm layers of steps between epochs as they are."""
+        """Leaves the learning rate of steps between epochs as it is."""
         if self.hooks is not None:
             self.hooks.scale = 1.0
-        self._weigh(False)
-
-    def _weigh(self, weigh: bool) -> None:
-        """Lets BatchNorm layers weigh rows, or lets them be, where the method asks for it at all."""
-        if self._attributor.norms is not None:
-            self._attributor.norms.active = weigh
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
@@ -695,12 +683,7 @@ def _why_slower(time: TimeTold) -> str:
 
 
 def _use_of_own_losses(selection: BatchSelection, method: EpochMethod | OnSubset, plan: HeldPlan | None) -> str | None:
-    """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none.
-
-    None, too, where the loop's passes differ from all others on purpose: BatchNorm weighs their rows by the scores of the plan.
-    """
-    if plan is not None and plan.own.scores is not None:
-        return None
+    """Returns what the run does by the losses of its own forward passes, as a sentence; None where it makes none."""
     if selection.scores:
         who = method if selection.stage is None else selection.stage.method
         return f"{title_of(who)} chooses samples by the losses of own passes."

@@ -1114,7 +1114,7 @@ def _joined(parts: list[EpochPlan]) -> EpochPlan:
         tensors = [getattr(part, name) for part in parts]
         return None if any(one is None for one in tensors) else torch.cat(tensors)
 
-    found = {name: joined(name) for name in ("ids", "weights", "refresh", "keys", "scores")}
+    found = {name: joined(name) for name in ("ids", "weights", "refresh", "keys")}
     remember = {name: torch.cat([part.remember[name] for part in parts]) for name in parts[0].remember}
     return EpochPlan(**{**vars(parts[0]), **found, "remember": remember})
 

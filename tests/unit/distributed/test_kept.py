@@ -101,15 +101,6 @@ def test_keys_are_fetched():
         assert torch.equal(keys, whole.keys[torch.from_numpy(ORDER[: 10 * rank])])
 
 
-def test_scores_are_fetched_where_there_are_any():
-    method = Winnow(batch_norm="weighted", least_agreement=-1)
-    found, whole = shared(method, 3, lambda plan, world: plan.scores(ORDER[:50]))
-    assert whole.scores is not None
-    expected = whole.scores[torch.from_numpy(ORDER[:50])]
-    assert all(torch.equal(scores.view(torch.int32), expected.view(torch.int32)) for scores in found)
-    assert shared(Winnow(), 2, lambda plan, world: plan.own.scores)[0] == [None, None]
-
-
 def test_samples_to_refresh_that_are_not_the_others():
     layout = ShardLayout(20, 2, 8)
 
@@ -146,7 +137,6 @@ def test_the_plan_of_all_samples_is_cut_into_parts():
         torch.tensor([0, 3, 4, 9]),
         weights=torch.arange(4.0),
         keys=torch.arange(4.0) + 1,
-        scores=torch.arange(4.0) + 2,
         smaller_batches=True,
         refresh=torch.tensor([1, 8]),
         remember={"weight": torch.arange(10.0)},
@@ -158,7 +148,6 @@ def test_the_plan_of_all_samples_is_cut_into_parts():
     ):
         assert part.ids.tolist() == ids and part.refresh.tolist() == refresh
         assert part.weights.tolist() == [{0: 0, 3: 1, 4: 2, 9: 3}[i] for i in ids] and (part.keys == part.weights + 1).all()
-        assert (part.scores == part.weights + 2).all()
         assert len(part.remember["weight"]) == (8 if ids[0] == 0 else 2) and part.facts == {"kept": 4}
     bare = part_of_plan(EpochPlan(torch.tensor([0, 9])), layout.shard(on_ranks(2, lambda world: world)[1]))
     assert bare.ids.tolist() == [9] and bare.weights is None and bare.keys is None and bare.refresh is None

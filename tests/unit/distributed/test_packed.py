@@ -28,7 +28,6 @@ def test_a_plan_comes_back(data, n, first, valued):
         smaller_batches=True,
         keys=values,
         share=0.5 if valued else 1.0,
-        scores=values,
         note="a note",
     )
     found = PackedPlan.of(plan, shard)

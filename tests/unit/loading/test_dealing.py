@@ -1,7 +1,5 @@
 """Smaller batches: as many steps as full training, of sizes that differ by one at most."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -11,8 +9,7 @@ from depth import depth
 from thresher import EpochPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan, PackedPlan
-from thresher.loading.smaller_batches import Deal, StepSizes, deal_of, smaller_sizes, stands_for
-from thresher.methods.winnow import draw_keys
+from thresher.loading.smaller_batches import Deal, StepSizes, deal_of, smaller_sizes
 from thresher.shards import ALONE
 
 
@@ -39,7 +36,7 @@ def test_without_keys_all_candidates_are_rows():
 def made(plan, n, ids, everything, batch_size, drop_last, *, least=1):
     held = HeldPlan.of(plan, ShardLayout(n, 1), ALONE)
     sizes = smaller_sizes(held.own, held.everything, ids, everything, batch_size, drop_last, least=least)
-    return None if sizes is None else deal_of(held, n, sizes)
+    return None if sizes is None else deal_of(held, sizes)
 
 
 def dealt(n, plan, *, batch_size=4, drop_last=False, ids=None):
@@ -146,75 +143,6 @@ def test_the_cost_is_the_share(n, batch_size, share, drop_last):
     assert deal is None or (deal.steps == steps and deal.rows <= deal.candidates <= most)
 
 
-def transcribed_number(scores, keys, rows):
-    """Numbers of candidates that the drawn rows stand for, row by row, and the places of these rows."""
-    order = sorted(range(len(keys)), key=lambda place: (keys[place], place))
-    drawn, left_out = sorted(order[:rows]), keys[order[rows]]
-    numbers = []
-    for place in drawn:
-        if keys[place] < 0:
-            number = 1.0
-        elif math.isinf(keys[place]):
-            number = sum(map(math.isinf, keys)) / sum(math.isinf(keys[one]) for one in drawn)
-        else:
-            number = 1.0 if math.isinf(left_out) else 1 / (1 - math.exp(-scores[place] * left_out))
-        numbers.append(min(max(number, 1.0), 20.0))
-    return drawn, numbers
-
-
-@given(st.data())
-def test_rows_stand_for_the_inverse_of_their_chance(data):
-    n = data.draw(st.integers(2, 12))
-    values = st.sampled_from([0.0, 1e-3, 0.2, 0.9, 1e30, float("nan"), float("-inf")])
-    scores = torch.tensor(data.draw(st.lists(values, min_size=n, max_size=n)))
-    rows, base = data.draw(st.integers(1, n - 1)), data.draw(st.integers(0, 2**40))
-    keys = torch.from_numpy(draw_keys(scores.numpy(), n, base))
-    deal = Deal(StepSizes(1, rows, n), keys.__getitem__, scores.__getitem__, torch.ones(n))
-    ids = torch.randperm(n, generator=torch.Generator().manual_seed(base))
-    drawn = deal.draw(ids, rows)
-    places, numbers = transcribed_number(scores[ids].tolist(), keys[ids].tolist(), rows)
-    assert drawn.tolist() == ids[places].tolist()
-    assert deal.stand_for is not None
-    assert torch.allclose(deal.stand_for[drawn], torch.tensor(numbers), rtol=1e-3)
-    others = torch.ones(n, dtype=torch.bool).index_fill_(0, drawn, False)
-    assert bool((deal.stand_for[others] == 1).all())
-
-
-def test_sums_of_the_drawn_rows_are_those_of_the_candidates_on_average():
-    """Half of the candidates have scores, one has none, and three have a score of 0: each stands for itself on average."""
-    scores = torch.tensor([0.9, 0.5, 0.3, 0.2, float("-inf"), 0.0, 0.0, 0.0])
-    times, n, sums = 4000, len(scores), {3: torch.zeros(8), 6: torch.zeros(8)}
-    keys = torch.from_numpy(draw_keys(scores.repeat(times).numpy(), times * n, 7)).view(times, n)
-    generator = torch.Generator().manual_seed(0)
-    for rows, found in sums.items():
-        for own in keys:
-            deal = Deal(StepSizes(1, rows, n), own.__getitem__, scores.__getitem__, torch.ones(n))
-            drawn = deal.draw(torch.randperm(n, generator=generator), rows)
-            assert deal.stand_for is not None
-            found[drawn] += deal.stand_for[drawn] / times
-    assert torch.allclose(sums[6], torch.ones(8), atol=0.08)
-    assert torch.allclose(sums[3][:5], torch.ones(5), atol=0.08) and sums[3][5:].sum() == 0
-
-
-def test_rows_that_are_all_candidates_stand_for_themselves():
-    deal = Deal(StepSizes(1, 3, 3), torch.rand(3).__getitem__, torch.rand(3).__getitem__, torch.ones(3))
-    assert deal.draw(torch.tensor([2, 0, 1]), 3).tolist() == [2, 0, 1]
-    assert deal.stand_for is not None and deal.stand_for.tolist() == [1, 1, 1]
-
-
-def test_no_row_stands_for_more_than_20_candidates():
-    scores, keys = torch.tensor([1e-6, 1.0, 1.0]), torch.tensor([0.01, 0.5, 0.02])
-    assert stands_for(keys, scores, torch.tensor([0]), keys[2]).tolist() == [20.0]
-
-
-def test_scores_of_some_ids_are_those_of_the_dataset():
-    ids = torch.tensor([1, 3, 5, 7])
-    values = torch.tensor([4.0, 3, 2, 1])
-    deal = made(EpochPlan(ids, smaller_batches=True, keys=values, scores=values / 5, share=0.5), 8, lambda: 4, 4, 2, False)
-    assert deal is not None and deal.scores is not None and deal.stand_for is not None
-    assert torch.equal(deal.scores(ids.numpy()), values / 5) and len(deal.stand_for) == 8
-
-
 @given(st.integers(1, 60), st.integers(1, 9), st.data())
 def test_whole_steps_have_all_rows_of_a_batch_and_the_others_what_is_left(steps, batch_size, data):
     whole = tuple(sorted(data.draw(st.sets(st.integers(0, steps - 1), max_size=steps - 1))))
@@ -241,7 +169,7 @@ def test_a_plan_that_is_timed_has_whole_steps_and_the_same_number_of_rows():
     held = HeldPlan(PackedPlan.of(drawn(n, 0.5), ShardLayout(n, 1).shard(ALONE), timed=True), ShardLayout(n, 1), ALONE)
     sizes = smaller_sizes(held.own, held.everything, lambda: n, n, batch_size, False)
     assert sizes is not None and len(sizes.whole) == 6 and sizes.rows == 240
-    deal = deal_of(held, n, sizes)
+    deal = deal_of(held, sizes)
     drawn_rows = [len(deal.draw(torch.arange(10 * step, 10 * step + 10), rows)) for step, rows in enumerate(sizes.parts(240))]
     assert [step for step, rows in enumerate(drawn_rows) if rows == 10] == list(sizes.whole) and sum(drawn_rows) == 240
 

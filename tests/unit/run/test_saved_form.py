@@ -22,7 +22,7 @@ PLANS = {
     "marks": PLAN,
     "weights": replace(PLAN, weights=torch.rand(len(KEPT))),
     "refresh": replace(PLAN, refresh=torch.arange(0, N, 3)),
-    "keys": replace(PLAN, smaller_batches=True, keys=torch.rand(len(KEPT)), scores=torch.rand(len(KEPT))),
+    "keys": replace(PLAN, smaller_batches=True, keys=torch.rand(len(KEPT))),
 }
 
 

@@ -227,8 +227,7 @@ def test_too_few_rows_are_refused_at_attach():
         attached(0.1)
     with pytest.raises(ValueError, match=r"less than the two a batch that BatchNorm needs: the smallest share is 0\.258"):
         attached(0.2, features=[nn.BatchNorm1d(8), nn.ReLU()])
-    weighted = thresher.Winnow(0.258, batch_norm="weighted")
-    run, optimizer = attached(weighted, features=[nn.BatchNorm1d(8), nn.ReLU()])
+    run, optimizer = attached(0.258, features=[nn.BatchNorm1d(8), nn.ReLU()])
     seen = []
     epoch(run, optimizer, seen)
     assert {len(ids) for ids in seen} == {2}
