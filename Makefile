@@ -22,7 +22,7 @@
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores; both go on where they were stopped
 # make winnow-guards
-#              how often the guards of Winnow speak, into benchmarks/results/ and docs/winnow.md; ten minutes of one core, goes
+#              how often the guard of Winnow speaks, into benchmarks/results/ and docs/winnow.md; some minutes of one core, goes
 #              on where it was stopped
 # make winnow-further
 #              attempts to go further than Winnow, on three tasks, into benchmarks/results/ and docs/winnow.md; about an hour,

@@ -60,7 +60,6 @@ OTHERS: dict[str, Callable[[], Any]] = {
     "Rcap": thresher.Rcap,
     "Rs2": thresher.Rs2,
     "Winnow": thresher.Winnow,
-    "Winnow, probe": lambda: thresher.Winnow(probe=500),
     "GradMatch, between selections": lambda: thresher.GradMatch(first=0),
 }
 """The other methods that plan each epoch, of which only the plans are measured. A selection of GRAD-MATCH is not among them: it

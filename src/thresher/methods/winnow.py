@@ -17,11 +17,10 @@ from torch import Tensor
 from thresher import rng
 from thresher.exact import chunks
 from thresher.methods._base import full_plan
-from thresher.methods._probe import FEWEST_SAMPLES, FEWEST_TIMES, HeldBack
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Values, ids_of, on_host
+from thresher.selection import Values, on_host
 from thresher.shards import Shard, shard_of
 
 MEASURED_FROM = 0.3
@@ -153,11 +152,6 @@ class Winnow:
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
             labels are likely to be wrong; judged by the records from 30 % of the training on, not before the fourth epoch, and
             not where all uncertainties are nearly equal. -1 never does. Default 0.5.
-        probe: Number of samples that are held back, 32 or more: they are not trained on, and from time to time their losses
-            are evaluated, as a part of the budget. Where two evaluations in a row are worse than the best one by more than
-            chance explains, the rest of the training has full batches of all samples, which exceeds the budget; a warning
-            says so. Default 0: none. With share=1 there is nothing to guard, and no sample is held back.
-        probe_times: Number of evaluations of the probe, 3 or more, evenly spread over the training. Default 8.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -176,7 +170,7 @@ class Winnow:
         summary="smaller batches, drawn by the uncertainty of the last prediction",
         rule="not drawn in its step, where candidates with a larger {score} had better chances",
         biased="Yes, towards samples that the network was unsure of; weights that remove it cost accuracy.",
-        forwards="None, except `probe_times` passes over the samples that `probe` holds back, where it is set.",
+        forwards="None.",
         bytes_per_sample=4,
     )
     share: float = 0.5
@@ -184,8 +178,6 @@ class Winnow:
     width: float = 2.0
     lr_scale: float | Literal["auto"] = "auto"
     least_agreement: float = 0.5
-    probe: int = 0
-    probe_times: int = 8
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -199,74 +191,39 @@ class Winnow:
             raise ValueError(f"Winnow: `lr_scale` must be 'auto' or a positive number, got {self.lr_scale!r}")
         if not -1 <= self.least_agreement <= 1:
             raise ValueError(f"Winnow: `least_agreement` is a correlation, within [-1, 1], got {self.least_agreement}")
-        for name, value, fewest in (("probe", self.probe, FEWEST_SAMPLES), ("probe_times", self.probe_times, FEWEST_TIMES)):
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not whole or not (value >= fewest or (name == "probe" and value == 0)):
-                none = " (0 switches it off)" if name == "probe" else ""
-                raise ValueError(f"Winnow: `{name}` is a whole number of {fewest} or more{none}, got {value!r}")
 
     @property
     def requires(self) -> Requirements:
-        """The optimizer, whose rate is scaled; uncertainties where the criterion has them; the model, where it is used."""
+        """The optimizer, whose rate is scaled, and uncertainties where the criterion has them."""
         return Requirements(
             optimizer=self._factor != 1,
-            refresh=None if self._probe is None else "eval",
             optional={"uncertainty": "draws the rows of its smaller batches uniformly"},
             smaller_batches=True,
             stream_share=self.share,
             stream_lr_scale=self._factor,
-            sharded=self._probe is None,
+            sharded=True,
             records=False,
-            switches={
-                "optimizer": "lr_scale=1",
-                "uncertainty": "score='loss'",
-                "refresh": "probe=0",
-            },
+            switches={"optimizer": "lr_scale=1", "uncertainty": "score='loss'"},
         )
 
     @property
     def _factor(self) -> float:
         return self.share**0.25 if self.lr_scale == "auto" else float(self.lr_scale)
 
-    @property
-    def _probe(self) -> HeldBack | None:
-        return HeldBack(self.probe, self.probe_times) if self.probe and self.share < 1 else None
-
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded: the last uncertainty and loss, 2 bytes each, and those of the probe."""
-        last = {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
-        return last if self._probe is None else last | self._probe.columns()
+        """Returns the columns that are recorded: the last uncertainty and loss, 2 bytes each."""
+        return {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
-        """Returns a plan with all samples but the probe, and the keys by which each step draws its rows."""
+        """Returns a plan with all samples, and the keys by which each step draws its rows."""
         shard = shard_of(records)
         if self.share == 1:
             return replace(full_plan(shard), lr_scale=self._factor)
         base = int(torch.randint(2**62, (), generator=generator))
-        if self._probe is None:
-            return self._drawn(records, shard.ids, self.share, epoch, epochs, base)
-        rows = self._probe.rows(self.share, shard.n, epochs)
-        reading = self._probe.look(records, epoch=epoch, epochs=epochs, generator=generator)
-        if reading.fell:
-            note = self._told(epoch, epochs) if reading.remember else ""
-            plan = replace(
-                full_plan(shard), note=note, lr_scale=self._factor
-            )  # a higher rate would not help a network in trouble
-        else:
-            refresh = ids_of(reading.held) if self._probe.due(epoch, epochs) else None
-            plan = self._drawn(records, ids_of(~reading.held), rows / (shard.n - self.probe), epoch, epochs, base)
-            plan = replace(plan, refresh=refresh)
-        return replace(plan, remember=reading.remember, facts={**plan.facts, **reading.facts})
-
-    def _drawn(self, records: Mapping[str, Tensor], ids: Tensor, share: float, epoch: int, epochs: int, base: int) -> EpochPlan:
-        """Returns a plan that trains on a share of the samples with these ids."""
-        shard = shard_of(records)
-        whole = len(ids) == len(shard)
-        inside, among = (slice(None), shard) if whole else (ids.numpy(), Shard.whole(len(ids)))
-        left_out = 1 - share * among.n / shard.n
+        left_out = 1 - self.share
         facts = {"scheduled_fraction": left_out, "actual_fraction": left_out}
         known = {name: on_host(records[name].float()) for name in ("uncertainty", "loss") if name in records}
-        measured, spread = self._measured({name: values[inside] for name, values in known.items()}, among)
+        measured, spread = self._measured(known, shard)
         soon = epoch < max(SOONEST, MEASURED_FROM * epochs)
         judged = None if soon or spread < LEAST_SPREAD else measured
         doubted = judged is not None and judged < self.least_agreement
@@ -275,10 +232,10 @@ class Winnow:
         score = None if doubted else known.get(self.score)
         keys = draw_keys(score, len(shard), base, shard.first)
         return EpochPlan(
-            ids,
+            shard.ids,
             smaller_batches=True,
-            keys=torch.from_numpy(keys[inside]),
-            share=share,
+            keys=torch.from_numpy(keys),
+            share=self.share,
             width=self.width,
             lr_scale=self._factor,
             facts=facts,
@@ -292,16 +249,6 @@ class Winnow:
         loss, uncertainty = sampled([known["loss"], known["uncertainty"]], shard)
         measured = agreement(loss, uncertainty)
         return measured, 0.0 if measured is None else spread_of(uncertainty)
-
-    def _told(self, epoch: int, epochs: int) -> str:
-        """Returns what the user must know where the network has fallen behind."""
-        cost = self.share + (1 - self.share) * (epochs - epoch) / epochs
-        return (
-            f"The network gets worse on the {self.probe} samples that Winnow(probe={self.probe}) holds back: in two "
-            "evaluations in a row their losses were above those of the best one by more than chance explains (`probe_loss` in "
-            f"run.history). From epoch {epoch + 1} on each step has a full batch of all samples. This exceeds the budget: at "
-            f"the end the cost is about {cost:.2f} of full training instead of {self.share:g}."
-        )
 
     def _note(self, judged: float | None, doubted: bool) -> str:
         if judged is None or not (doubted or (self.score == "loss" and judged < WELL_AGREED)):

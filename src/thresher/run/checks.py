@@ -440,11 +440,6 @@ def _on_stream(method: EpochMethod, given: Arguments) -> OnStream | None:
     kept, size, least = requirements_of(method).stream_share, given.loader.batch_size, least_rows(given.model)
     if kept is None or kept == 1:
         return None
-    if requirements_of(method).refresh:
-        raise ValueError(
-            f"{type(method).__name__} evaluates samples that it leaves out, by their ids, and those of an IterableDataset have "
-            f"none: use a map-style dataset{way_around(method, 'refresh')}"
-        )
     if selection.share(kept, size) < least:
         raise ValueError(
             f"A batch has {size} samples, of which a share of {kept:g} is {too_few(least)}: the smallest share is "
