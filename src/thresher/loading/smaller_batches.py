@@ -98,6 +98,7 @@ class Deal:
             step, those with the smallest keys are its rows. None where all candidates are.
 
     Example:
+        >>> import torch
         >>> sizes = StepSizes(steps=3, rows=4, candidates=8)
         >>> deal = Deal(sizes, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]).__getitem__)
         >>> list(sizes.parts(8)), list(sizes.parts(4)), list(sizes.parts(4, first=sizes.step_after(2, 4)))
