@@ -434,7 +434,7 @@ class Selection(Callback):
             `self.thresher.reduce` alone.
         model: Name of the attribute of the module that is its network, which `training_step` calls; None where the method
             needs no network.
-        settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `scoring`, `proxy`, `signals`,
+        settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `scoring`, `signals`,
             `seed`, `on_nonfinite`, `spend`, `divide` and `collate_keeps_rows`.
 
     Raises:

@@ -418,9 +418,6 @@ class DeferredSignals(NamedTuple):
         return DeferredSignals(log_probs, targets, several[0].criterion, several[0].wanted).now()
 
 
-DIVISOR_SHARE = "divisor_share"
-"""Name of the share of each sample in what the mean of the criterion is divided by, such as its number of valid labels."""
-
 Signals = Callable[[Any, Any], Mapping[str, Tensor]]
 """`(outputs, targets) -> {name: (n,) tensor}`."""
 
@@ -471,12 +468,7 @@ class SignalReader:
         """
         assert self.criterion is not None
         own = self._ask(outputs, targets, layout.n)
-        asked = wanted - own.keys() - {DIVISOR_SHARE}
-        found = {**self.criterion.signals(outputs, targets, layout, asked, all_count=all_count), **own}
-        if DIVISOR_SHARE in wanted:
-            alike = torch.empty(layout.n, 1, device=found["loss"].device)
-            found[DIVISOR_SHARE] = self.criterion.shares(alike, targets)
-        return found
+        return {**self.criterion.signals(outputs, targets, layout, wanted - own.keys(), all_count=all_count), **own}
 
     def beside(
         self, outputs: Any, targets: Any, n: int, wanted: set[str], missing: Callable[[set[str]], str]

@@ -24,7 +24,6 @@ from thresher.losses.base import SignalReader
 from thresher.losses.signals import labels_of, narrow
 from thresher.passes.attributes import Attributes
 from thresher.passes.engine import (
-    Answer,
     Forward,
     answers,
     check_plain,
@@ -269,14 +268,13 @@ class OwnPasses:
                 self._cost.forward += n
         return {name: torch.cat(parts) for name, parts in found.items()}
 
-    def score(self, batch: Any, ids: Tensor, scoring: Scoring, also: frozenset[str] = frozenset()) -> dict[str, Tensor]:
+    def score(self, batch: Any, ids: Tensor, scoring: Scoring) -> dict[str, Tensor]:
         """Computes and records the signals of a candidate batch before the loop sees it.
 
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the device.
             scoring: How the pass is made cheaper.
-            also: Names of further signals, which no method chooses by.
 
         Returns:
             Signals by name, shape (n,); `error` and `feature` of shape (n, ...).
@@ -286,7 +284,7 @@ class OwnPasses:
         """
         smaller = self._candidates(batch, scoring)
         module = self.module if scoring.model is None else inside(scoring.model)
-        wanted, several = self._reader.chosen_by | also, [smaller]
+        wanted, several = self._reader.chosen_by, [smaller]
         if scoring.validation is not None and "alignment" in wanted:
             several.append(self._candidates(to_device(scoring.validation(), self.device), scoring))
         answers_of = []
@@ -315,51 +313,6 @@ class OwnPasses:
             return batch
         pair = isinstance(batch, tuple | list) and len(batch) == 2
         return (scoring.shrink(batch[0]), batch[1]) if pair else scoring.shrink(batch)
-
-    @contextmanager
-    def by_proxy(
-        self, model: nn.Module, batch: Any, n: int, scoring: Scoring, *, learns: bool, also: frozenset[str] = frozenset()
-    ) -> Iterator[tuple[Answer, dict[str, Tensor]]]:
-        """Puts a candidate batch through a proxy in training mode; its buffers are written, and nothing is recorded or counted.
-
-        Args:
-            model: The proxy.
-            batch: The batch, on the device.
-            n: Number of its samples.
-            scoring: Precision and size of the inputs.
-            learns: Whether the outputs have a gradient.
-            also: Names of further signals, which no method chooses by.
-
-        Yields:
-            The outputs of the proxy, and the signals to choose by, each of shape (n,); random states are put back at the end.
-        """
-        smaller = self._candidates(batch, scoring)
-        assert self._model is not None
-        dtype = scoring.dtype or self._model.autocast
-        dtype = None if dtype is torch.float16 else dtype  # its gradients would need a scaler
-        generators = self._loader.generators()
-        with own_pass([model], devices=[self.device], generators=generators, training=True, dtype=dtype):
-            with torch.set_grad_enabled(learns), self._explained(smaller):
-                outputs, targets, layout = self._answer(model, smaller, n)
-            found = self._reader.signals(outputs, targets, layout, self._reader.chosen_by | also)
-            yield Answer(outputs, targets, None, layout), found
-
-    def flops(self, model: nn.Module | None, batch: Any, n: int, scoring: Scoring) -> int:
-        """Returns the floating-point operations of a forward pass, as torch counts them; 0 where it knows none of them.
-
-        Args:
-            model: The model that makes the pass; None for the trained one.
-            batch: The batch, on the device.
-            n: Number of its samples.
-            scoring: Size of the inputs of another model than the trained one.
-        """
-        from torch.utils.flop_counter import FlopCounterMode
-
-        module = self.module if model is None else model
-        batch = batch if model is None else self._candidates(batch, scoring)
-        with self._pass(module), FlopCounterMode(display=False) as counter, self._explained(batch):
-            self._answer(module, batch, n)
-        return counter.get_total_flops()
 
     def _check_rows(self, doing: str) -> None:
         if self._unknown_rows.reason is not None:

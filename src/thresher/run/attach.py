@@ -44,7 +44,6 @@ from thresher.run.checkpoint import SavedState
 from thresher.run.checks import Arguments, Checked, check, claim, least_rows, optimizers_of, undefined_signals
 from thresher.run.epochs import Epochs, RunSettings
 from thresher.run.optimizer_steps import StepChecks, StepHooks, Stopwatch, parameters_elsewhere
-from thresher.run.proxy import Proxy, ProxyForward
 from thresher.run.run import Parts, Run
 from thresher.shards import World
 from thresher.subset.parallel import is_sharded
@@ -171,8 +170,7 @@ def _follow_steps(epochs: Epochs, optimizer: Optimizer, model: nn.Module | None)
 def _settings(methods: list[Any], given: Arguments, checked: Checked) -> str:
     """The methods, and what decides beside them which rows are trained with which weights."""
     divide = ["divide='batch'"] if checked.by_batch else []
-    proxy = [f"proxy=Proxy(every={given.proxy.every})"] if given.proxy is not None else []
-    return " ".join([*map(repr, methods), *divide, *proxy])
+    return " ".join([*map(repr, methods), *divide])
 
 
 def _cost_of_scores(methods: list[Any], world: World) -> Cost:
@@ -290,8 +288,6 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
     whole = () if checked.passes == "twice" or trained.is_compiled else whole_steps(steps or SPREAD_OVER, WHOLE_STEPS)
     stage = BatchStage(method, seed=given.seed, rank=checked.world.rank, whole_steps=whole)
     scoring = given.scoring or Scoring()
-    if given.proxy is not None:
-        return ProxyForward(tools, stage, scoring, given.proxy, fills=given.forward_passes == "twice")
     if checked.passes == "once":
         automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
         automatic = automatic and not (by_chance(method) and (checked.world.size > 1 or checked.by_batch))
@@ -327,7 +323,6 @@ def attach(
     forward: Forward | None = None,
     forward_passes: Literal["auto", "once", "twice"] = "auto",
     scoring: Scoring | None = None,
-    proxy: Proxy | None = None,
     signals: Signals | None = None,
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -352,8 +347,7 @@ def attach(
         forward_passes: Where the losses come from by which a batch method chooses. "once": from the loop's own forward pass;
             `run.model` is `subset_backward(model)`, inside of DDP. "twice": from a pass before it, over every candidate batch.
             "auto": "once", and "twice" from the second epoch on where the model cannot be traced.
-        scoring: Settings of the scoring pass with "twice": lower precision, stale losses, a proxy model, smaller inputs.
-        proxy: Small model by whose losses the rows are chosen before the loop's forward pass, and which the run trains along.
+        scoring: Settings of the scoring pass with "twice": lower precision, stale losses, another model, smaller inputs.
         signals: Function `(outputs, targets) -> {name: (n,) tensor}` for signals that the criterion cannot give.
         seed: Random seed of all draws of the method; the loop's own random numbers are not touched.
         device: Device of batches and records. Default: the device of the model.
@@ -374,5 +368,5 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     training = (method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = Arguments(*training, seed, device, on_nonfinite, spend, divide, proxy, collate_keeps_rows)
+    given = Arguments(*training, seed, device, on_nonfinite, spend, divide, collate_keeps_rows)
     return build_run(given, check(given, process_group))

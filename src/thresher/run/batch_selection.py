@@ -17,7 +17,7 @@ from thresher.attribution.tracker import LossDimension
 from thresher.cost import break_even
 from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.loading.trees import leaves, map_where
-from thresher.losses.base import DIVISOR_SHARE, Criterion, SignalReader
+from thresher.losses.base import Criterion, SignalReader
 from thresher.losses.given import GivenLosses
 from thresher.losses.signals import batch_loss, narrow
 from thresher.methods.contract import BatchMethod, requirements_of, way_around
@@ -202,14 +202,12 @@ class UnevenLabels:
         )
 
 
-def part_of_batch(plan: BatchPlan, n: int, shares: Tensor | None = None) -> BatchPlan:
+def part_of_batch(plan: BatchPlan, n: int) -> BatchPlan:
     """Returns a plan whose mean over the kept rows is their sum over the rows of the batch.
 
     Args:
         plan: Plan of a batch.
         n: Number of rows of the batch.
-        shares: Share of each row in the divisor of the criterion, such as its number of valid labels, shape (n,), float.
-            Default: all rows have the same.
 
     Example:
         >>> part_of_batch(BatchPlan(torch.tensor([0, 3])), 8).weights
@@ -219,8 +217,7 @@ def part_of_batch(plan: BatchPlan, n: int, shares: Tensor | None = None) -> Batc
     if k in (0, n):
         return plan
     ones = torch.ones(k, dtype=torch.float32, device=plan.rows.device) if plan.weights is None else plan.weights
-    part = k / n if shares is None else shares.index_select(0, plan.rows).sum() / shares.sum().clamp(min=1e-30)
-    return replace(plan, weights=ones * part)
+    return replace(plan, weights=ones * (k / n))
 
 
 OF_BATCHES = 1
@@ -517,13 +514,6 @@ class Tools:
     timing: Timing
     by_batch: bool = False
 
-    def beside(self, *, fills: bool | None) -> frozenset[str]:
-        """Returns the names of the signals that a pass before the loop's reads beside those to choose by.
-
-        Where batches are filled up, the criterion divides by labels of several batches, which are not known yet.
-        """
-        return frozenset({DIVISOR_SHARE}) if self.by_batch and not fills else frozenset()
-
 
 class NoSelection:
     """Every row that the loader yields is trained; also the criterion of `BeforeForward`.
@@ -806,15 +796,14 @@ class BeforeForward(NoSelection):
         self._scoring, self.fills = scoring, fills
         self._known_losses = None if scoring.losses is None else scoring.losses.to(tools.device)
         self._warned = False
-        by_rows = tools.by_batch and (fills or not self.sees_labels)
-        self._uneven = UnevenLabels(tools.device) if by_rows else None
+        self._uneven = UnevenLabels(tools.device) if tools.by_batch else None
         if self._uneven is not None and tools.reader.criterion is not None:
             self.measure = self._measure_by_rows
 
     @property
     def forward_passes(self) -> str | None:
-        """Whether there is a pass before the loop's; a method without losses is named by whether batches are filled up."""
-        return "twice" if self.fills or self._stage.requires.signals else "once"
+        """Whether batches are filled up, as they are wherever there is a pass before the loop's."""
+        return "twice" if self.fills else "once"
 
     @property
     def scores(self) -> bool:
@@ -825,11 +814,6 @@ class BeforeForward(NoSelection):
     def is_small(self) -> bool:
         """Whether the chosen rows are not filled up to full batches."""
         return not self.fills
-
-    @property
-    def sees_labels(self) -> bool:
-        """Whether a pass over each candidate batch tells how many labels each of its rows has."""
-        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.every_epochs == 1
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees.
@@ -843,9 +827,8 @@ class BeforeForward(NoSelection):
         if self._is_inactive(self._stage) or self._stage.is_whole_step:
             return self._stage.whole(len(ids), self._tools.device)
         found = self._signals(batch, here, epoch) if self._stage.requires.signals else {}
-        shares = found.pop(DIVISOR_SHARE, None)
         plan = self._stage.plan(here, found)
-        return part_of_batch(plan, len(ids), shares) if self._tools.by_batch else plan
+        return part_of_batch(plan, len(ids)) if self._tools.by_batch else plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
         """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
@@ -854,7 +837,7 @@ class BeforeForward(NoSelection):
         if epoch % self._scoring.every_epochs:
             self._attributor.write()
             return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
-        return without_ignored(self._tools.passes.score(batch, ids, self._scoring, self._tools.beside(fills=self.fills)))
+        return without_ignored(self._tools.passes.score(batch, ids, self._scoring))
 
     def warn_of_labels(self) -> None:
         """Warns once where the losses were divided by a share of rows, and labels should have counted."""

@@ -26,7 +26,6 @@ from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.batch_selection import divides_by_batch
 from thresher.run.optimizer_steps import parts_of
-from thresher.run.proxy import check_proxy
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
 from thresher.subset.parallel import check_wrapping, in_several_processes, inside, is_sharded
@@ -297,7 +296,6 @@ class Arguments:
     on_nonfinite: Any = "keep"
     spend: Any = None
     divide: Any = None
-    proxy: Any = None
     keeps_rows: Any = False
 
 
@@ -356,9 +354,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
     criterion = None if given.criterion is None else adapt(given.criterion)
     check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
     samples = None if streams else len(given.loader.dataset)
-    check_proxy(given.proxy, batch_method, given.forward_passes, given.scoring, given.model, given.optimizer, world)
     own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)
-    own_passes = own_passes if given.proxy is None else "twice"
     passes = passes_of(batch_method, own_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
     by_batch = divides_by_batch(given.divide, batch_method, criterion, passes)

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from thresher import BatchPlan, DivBS, Proxy, Requirements, Scoring
+from thresher import BatchPlan, DivBS, Requirements, Scoring
 
 N, B, C = 12, 6, 3
 pytestmark = pytest.mark.usefixtures("shared_traces")
@@ -94,9 +94,6 @@ def test_what_it_cannot_be_had_from():
     for scoring in (Scoring(every_epochs=2), Scoring(losses=torch.zeros(N))):
         with pytest.raises(ValueError, match="`scoring`: DivBS chooses by error, feature, of which each sample has several"):
             made(DivBS(), scoring=scoring)
-    small = nn.Linear(4, C)
-    with pytest.raises(ValueError, match="`proxy`: DivBS needs the input of the last nn.Linear, and a proxy gives its outputs"):
-        made(DivBS(), proxy=Proxy(small, torch.optim.SGD(small.parameters(), 0.1)))
     assert made(DivBS(gradient="outputs"), forward_passes="once") is not None
 
 
