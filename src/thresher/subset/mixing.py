@@ -3,13 +3,15 @@
 import contextlib
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves, tree_map
 
 from thresher import rng
 from thresher.subset.function import run_backward
@@ -31,7 +33,9 @@ TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-3, torch.float16: 5e-2, torc
 def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[Tensor], batched: list[bool]) -> None:
     """Finds where the samples are in every saved value, and verifies the gradients that the graphs give for some rows.
 
-    Runs the graphs on a few rows, and leaves the global random states as they were.
+    Runs the graphs on a few rows, and leaves the global random states as they were. Graphs with values of half precision are
+    verified with all values in float32, in which rounding hides no wrong row and refuses no right one, and then run once as
+    they are.
 
     Args:
         graphs: Graphs of a module; their outputs and saved values are filled in.
@@ -43,21 +47,87 @@ def examine(graphs: Graphs, state: dict[tuple[str, Any], Tensor], leaves: list[T
         Unsupported: An operation other than batch normalisation mixes samples, or gradients of some rows come out wrong.
     """
     with trial(leaves, state):
-        returned, mixing = run_on_few_rows(graphs, state, leaves, batched)
-        graphs.mixing = tuple(dict.fromkeys(str(node.target) for node in mixing))
-        others = [node for node in mixing if not _is_batch_norm(node)]
-        if others:
-            names = ", ".join(dict.fromkeys(_operation_name(node) for node in others))
-            raise Unsupported(f"it mixes the samples of a batch ({names})")
-        place_rows(graphs)
-        _verify(graphs, returned)
+        with in_float32(graphs) as precise:
+            returned, mixing = run_on_few_rows(graphs, precise(state), precise(leaves), batched)
+            graphs.mixing = tuple(dict.fromkeys(str(node.target) for node in mixing))
+            others = [node for node in mixing if not _is_batch_norm(node)]
+            if others:
+                names = ", ".join(dict.fromkeys(_operation_name(node) for node in others))
+                raise Unsupported(f"it mixes the samples of a batch ({names})")
+            place_rows(graphs)
+            _verify(graphs, returned)
+        if precise is not unchanged:
+            arguments, _ = trial_arguments(graphs, state, leaves, batched, graphs.tried)
+            _run_all_rows(graphs, graphs.forward(arguments))
+
+
+LOW_PRECISION = (torch.bfloat16, torch.float16)
+
+
+def unchanged(tensors: Any) -> Any:
+    """Returns tensors as they are."""
+    return tensors
+
+
+def _as_float32(tensors: Any) -> Any:
+    """Returns a list or mapping of tensors with those of half precision in float32."""
+    return tree_map(lambda t: t.detach().float() if t.dtype in LOW_PRECISION else t, tensors)
+
+
+@contextlib.contextmanager
+def in_float32(graphs: Graphs) -> Iterator[Callable[[Any], Any]]:
+    """Has both graphs compute in float32 what they compute in half precision, and yields the function for their arguments."""
+    modules, before = (graphs.forward_module, graphs.backward_module), list[Callable[[], None]]()
+    values = [value for module in modules for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
+    if not any(isinstance(value, Tensor) and value.dtype in LOW_PRECISION for value in values):
+        yield unchanged
+        return
+    for module in modules:
+        for node in module.graph.nodes:
+            before.append(partial(setattr, node, "args", node.args))
+            before.append(partial(setattr, node, "kwargs", node.kwargs))
+            node.args, node.kwargs = (map_aggregate(given, _precise_dtype) for given in (node.args, node.kwargs))
+            if node.op == "get_attr" and isinstance(constant := getattr(module, node.target), Tensor):
+                before.append(partial(setattr, module, node.target, constant))
+                setattr(module, node.target, _as_float32([constant])[0])
+    _recompile(graphs)
+    try:
+        yield _as_float32
+    finally:
+        for restore in before:
+            restore()
+        _recompile(graphs)
+
+
+def _precise_dtype(given: Any) -> Any:
+    return torch.float32 if given in LOW_PRECISION else given
+
+
+def _recompile(graphs: Graphs) -> None:
+    for module in (graphs.forward_module, graphs.backward_module):
+        module.recompile()
+    graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
+
+
+def _run_all_rows(graphs: Graphs, returned: list[Any]) -> None:
+    """Runs the backward graph once in its own precision, where an operation may not take the dtypes that it would get.
+
+    Raises:
+        Unclear: The gradients are not finite.
+    """
+    outputs = returned[len(graphs.mutated) :]
+    tangents = [torch.ones_like(outputs[position]) for position in graphs.differentiable]
+    found = graphs.backward([*(returned[value.index] for value in graphs.saved), *tangents])
+    if not all(bool(gradient.isfinite().all()) for gradient in found if isinstance(gradient, Tensor)):
+        raise Unclear("its gradients are not finite")
 
 
 @contextlib.contextmanager
 def trial(leaves: list[Tensor], state: dict[tuple[str, Any], Tensor]) -> Iterator[None]:
     """Makes random numbers of a block the same each time, and leaves the global random states as they were."""
     device = next((t.device for t in (*leaves, *state.values())), torch.device("cpu"))
-    with rng.undisturbed(device), torch.no_grad():
+    # The casts of autocast are operations of the graphs; it would cast what they cast back.
+    with rng.undisturbed(device), torch.no_grad(), torch._C._DisableAutocast():
         torch.manual_seed(0)
         yield
 
