@@ -27,6 +27,7 @@ import thresher
 from benchmarks.measure import Interval, Side, judgement, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
 from thresher.experiments.advise.pace import torch_threads
+from thresher.experiments.tasks import vision
 from thresher.report.panels import Curve, Panel, check_figure_path, write_panels
 from thresher.subset import kept_rows
 
@@ -41,8 +42,15 @@ the same without `subset_backward`. `twice`: a forward of the batch without grad
 MEMORY_LIMIT = 1.1
 
 
-def time_limit(keep: float) -> float:
-    """Returns the largest ratio of a step to its ideal that passes."""
+def time_limit(keep: float, *, small: bool = False) -> float:
+    """Returns the largest ratio of a step to its ideal that passes.
+
+    Args:
+        keep: Share of the rows that is kept.
+        small: Whether calling the operations takes a large part of the time. Default: False.
+    """
+    if small and keep < 1:
+        return 1.15
     return 1.08 if keep <= 0.5 else 1.1 if keep < 1 else 1.05
 
 
@@ -137,6 +145,63 @@ class LM(nn.Module):
         return self.head(self.layers(self.tokens(tokens) + self.positions))
 
 
+class Encoder(nn.Module):
+    """Two layers of `nn.TransformerEncoderLayer` with their defaults: dropout .1, ReLU, normalised after each part."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+        self.layers, self.head = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Linear(width, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps shape (B, T, width) to (B, CLASSES)."""
+        return self.head(self.layers(x).mean(1))
+
+
+class HuggingFace(nn.Module):
+    """The scores of a model of Transformers."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Maps shape (B, T) to (B, CLASSES), or to (B, T, VOCABULARY) for a language model."""
+        return self.model(tokens).logits
+
+
+def bert(width: int = 128) -> nn.Module:
+    """Returns a small BERT of Transformers with a head for classes."""
+    vision.optional("torchvision")  # which Transformers looks for, and which may not import
+    from transformers import BertConfig, BertForSequenceClassification
+
+    sizes: dict[str, Any] = {
+        "num_labels": CLASSES,
+        "vocab_size": VOCABULARY,
+        "hidden_size": width,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 4 * width,
+    }
+    return HuggingFace(BertForSequenceClassification(BertConfig(**sizes)))
+
+
+def gpt2(width: int = 128) -> nn.Module:
+    """Returns a small GPT-2 of Transformers."""
+    vision.optional("torchvision")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "use_cache": False,
+        "n_positions": CONTEXT,
+        "n_embd": width,
+        "n_layer": 2,
+        "n_head": 4,
+    }
+    return HuggingFace(GPT2LMHeadModel(GPT2Config(**sizes)))
+
+
 def double(before: int, after: int) -> nn.Module:
     """Returns two convolutions with group normalisation."""
     return nn.Sequential(
@@ -183,12 +248,14 @@ class Task:
         model: Function that makes the model.
         batch: Function that returns inputs and targets of n samples.
         losses: Function that returns the losses of outputs and targets, samples first.
+        small: Whether its operations are so small that calling them takes a large part of the time; the limit is then 1.15.
     """
 
     title: str
     model: Callable[[], nn.Module]
     batch: Callable[[int], tuple[Tensor, Tensor]]
     losses: Callable[[Tensor, Tensor], Tensor] = losses_of
+    small: bool = False
 
 
 def images(n: int) -> tuple[Tensor, Tensor]:
@@ -207,12 +274,27 @@ def texts(n: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
+def sequences(width: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+    """Returns a function of n that returns n random sequences of 32 vectors with a class for each."""
+    return lambda n: (torch.randn(n, 32, width), torch.randint(CLASSES, (n,)))
+
+
+def tokens(n: int) -> tuple[Tensor, Tensor]:
+    """Returns n random token sequences with a class for each."""
+    return torch.randint(VOCABULARY, (n, CONTEXT)), torch.randint(CLASSES, (n,))
+
+
 TASKS = {
     "conv-gn": Task("conv net, GroupNorm", conv_gn, images),
     "resnet20": Task("ResNet-20, BatchNorm", resnet20, images),
     "vit": Task("ViT", ViT, images),
     "lm": Task("causal LM", LM, texts, losses_of_tokens),
     "unet": Task("U-Net, dense loss", UNet, dense),
+    "encoder-64": Task("nn.TransformerEncoder, width 64", lambda: Encoder(64), sequences(64), small=True),
+    "encoder-128": Task("nn.TransformerEncoder, width 128", lambda: Encoder(128), sequences(128)),
+    "encoder-256": Task("nn.TransformerEncoder, width 256", lambda: Encoder(256), sequences(256)),
+    "bert": Task("BERT of Transformers", bert, tokens),
+    "gpt2": Task("GPT-2 of Transformers", gpt2, texts, losses_of_tokens),
 }
 
 
@@ -410,7 +492,7 @@ def measure(name: str, keeps: Sequence[float], rounds: int, batch: int, device: 
                 over_full=median_interval([s / whole for s, whole in zip(seconds, full, strict=True)]),
                 seconds=statistics.median(seconds),
                 memory=bytes_of[keep, form] / full_bytes,
-                limit=time_limit(keep) if form == BINDING else None,
+                limit=time_limit(keep, small=task.small) if form == BINDING else None,
             )
         )
     return Table(

@@ -1,6 +1,7 @@
 """The forward and backward graph of a traced module, how they are assembled, and where the samples are in its values."""
 
 import enum
+import functools
 import operator
 import types
 from collections.abc import Callable
@@ -23,6 +24,15 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.graph import _BoxedCodeGen
 
 from thresher.loading.trees import leaves, map_leaves
+
+
+@functools.lru_cache(4096)
+def _memory_order(strides: tuple[int, ...], axis: int) -> tuple[list[int] | None, int, list[int]]:
+    """Returns the dimensions in the order of memory, None where they are, with the place of one, and the inverse."""
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    if order == list(range(len(strides))):
+        return None, axis, order
+    return order, order.index(axis), [order.index(d) for d in range(len(strides))]
 
 
 @dataclass(frozen=True)
@@ -68,10 +78,11 @@ class Layout:
         if value.stride(self.axis) == 0:
             return value.narrow(self.axis, 0, len(rows) * self.entries(value.shape[self.axis], n))
         parts, axis = self.split(value, n)
-        strides = parts.stride()
-        order = sorted(range(parts.dim()), key=lambda d: -strides[d])
-        selected = parts.permute(order).index_select(order.index(axis), rows)
-        selected = selected.permute([order.index(d) for d in range(parts.dim())])
+        order, place, back = _memory_order(parts.stride(), axis)
+        if order is None:
+            selected = parts.index_select(axis, rows)
+        else:
+            selected = parts.permute(order).index_select(place, rows).permute(back)
         return selected if self.per == 1 else selected.flatten(self.axis, self.axis + 1)
 
     def put(self, value: Tensor, rows: Tensor, n: int) -> Tensor:
@@ -132,7 +143,10 @@ class Taker:
         key = (value.data_ptr(), value.dtype, value.numel())
         flat = self._selected.get(key)
         if flat is None:
-            flat = self._selected[key] = value.view(self.n, -1).index_select(0, self.rows)
+            parts = value if layout.per == 1 else value.view(self.n, -1)
+            flat = self._selected[key] = parts.index_select(0, self.rows)
+            if layout.per == 1:
+                return flat
         return flat.view(len(self.rows) * layout.entries(len(value), self.n), *value.shape[1:])
 
 

@@ -4,6 +4,7 @@ This module is imported when the first module is wrapped, because it loads torch
 """
 
 import contextlib
+import copy
 import itertools
 import warnings
 from collections import Counter
@@ -17,8 +18,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from thresher.subset import tracing
 from thresher.subset.graphs import Graphs, Unclear, Unsupported, aten
-from thresher.subset.mixing import examine
+from thresher.subset.mixing import examine, trial, trial_arguments
+from thresher.subset.simplify import RESHAPES, bind, simplify, undropped, undropped_
 from thresher.subset.trace_key import check_traceable
+from thresher.subset.verify import same_results
 
 IN_PLACE = {
     aten.relu.default: aten.relu_.default,
@@ -46,17 +49,25 @@ def reuse_memory(module: fx.GraphModule) -> None:
             node.target = aten.threshold_backward.grad_input
             node.kwargs = {"grad_input": node.args[0]}
             written.add(node)
+        elif node.target is undropped:
+            node.target = undropped_
+            written.add(node)
     module.recompile()
 
 
 def _may_overwrite(node: fx.Node, written: set[fx.Node]) -> bool:
     """Checks that the first operand is new memory, is read only here and only once, and has the form of the result."""
-    operand = node.args[0]
+    operand: Any = node.args[0]
+    value = operand.meta.get("val") if isinstance(operand, fx.Node) else None
     if not isinstance(operand, fx.Node) or len(operand.users) != 1 or list(node.all_input_nodes).count(operand) != 1:
+        return False
+    while operand.target in RESHAPES and len(operand.users) == 1 and isinstance(operand.args[0], fx.Node):
+        operand = operand.args[0]  # a reshape of new memory that only this operation reads
+    if len(operand.users) != 1 or operand in node.all_input_nodes[1:]:
         return False
     if any(argument is operand for argument in node.args[1:]):
         return False
-    result, value = node.meta.get("val"), operand.meta.get("val")
+    result = node.meta.get("val")
     if not isinstance(result, FakeTensor) or not isinstance(value, FakeTensor):
         return False
     shapes = [[str(size) for size in fake.shape] for fake in (result, value)]  # comparing sizes would add guards
@@ -116,13 +127,45 @@ def make_graphs(
             made = graphs
             if options is not None:
                 made = _compile(graphs, module, rebuild, tensors, batched, state, options)
+            if made is graphs:
+                with trial(tensors, state):
+                    arguments, _ = trial_arguments(graphs, state, tensors, batched, graphs.tried)
+                    return _shortened(graphs, arguments)
             for one in (graphs, made):
-                reuse_memory(one.forward_module)
-                reuse_memory(one.backward_module)
-            graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
+                _reuse_memory_of(one)
             return made
     assert first_reason is not None
     raise first_reason
+
+
+def _shortened(graphs: Graphs, arguments: list[Any]) -> Graphs:
+    """Returns shorter graphs that compute the same; those that were given where that does not show.
+
+    Args:
+        graphs: Graphs that were examined.
+        arguments: Arguments of the forward graph, for the number of samples that was tried.
+    """
+    # Copies of the graphs alone: tensors that they read, and that the module may change in place, stay the same ones.
+    modules = (graphs.forward_module, graphs.backward_module)
+    forward, backward = (fx.GraphModule(module, copy.deepcopy(module.graph)) for module in modules)
+    short = replace(graphs, forward_module=forward, backward_module=backward)
+    try:
+        simplify(short)
+        _reuse_memory_of(short)
+        short.forward, short.backward = bind(forward), bind(backward)
+        same = same_results(short, graphs, arguments)
+    except Exception:  # a graph of another form than any that was foreseen: it is right as it is
+        same = False
+    if same:
+        return short
+    _reuse_memory_of(graphs)
+    return graphs
+
+
+def _reuse_memory_of(graphs: Graphs) -> None:
+    for module in (graphs.forward_module, graphs.backward_module):
+        reuse_memory(module)
+    graphs.forward, graphs.backward = graphs.forward_module.forward, graphs.backward_module.forward
 
 
 def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:

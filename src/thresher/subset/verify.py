@@ -50,6 +50,51 @@ def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> N
         _check_close(f"gradients of {len(rows)} of {n} rows", own, wanted, share)
 
 
+ROUNDING = 16
+"""Units of rounding by which operations that add up in another order each time, as on a GPU, may differ."""
+
+
+def same_results(short: Graphs, graphs: Graphs, arguments: list[Any]) -> bool:
+    """Checks whether shorter graphs give the values, gradients and random states of the graphs that they were made of.
+
+    Args:
+        short: Shorter graphs.
+        graphs: Graphs that were examined; `tried` is the number of samples in `arguments`.
+        arguments: Arguments of the forward graph.
+    """
+    n, device = graphs.tried, next(tensor.device for tensor in arguments if isinstance(tensor, Tensor))
+    returned, states = [], []
+    for one in (graphs, short):
+        torch.manual_seed(0)
+        returned.append(one.forward(list(arguments)))
+        states.append(rng.capture(device))
+    whole, own = returned
+    count = graphs.num_forward
+    if not (rng.equal(*states) and all(map(_as_exact, whole[:count], own[:count]))):
+        return False
+    drawn = [torch.randn_like(_outputs(graphs, whole)[position]) for position in graphs.differentiable]
+    for rows in _chosen_rows(graphs, device):
+        tangents = _tangents(graphs, drawn, rows)
+        wanted = run_backward(graphs, _saved(graphs, whole), list(tangents), rows, n)
+        found = run_backward(short, _saved(short, own), tangents, rows, n)
+        if not all(map(_as_exact, wanted, found)):
+            return False
+    return True
+
+
+def _as_exact(wanted: Any, found: Any) -> bool:
+    """Checks whether two results are the same, as far as the order of summing allows."""
+    if not isinstance(wanted, Tensor):
+        return wanted == found
+    if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
+        return False
+    if wanted.is_cpu or not wanted.is_floating_point():
+        return bool(((wanted == found) | (wanted != wanted)).all())
+    scale = float(wanted.abs().nan_to_num(0, 0, 0).max()) if wanted.numel() else 0.0
+    near = ROUNDING * torch.finfo(wanted.dtype).eps
+    return torch.allclose(found, wanted, rtol=near, atol=near * scale, equal_nan=True)
+
+
 def _allowed(module: fx.GraphModule) -> float:
     """Returns how far results may be apart, by the least precise values of a graph."""
     values = [value for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]

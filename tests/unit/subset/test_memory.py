@@ -38,9 +38,16 @@ def test_inputs_and_what_is_read_again_are_left_alone() -> None:
     assert same_after(lambda x: (s := torch.sin(x)) + s, x) == [aten.sin.default, aten.add.Tensor]
 
 
-def test_views_and_other_forms_are_left_alone() -> None:
+def test_reshapes_of_what_is_not_read_again_are_written_over() -> None:
+    x = torch.randn(4, 1)
+    assert aten.relu_.default in same_after(lambda x: torch.sin(x).view(2, 2).relu(), x)
+    assert aten.relu_.default not in same_after(lambda x: (s := torch.sin(x)).view(2, 2).relu().view(4, 1) * s, x)
+    assert aten.relu_.default not in same_after(lambda x: x.view(2, 2).relu(), x)
+    assert aten.add_.Tensor not in same_after(lambda x: (v := torch.sin(x).view(2, 2)).t() + v, x)
+
+
+def test_other_forms_are_left_alone() -> None:
     x, wide = torch.randn(4, 1), torch.randn(4, 3)
-    assert aten.relu_.default not in same_after(lambda x: torch.sin(x).view(2, 2).relu(), x)
     assert aten.add_.Tensor not in same_after(lambda x, wide: torch.sin(x).add(wide), x, wide)
 
 
