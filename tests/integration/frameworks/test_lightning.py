@@ -240,3 +240,12 @@ def test_forward_passes(passes):
     fit(module, selection, validate=True)
     assert len(module.validated) == EPOCHS
     assert selection.run.cost.scoring == (EPOCHS * N if passes == "twice" else 0)
+
+
+def test_bfloat16_has_one_forward_pass_and_no_fall_back():
+    module, selection = Classifier("step"), Selection(thresher.SelectiveBackprop(keep=0.5))
+    fit(module, selection, precision="bf16-mixed")
+    run = selection.run
+    assert run.model.module.fallback is None
+    assert run.cost.forward == run.cost.full_forward == EPOCHS * N
+    assert run.cost.backward == EPOCHS * ((N // BATCH) * (BATCH // 2) + max(1, N % BATCH // 2))

@@ -9,7 +9,7 @@ from transformers import BatchEncoding, default_data_collator
 import thresher
 from depth import depth, in_verify
 from helpers import assert_same
-from transformers_cases import EPOCHS, FULL, METHODS, N, Sentences, model, outcome, trainer
+from transformers_cases import BATCH, EPOCHS, FULL, METHODS, N, Sentences, model, outcome, trainer
 
 pytestmark = pytest.mark.usefixtures("shared_traces")
 
@@ -254,3 +254,13 @@ def test_losses_of_the_user(accumulate, tmp_path):
     made = trainer(tmp_path, METHODS["selective_backprop"], net=net, **settings, **data)
     made.train()
     assert made.run.cost.scoring == EPOCHS * N
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bfloat16_has_one_forward_pass_and_no_fall_back(causal, tmp_path):
+    trained = trainer(tmp_path, thresher.SelectiveBackprop(keep=0.5), causal, bf16=True)
+    trained.train()
+    run = trained.run
+    assert run.model.module.fallback is None
+    assert run.cost.forward == run.cost.full_forward == EPOCHS * N
+    assert run.cost.backward == EPOCHS * ((N // BATCH) * (BATCH // 2) + N % BATCH)
