@@ -152,8 +152,8 @@ def written(result: Mapping[str, Any]) -> str:
     missed = ", ".join(goal["saving told where time was lost"])
     return (
         f"{goal['within']} of {goal['cells']} cells are within {100 * WITHIN:.0f} points (CPU time), {goal['unknown']} are not "
-        f"known; a saving is told where time was lost in {missed or 'none'}. Where attributing samples is a large part of a step, "
-        "the line says by how much at least the training was longer; such a cell is right where it was.\n\n"
+        f"known; a saving is told where time was lost in {missed or 'none'}. Where attributing samples is a large part of a "
+        "step, the line says by how much at least the training was longer; such a cell is right where it was.\n\n"
         f"{table(result['cells'])}"
     )
 

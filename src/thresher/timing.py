@@ -27,8 +27,8 @@ NOISE = 0.02
 """Share by which two equal trainings differ on a quiet machine: a smaller difference is none."""
 
 INDIRECT = 0.5
-"""Share of the time of attribution that the loop's own work takes longer beside it, at most: it finds less in the caches. Measured
-on a step of .35 ms, which took .05 ms longer beside .12 ms of attribution."""
+"""Share of the time of attribution by which the loop's own work takes longer beside it, at most: it finds less in the caches.
+Measured on a step of .35 ms, which took .05 ms longer beside .12 ms of attribution."""
 
 LARGE = 0.1
 """Share of full training's time from which on attribution is a large part of the steps."""
@@ -315,8 +315,8 @@ class TimeTold(NamedTuple):
         if self.error > MOST_ERROR and not self.is_told_from_full:
             why = "attributing samples is a large part of such short steps" if large else "equal steps took different times"
             return (
-                f"not known: it took {self.seconds:.3g} s, and the forecast of full training, {self.full:.3g} s, may be wrong by "
-                f"{self.error:.0%}, because {why}"
+                f"not known: it took {self.seconds:.3g} s, and the forecast of full training, {self.full:.3g} s, may be wrong "
+                f"by {self.error:.0%}, because {why}"
             )
         # Beside so much attribution the loop's own work takes longer, too, which full training would not have paid.
         longer = f"{abs(self.longer):.0%} {'longer' if self.longer > 0 else 'shorter'} than"

@@ -191,8 +191,8 @@ def entry(seconds, full, **more):
         ),
         (
             [entry(1.0, 1.2, attribution_s=0.2) | {"time_error": 0.5}],
-            "not known: it took 1 s, and the forecast of full training, 1.2 s, may be wrong by 50%, because attributing samples "
-            "is a large part of such short steps",
+            "not known: it took 1 s, and the forecast of full training, 1.2 s, may be wrong by 50%, because attributing "
+            "samples is a large part of such short steps",
         ),
         (
             [entry(1.0, 1.2) | {"time_error": 0.5}],
