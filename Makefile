@@ -104,7 +104,9 @@ cards: .venv/installed
 	$(BIN)/python -m thresher.report.cards docs/methods
 
 subset-backward: .venv/for-tests
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --figure docs/figures/$@.svg --markdown
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --only conv-gn resnet20 vit lm unet --figure docs/figures/$@.svg --markdown
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --only encoder-64 encoder-128 encoder-256 bert gpt2 --keep 0.33 1 \
+		--batch 32 --out $(RESULTS)/subset_backward-transformers.json --markdown
 
 compiled: .venv/for-tests
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.compiled --page docs/subset-backward.md
