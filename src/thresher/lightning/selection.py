@@ -435,7 +435,7 @@ class Selection(Callback):
         model: Name of the attribute of the module that is its network, which `training_step` calls; None where the method
             needs no network.
         settings: Other arguments of `thresher.attach`: `forward`, `forward_passes`, `scoring`, `signals`,
-            `seed`, `on_nonfinite`, `spend`, `divide` and `collate_keeps_rows`.
+            `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`.
 
     Raises:
         TypeError: A setting is no argument of `thresher.attach`, or one that Lightning knows.

@@ -93,8 +93,8 @@ class Requirements:
             each of them once per epoch, which is possible up to a size. Default False.
         optional: Signals in `columns()` that the method can do without, each with what it does then, such as {"uncertainty":
             "draws uniformly"}; `attach` says so where the criterion does not define them. Default {}.
-        divide: Divisor that the weights of a batch method's plans are made for, "kept" or "batch", as in `thresher.attach`,
-            which then allows no other. Default None: any, and "kept" where `attach` is given none.
+        divide: Divisor of the sum of the losses that a batch method keeps: "kept", the rows kept, which makes it their mean; or
+            "batch", all rows of the batch. Default "kept".
         switches: Settings of the method that remove a need, by the name of the need, such as {"optimizer":
             "adjust_lr=False"}; messages quote them. Needs are "optimizer", "refresh", "feature", "sum" (a column whose values
             are added up), "sharded" (records that are not in shards) and the names of signals. Default {}.
@@ -121,7 +121,7 @@ class Requirements:
     stream_lr_scale: float = 1.0
     sharded: bool = False
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
-    divide: Literal["kept", "batch"] | None = None
+    divide: Literal["kept", "batch"] = "kept"
     switches: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
@@ -314,10 +314,8 @@ def check_declaration(method: Any) -> None:
     if not isinstance(requires, Requirements):
         raise TypeError(f"{kind.__name__}.requires must be a thresher.Requirements, got {type(requires).__name__}")
     kept, factor = requires.stream_share, requires.stream_lr_scale
-    if requires.divide not in (None, "kept", "batch"):
-        raise ValueError(
-            f"{kind.__name__} declares Requirements(divide={requires.divide!r}): it must be 'kept', 'batch' or None"
-        )
+    if requires.divide not in ("kept", "batch"):
+        raise ValueError(f"{kind.__name__} declares Requirements(divide={requires.divide!r}): it must be 'kept' or 'batch'")
     if not (kept is None or 0 < kept <= 1) or not 0 < factor < float("inf"):
         raise ValueError(
             f"{kind.__name__} declares Requirements(stream_share={kept}, stream_lr_scale={factor}): the share must be within "

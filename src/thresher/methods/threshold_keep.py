@@ -92,9 +92,9 @@ def threshold_of_share(scores: Tensor, keep: float) -> tuple[Tensor, Tensor]:
 class ThresholdKeep:
     """Keeps row i of a batch with probability p_i = min(1, s_i / tau) and weight 1 / p_i, where s_i is its gradient norm.
 
-    The kept losses, times their weights, are divided by the rows of the batch (`divide="batch"`), which makes their gradient
-    unbiased. tau is found anew in each step, from the gradient norms of the last rows. A row without a finite norm is always
-    kept, with weight 1, and does not count for tau.
+    The kept losses, times their weights, are divided by the rows of the batch, which makes their gradient unbiased. tau is
+    found anew in each step, from the gradient norms of the last rows. A row without a finite norm is always kept, with weight
+    1, and does not count for tau.
 
     Args:
         keep: Share kept of the rows, (0, 1], which chance comes close to: a batch has more or less, and later ones make up for

@@ -158,19 +158,13 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         _follow_steps(epochs, given.optimizer, given.model)
     claim(epochs, [given.loader, *optimizers_of(given)])
     parts = (attributor, accumulator, records, cost, stopwatch)
-    state = SavedState(methods, _settings(methods, given, checked), checked.kept, loader, epochs, *parts, here)
+    state = SavedState(methods, " ".join(map(repr, methods)), checked.kept, loader, epochs, *parts, here)
     return Run(Parts(methods[-1], loader, model, checked.criterion, epochs, *parts, state))
 
 
 def _follow_steps(epochs: Epochs, optimizer: Optimizer, model: nn.Module | None) -> None:
     epochs.hooks = hooks = StepHooks(optimizer, epochs.step_over, epochs.timing)
     epochs.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
-
-
-def _settings(methods: list[Any], given: Arguments, checked: Checked) -> str:
-    """The methods, and what decides beside them which rows are trained with which weights."""
-    divide = ["divide='batch'"] if checked.by_batch else []
-    return " ".join([*map(repr, methods), *divide])
 
 
 def _cost_of_scores(methods: list[Any], world: World) -> Cost:
@@ -328,7 +322,6 @@ def attach(
     device: torch.device | str | None = None,
     on_nonfinite: Literal["keep", "raise"] = "keep",
     spend: Literal["steps", "batches"] | None = None,
-    divide: Literal["kept", "batch"] | None = None,
     process_group: Any = None,
     collate_keeps_rows: bool = False,
 ) -> Run:
@@ -353,7 +346,6 @@ def attach(
         device: Device of batches and records. Default: the device of the model.
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
         spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
-        divide: Divisor of kept losses: "kept" for the rows kept, "batch" for all rows. Default: "kept", or what weights need.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
         collate_keeps_rows: Declaration that row i of each batch is sample i. The collate function is then not checked. Without
             it, batches are compared with their samples, and a warning says once if their values do not show the order.
@@ -368,5 +360,5 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     training = (method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = Arguments(*training, seed, device, on_nonfinite, spend, divide, collate_keeps_rows)
+    given = Arguments(*training, seed, device, on_nonfinite, spend, collate_keeps_rows)
     return build_run(given, check(given, process_group))

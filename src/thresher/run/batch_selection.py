@@ -95,46 +95,31 @@ def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Excepti
     )
 
 
-KEPT, BATCH = "kept", "batch"
-
-
 FEW = 8
 """Number of rows for which a method is asked how many it keeps."""
 
 
-def divides_by_batch(divide: Any, method: Any, criterion: Criterion | None, passes: str) -> bool:
-    """Returns whether kept losses are divided by the rows of the batch, after checking the argument `divide` of `attach`.
+def divides_by_batch(method: Any, criterion: Criterion | None, passes: str) -> bool:
+    """Returns whether kept losses are divided by the rows of the batch, as a method declares it.
 
     Args:
-        divide: Argument of `attach`.
         method: The batch method; None where there is none.
         criterion: The user's criterion per sample; None where there is none.
         passes: Result of `passes_of`.
 
     Raises:
-        ValueError: `divide` is not one of the allowed values, there is no batch method, its weights are made for another
-            divisor, or the criterion cannot be divided so before the forward pass.
+        ValueError: The criterion cannot be divided so before the forward pass.
     """
-    if divide not in (None, KEPT, BATCH):
-        raise ValueError(f"`divide` must be 'kept', 'batch' or None for what the method does by itself, got {divide!r}")
-    if method is None:
-        if divide is not None:
-            raise ValueError(f"`divide` is for methods that select in the batch; none was given, got {divide!r}; leave it out")
+    if method is None or requirements_of(method).divide != "batch":
         return False
-    name, own = type(method).__name__, requirements_of(method).divide
-    if own is not None and divide not in (None, own):
+    if passes != "once" and criterion is not None and not divisible_before(criterion):
+        name, how = type(method).__name__, "class weights" if criterion.class_weights else "reduction='sum'"
         raise ValueError(
-            f"`divide`: the weights of {name} are made for divide={own!r}, got {divide!r}, with which they would be wrong; "
-            "leave `divide` out"
+            f"`criterion`: {name} divides the losses of the rows that it keeps by the rows of the batch. Before the forward "
+            f"pass this is a weight, and {how} of the criterion would cancel it or count it twice. Use "
+            "forward_passes='once', or a criterion without it."
         )
-    by_batch = (divide or own) == BATCH
-    if by_batch and passes != "once" and criterion is not None and not divisible_before(criterion):
-        how = "class weights" if criterion.class_weights else "reduction='sum'"
-        raise ValueError(
-            f"`divide`: 'batch' gives the rows that {name} keeps before the forward pass a weight, and {how} of the criterion "
-            "would cancel it or count it twice. Use forward_passes='once', divide='kept', or a criterion without it."
-        )
-    return by_batch
+    return True
 
 
 def by_chance(method: Any) -> bool:
@@ -194,10 +179,10 @@ class UnevenLabels:
             return
         self._said = True
         warnings.warn(
-            "divide='batch': samples of one batch had different numbers of labels that count. Where "
-            "rows are chosen before the forward pass without the labels of their whole batch, the mean over the kept labels is "
-            "multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
-            "forward_passes='once', or divide='kept'. This is said once.",
+            "The method divides kept losses by the rows of the batch, and samples of one batch had different numbers of labels "
+            "that count. Where rows are chosen before the forward pass without the labels of their whole batch, the mean over "
+            "the kept labels is multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
+            "forward_passes='once'. This is said once.",
             stacklevel=6,
         )
 

@@ -295,7 +295,6 @@ class Arguments:
     device: Any = None
     on_nonfinite: Any = "keep"
     spend: Any = None
-    divide: Any = None
     keeps_rows: Any = False
 
 
@@ -357,7 +356,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
     own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)
     passes = passes_of(batch_method, own_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
     check_counted_once(epoch_method, passes, given.forward_passes)
-    by_batch = divides_by_batch(given.divide, batch_method, criterion, passes)
+    by_batch = divides_by_batch(batch_method, criterion, passes)
     if given.model is not None:
         check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
     check_several(world, given.loader, epoch_method, batch_method, passes, given.scoring)
@@ -370,7 +369,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
 
 def _settings_of(given: Arguments) -> dict[str, Any]:
     """Arguments of `attach` that must be the same in all processes."""
-    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "divide")
+    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring")
     return {name: getattr(given, name) for name in names}
 
 

@@ -127,7 +127,7 @@ class Selection(Base):
         per_position: Function `(outputs, labels) -> (losses, valid)`, for a loss that is no cross-entropy: the loss of each
             position, shape (rows, ...), and a mask of those that count, of the same shape. Default: cross-entropy.
         selection_settings: Other arguments of `thresher.attach`: `forward_passes`, `scoring`, `signals`,
-            `seed`, `on_nonfinite`, `spend`, `divide` and `collate_keeps_rows`. Default: none.
+            `seed`, `on_nonfinite`, `spend` and `collate_keeps_rows`. Default: none.
         kwargs: Arguments of the trainer by name, as without a selection.
 
     Raises:

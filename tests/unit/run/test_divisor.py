@@ -1,7 +1,7 @@
-"""`attach(divide=...)`: the sum of the kept losses over the rows of the batch, in every way in which rows are chosen."""
+"""`Requirements(divide="batch")`: the sum of the kept losses over the rows of the batch, however rows are chosen."""
 
-import math
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,6 +19,18 @@ pytestmark = pytest.mark.usefixtures("shared_traces")
 N, B, C = 12, 6, 3
 
 
+class LargestByBatch(thresher.BigLoss):
+    """The largest losses, divided by the rows of the batch."""
+
+    requires = Requirements(signals=("loss",), divide="batch")
+
+
+class RandomByBatch(thresher.RandomBackprop):
+    """Random rows, divided by the rows of the batch."""
+
+    requires = replace(thresher.RandomBackprop.requires, divide="batch")
+
+
 def made(criterion: Any, method: Any = None, *, targets: torch.Tensor | None = None, width: int = 1, **settings: Any) -> Any:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(N, 4, generator=generator)
@@ -27,7 +39,7 @@ def made(criterion: Any, method: Any = None, *, targets: torch.Tensor | None = N
     model = nn.Linear(4, C) if width == 1 else nn.Sequential(nn.Linear(4, C * width), nn.Unflatten(1, (C, width)))
     loader = DataLoader(TensorDataset(x, y), B)
     return thresher.attach(
-        method or thresher.BigLoss(keep=0.4), loader=loader, criterion=criterion, model=model, epochs=1, **settings
+        method or LargestByBatch(keep=0.4), loader=loader, criterion=criterion, model=model, epochs=1, **settings
     )
 
 
@@ -43,20 +55,19 @@ def largest(losses: torch.Tensor, k: int = 2) -> torch.Tensor:
 
 
 def test_the_sum_of_the_kept_losses_over_the_rows_of_the_batch():
-    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), divide="batch"))
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss()))
     losses = F.cross_entropy(outputs, y, reduction="none").detach()
     assert value.item() == pytest.approx(losses[largest(losses)].sum().item() / B)
 
 
 def test_by_default_it_is_their_mean():
-    for divide in (None, "kept"):
-        value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), divide=divide))
-        losses = F.cross_entropy(outputs, y, reduction="none").detach()
-        assert value.item() == pytest.approx(losses[largest(losses)].mean().item())
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), thresher.BigLoss(keep=0.4)))
+    losses = F.cross_entropy(outputs, y, reduction="none").detach()
+    assert value.item() == pytest.approx(losses[largest(losses)].mean().item())
 
 
 def test_the_gradient_is_that_of_the_sum_over_the_batch():
-    run = made(nn.CrossEntropyLoss(), divide="batch")
+    run = made(nn.CrossEntropyLoss())
     value, outputs, y = first_loss(run)
     losses = F.cross_entropy(outputs, y, reduction="none")
     (expected,) = torch.autograd.grad(losses[largest(losses.detach())].sum() / B, run.model.weight, retain_graph=True)
@@ -67,7 +78,7 @@ def test_the_gradient_is_that_of_the_sum_over_the_batch():
 def test_class_weights_and_ignored_labels_divide_as_in_the_batch():
     weight = torch.tensor([1.0, 5.0, 0.5])
     targets = torch.tensor([0, 1, 2, -100, 1, 0, 2, 2, 1, 0, 0, 1])
-    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(weight), targets=targets, divide="batch"))
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(weight), targets=targets))
     plain = F.cross_entropy(outputs, y, reduction="none").detach()
     kept = largest(plain)
     weighted = F.cross_entropy(outputs, y, weight, reduction="none").detach()
@@ -82,9 +93,7 @@ def test_tokens_divide_by_the_positions_of_the_batch_that_count():
     torch.manual_seed(0)
     model = nn.Embedding(5, 5)
     loader = DataLoader(TensorDataset(tokens, labels), 4)
-    run = thresher.attach(
-        thresher.BigLoss(keep=0.5), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1, divide="batch"
-    )
+    run = thresher.attach(LargestByBatch(keep=0.5), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
     x, y = next(iter(run.loader))
     outputs = run.model(x).mT
     value = run.criterion(outputs, y)
@@ -94,14 +103,14 @@ def test_tokens_divide_by_the_positions_of_the_batch_that_count():
 
 
 def test_a_sum_is_not_divided():
-    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(reduction="sum"), divide="batch"))
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(reduction="sum")))
     losses = F.cross_entropy(outputs, y, reduction="none").detach()
     assert value.item() == pytest.approx(losses[largest(losses)].sum().item())
 
 
 @pytest.mark.parametrize("valid", [False, True])
 def test_losses_of_the_loop_divide_by_the_batch(valid: bool):
-    run = made(None, divide="batch", forward_passes="once")
+    run = made(None, forward_passes="once")
     x, y = next(iter(run.loader))
     losses = F.cross_entropy(run.model(x), y, reduction="none")
     mask = torch.tensor([True, True, False, True, True, True]) if valid else None
@@ -112,7 +121,7 @@ def test_losses_of_the_loop_divide_by_the_batch(valid: bool):
 
 
 def test_with_a_total_the_kept_losses_are_divided_by_it():
-    run = made(None, divide="batch", forward_passes="once")
+    run = made(None, forward_passes="once")
     x, y = next(iter(run.loader))
     losses = F.cross_entropy(run.model(x), y, reduction="none")
     value = run.reduce(losses, total=100)
@@ -120,14 +129,14 @@ def test_with_a_total_the_kept_losses_are_divided_by_it():
 
 
 def test_rows_chosen_before_the_forward_pass():
-    run = made(nn.CrossEntropyLoss(), thresher.RandomBackprop(keep=0.4), divide="batch")
+    run = made(nn.CrossEntropyLoss(), RandomByBatch(keep=0.4))
     value, outputs, y = first_loss(run)
     assert len(y) == 2
     assert value.item() == pytest.approx(F.cross_entropy(outputs, y, reduction="sum").item() / B)
 
 
 def test_rows_that_fill_batches_weigh_what_they_are_of_their_own():
-    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), divide="batch", forward_passes="twice"))
+    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), forward_passes="twice"))
     assert len(y) == 4  # two of each of the two candidate batches
     assert value.item() == pytest.approx(F.cross_entropy(outputs, y).item() * 2 / B)
 
@@ -140,39 +149,13 @@ def test_nothing_is_scaled_where_everything_is_kept():
     assert part_of_batch(BatchPlan(torch.arange(2), weights=torch.tensor([2.0, 4.0])), 4).weights.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("divide", ["rows", 1, True, math.nan])
-def test_other_divisors_are_refused(divide: Any):
-    with pytest.raises(ValueError, match="`divide` must be 'kept', 'batch' or None"):
-        made(nn.CrossEntropyLoss(), divide=divide)
-
-
-def test_it_is_about_methods_that_select_in_the_batch():
-    with pytest.raises(ValueError, match="`divide` is for methods that select in the batch; none was given, got 'batch'"):
-        made(nn.CrossEntropyLoss(), thresher.UniformSubset(), divide="batch")
-
-
 @pytest.mark.parametrize(
     ("criterion", "why"),
     [(nn.CrossEntropyLoss(torch.ones(C)), "class weights"), (nn.CrossEntropyLoss(reduction="sum"), "reduction='sum'")],
 )
 def test_weights_that_a_criterion_cancels_are_refused_before_the_forward_pass(criterion: Any, why: str):
-    with pytest.raises(ValueError, match=f"`divide`: 'batch' gives the rows that BigLoss keeps .* {why} of the criterion"):
-        made(criterion, divide="batch", forward_passes="twice")
-
-
-class Weighted(thresher.BigLoss):
-    """A method with weights for one divisor."""
-
-    requires = Requirements(signals=("loss",), divide="batch")
-
-
-def test_a_method_with_weights_has_its_divisor():
-    value, outputs, y = first_loss(made(nn.CrossEntropyLoss(), Weighted(keep=0.4)))
-    losses = F.cross_entropy(outputs, y, reduction="none").detach()
-    assert value.item() == pytest.approx(losses[largest(losses)].sum().item() / B)
-    with pytest.raises(ValueError, match="the weights of Weighted are made for divide='batch', got 'kept'"):
-        made(nn.CrossEntropyLoss(), Weighted(keep=0.4), divide="kept")
-    assert made(nn.CrossEntropyLoss(), Weighted(keep=0.4), divide="batch") is not None
+    with pytest.raises(ValueError, match=f"`criterion`: LargestByBatch divides .* {why} of the criterion"):
+        made(criterion, forward_passes="twice")
 
 
 class Misdeclared(thresher.BigLoss):
@@ -189,14 +172,14 @@ def test_a_divisor_that_is_none_is_refused_by_the_declaration():
 def test_a_random_number_of_rows_never_switches_to_batches_that_are_filled_up():
     """Its weights are made for the rows of one batch: rows of several would be weighed wrongly."""
     assert made(nn.CrossEntropyLoss(), thresher.ThresholdKeep())._epochs.may_switch is False
-    assert made(nn.CrossEntropyLoss(), divide="batch")._epochs.may_switch is True
+    assert made(nn.CrossEntropyLoss())._epochs.may_switch is True
 
 
 def test_labels_that_are_ignored_are_no_part_of_the_divisor():
     """The scalar is the sum of the kept losses over the valid labels of the batch."""
     targets = torch.arange(N) % C
     targets[1::2] = -100
-    run = made(nn.CrossEntropyLoss(), targets=targets, divide="batch", forward_passes="once")
+    run = made(nn.CrossEntropyLoss(), targets=targets, forward_passes="once")
     value, *_ = first_loss(run)
     reference = made(nn.CrossEntropyLoss(), thresher.FullData(), targets=targets)
     x, y = next(iter(reference.loader))
@@ -215,7 +198,7 @@ def trained(run):
     [
         (None, {"forward_passes": "twice"}),
         (None, {"forward_passes": "twice", "scoring": thresher.Scoring(losses=torch.linspace(0, 1, N))}),
-        (thresher.RandomBackprop(keep=0.5), {}),
+        (RandomByBatch(keep=0.5), {}),
     ],
 )
 def test_a_share_of_rows_that_is_none_of_the_labels_is_said(method, given):
@@ -224,7 +207,7 @@ def test_a_share_of_rows_that_is_none_of_the_labels_is_said(method, given):
     uneven = several.clone()
     uneven[1::2, 1:] = -100
     for targets, warns in ((several, False), (uneven, True)):
-        run = made(nn.CrossEntropyLoss(), method, width=4, targets=targets, divide="batch", **given)
+        run = made(nn.CrossEntropyLoss(), method, width=4, targets=targets, **given)
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             trained(run)
@@ -235,7 +218,7 @@ def test_a_share_of_rows_that_is_none_of_the_labels_is_said(method, given):
 def test_a_share_of_rows_is_said_for_losses_of_the_loop_too():
     """`run.reduce` with a mask: the number of its positions differs between samples."""
     for width, warns in ((4, False), (1, True)):
-        run = made(nn.CrossEntropyLoss(), thresher.RandomBackprop(keep=0.5), divide="batch")
+        run = made(nn.CrossEntropyLoss(), RandomByBatch(keep=0.5))
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")
             for x, _ in run.loader:
@@ -252,7 +235,7 @@ def test_long_half_precision_sequences_do_not_lose_their_divisor():
     model = nn.Embedding(5, 5).half()
     nn.init.zeros_(model.weight)  # the sum of the kept losses has a place in float16
     run = thresher.attach(
-        thresher.BigLoss(keep=0.5),
+        LargestByBatch(keep=0.5),
         loader=DataLoader(TensorDataset(labels.clamp(min=0), labels), 16),
         criterion=nn.CrossEntropyLoss(),
         model=model,
@@ -260,7 +243,6 @@ def test_long_half_precision_sequences_do_not_lose_their_divisor():
         epochs=1,
         forward=lambda net, batch: (net(batch[0]).transpose(1, 2), batch[1]),
         forward_passes="once",
-        divide="batch",
     )
     x, y = next(iter(run.loader))
     value = run.criterion(run.model(x).transpose(1, 2), y).item()

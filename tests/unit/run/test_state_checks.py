@@ -235,13 +235,6 @@ def test_another_number_of_epochs_is_said():
     assert run.epoch == 2
 
 
-def test_another_divisor_is_said():
-    state = trained(*make(thresher.BigLoss(keep=0.5), divide="batch")).state_dict()
-    run, _ = make(thresher.BigLoss(keep=0.5))
-    with pytest.warns(UserWarning, match=r"divide='batch', this run has BigLoss\(keep=0.5\)"):
-        run.load_state_dict(state)
-
-
 def test_states_of_other_settings_of_a_batch_method_that_do_not_fit():
     """The state of three selectors is no state of two: refused at once, not by a crash in the middle of training."""
     two, three = (thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform", "big_loss")[:size]) for size in (2, 3))

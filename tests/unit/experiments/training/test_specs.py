@@ -88,14 +88,6 @@ def test_nothing_more_is_attached_than_was_given(text, label, attachment, settin
     assert (spec.label, spec.attachment(), spec.settings["forward_passes"]) == (label, attachment, setting)
 
 
-@pytest.mark.parametrize("name", ["random_backprop", "big_loss"])
-def test_the_divisor_goes_to_attach(name):
-    [spec] = parse_methods(f"{name}:keep=0.25:divide=batch")
-    assert (spec.label, spec.attachment()) == (f"{name}:keep=0.25 over batch", {"divide": "batch"})
-    with pytest.raises(ValueError, match=f"{name}: `divide` is 'kept' or 'batch', got 'all'"):
-        parse_methods(f"{name}:divide=all")
-
-
 @pytest.mark.parametrize("name", ["kakurenbo", "random_backprop"])
 def test_methods_that_score_no_batches_have_no_settings_of_it(name):
     [spec] = parse_methods(name)
