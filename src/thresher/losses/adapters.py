@@ -1,7 +1,6 @@
 """The adapters of criteria: found by the type of the module, or by the function of torch.nn.functional."""
 
 import copy
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from thresher.attribution.rows import Attribution, RowLayout
 from thresher.loading.trees import leaves, map_leaves
 from thresher.losses import signals as reading
 from thresher.losses.base import Criterion, DeferredSignals, LossAndSignals, as_measured, replayed
-from thresher.losses.hooks import call_with_hooks, call_without_hooks, hooks_of, own_hooks
 from thresher.records import NEVER_SEEN
 
 
@@ -21,12 +19,8 @@ class ReducedCriterion(Criterion):
     """Adapter for a loss of torch.nn: "mean" over positions, "sum", or "none", whose losses the loop reduces itself.
 
     Such a loss draws no random numbers and remembers nothing, so that it may be called again for the losses by position.
-    Settings and hooks are read in every call: the loop may change them.
+    Settings are read in every call: the loop may change them. Hooks are not called.
     """
-
-    def __init__(self, own: Any) -> None:
-        super().__init__(own)
-        self.hooks = hooks_of(own)
 
     @property
     def reduction(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -37,30 +31,10 @@ class ReducedCriterion(Criterion):
         return self.reduction == "none"
 
     def value(self, outputs: Any, targets: Any) -> Tensor:
-        if any(self.hooks):
-            return call_with_hooks(self.own, outputs, targets, self.reduced)
-        return self.reduced(outputs, targets)
-
-    def reduced(self, outputs: Any, targets: Any) -> Tensor:
-        """Returns what the user's criterion returns, without its hooks."""
-        return call_without_hooks(self.own, outputs, targets)
-
-    def measure(
-        self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
-    ) -> LossAndSignals:
-        if not any(self.hooks):
-            return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
-        found: dict[str, Tensor] = {}
-
-        def compute(outputs: Any, targets: Any) -> Tensor:
-            measured = super(ReducedCriterion, self).measure(outputs, targets, layout, weights=weights, wanted=wanted)
-            found.update(measured.signals)
-            return measured.value
-
-        return LossAndSignals(call_with_hooks(self.own, outputs, targets, compute), found)
+        return self.own.forward(outputs, targets)
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
-        return self.reduced(outputs, targets), None
+        return self.value(outputs, targets), None
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
         return self.positions(outputs, targets)
@@ -71,7 +45,7 @@ class ReducedCriterion(Criterion):
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         unreduced = object.__new__(type(self.own))
         unreduced.__dict__ = {**self.own.__dict__, "reduction": "none"}
-        return self._checked(call_without_hooks(unreduced, outputs, targets), outputs, targets)
+        return self._checked(unreduced.forward(outputs, targets), outputs, targets)
 
     def _checked(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
         """Returns losses by position that the criterion gave without a reduction.
@@ -151,7 +125,7 @@ class NegativeLogLikelihood(ClassCriterion):
 
     function = F.nll_loss
 
-    def reduced(self, outputs: Any, targets: Any) -> Tensor:
+    def value(self, outputs: Any, targets: Any) -> Tensor:
         return F.nll_loss(outputs, targets, self.own.weight, ignore_index=self.own.ignore_index, reduction=self.reduction)
 
     def log_probs(self, outputs: Tensor) -> Tensor:
@@ -187,7 +161,6 @@ class CrossEntropy(ClassCriterion):
     def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
         return (
             not self.own.label_smoothing
-            and not any(self.hooks)
             and outputs.dim() > 1
             and not targets.dtype.is_floating_point
             and not (wanted and "batch_confidence" in wanted)
@@ -206,7 +179,7 @@ class CrossEntropy(ClassCriterion):
         """Spells out the most common case, one label per sample: it runs in every step, where each call costs."""
         own = self._own_settings
         common = own["reduction"] == "mean" and own["ignore_index"] < 0 and not own["label_smoothing"]
-        if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts() or any(self.hooks):
+        if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts():
             return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
             if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
@@ -349,7 +322,7 @@ class CustomCriterion(ReducedCriterion):
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         with torch.no_grad(), replayed(outputs):
             positions = self._of_copy(outputs, targets)
-        return self.reduced(outputs, targets), positions
+        return self.value(outputs, targets), positions
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
         with replayed(outputs):
@@ -365,7 +338,7 @@ class CustomCriterion(ReducedCriterion):
         if not self._divides:
             self._check_division(outputs, targets)
         with torch.no_grad(), replayed(outputs):
-            return call_without_hooks(self._copy(), outputs, targets)
+            return self._copy().forward(outputs, targets)
 
     def _weighted(self, rows: Tensor, targets: Any, weights: Tensor, unweighted: Tensor | None) -> Tensor:
         assert unweighted is not None
@@ -380,7 +353,7 @@ class CustomCriterion(ReducedCriterion):
 
         def scalar(outputs: Any) -> Tensor:
             with replayed(outputs):
-                return call_without_hooks(self._copy(), outputs, targets)
+                return self._copy().forward(outputs, targets)
 
         def total(outputs: Any) -> Tensor:
             with replayed(outputs):
@@ -401,7 +374,7 @@ class CustomCriterion(ReducedCriterion):
         reduction = self.own.reduction
         self.own.reduction = "none"
         try:
-            losses = call_without_hooks(self.own, outputs, targets)
+            losses = self.own.forward(outputs, targets)
         finally:
             self.own.reduction = reduction
         return self._checked(losses, outputs, targets)
@@ -409,13 +382,12 @@ class CustomCriterion(ReducedCriterion):
     def _of_copy(self, outputs: Any, targets: Any) -> Tensor:
         unreduced = self._copy()
         unreduced.reduction = "none"
-        return self._checked(call_without_hooks(unreduced, outputs, targets), outputs, targets)
+        return self._checked(unreduced.forward(outputs, targets), outputs, targets)
 
     def _copy(self) -> Any:
         own: nn.Module = self.own
         kept: list[Any] = [*own.parameters(), *(one for one in vars(own).values() if isinstance(one, torch.Generator))]
         memo: dict[int, Any] = {id(one): one for one in kept}
-        memo |= {id(hooks): OrderedDict() for hooks in own_hooks(own)}
         try:
             return copy.deepcopy(own, memo)
         except Exception as error:
@@ -479,15 +451,16 @@ def adapt(criterion: Any) -> Criterion:
     Args:
         criterion: Loss module of torch.nn or its function in torch.nn.functional; or another module with a `reduction`; or a
             callable `(outputs, targets) -> losses` whose first dimension is the samples'. The losses of a callable are
-            averaged; those of a module with reduction="none" stay as they are, because the loop reduces them.
+            averaged; those of a module with reduction="none" stay as they are, because the loop reduces them. Hooks of the
+            criterion are not called, also where they come later.
 
     Returns:
         An adapter with the criterion's own result, the loss of each sample and other signals of each sample.
 
     Raises:
         TypeError: `criterion` is not callable.
-        ValueError: It takes more than outputs and targets; or its `reduction` is not "mean", "sum" or "none" ("batchmean" is
-            allowed for `nn.KLDivLoss`).
+        ValueError: It takes more than outputs and targets; it has hooks; or its `reduction` is not "mean", "sum" or "none"
+            ("batchmean" is allowed for `nn.KLDivLoss`).
 
     Example:
         The mean over a batch is the user's own scalar; the signals are of single samples.
@@ -507,7 +480,9 @@ def adapt(criterion: Any) -> Criterion:
             "`criterion` must be a loss module or a callable (outputs, targets) -> per-sample losses, "
             f"got {type(criterion).__name__}"
         )
+    _check_hooks(criterion)
     criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile, whose settings are those of the module inside
+    _check_hooks(criterion)
     if criterion in OTHER_FUNCTIONS or isinstance(criterion, OTHER_MODULES):
         name = getattr(criterion, "__name__", type(criterion).__name__)
         raise ValueError(
@@ -525,3 +500,13 @@ def adapt(criterion: Any) -> Criterion:
         raise ValueError(f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}")
     of_torch = type(criterion).__module__ == nn.MSELoss.__module__
     return ADAPTERS.get(type(criterion), ReducedCriterion if of_torch else CustomCriterion)(criterion)
+
+
+def _check_hooks(criterion: Any) -> None:
+    tables = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    if isinstance(criterion, nn.Module) and any(getattr(criterion, table) for table in tables):
+        raise ValueError(
+            f"`criterion` {criterion!r} has hooks, which run.criterion does not call: take them off, or pass criterion=None, "
+            "compute the losses in the loop with reduction='none', and call run.reduce(losses, targets=...) with a tensor of "
+            "the batch."
+        )

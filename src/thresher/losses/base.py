@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.loading.trees import leaves
@@ -82,7 +82,7 @@ class Criterion:
         Raises:
             ValueError: The criterion returns something other than one loss per sample, or it would mix samples.
         """
-        losses = self.own(outputs, targets)
+        losses = (self.own.forward if isinstance(self.own, nn.Module) else self.own)(outputs, targets)
         if not isinstance(losses, Tensor) or not losses.dim():
             got = f"a tensor of shape {tuple(losses.shape)}" if isinstance(losses, Tensor) else type(losses).__name__
             raise ValueError(

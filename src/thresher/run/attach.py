@@ -332,7 +332,8 @@ def attach(
             per stage (before training, epoch, batch). 0.5, or "50%", is a share of the cost of full training: `Winnow(0.5)`.
         loader: Training DataLoader, whose settings and order are kept. Batch methods, and a share alone, also take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None
-            if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none".
+            if only `run.reduce` is called. Losses that the loop itself reduces come from a module with reduction="none". Hooks
+            of a criterion are not called.
         model: Model, whose outputs name their rows. Needed where the method makes forward passes of its own.
         optimizer: Optimizer; its steps are counted. Needed where the method scales the learning rate.
         epochs: Number of epochs of the whole training, 1 or more, to which schedules of methods refer.
