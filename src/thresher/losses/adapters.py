@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thresher.attribution.rows import Attribution, RowLayout
-from thresher.loading.trees import leaves, map_leaves
 from thresher.losses import signals as reading
 from thresher.losses.base import Criterion, DeferredSignals, LossAndSignals, as_measured, replayed
 from thresher.records import NEVER_SEEN
@@ -248,76 +247,16 @@ class Divergence(ElementCriterion):
         return rows.new_full(rows.shape[:1], positions)
 
 
-def weighted_like(scalar: Tensor, rows: Tensor, weights: Tensor, *, usual: int) -> Tensor:
-    """Returns the scalar that a criterion would have returned for weighted losses, shape ().
-
-    Args:
-        scalar: The scalar that it returned without weights, shape (), detached.
-        rows: Losses by position, shape (n, positions), with gradient.
-        weights: Weights of the samples, shape (n,), of the dtype of `rows`.
-        usual: Number that the sum of the losses is divided by unless the scalar shows another.
-
-    Example:
-        The sum of the losses is 6 and the scalar 2, so that the criterion divides by 3.
-
-        >>> rows = torch.tensor([[1.0, 2.0], [3.0, 0.0]])
-        >>> weighted_like(torch.tensor(2.0), rows, torch.tensor([1.0, 3.0]), usual=4).item()
-        4.0
-    """
-    losses = rows.detach().double() if rows.device.type != "mps" else rows.detach()
-    total, size = losses.sum(), losses.abs().sum()
-    is_usual = (scalar.to(losses.dtype) * usual - total).abs() <= _tolerance(scalar) * size
-    factor = torch.where(is_usual, 1.0 / usual, scalar.to(losses.dtype) / total)
-    return torch.dot(weights, rows.sum(1)) * factor.to(rows.dtype)
-
-
-def is_multiple(scalar: Callable[[Any], Tensor], total: Callable[[Any], Tensor], outputs: Any) -> bool | None:
-    """Returns whether one function of the outputs is a constant times another, by their gradients; waits for the device.
-
-    Args:
-        scalar: Function of the outputs that returns a tensor of shape ().
-        total: Another one.
-        outputs: Outputs of the model, in any nesting.
-
-    Returns:
-        None where these outputs do not show it: a gradient is zero or not finite, or there is none.
-    """
-
-    def leaf_of(part: Tensor) -> Tensor:
-        return part.detach().requires_grad_() if part.is_floating_point() else part
-
-    with torch.enable_grad():
-        inputs = map_leaves(leaf_of, outputs)
-        wanted = [leaf for leaf in leaves(inputs) if leaf.requires_grad]
-        values = scalar(inputs), total(inputs)
-        if not wanted or values[0].dim() or not all(value.requires_grad for value in values):
-            return None
-        gradients = [torch.autograd.grad(value, wanted, allow_unused=True, materialize_grads=True) for value in values]
-    ours, whole = (torch.cat([part.flatten().float() for part in parts]) for parts in gradients)
-    value, sum_ = (value.detach().float() for value in values)
-    if not (ours.isfinite().all() and whole.isfinite().all() and whole.any()):
-        return None
-    factor = torch.dot(ours, whole) / torch.dot(whole, whole)
-    tolerance = 10 * _tolerance(values[0])
-    same = torch.allclose(ours, factor * whole, rtol=tolerance, atol=tolerance * float(ours.abs().max()))
-    return same and torch.allclose(value, factor * sum_, rtol=10 * tolerance, atol=10 * tolerance * float(factor.abs()))
-
-
-def _tolerance(value: Tensor) -> float:
-    """Returns the largest relative difference that rounding can explain."""
-    return 1e-4 if value.dtype in (torch.float32, torch.float64) else 1e-2
-
-
 class CustomCriterion(ReducedCriterion):
     """Adapter that calls the user's module once in each step, as the loop without it does.
 
     The losses by position come from a copy without a reduction, with the random numbers of that call. Parameters are not
-    copied; buffers and other attributes are. Where samples are weighted, the scalar without weights comes from a copy, too: it
-    shows by which number the criterion divides.
+    copied; buffers and other attributes are. Where samples are weighted, the scalar must be the mean of these losses, or their
+    sum with reduction="sum", on the first batch that has weights.
     """
 
-    _divides = False
-    """Whether it was seen that the scalar is the sum of the losses, divided by a number that the outputs do not change."""
+    _compared = False
+    """Whether a batch has shown that the scalar is the mean, or the sum, of the losses by position."""
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         with torch.no_grad(), replayed(outputs):
@@ -332,43 +271,23 @@ class CustomCriterion(ReducedCriterion):
         copied = type(self)(self._copy())
         return Criterion.signals_alone(copied, outputs, targets, layout)
 
-    def unweighted(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
-        if self.keeps_positions:
-            return None
-        if not self._divides:
-            self._check_division(outputs, targets)
+    def check_weights(self, outputs: Any, targets: Any) -> None:
+        if self._compared or self.keeps_positions:
+            return
         with torch.no_grad(), replayed(outputs):
-            return self._copy().forward(outputs, targets)
-
-    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor, unweighted: Tensor | None) -> Tensor:
-        assert unweighted is not None
-        return weighted_like(unweighted, rows, weights, usual=rows.numel() if self.reduction == "mean" else 1)
-
-    def _check_division(self, outputs: Any, targets: Any) -> None:
-        """Compares once how the scalar and the losses by position change with the outputs.
-
-        Raises:
-            ValueError: The scalar is not a multiple of the sum of the losses, so that it has no form with weights.
-        """
-
-        def scalar(outputs: Any) -> Tensor:
-            with replayed(outputs):
-                return self._copy().forward(outputs, targets)
-
-        def total(outputs: Any) -> Tensor:
-            with replayed(outputs):
-                return self._of_copy(outputs, targets).sum()
-
-        found = is_multiple(scalar, total, outputs)
-        if found is False:
+            value = self._copy().forward(outputs, targets)
+        losses = self.plain_positions(outputs, targets).detach()
+        expected, size = (one.sum() if self.reduction == "sum" else one.mean() for one in (losses, losses.abs()))
+        rounding = 1e-4 if value.dtype in (torch.float32, torch.float64) else 1e-2
+        if value.numel() != 1 or (value - expected).abs() > rounding * size:
             raise ValueError(
-                f"criterion {self.own!r} with reduction={self.reduction!r} does not return the sum of its losses divided by a "
-                "number that the targets decide, so that the losses of single samples cannot be weighted within it, as the "
-                "method asks. Set its reduction to 'none': run.criterion then returns the losses of single samples, times "
-                "their weights, which the loop reduces itself. Or compute the losses in the loop and call "
-                "run.reduce(losses, ids=...)."
+                f"criterion {self.own!r} with reduction={self.reduction!r} does not return the "
+                f"{'sum' if self.reduction == 'sum' else 'mean'} of its losses, so that the losses of single samples cannot be "
+                "weighted within it, as the method asks. Compute the losses in the loop and call run.reduce(losses, ids=...), "
+                "or set its reduction to 'none': run.criterion then returns the losses of single samples, times their weights, "
+                "which the loop reduces itself."
             )
-        self._divides = found is True
+        self._compared = bool(0 < value.abs() < torch.inf)  # a loss of 0 or nan shows nothing
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
         reduction = self.own.reduction

@@ -152,14 +152,14 @@ class Criterion:
             value, positions = self.value_and_positions(outputs, targets)
             rows = None if positions is None else layout.rows(positions.detach())
             return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=rows))
-        unweighted = self.unweighted(outputs, targets, layout)
+        self.check_weights(outputs, targets)
         positions = self.positions(outputs, targets)
         rows = layout.rows(positions)
         weights = weights.to(rows.dtype)
         if self.keeps_positions:
             value = (rows * weights.unsqueeze(1)).reshape(positions.shape)
         else:
-            value = self._weighted(rows, targets, weights, unweighted)
+            value = self._weighted(rows, targets, weights)
         plain = None if self.class_weights else rows.detach()
         return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=plain))
 
@@ -211,11 +211,14 @@ class Criterion:
         found = {"loss": loss, **self.read(outputs, targets, wanted - {"batch_loss"}, layout.n)}
         return found | {"batch_loss": reading.batch_loss(loss)} if "batch_loss" in wanted else found
 
-    def unweighted(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
-        """Returns the scalar without weights where `_weighted` needs it, shape (), detached; else None."""
-        return None
+    def check_weights(self, outputs: Any, targets: Any) -> None:
+        """Checks that losses can be weighted within this criterion.
 
-    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor, unweighted: Tensor | None) -> Tensor:
+        Raises:
+            ValueError: The scalar is not known to be the mean, or the sum, of the losses by position.
+        """
+
+    def _weighted(self, rows: Tensor, targets: Any, weights: Tensor) -> Tensor:
         total = torch.dot(weights, self.sums(rows))
         if self.reduction == "sum":
             return total

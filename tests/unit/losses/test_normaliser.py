@@ -1,4 +1,4 @@
-"""Weights within a criterion of the user's own, which divides the sum of its losses by what it likes."""
+"""Weights within a criterion of the user's own: taken where it returns the mean, or the sum, of its losses."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from thresher.attribution.rows import RowLayout
-from thresher.losses.adapters import adapt, is_multiple, weighted_like
+from thresher.losses.adapters import adapt
 
 B, C = 8, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -34,30 +34,23 @@ class Focal(nn.Module):
         return losses.sum() / self.divisor(outputs, targets, losses) if self.reduction == "mean" else losses.sum()
 
 
-DIVISORS = {
-    "positions": lambda o, t, losses: losses.numel(),
-    "positives": lambda o, t, losses: (t > 0).sum().clamp(min=1),
-    "samples": lambda o, t, losses: len(losses),
-    "valid": lambda o, t, losses: C * (t >= 0).sum(),
-    "a constant": lambda o, t, losses: 256.0,
-}
+def mean(outputs: Tensor, targets: Tensor, losses: Tensor) -> int:
+    return losses.numel()
 
 
-@pytest.mark.parametrize("divisor", DIVISORS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_weighted_sum_is_divided_by_the_same_number(divisor: str, reduction: str, dtype: torch.dtype) -> None:
-    criterion = Focal(DIVISORS[divisor], reduction)
+def test_the_mean_or_sum_of_its_losses_is_weighted(reduction: str, dtype: torch.dtype) -> None:
+    criterion = Focal(mean, reduction)
     adapter = adapt(criterion)
-    for targets in (Y, torch.where(Y == 1, -100, Y)):  # ignored labels come after the first batch
+    for _ in range(2):
         outputs = OUTPUTS.to(dtype, copy=True).requires_grad_()
         torch.manual_seed(1)
-        measured = adapter.measure(outputs, targets, RowLayout(B), weights=WEIGHTS, wanted=set())
+        measured = adapter.measure(outputs, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
         drawn = torch.rand(1)
         torch.manual_seed(1)
-        losses = Focal(DIVISORS[divisor], "none")(outputs, targets)
-        number = DIVISORS[divisor](outputs, targets, losses) if reduction == "mean" else 1
-        expected = (WEIGHTS.to(dtype).unsqueeze(1) * losses).sum() / number
+        losses = Focal(mean, "none")(outputs, Y)
+        expected = (WEIGHTS.to(dtype).unsqueeze(1) * losses).sum() / (losses.numel() if reduction == "mean" else 1)
         torch.testing.assert_close(measured.value, expected)
         gradients = [torch.autograd.grad(value, outputs)[0] for value in (measured.value, expected)]
         torch.testing.assert_close(*gradients)
@@ -68,34 +61,37 @@ def test_the_weighted_sum_is_divided_by_the_same_number(divisor: str, reduction:
 @pytest.mark.parametrize(
     "divisor",
     [
+        lambda o, t, losses: (t > 0).sum(),
+        lambda o, t, losses: len(losses),
+        lambda o, t, losses: 256.0,
         lambda o, t, losses: o.square().sum(),
         lambda o, t, losses: losses.sum() / losses[::2].sum(),
         lambda o, t, losses: losses.sum(),
+        lambda o, t, losses: losses.new_full((3,), losses.numel()),
     ],
-    ids=["outputs", "some samples", "losses"],
+    ids=["positives", "samples", "a constant", "outputs", "some samples", "losses", "no scalar"],
 )
 def test_another_form_is_refused(divisor: Any) -> None:
     criterion = Focal(divisor)
-    with pytest.raises(ValueError, match=r"reduction='mean' does not return the sum .*to 'none': .*run.reduce\(losses, ids="):
+    with pytest.raises(ValueError, match=r"reduction='mean' does not return the mean .*run.reduce\(losses, ids=.*to 'none': "):
         adapt(criterion).measure(OUTPUTS, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
     assert criterion.calls == 0
-    adapt(criterion).measure(OUTPUTS, Y, RowLayout(B), weights=None, wanted=set())
     criterion.reduction = "none"
     measured = adapt(criterion).measure(OUTPUTS, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
     assert measured.value.shape == (B, C)
 
 
-def test_losses_that_are_all_zero() -> None:
-    zero = weighted_like(torch.tensor(0.0), torch.zeros(3, 2), torch.ones(3), usual=6)
-    assert zero.item() == 0
+def test_a_loss_of_nothing_shows_nothing() -> None:
+    """Ignored labels alone: the sum is 0, whatever it is divided by. The next batch decides."""
+    adapter = adapt(Focal(lambda o, t, losses: 7.0))
+    adapter.measure(OUTPUTS, torch.full_like(Y, -1), RowLayout(B), weights=WEIGHTS, wanted=set())
+    with pytest.raises(ValueError, match="does not return the mean"):
+        adapter.measure(OUTPUTS, Y, RowLayout(B), weights=WEIGHTS, wanted=set())
 
 
-def test_is_multiple() -> None:
-    outputs = {"x": torch.randn(3), "i": torch.arange(3), "unused": torch.randn(2)}
-    total = lambda o: o["x"].square().sum()  # noqa: E731
-    assert is_multiple(lambda o: total(o) / 7, total, outputs) is True
-    assert is_multiple(lambda o: total(o) / 7 + 1, total, outputs) is False
-    assert is_multiple(lambda o: o["x"].abs().sum(), total, outputs) is False
-    assert is_multiple(lambda o: 0 * total(o), lambda o: 0 * total(o), outputs) is None
-    assert is_multiple(lambda o: torch.tensor(1.0), total, outputs) is None
-    assert is_multiple(lambda o: o.sum(), lambda o: o.sum(), torch.arange(3)) is None
+def test_without_weights_it_is_called_as_it_is() -> None:
+    criterion = Focal(lambda o, t, losses: o.square().sum())
+    torch.manual_seed(1)
+    measured = adapt(criterion).measure(OUTPUTS, Y, RowLayout(B), weights=None, wanted=set())
+    torch.manual_seed(1)
+    assert torch.equal(measured.value, criterion(OUTPUTS, Y))
