@@ -286,7 +286,7 @@ class SelectedLoader(OfUser):
         self._begin_with((state["waiting"]["ids"].clone(), state["waiting"]["weights"]))
         self._seen, self._epoch_start = state["seen"], state["epoch_start"]
         self._resumes_after_epochs = self._epoch_start is not None and not state["active"]
-        self._order.load_state_dict(state.get("shuffle"), active=state["active"], consumed=state["consumed"])
+        self._order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
         """Begins the next pass with these rows, which waited when the epoch was interrupted."""

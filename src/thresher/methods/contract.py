@@ -7,7 +7,7 @@ Nothing here imports torch, so that the methods can be listed without it.
 """
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
@@ -244,19 +244,6 @@ CONTRACT_FUNCTIONS = {
 }
 """Functions and properties that the contract knows, by stage."""
 
-FORMER: dict[str, dict[str, str]] = {
-    "before": {},
-    "epoch": {
-        "scales_lr": "requires = Requirements(optimizer=True)",
-        "refreshes": 'requires = Requirements(refresh="eval")',
-        "surveys": "requires = Requirements(full_pass=(...))",
-        "survey": "full_pass(epoch, epochs), and requires = Requirements(full_pass=(...))",
-        "draws": "requires = Requirements(own_order=True)",
-    },
-    "batch": {"signals": "requires = Requirements(signals=(...))"},
-}
-"""Attributes by which methods of each stage used to declare what they need, and what replaces them."""
-
 
 def requirements_of(method: Any) -> Requirements:
     """Returns the declaration `requires` of a method; an empty one where the method has none.
@@ -333,20 +320,13 @@ def check_declaration(method: Any) -> None:
     known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"}
     settings = {one.name for one in fields(kind)} if is_dataclass(kind) else set()
     for name, value in sorted(_public(kind).items()):
-        if name not in known and not (name in settings and hasattr(kind, "requires")):
-            _check_attribute(method, name, value, settings)
+        if name not in known and name not in settings:
+            _check_attribute(kind, name, value, known)
 
 
-def _check_attribute(method: Any, name: str, value: Any, settings: Iterable[str]) -> None:
-    """Refuses a public attribute that the contract had in the past, or that looks like a misspelt part of it."""
-    kind = type(method)
-    if name in FORMER[method.stage]:
-        raise TypeError(
-            f"{kind.__name__}.{name} is no longer part of the contract of methods: write {FORMER[method.stage][name]}"
-        )
-    if name in settings:
-        return
-    known = CONTRACT_FUNCTIONS[method.stage] | {"stage", "requires", "card"} | {one.name for one in fields(Requirements)}
+def _check_attribute(kind: type, name: str, value: Any, known: set[str]) -> None:
+    """Refuses a public attribute that looks like a misspelt part of the contract."""
+    known = known | {one.name for one in fields(Requirements)}
     helper = callable(value) or isinstance(value, property)
     nearest = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8 if helper else 0.0)
     if nearest:

@@ -212,7 +212,6 @@ HISTORY = sequence(
     table(
         {"epoch": whole_number(), "complete": TRUTH, **{name: whole_number() for name in COUNTED}},
         plain((bool, int, float, str, type(None)), "a plain value"),
-        may_lack=COUNTED,
     )
 )
 
@@ -285,10 +284,6 @@ def fields_of_process(loader: SelectedLoader, stage: BatchStage | None) -> dict[
     }
 
 
-MAY_LACK = ("ran_out", "stayed", "shuffle")
-"""Names of what a process may lack."""
-
-
 def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor, records: Records) -> FieldCheck:
     """Returns the check of the types, shapes, dtypes and ranges of all that a process goes on with."""
     return table(
@@ -299,8 +294,7 @@ def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor,
             "plan": or_none(PLAN),
             "trained": tensor(trained, tuple(trained.shape), 0),
             "records": table({name: tensor(column, tuple(column.shape)) for name, column in records.items()}),
-        },
-        may_lack=MAY_LACK,
+        }
     )
 
 
@@ -372,7 +366,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     Raises:
         ValueError: An interrupted epoch would go on in another order.
     """
-    saved, own = state.get("shuffle"), loader.order_state()
+    saved, own = state["shuffle"], loader.order_state()
     was, now = _order_of(saved), _order_of(own)
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:
@@ -383,7 +377,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
             )
         if saved is not None:
             whole_number()("shuffle.begun", saved["begun"])
-            whole_number(0, state["consumed"])("stayed", state.get("stayed"))
+            whole_number(0, state["consumed"])("stayed", state["stayed"])
     elif was != now and saved is not None and own is not None:
         warnings.warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}", stacklevel=5)
 
@@ -660,7 +654,7 @@ class Resharding:
         self._plan = None if plan is None else PackedPlan(**plan)
         batch_size = loader.sizes.batch_size
         self._first, self._n = self._states[0], self._states[0]["n"]
-        stayed = len(self._states) * self._first.get("stayed", 0)
+        stayed = len(self._states) * self._first["stayed"]
         self._stayed = stayed // world.size
         if stayed % world.size or (self._first["active"] and self._stayed % batch_size and not self._deals):
             raise ValueError(
@@ -806,7 +800,7 @@ class SavedState:
         if len(ranks) == shard.world.size:
             own = ranks[shard.world.rank]
         else:
-            check = table(fields_of_process(self.loader, self.epochs.selection.stage), may_lack=MAY_LACK)
+            check = table(fields_of_process(self.loader, self.epochs.selection.stage))
             sequence(check)("state.ranks", ranks)
             or_none(PLAN)("state.plan", plan)
             own = Resharding(ranks, plan, shard.world, self.loader).state()
@@ -838,7 +832,7 @@ class SavedState:
                 warnings.warn(
                     f"load_state_dict: the state was saved with {what}{saved}, this run has {what}{own}", stacklevel=4
                 )
-        if not state.get("ran_out", True):
+        if not state["ran_out"]:
             warnings.warn(
                 f"load_state_dict: the state was saved after the last batch of epoch {state['epoch'] - 1}, when the loop had "
                 "not asked run.loader for a further batch: it had left by break, return, zip or islice, or it counts its calls "

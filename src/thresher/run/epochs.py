@@ -569,8 +569,8 @@ class Epochs:
         if self.selection.stage is not None:
             self.selection.stage.load_state_dict(state["batch_stage"])
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
-        self._place = OrderPlace(state["consumed"], state.get("stayed", 0), state["checksum"])
-        self._ran_out = state.get("ran_out", True)
+        self._place = OrderPlace(state["consumed"], state["stayed"], state["checksum"])
+        self._ran_out = state["ran_out"]
         self._resumed = self._active
         self.position.resume(self.epoch, self._place.consumed)
         self.end.forget()

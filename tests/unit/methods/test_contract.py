@@ -120,22 +120,6 @@ def test_an_unknown_attribute_is_told_the_nearest_right_one(base: type, attribut
     )
 
 
-@pytest.mark.parametrize(
-    ("base", "name", "value", "instead"),
-    [
-        (Plain, "scales_lr", True, r"requires = Requirements\(optimizer=True\)"),
-        (Plain, "refreshes", True, r'requires = Requirements\(refresh="eval"\)'),
-        (Plain, "surveys", True, r"requires = Requirements\(full_pass=\(\.\.\.\)\)"),
-        (Plain, "survey", lambda self, epoch, epochs: (), r"full_pass\(epoch, epochs\), and requires = Requirements"),
-        (Plain, "draws", True, r"requires = Requirements\(own_order=True\)"),
-        (InBatch, "signals", ("loss",), r"requires = Requirements\(signals=\(\.\.\.\)\)"),
-    ],
-)
-def test_a_former_attribute_is_told_what_replaces_it(base: type, name: str, value: Any, instead: str) -> None:
-    kind = type("Old", (base,), {name: value})
-    refused(kind, rf"\.{name} is no longer part of the contract of methods: write {instead}")
-
-
 def test_settings_and_helpers_have_any_name() -> None:
     @dataclass(frozen=True)
     class Own(Plain):
@@ -153,11 +137,3 @@ def test_settings_and_helpers_have_any_name() -> None:
         def _colums(self) -> None: ...
 
     check_declaration(Own())
-
-
-def test_a_former_attribute_as_a_setting_without_a_declaration_is_refused() -> None:
-    @dataclass(frozen=True)
-    class Old(Plain):
-        refreshes: bool = True
-
-    refused(Old, r"\.refreshes is no longer part of the contract of methods")
