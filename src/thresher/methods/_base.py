@@ -275,22 +275,14 @@ def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *,
     return BatchPlan(rows, weights=weights, facts=facts, drawn=drawn)
 
 
-@dataclass(frozen=True)
-class KeepLargest:
-    """Keeps the floor(keep * n) rows of each batch with the largest scores, at least one; ties are ordered by (score, id).
+class KeepShare:
+    """Keeps floor(keep * n) rows of each batch, at least one; subclasses have the field `keep`, and choose the rows.
 
-    Subclasses define the score. A sample without a finite score is kept before all others.
-
-    Args:
-        keep: Share kept of each batch, (0, 1]. Default 0.5.
-
-    Raises:
-        ValueError: `keep` is outside (0, 1].
+    Nothing is remembered from step to step.
     """
 
     stage: ClassVar[Literal["batch"]] = "batch"
-    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
-    keep: float = 0.5
+    keep: float
 
     def __post_init__(self) -> None:
         check_keep(self, self.keep)
@@ -303,6 +295,44 @@ class KeepLargest:
         """Returns the number of rows that are kept of a batch of `n`."""
         return max(1, share(self.keep, n))
 
+    def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
+        """Returns the positions of the rows that are kept, shape (k,), int64, in any order.
+
+        Args:
+            signals: Signals by name, each of shape (n, ...), in the order of the ids; n is 1 or more.
+            k: Number of rows to keep.
+            generator: Random generator on the CPU.
+        """
+        raise NotImplementedError
+
+    def plan_batch(
+        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
+    ) -> tuple[BatchPlan, State]:
+        """Returns the rows that are kept; the choice is made in the order of the ids."""
+        by_id, ordered = in_id_order(signals)
+        n = len(by_id)
+        rows = by_id
+        if n:
+            rows = by_id.index_select(0, self.picked(ordered, max(1, share(self.keep, n)), generator)).sort().values
+        return plan_of(rows, n, self.keep), dict(state)
+
+
+@dataclass(frozen=True)
+class KeepLargest(KeepShare):
+    """Keeps the floor(keep * n) rows of each batch with the largest scores, at least one; ties are ordered by (score, id).
+
+    Subclasses define the score. A sample without a finite score is kept before all others.
+
+    Args:
+        keep: Share kept of each batch, (0, 1]. Default 0.5.
+
+    Raises:
+        ValueError: `keep` is outside (0, 1].
+    """
+
+    requires: ClassVar[Requirements] = Requirements(signals=("loss",))
+    keep: float = 0.5
+
     def scores(self, signals: Mapping[str, Tensor]) -> Tensor:
         """Returns the score of each sample, shape (n,); not finite where a signal is not.
 
@@ -311,13 +341,9 @@ class KeepLargest:
         """
         raise NotImplementedError
 
-    def plan_batch(
-        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
-    ) -> tuple[BatchPlan, State]:
-        """Returns the rows with the largest scores; of equal scores those with the higher ids."""
-        by_id, ordered = in_id_order(signals)
-        picked = top_positions(self.scores(ordered), max(1, share(self.keep, len(by_id))))
-        return plan_of(by_id.index_select(0, picked).sort().values, len(by_id), self.keep), dict(state)
+    def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
+        """Returns the positions of the largest scores; of equal scores those with the higher ids."""
+        return top_positions(self.scores(signals), k)
 
 
 @dataclass(frozen=True)
@@ -389,6 +415,17 @@ def check_known(method: object, irreducible: Scores | str, ids: Tensor) -> None:
             f"{type(method).__name__}: `irreducible` has no finite loss for {len(unknown)} of {len(ids)} samples, the first is "
             f"{int(unknown[0])}; compute it for every sample that is trained on"
         )
+
+
+def with_irreducible(signals: Mapping[str, Tensor], state: State) -> tuple[dict[str, Tensor], State]:
+    """Returns the signals of a batch with `irreducible` among them, and the state with its table on their device.
+
+    Args:
+        signals: Signals by name; "id" is among them.
+        state: State with the irreducible losses by id as "irreducible", as `table_of` returns them.
+    """
+    table = state["irreducible"].to(signals["id"].device, non_blocking=True)
+    return {**signals, "irreducible": table_entries(table, signals["id"])}, {**state, "irreducible": table}
 
 
 def table_entries(table: Tensor, ids: Tensor) -> Tensor:

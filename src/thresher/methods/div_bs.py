@@ -21,10 +21,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, in_id_order, plan_of
-from thresher.methods.contract import Card, Requirements, State
-from thresher.plans import BatchPlan
-from thresher.selection import share
+from thresher.methods._base import KeepShare
+from thresher.methods.contract import Card, Requirements
 
 NOTHING = 1e-9
 """Share of the largest inner product that there was at first, up to which an inner product is rounding."""
@@ -92,7 +90,7 @@ def pursued(products: Tensor, finite: Tensor, k: int, lots: Tensor, waits: Tenso
 
 
 @dataclass(frozen=True)
-class DivBS:
+class DivBS(KeepShare):
     """Trains on floor(keep * n) rows of each batch, at least one, whose orthogonal gradients hold most of the mean gradient.
 
     Rows whose gradient is not finite are kept before all others. Where nothing is left of the mean gradient, rows are drawn.
@@ -116,7 +114,6 @@ class DivBS:
         tensor([0, 2])
     """
 
-    stage: ClassVar[Literal["batch"]] = "batch"
     card: ClassVar[Card] = Card(
         summary="rows whose orthogonal gradients make up the batch's mean gradient",
         paper="arXiv:2406.04872",
@@ -138,7 +135,7 @@ class DivBS:
     sample: bool = False
 
     def __post_init__(self) -> None:
-        check_keep(self, self.keep)
+        super().__post_init__()
         if self.gradient not in ("layer", "outputs"):
             raise ValueError(f"DivBS: `gradient` must be 'layer' or 'outputs', got {self.gradient!r}")
 
@@ -148,27 +145,12 @@ class DivBS:
         signals = ("error", "feature") if self.gradient == "layer" else ("error",)
         return Requirements(signals=signals, switches={"feature": "gradient='outputs'"})
 
-    def init_state(self) -> State:
-        """Returns an empty state: nothing is remembered from step to step."""
-        return {}
-
-    def count(self, n: int) -> int | None:
-        """Returns the number of rows that are kept of a batch of `n`."""
-        return max(1, share(self.keep, n))
-
-    def plan_batch(
-        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
-    ) -> tuple[BatchPlan, State]:
+    def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the rows chosen one after another; nothing waits for the device."""
-        by_id, ordered = in_id_order(signals)
-        n = len(by_id)
-        if not n:
-            return plan_of(by_id, n, self.keep), dict(state)
-        k = max(1, share(self.keep, n))
+        n, device = len(signals["id"]), signals["id"].device
         lots = torch.rand(n, generator=generator, dtype=torch.float64)
         waits = torch.empty(k, n, dtype=torch.float64).exponential_(generator=generator) if self.sample else None
-        products, finite = gradient_products(ordered["error"].flatten(1), ordered.get("feature"))
-        lots, waits = (None if x is None else x.to(by_id.device, products.dtype, non_blocking=True) for x in (lots, waits))
+        products, finite = gradient_products(signals["error"].flatten(1), signals.get("feature"))
+        lots, waits = (None if x is None else x.to(device, products.dtype, non_blocking=True) for x in (lots, waits))
         assert lots is not None
-        picked = pursued(products, finite, k, lots, waits)
-        return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), dict(state)
+        return pursued(products, finite, k, lots, waits)

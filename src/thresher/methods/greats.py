@@ -13,15 +13,13 @@ largest sum of both. Where the official code differs:
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, in_id_order, plan_of
-from thresher.methods.contract import Card, Requirements, State
-from thresher.plans import BatchPlan
-from thresher.selection import share
+from thresher.methods._base import KeepShare
+from thresher.methods.contract import Card, Requirements
 
 
 def picked_by_utility(alignment: Tensor, products: Tensor, k: int, lr: float) -> Tensor:
@@ -55,7 +53,7 @@ def picked_by_utility(alignment: Tensor, products: Tensor, k: int, lr: float) ->
 
 
 @dataclass(frozen=True)
-class Greats:
+class Greats(KeepShare):
     """Trains on the floor(keep * n) rows of each batch, at least one, that lower the loss of a validation batch most.
 
     Rows whose gradient is not finite are kept before all others. The validation batch comes from
@@ -77,7 +75,6 @@ class Greats:
         tensor([1])
     """
 
-    stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("alignment", "error", "feature"))
     card: ClassVar[Card] = Card(
         summary="rows whose gradients help a validation batch, and differ",
@@ -99,30 +96,15 @@ class Greats:
     lr: float = 0.1
 
     def __post_init__(self) -> None:
-        check_keep(self, self.keep)
+        super().__post_init__()
         if not (isinstance(self.lr, int | float) and not isinstance(self.lr, bool) and 0 <= self.lr < float("inf")):
             raise ValueError(f"Greats: `lr` must be a finite number of 0 or more, got {self.lr!r}")
 
-    def init_state(self) -> State:
-        """Returns an empty state: nothing is remembered from step to step."""
-        return {}
-
-    def count(self, n: int) -> int | None:
-        """Returns the number of rows that are kept of a batch of `n`."""
-        return max(1, share(self.keep, n))
-
-    def plan_batch(
-        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
-    ) -> tuple[BatchPlan, State]:
+    def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the rows chosen one after another; nothing waits for the device."""
-        by_id, ordered = in_id_order(signals)
-        n = len(by_id)
-        if not n:
-            return plan_of(by_id, n, self.keep), dict(state)
-        wide = torch.float32 if by_id.device.type == "mps" else torch.float64
-        alignment, error, feature = (ordered[name].to(wide) for name in self.requires.signals)
+        wide = torch.float32 if signals["id"].device.type == "mps" else torch.float64
+        alignment, error, feature = (signals[name].to(wide) for name in self.requires.signals)
         error = error.flatten(1)
         finite = error.isfinite().all(1) & feature.isfinite().all(1)
         products = (error @ error.T) * (feature @ feature.T)
-        picked = picked_by_utility(torch.where(finite, alignment, torch.nan), products, max(1, share(self.keep, n)), self.lr)
-        return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), dict(state)
+        return picked_by_utility(torch.where(finite, alignment, torch.nan), products, k, self.lr)

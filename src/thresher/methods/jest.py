@@ -15,26 +15,23 @@ reading: the paper is about contrastive losses only.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from thresher.methods._base import (
-    check_keep,
+    KeepShare,
     check_known,
     checked_scores,
-    in_id_order,
     loaded,
-    plan_of,
-    table_entries,
     table_of,
     top_positions,
+    with_irreducible,
 )
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.scores import Scores
-from thresher.selection import share
 
 
 def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: Tensor) -> Tensor:
@@ -67,7 +64,7 @@ def drawn_in_chunks(own: Tensor, pairs: Tensor | None, sizes: list[int], lots: T
 
 
 @dataclass(frozen=True)
-class Jest:
+class Jest(KeepShare):
     """Trains on floor(keep * n) rows of each batch, at least one, that are drawn in chunks by their joint learnability.
 
     Rows whose own learnability is not finite are kept before all others.
@@ -93,7 +90,6 @@ class Jest:
         True
     """
 
-    stage: ClassVar[Literal["batch"]] = "batch"
     card: ClassVar[Card] = Card(
         summary="draw rows in chunks by their joint learnability",
         paper="arXiv:2406.17711",
@@ -118,7 +114,7 @@ class Jest:
     pairs: bool = False
 
     def __post_init__(self) -> None:
-        check_keep(self, self.keep)
+        super().__post_init__()
         if not (isinstance(self.chunks, int) and not isinstance(self.chunks, bool) and self.chunks >= 1):
             raise ValueError(f"Jest: `chunks` must be a whole number of 1 or more, got {self.chunks!r}")
         if self.pairs and self.irreducible is not None:
@@ -158,30 +154,22 @@ class Jest:
         """Returns the irreducible losses, 4 bytes per sample; nothing without them."""
         return {} if self.irreducible is None else {"irreducible": table_of(self, self.irreducible)}
 
-    def count(self, n: int) -> int | None:
-        """Returns the number of rows that are drawn from a batch of `n`."""
-        return max(1, share(self.keep, n))
-
     def plan_batch(
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
+        """Returns rows drawn in chunks; the first batch moves the table of the irreducible losses to its device."""
+        if self.irreducible is not None:
+            signals, state = with_irreducible(signals, state)
+        return super().plan_batch(signals, state, step=step, generator=generator)
+
+    def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns rows drawn in chunks; nothing waits for the device."""
-        by_id, ordered = in_id_order(signals)
-        n, device = len(by_id), by_id.device
-        if not n:
-            return plan_of(by_id, n, self.keep), dict(state)
-        k = max(1, share(self.keep, n))
+        n, device = len(signals["id"]), signals["id"].device
         chunks = min(self.chunks, k)
         sizes = [k // chunks + (number < k % chunks) for number in range(chunks)]
         lots = torch.empty(chunks, n, dtype=torch.float64).exponential_(generator=generator)
-        pairs, state = None, dict(state)
-        if self.pairs:
-            pairs = ordered["learnability"].to(torch.float64)
-            own = pairs.diagonal()
-        else:
-            own = ordered["loss"].to(torch.float64)
+        pairs = signals["learnability"].to(torch.float64) if self.pairs else None
+        own = signals["loss"].to(torch.float64) if pairs is None else pairs.diagonal()
         if self.irreducible is not None:
-            state["irreducible"] = state["irreducible"].to(device, non_blocking=True)
-            own = own - table_entries(state["irreducible"], ordered["id"])
-        picked = drawn_in_chunks(own, pairs, sizes, lots.to(device, non_blocking=True))
-        return plan_of(by_id.index_select(0, picked).sort().values, n, self.keep), state
+            own = own - signals["irreducible"]
+        return drawn_in_chunks(own, pairs, sizes, lots.to(device, non_blocking=True))

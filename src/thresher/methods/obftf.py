@@ -11,15 +11,13 @@ on the device, and the number of rounds is fixed.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thresher.methods._base import check_keep, in_id_order, plan_of
-from thresher.methods.contract import Card, Requirements, State
-from thresher.plans import BatchPlan
-from thresher.selection import share
+from thresher.methods._base import KeepShare
+from thresher.methods.contract import Card, Requirements
 
 
 def quantiles(finite: Tensor, n: int, k: int) -> Tensor:
@@ -64,7 +62,7 @@ def best_swap(loss: Tensor, finite: Tensor, chosen: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Obftf:
+class Obftf(KeepShare):
     """Trains on floor(keep * n) samples of each batch, at least one, whose mean loss is close to that of the batch.
 
     Samples without a finite loss are kept before all others and count in neither mean.
@@ -85,7 +83,6 @@ class Obftf:
         tensor(3.)
     """
 
-    stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements(signals=("loss",))
     card: ClassVar[Card] = Card(
         summary="train on the part of a batch with the batch's mean loss",
@@ -105,29 +102,15 @@ class Obftf:
     swaps: int = 8
 
     def __post_init__(self) -> None:
-        check_keep(self, self.keep)
+        super().__post_init__()
         if not (isinstance(self.swaps, int) and not isinstance(self.swaps, bool) and self.swaps >= 0):
             raise ValueError(f"Obftf: `swaps` must be a whole number of 0 or more, got {self.swaps!r}")
 
-    def init_state(self) -> State:
-        """Returns an empty state: nothing is remembered from step to step."""
-        return {}
-
-    def count(self, n: int) -> int | None:
-        """Returns the number of rows that are kept of a batch of `n`."""
-        return max(1, share(self.keep, n))
-
-    def plan_batch(
-        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
-    ) -> tuple[BatchPlan, State]:
+    def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns the rows whose mean loss is close to that of the batch."""
-        by_id, ordered = in_id_order(signals)
-        n, loss = len(by_id), ordered["loss"]
-        if not n:
-            return plan_of(by_id, n, self.keep), dict(state)
+        loss = signals["loss"]
         order = torch.where(loss.isfinite(), loss, math.inf).argsort(stable=True)
-        picked = order[self._chosen(loss[order], max(1, share(self.keep, n)))]
-        return plan_of(by_id[picked].sort().values, n, self.keep), dict(state)
+        return order[self._chosen(loss[order], k)]
 
     def _chosen(self, loss: Tensor, k: int) -> Tensor:
         """Returns the chosen positions among ascending losses."""

@@ -6,18 +6,18 @@ no losses, so that the rows that are left out go through neither the forward nor
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from thresher.methods.contract import Card, Requirements, State
-from thresher.plans import BatchPlan
-from thresher.selection import chosen, ids_of, share
+from thresher.methods._base import KeepShare
+from thresher.methods.contract import Card, Requirements
+from thresher.selection import chosen, ids_of
 
 
 @dataclass(frozen=True)
-class RandomBackprop:
+class RandomBackprop(KeepShare):
     """Trains on a part of each batch that is drawn uniformly at random.
 
     The part is unbiased without weights, and the learning rate does not change.
@@ -37,7 +37,6 @@ class RandomBackprop:
         2
     """
 
-    stage: ClassVar[Literal["batch"]] = "batch"
     requires: ClassVar[Requirements] = Requirements()
     card: ClassVar[Card] = Card(
         summary="train on a random part of the batch",
@@ -48,25 +47,7 @@ class RandomBackprop:
     )
     keep: float = 0.5
 
-    def __post_init__(self) -> None:
-        if not 0 < self.keep <= 1:
-            raise ValueError(f"RandomBackprop: `keep` is the share kept, within (0, 1], got {self.keep}")
-
-    def init_state(self) -> State:
-        """Returns an empty state: nothing is remembered from step to step."""
-        return {}
-
-    def count(self, n: int) -> int | None:
-        """Returns the number of rows that are kept of a batch of `n`."""
-        return max(1, share(self.keep, n))
-
-    def plan_batch(
-        self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
-    ) -> tuple[BatchPlan, State]:
+    def picked(self, signals: Mapping[str, Tensor], k: int, generator: torch.Generator) -> Tensor:
         """Returns a new random part of the batch, drawn in the order of the ids."""
         ids = signals["id"]
-        n = len(ids)
-        picked = ids_of(chosen(n, max(1, share(self.keep, n)), generator)).to(ids.device, non_blocking=True)
-        rows = ids.argsort(stable=True)[picked].sort().values
-        facts = {"scheduled_fraction": 1 - self.keep, "actual_fraction": 1 - len(rows) / max(1, n)}
-        return BatchPlan(rows, facts=facts), dict(state)
+        return ids_of(chosen(len(ids), k, generator)).to(ids.device, non_blocking=True)

@@ -17,7 +17,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thresher.methods._base import KeepLargest, check_known, checked_scores, loaded, table_entries, table_of
+from thresher.methods._base import KeepLargest, check_known, checked_scores, loaded, table_of, with_irreducible
 from thresher.methods.contract import Card, Requirements, State
 from thresher.plans import BatchPlan
 from thresher.scores import Scores
@@ -105,6 +105,5 @@ class RhoLoss(KeepLargest):
         self, signals: Mapping[str, Tensor], state: State, *, step: int, generator: torch.Generator
     ) -> tuple[BatchPlan, State]:
         """Returns the rows with the largest reducible losses; the first batch moves the table of the losses to its device."""
-        table = state["irreducible"].to(signals["id"].device, non_blocking=True)
-        known = {**signals, "irreducible": table_entries(table, signals["id"])}
-        return super().plan_batch(known, {**state, "irreducible": table}, step=step, generator=generator)
+        known, state = with_irreducible(signals, state)
+        return super().plan_batch(known, state, step=step, generator=generator)
