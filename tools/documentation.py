@@ -25,7 +25,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "choosing.md", "first-steps.md", "faq.md"),
     "Use it": ("guide.md", "compare.md", "advise.md", "frameworks.md", "loaders.md", "scale.md", "subset-backward.md"),
     "What was measured": ("results.md", "league.md", "winnow.md", "diet-sb.md", "reproduce.md"),
-    "How it works": ("attribution.md", "report.md", "lemma-1.md"),
+    "How it works": ("how-it-works.md", "attribution.md", "report.md", "lemma-1.md"),
     "Project": ("changelog.md", "contributing.md"),
 }
 """Sections of the navigation with their pages; a page that does not exist is left out. Sections of many pages are added."""

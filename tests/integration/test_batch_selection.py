@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset, default_collate
 
 import thresher
+from helpers import as_if_trained
 from thresher import BatchPlan, EpochPlan, RandomBackprop, Scoring, SelectiveBackprop, subset_backward
 from thresher.records import NEVER_SEEN
 
@@ -257,13 +258,16 @@ def test_global_random_states_are_the_loops_own(passes):
         loader = DataLoader(data, B, shuffle=True, generator=torch.Generator().manual_seed(3))
         if attached:
             net = Draws()
-            loader = thresher.attach(
+            run = thresher.attach(
                 SB(beta=1.0), loader=loader, criterion=nn.CrossEntropyLoss(), model=net, epochs=3, forward_passes=passes
-            ).loader
+            )
+            loader = run.loader
         torch.manual_seed(5)
         for _ in range(2):
             for _ in loader:
                 pass
+            if attached:
+                as_if_trained(run)
             found.append((torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist(), loader.generator))
         return found
 
@@ -855,14 +859,20 @@ def test_rows_of_a_stream():
             for x, y in run.loader:
                 assert torch.equal(samples().tensors[0][run.ids], x)
                 assert torch.equal(samples().tensors[1][run.ids], y)
+            as_if_trained(run)
 
 
 @pytest.mark.filterwarnings("ignore:.*no loss was credited")
 @pytest.mark.parametrize("kind", [Stream, Known])
 def test_progress_of_a_stream(kind):
     """Without a length it is known from the second epoch on."""
-    run, *_ = make(SB(keep=0.5), "once", loader=DataLoader(kind(40), 20), epochs=2)
-    found = [run.progress for _ in range(2) for _ in run.loader]
+    run, _, optimizer = make(SB(keep=0.5), "once", loader=DataLoader(kind(40), 20), epochs=2)
+    found = []
+    for _ in range(2):
+        for x, y in run.loader:
+            found.append(run.progress)
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
     assert found == pytest.approx([0.25, 0.5, 0.75, 1.0] if kind is Known else [0.0, 0.0, 0.75, 1.0])
 
 

@@ -9,8 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 
-SAID = "no loss was credited in a whole epoch, and run.cost is unknown.*torch.enable_grad"
-
 
 def attached(method, net):
     x = torch.randn(64, 10)
@@ -30,24 +28,14 @@ def step(run, net, x, y, data):
 
 
 @pytest.mark.parametrize("data", [False, True])
-def test_epochs_go_on_where_no_losses_are_needed(data):
+def test_nothing_shows_that_it_trained(data):
+    """It looks like an evaluation: the same epoch begins again, and a warning names the way out."""
     run = attached(thresher.UniformSubset(0.5), net := nn.Linear(10, 4))
-    with pytest.warns(UserWarning, match=f"UniformSubset: {SAID}"):
+    with pytest.warns(UserWarning, match=r"A pass over run.loader without training.*forward passes only.*enable_grad\(\) once"):
         for _ in range(3):
             for x, y in run.loader:
                 step(run, net, x, y, data)
-    assert run.epoch == 3 and "trains without gradients" in str(run.cost)
-
-
-def test_a_method_that_needs_losses_says_so_and_then_stops():
-    run = attached(thresher.InfoBatch(), net := nn.Linear(10, 4))
-    with pytest.warns(UserWarning, match=f"InfoBatch: {SAID}"):
-        for x, y in run.loader:
-            step(run, net, x, y, data=False)
-    for x, y in run.loader:
-        step(run, net, x, y, data=False)
-    with pytest.raises(RuntimeError, match="no loss was credited in 2 epochs.*under torch.enable_grad"):
-        iter(run.loader)
+    assert run.epoch == 0 and run.history == []
 
 
 def test_the_way_out_works():

@@ -4,7 +4,6 @@ The user's sampler decides the order, and the plan decides which samples stay. R
 Shuffle have a fast path on tensors that draws the same random numbers; the ids of any other sampler are filtered as they come.
 """
 
-import sys
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +31,6 @@ from thresher.loading.order import (
     SequentialOrder,
     StreamBatches,
     Weights,
-    asks_on,
 )
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
@@ -413,10 +411,9 @@ class EpochIterator:
 
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
         self._loader.prepared.yielded(len(ids), last=last)
-        asks = not last or asks_on(sys._getframe(2))
         if last:
             self._loader.last_yielded(self._place.consumed + (self._left or 0))
-        self._control.yielded(batch, ids, self._place, weights, last=last, asks_on=asks)
+        self._control.yielded(batch, ids, self._place, weights, last=last)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
         """Whether the rows that wait and those of the candidates to come make no further batch, as far as it is known."""

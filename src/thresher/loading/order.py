@@ -4,13 +4,11 @@ Orders that are known come in tensors, with the same random numbers drawn; the i
 come.
 """
 
-import dis
 import operator
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, repeat
-from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,20 +24,6 @@ from thresher.loading.row_buffer import rows_of
 from thresher.loading.samplers import is_seeded_by_epoch
 from thresher.loading.smaller_batches import Deal
 from thresher.plans import BatchPlan
-
-ASKING_ON = {dis.opmap[name] for name in ("FOR_ITER", "SEND", "UNPACK_SEQUENCE", "UNPACK_EX") if name in dis.opmap}
-"""Operations of Python that ask an iterator for values until there is none: `for`, `yield from` and `a, b = iterator`."""
-
-
-def asks_on(frame: FrameType) -> bool:
-    """Whether the operation that asks an iterator for a value in a frame will ask it again, unless the code is left before.
-
-    A call of `next` will not: a loop that counts batches never asks for more than there are, and may keep the iterator.
-
-    Args:
-        frame: Frame that called `__next__` of the iterator.
-    """
-    return frame.f_code.co_code[frame.f_lasti] in ASKING_ON
 
 
 class OrderPlace(NamedTuple):
@@ -88,11 +72,8 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n stay; None where that is not known."""
         ...
 
-    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool, asks_on: bool) -> None:
-        """Notes a batch on the device, the ids of its rows, the place after it, weights, and whether it is the last one.
-
-        `asks_on` tells whether the loop is known to ask for a further batch; it may, where that is not known.
-        """
+    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
+        """Notes a batch on the device, the ids of its rows, the place after it, weights, and whether it is the last one."""
         ...
 
     def left(self, *, exhausted: bool) -> None:

@@ -163,7 +163,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
 
 
 def _follow_steps(epochs: Epochs, optimizer: Optimizer, model: nn.Module | None) -> None:
-    epochs.hooks = hooks = StepHooks(optimizer, epochs.step_over, epochs.timing)
+    epochs.hooks = hooks = StepHooks(optimizer, epochs.step_over, epochs.trains, epochs.timing)
     epochs.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
 
 

@@ -1,12 +1,9 @@
-"""When an epoch is over: its last batch was yielded, and the loop has left the pass over the loader."""
+"""When an epoch is over: the table of docs/how-it-works.md, which has no other case."""
 
+import enum
 import threading
 import warnings
-from collections.abc import Callable, Iterable
-
-import torch
-from torch import Tensor
-from torch.nn.parameter import is_lazy
+from collections.abc import Callable
 
 from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
@@ -107,44 +104,39 @@ ENABLE_GRADIENTS = (
 WITHOUT_GRADIENTS = "the loop trains without gradients, so that its passes cannot be told from those of an evaluation"
 
 
-class ParameterValues:
-    """Two values of each parameter, at the time when this object was made.
+class Pass(enum.Enum):
+    """Where the loop is in its pass over the loader."""
 
-    The values are compared, and not the versions: an evaluation may exchange parameters for averaged ones and put them back.
-
-    Args:
-        parameters: Function that returns the parameters; None where there is no model.
-    """
-
-    def __init__(self, parameters: Callable[[], Iterable[Tensor]] | None) -> None:
-        some = [] if parameters is None else [one for one in parameters() if not is_lazy(one) and one.numel()]
-        self._held = [(one, _values(one).clone()) for one in some if one.layout is torch.strided]
-
-    def changed(self) -> bool:
-        """Returns whether a value is another one now; this waits for the device."""
-        return any(not torch.equal(_values(one).to(then.device), then) for one, then in self._held)
+    NONE = enum.auto()
+    """There is no pass, or its epoch was ended."""
+    RUNNING = enum.auto()
+    """Batches are to come."""
+    ALL_YIELDED = enum.auto()
+    """The last batch was yielded, and the loop still has the iterator."""
+    LEFT = enum.auto()
+    """The iterator is gone, and batches were to come."""
+    OVER = enum.auto()
+    """All batches were yielded, and the iterator is gone or has said so."""
 
 
-def _values(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    for _ in range(tensor.dim() - 1):
-        tensor = tensor[0]
-    return tensor[:: max(1, len(tensor) - 1)] if tensor.dim() else tensor
+AFTER = {
+    (Pass.RUNNING, "last batch"): Pass.ALL_YIELDED,
+    (Pass.RUNNING, "gone"): Pass.LEFT,
+    (Pass.ALL_YIELDED, "gone"): Pass.OVER,
+    (Pass.RUNNING, "exhausted"): Pass.OVER,
+    (Pass.ALL_YIELDED, "exhausted"): Pass.OVER,
+}
+"""The state after an event; any other event leaves the state as it is."""
 
 
 class EpochEnd:
     """Follows one pass over the loader, from its first batch to the step after its last one, and ends the epoch.
-
-    Loops end an epoch in several ways: the loader runs out, a counter stops at `len(run.loader)`, or there is a `break` at the
-    last batch. A prefetcher asks for the last batch before the steps of earlier ones. So the last batch is known when it is
-    yielded, and what belongs to the end of an epoch runs when it is needed next, after the step.
 
     Args:
         attributor: Attributor of the run.
         accumulator: Accumulator of the run.
         cost: Cost of the run.
         close: Function that ends the epoch, given whether it is complete.
-        rest: Function that is called when the last step of the pass is over.
         steps_are_seen: Whether there is an optimizer whose steps the run sees.
         alone: Whether one process trains. Several end an epoch together, where the loop leaves the pass or steps, and not
             where one of them reads a result.
@@ -156,37 +148,35 @@ class EpochEnd:
         accumulator: StepAccumulator,
         cost: Cost,
         close: Callable[[bool], None],
-        rest: Callable[[], None],
         *,
         steps_are_seen: bool,
         alone: bool = True,
     ) -> None:
-        self._alone = alone
         self._attributor, self._accumulator, self._cost = attributor, accumulator, cost
-        self._close_epoch, self._rest, self._steps_are_seen = close, rest, steps_are_seen
-        self._over, self._left, self._ended, self._asks_on = False, True, False, True
-        self._exhausted = self._closing = self._ahead = False
-        self._before = 0, 0, 0
-        self._seen, self._without_gradients, self._values = (0, 0), False, ParameterValues(None)
+        self._close_epoch, self._steps_are_seen, self._alone = close, steps_are_seen, alone
+        self.state = Pass.NONE
+        self._closing = self._ahead = False
+        self._at_begin = self._now()
         self._thread = threading.get_ident()
+
+    def _now(self) -> tuple[int, int, int, int, int]:
+        """Returns the numbers of batches, credited losses, steps, samples with gradients, and calls of the model without."""
+        meter = self._attributor.meter
+        return self._attributor.batches, self._accumulator.credited, self._cost.steps, meter.of_loop(), meter.evaluated
 
     def begin(self) -> None:
         """Begins a pass over an epoch, or over the rest of one."""
         self._note_thread()
-        self._over = self._left = self._exhausted = self._ended = False
-        self._before = self._attributor.batches, self._accumulator.credited, self._cost.steps
-        meter = self._attributor.meter
-        self._seen, self._without_gradients = (meter.of_loop(), meter.evaluated), not torch.is_grad_enabled()
-        self._values = ParameterValues(meter.parameters)
+        self.state, self._at_begin = Pass.RUNNING, self._now()
 
     def forget(self) -> None:
-        """Forgets the pass, since a saved run takes its place."""
-        self._over, self._left, self._exhausted, self._ended = False, True, False, True
+        """Forgets the pass: its epoch was ended, or a saved run takes its place."""
+        self.state = Pass.NONE
 
-    def yielded(self, *, last: bool, asks_on: bool) -> None:
-        """Notes a batch of the pass, whether it is the last one, and whether the loop is known to ask for a further one."""
-        self._over, self._asks_on = last, asks_on
+    def yielded(self, *, last: bool) -> None:
+        """Notes a batch of the pass, and whether it is the last one."""
         if last:
+            self.state = AFTER.get((self.state, "last batch"), self.state)
             self._ahead = self._attributor.runs_ahead
         self._note_thread()
 
@@ -197,15 +187,10 @@ class EpochEnd:
             exhausted: Whether all batches were asked for; else the iterator is gone, which can happen at any time, so that no
                 work is done.
         """
-        if self._ended:
-            self._attributor.pass_over()
-            return
-        self._left, self._over, self._exhausted = True, self._over or exhausted, self._exhausted or exhausted
+        self.state = AFTER.get((self.state, "exhausted" if exhausted else "gone"), self.state)
         if exhausted:
             self._accumulator.flush()
-            self.if_due(after_last_step=True)
-        elif self._last_step_done:
-            self._rest()
+            self._end(complete=True, at_once=self._last_step_done)
         self._ahead = self._ahead and not self._attributor.last_credited
         self._attributor.pass_over()
 
@@ -216,85 +201,35 @@ class EpochEnd:
             RuntimeError: It stepped in another thread than the one that iterates the loader.
         """
         self._check_thread()
-        if self._left and self._last_step_done:
-            self._rest()
         if not self._alone:
-            self.if_due(after_last_step=True)
+            self._end(complete=True, at_once=self._last_step_done)
 
-    @property
-    def due(self) -> bool:
-        """Whether the epoch is over, so that it ends as soon as that is needed.
+    def read(self) -> None:
+        """Ends an epoch that is over and whose last batch was trained on, since the loop reads results; in one process only.
 
-        The loop has left the pass, or got the last batch from `next` and stepped: it may keep the iterator and never ask again.
+        The last group of an accumulation may stay without a step. Behind a prefetcher the step is still to come.
         """
-        return self._over and (self._left or (not self._asks_on and self._stepped_since_last)) and self._counts
+        done = self._last_step_done if self._ahead else self._attributor.last_credited or not self._credited
+        if self._alone and done and self._thread == threading.get_ident():
+            self._end(complete=True)
 
-    @property
-    def may_be_left(self) -> bool:
-        """Whether the last batch was yielded to a loop that may keep the iterator and never ask again."""
-        return self._over and not self._asks_on
-
-    @property
-    def left(self) -> bool:
-        """Whether the loop has left a pass that is not ended, so that only another one can follow."""
-        return self._left and not self._ended
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether nothing was trained in the pass, and it began without gradients, or the model was called so in each batch.
-
-        A training with forward passes only shows in the parameters.
-        """
-        (batches, credited, steps), (passed, evaluated), meter = self._before, self._seen, self._attributor.meter
-        trained = self._accumulator.in_step or self._accumulator.credited > credited or self._cost.steps > steps
-        without = self._without_gradients or meter.evaluated - evaluated >= self._attributor.batches - batches > 0
-        return without and not trained and meter.of_loop() == passed and not self._values.changed()
-
-    @property
-    def credits(self) -> bool:
-        """Whether the pass is over and not ended, and losses of it were credited."""
-        return self._over and self._accumulator.credited > self._before[1]
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the loop asked for batches before it trained on those before, as a prefetcher does, and has the last ones."""
-        return self._ahead and self.credits
-
-    def if_due(self, *, after_last_step: bool = False, reads: bool = False) -> None:
-        """Ends the epoch if its batches have all been yielded and the loop has left it.
+    def finish(self, *, leaves: bool) -> bool:
+        """Ends the epoch before another pass, a save or `detach`, and returns whether there is none in progress afterwards.
 
         Args:
-            after_last_step: Whether to wait for the step of the last batch, which a prefetcher takes later.
-            reads: Whether the loop asks for results, so that only a prefetcher can have a step to take: a last group of an
-                accumulation that stays unfinished has none.
-
-        Raises:
-            RuntimeError: Another thread trains.
+            leaves: Whether the loop is known to have left the pass, also where it keeps the iterator.
         """
-        if self._closing or not self.due or (reads and not self._alone):
-            return
-        done = self._last_step_done or self._trains_without_credit or (reads and not self._ahead)
-        if after_last_step and not (done and self._thread == threading.get_ident()):
+        complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
+        if leaves and self.state is not Pass.NONE and self.trained:  # it keeps the iterator, or has left early
+            self.state = Pass.OVER
+        self._end(complete=complete)
+        return self.state is Pass.NONE
+
+    def _end(self, *, complete: bool, at_once: bool = True) -> None:
+        """Ends an epoch that is over; the passes that this takes may ask the run for its plan or its records."""
+        if self._closing or not (at_once and self.due):
             return
         self._check_thread()
-        self._close(complete=True)
-
-    def before_next(self, consumed: int) -> None:
-        """Ends the epoch in progress before the next pass, unless nothing was trained in it: then that begins it again.
-
-        Args:
-            consumed: Number of ids of the epoch's order that were consumed.
-        """
-        if not consumed and not self._over:
-            return
-        if self._counts:
-            self._close(complete=self._over)
-            return
-        self._cost.full_forward -= consumed
-        self._cost.full_backward -= consumed
-
-    def _close(self, *, complete: bool) -> None:
-        """Ends the epoch; the passes that this takes may ask the run for its plan or its records."""
         self._closing = True
         try:
             self._close_epoch(complete)
@@ -302,40 +237,36 @@ class EpochEnd:
             self._closing = False
 
     @property
-    def _counts(self) -> bool:
-        """Whether something was trained in the pass; a look at a batch before the training is no epoch."""
-        batches, credited, steps = self._before
+    def due(self) -> bool:
+        """Whether the epoch is over, so that it ends as soon as that is needed; so is one without batches."""
+        return self.state is Pass.OVER and (self._attributor.batches == self._at_begin[0] or self.trained)
+
+    @property
+    def trained(self) -> bool:
+        """Whether the loop trained in the pass: a loss was credited, the optimizer stepped, or the model ran with gradients."""
         self._accumulator.flush()
-        if self._accumulator.credited > credited or self._cost.steps > steps:
-            return True
-        return self._over and not self.evaluates and (self._exhausted or self._attributor.batches > batches + 1)
+        return any(now > then for now, then in zip(self._now()[1:4], self._at_begin[1:4], strict=True))
+
+    @property
+    def _credited(self) -> bool:
+        return self._accumulator.credited > self._at_begin[1]
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether nothing was trained in the pass, and the model was called without gradients."""
+        return self._now()[4] > self._at_begin[4] and not self.trained
 
     @property
     def _last_step_done(self) -> bool:
-        """Whether the loss of the batch yielded last was credited, and the optimizer stepped since, if it steps at all."""
-        batches, _, steps = self._before
-        if self._attributor.batches == batches:
+        """Whether the loss of the batch yielded last was credited, and the optimizer stepped since, if it steps at all.
+
+        Where the loop trained and no loss was credited, none will be.
+        """
+        batches, credited, steps, *_ = self._at_begin
+        if self._attributor.batches == batches or self._accumulator.credited == credited:
             return True
         waits = self._steps_are_seen and self._cost.steps > steps and self._accumulator.in_step
         return self._attributor.last_credited and not waits
-
-    @property
-    def _stepped_since_last(self) -> bool:
-        """Whether it is certain that the step of the batch yielded last is over; without an optimizer, its backward pass."""
-        if self._steps_are_seen:
-            stepped = self._cost.steps > self._before[2] and not self._accumulator.in_step
-        else:
-            self._accumulator.flush()
-            stepped = self._attributor.meter.reached >= self._attributor.meter.yielded
-        return stepped and self._attributor.last_credited
-
-    @property
-    def _trains_without_credit(self) -> bool:
-        """Whether the loop trained in the pass and no loss was credited, so that no prefetcher will credit the last batch."""
-        _, credited, steps = self._before
-        if self._accumulator.credited > credited:
-            return False
-        return self._cost.steps > steps or self._attributor.meter.of_loop() > self._seen[0] or self._values.changed()
 
     def _note_thread(self) -> None:
         """Notes the thread that iterates the loader; without steps that show the one that trains, it must not change."""

@@ -31,7 +31,7 @@ from thresher.plans import BatchPlan, EpochPlan
 from thresher.records import Records
 from thresher.run.batch_selection import BatchSelection, InForward
 from thresher.run.checks import NO_FURTHER_PLAN, check_attached_late_enough, has_group, release
-from thresher.run.epoch_end import EpochEnd, SilentEpochs, plans_by_losses
+from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.optimizer_steps import StepChecks, StepHooks
 from thresher.run.schedule import BatchPlace, Position
 from thresher.shards import ALONE, Shard, World, shard_of
@@ -286,9 +286,7 @@ class Epochs:
         self._booked = dict.fromkeys(COUNTED, 0)
         self._warned_of_length = self._warned_of_evaluation = self._warned_of_time = self._saved_left = False
         self._at_begin = False, OrderPlace()
-        self.end = EpochEnd(
-            attributor, accumulator, cost, self._end_epoch, self._rest, steps_are_seen=steps_are_seen, alone=self._alone
-        )
+        self.end = EpochEnd(attributor, accumulator, cost, self._end_epoch, steps_are_seen=steps_are_seen, alone=self._alone)
 
     # What the loader asks and reports
 
@@ -300,11 +298,9 @@ class Epochs:
         self.comparison.compare()
         if self._active and not self._resumed:
             left = self.epoch
-            self.end.before_next(self._place.consumed)
-            if self._active:
+            if not self.end.finish(leaves=True):
                 self._silence.begin_again(steps_are_seen=self.hooks is not None)
-                if self.selection.stage is not None:
-                    self.selection.stage.facts()
+                self._take_back()
             elif self._saved_left:
                 warnings.warn(
                     f"The state that was saved after the loop had left epoch {left} by break goes on within epoch {left} when "
@@ -318,8 +314,6 @@ class Epochs:
         self._at_begin = resumed, self._place if resumed else OrderPlace()
         if not resumed:
             self._silence.begin()
-        if not self._alone:
-            self.end.if_due()
         plan = self.plan_if_any()
         self._resumed = False
         if not resumed:
@@ -358,7 +352,7 @@ class Epochs:
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
-    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool, asks_on: bool) -> None:
+    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
         """Notes a batch that is on its way to the loop.
 
         Args:
@@ -367,10 +361,9 @@ class Epochs:
             place: Where the epoch's order goes on after it.
             weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
             last: Whether it is the last batch of the epoch.
-            asks_on: Whether the loop is known to ask for a further batch.
         """
         begin = perf_counter()
-        self.end.yielded(last=last, asks_on=asks_on)
+        self.end.yielded(last=last)
         number = self._attributor.batches
         self.position.yielded(BatchPlace(number, self.epoch, place.consumed, last))
         if self.comparison.pending:
@@ -382,13 +375,16 @@ class Epochs:
         own = self._loader.weights(ids)
         weights = weights if own is None else own if weights is None else own * weights
         self._attributor.yielded(batch, ids, weights)
-        most = place.consumed if self._loader.streams else self._loader.candidates
-        by_now = min(place.consumed, most) - min(self._place.consumed, most)
+        by_now = self._consumed(place) - self._consumed(self._place)
         self._cost.full_forward += by_now
         self._cost.full_backward += by_now
         self._place = place
         self.timing.attribution_s += perf_counter() - begin
         self.timing.yielded(len(ids), whole=self.selection.is_whole(len(ids), self._loader.batch_sampler.batch_size))
+
+    def _consumed(self, place: OrderPlace) -> int:
+        """Returns how many samples full training would have trained on up to a place; a last batch may be dropped."""
+        return place.consumed if self._loader.streams else min(place.consumed, self._loader.candidates)
 
     def left(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
@@ -398,18 +394,21 @@ class Epochs:
             self._ran_out = True
         self.end.leave(exhausted=exhausted)
         if self._active and self.end.evaluates:
-            self._take_back(exhausted=exhausted)
+            self._silence.end(complete=False)
+            self._take_back()
 
-    def _take_back(self, *, exhausted: bool) -> None:
-        """Takes back a pass in which nothing was trained: the epoch begins with the next one."""
-        plan, stage = self._plan, self.selection.stage
-        self._silence.end(complete=False)
+    def _take_back(self) -> None:
+        """Takes back a pass in which nothing was trained: the same epoch begins with the next one."""
+        plan, stage, exhausted = self._plan, self.selection.stage, self.end.state is Pass.OVER
         self.end.forget()
         self.position.take_back_pass()
-        self._rest()
-        self._resumed, self._place = self._at_begin
-        self._active = self._resumed
+        self._resumed, place = self._at_begin
+        self._cost.full_forward -= (back := self._consumed(self._place) - self._consumed(place))
+        self._cost.full_backward -= back
+        self._active, self._place = self._resumed, place
         self.timing.drop()
+        if stage is not None:
+            stage.facts()
         selects = self.selection.fills is not None or (plan is not None and (not plan.everything or plan.own.share < 1))
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
@@ -417,7 +416,9 @@ class Epochs:
             warnings.warn(
                 "A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
                 f"only the samples that {who} keeps for training, so that its results are not those of all samples. The pass "
-                "does not count as an epoch. Evaluate on a DataLoader of your own. This warning is given once.",
+                "does not count as an epoch. Evaluate on a DataLoader of your own. If the loop trains, call run.model and "
+                "run.criterion; with forward passes only, call run.criterion under torch.enable_grad() once per batch. This "
+                "warning is given once.",
                 stacklevel=4,
             )
 
@@ -455,8 +456,7 @@ class Epochs:
 
     def plan_if_any(self) -> HeldPlan | None:
         """Returns the plan, which all processes ask for together; None for a stream, which has none."""
-        if self._alone:
-            self.end.if_due()
+        self.end.read()
         if self._plan is None and not self._loader.streams:
             self._settle()
             before = self.timing.switch(PLANNING)
@@ -467,7 +467,7 @@ class Epochs:
     @property
     def history(self) -> list[dict[str, Any]]:
         """One entry per epoch that is over."""
-        self.end.if_due(after_last_step=self.end.goes_on, reads=True)
+        self.end.read()
         self.close_books()
         return self._history
 
@@ -508,6 +508,14 @@ class Epochs:
                 stacklevel=5,
             )
 
+    def trains(self) -> bool:
+        """Returns whether the next step trains on a loss of the run, so that its learning rate is scaled.
+
+        A closure computes the loss inside of the step: then a batch waits for it.
+        """
+        running = self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED)
+        return running or self._accumulator.in_step or not self._attributor.last_credited
+
     def step_over(self) -> None:
         """Notes that the optimizer stepped."""
         begin = perf_counter()
@@ -515,9 +523,9 @@ class Epochs:
         self.selection.step_over()
         self._accumulator.end_step()
         self.end.step_over()
-        if not self.end.left:  # else the end of the epoch may be in it, whose parts book themselves
+        if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):  # else the end of the epoch may be in it, which books itself
             self.timing.attribution_s += perf_counter() - begin
-        if self.end.may_be_left:
+        if self.end.state is Pass.ALL_YIELDED:  # the loop may keep the iterator, and do something else first
             self.timing.end()
 
     def detach(self) -> None:
@@ -529,8 +537,8 @@ class Epochs:
 
     @property
     def in_progress(self) -> bool:
-        """Whether an epoch has begun and is not over."""
-        return self._active and not self.end.due
+        """Whether an epoch has begun and was not ended."""
+        return self._active
 
     # Saving
 
@@ -541,8 +549,8 @@ class Epochs:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the training, as tensors and plain values."""
-        self.end.if_due()
-        self._saved_left = self._active and self.end.left
+        self.end.finish(leaves=False)
+        self._saved_left = self._active and self.end.state is Pass.LEFT
         plan, stage = self.plan_if_any(), self.selection.stage
         self.close_books()
         return {
@@ -574,7 +582,6 @@ class Epochs:
         self._resumed = self._active
         self.position.resume(self.epoch, self._place.consumed)
         self.end.forget()
-        self._rest()
         self._was_timed = any("whole_steps" in entry for entry in self._history)
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
         self.timing.forget()
@@ -584,11 +591,6 @@ class Epochs:
         if selection is not self.selection:
             self.selection = selection
             self._loader.select_before_loop(selection.fills)
-
-    def _rest(self) -> None:
-        """Leaves the learning rate of steps between epochs as it is."""
-        if self.hooks is not None:
-            self.hooks.scale = 1.0
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
@@ -604,7 +606,6 @@ class Epochs:
             rest = max(0, self._loader.candidates - self._place.consumed)
             self._cost.full_forward += rest
             self._cost.full_backward += rest
-        self._rest()
         self.end.forget()
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:

@@ -55,11 +55,12 @@ class StepHooks:
     Args:
         optimizer: Optimizer whose step hooks are used, and those of the optimizers that it holds; `remove` takes them away.
         stepped: Function that is called after each step that succeeded.
+        trains: Function that returns whether the next step trains on a loss of the run; only then the rates are scaled.
         timing: Books the time of the training.
     """
 
-    def __init__(self, optimizer: Optimizer, stepped: Callable[[], None], timing: Timing) -> None:
-        self._timing = timing
+    def __init__(self, optimizer: Optimizer, stepped: Callable[[], None], trains: Callable[[], bool], timing: Timing) -> None:
+        self._trains, self._timing = trains, timing
         self.scale = 1.0
         self.changes = 0
         """How often in this epoch the learning rate of a step was not that of the step before."""
@@ -93,7 +94,7 @@ class StepHooks:
         mark = _mark(self._leading.param_groups[0].get("lr"))
         self.changes += mark != self._last and self._last is not None
         self._last = mark
-        if self.scale != 1.0:
+        if self.scale != 1.0 and self._trains():
             self._saved = [*map(self._scaled, self._groups())]
         self._timing.attribution_s += time.perf_counter() - begin
 

@@ -417,7 +417,7 @@ class Run(Uncopied):
         `detach`.
         """
         self._warn_if_open()
-        self._epochs.end.if_due(after_last_step=True, reads=True)
+        self._epochs.end.read()
         self._parts.accumulator.flush()
         return self._parts.records
 
@@ -435,7 +435,7 @@ class Run(Uncopied):
     def cost(self) -> Cost:
         """What was computed, and what full training would have computed."""
         cost = self._parts.cost
-        self._epochs.end.if_due(after_last_step=True, reads=True)
+        self._epochs.end.read()
         self._parts.accumulator.settle()
         self._parts.stopwatch.update(cost)
         return cost
@@ -542,7 +542,7 @@ class Run(Uncopied):
         A state that is saved at the last batch of an epoch, inside `for batch in run.loader`, belongs to this epoch: the next
         pass over the loader yields nothing, so that the loop runs its code after the last batch, such as `scheduler.step()`. A
         state that is saved after the loader ran out goes on with the next epoch. Where the loop got the last batch and did not
-        ask for a further one (`break`, `return`, `zip`, `islice`, a counted number of calls of `next`), it is not known whether
+        ask for a further one (`break`, `return`, `zip` or `islice`, after which the iterator is gone), it is not known whether
         that code has run: the epoch is over with the step of its last batch, and `load_state_dict` warns.
 
         A state that is saved before the last batch of an epoch goes on within that epoch, also where the loop has left it by
@@ -551,7 +551,7 @@ class Run(Uncopied):
         Raises:
             RuntimeError: Not all processes have called it within a minute.
         """
-        if (self._epochs.in_progress or self._epochs.end.credits) and self._parts.attributor.waits_for_credit:
+        if self._epochs.in_progress and self._parts.attributor.waits_for_credit:
             warnings.warn(
                 "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
                 "a resumed run goes on after it",
@@ -574,14 +574,18 @@ class Run(Uncopied):
         self._parts.state.load(state, restore_rng=restore_rng)
 
     def detach(self, *, together: bool = True) -> None:
-        """Takes the hooks off the optimizer and lets go of the data; the user's objects are as they were.
+        """Ends the epoch in progress, takes the hooks off the optimizer and lets go of the data.
+
+        The user's objects are as they were. The epoch is in `run.history` also where the loop has left it early.
 
         Args:
             together: Whether all processes call it. What they have recorded since the last epoch ended is then in `records`,
-                too. Give False after an error in one of them, for which the others do not wait. Default: True.
+                too. Give False after an error, so that no process waits for the one that failed: the epoch in progress is not
+                ended, and a state that is saved goes on within it. Default: True.
         """
+        if together:
+            self._epochs.end.finish(leaves=True)
         if together or self._parts.records.shard.world.size == 1:
-            self._epochs.end.if_due()
             self._parts.accumulator.come_home()
         self._epochs.detach()
         self.loader.close()

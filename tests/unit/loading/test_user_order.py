@@ -19,6 +19,7 @@ from torch.utils.data import (
 )
 
 import thresher
+from helpers import as_if_trained
 
 N, B = 40, 4
 EVEN = list(range(0, N, 2))
@@ -51,7 +52,9 @@ def attach(sampler, method=None, *, data=None, with_optimizer=False, **settings)
 
 
 def epoch(run):
-    return [i for _, y in run.loader for i in y.tolist()]
+    ids = [i for _, y in run.loader for i in y.tolist()]
+    as_if_trained(run)
+    return ids
 
 
 def weights(ids):

@@ -72,7 +72,7 @@ def test_restored_when_the_step_raises(tensor):
     rate = torch.tensor(0.1) if tensor else 0.1
     optimizer = Recorder(net.parameters(), rate, fail_at=1)
     stepped = []
-    hooks = StepHooks(optimizer, lambda: stepped.append(1), TIMING)
+    hooks = StepHooks(optimizer, lambda: stepped.append(1), lambda: True, TIMING)
     hooks.scale = 1.7
     with pytest.raises(ArithmeticError, match="the step failed"):
         optimizer.step()
@@ -90,7 +90,7 @@ def test_restored_bit_for_bit():
     """0.1 * 3 / 3 is not 0.1: the value is put back, not divided."""
     for rate in (0.1, torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64).squeeze()):
         optimizer = Recorder([nn.Parameter(torch.ones(1))], rate)
-        hooks = StepHooks(optimizer, lambda: None, TIMING)
+        hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
         hooks.scale = 3.0
         before = copy.deepcopy(rate)
         optimizer.step()
@@ -102,9 +102,9 @@ def test_schedulers_do_not_notice(first):
     optimizer = Recorder([nn.Parameter(torch.ones(1))], 0.1)
     if first == "scheduler":
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
-        hooks = StepHooks(optimizer, lambda: None, TIMING)
+        hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
     else:
-        hooks = StepHooks(optimizer, lambda: None, TIMING)
+        hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
         scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1.0, total_steps=10)
     hooks.scale = 2.0
     plain = Recorder([nn.Parameter(torch.ones(1))], 0.1)
@@ -124,7 +124,7 @@ def test_grad_scaler_and_closures():
     parameter = nn.Parameter(torch.ones(1))
     optimizer = Recorder([parameter], 0.1)
     steps = []
-    hooks = StepHooks(optimizer, lambda: steps.append(1), TIMING)
+    hooks = StepHooks(optimizer, lambda: steps.append(1), lambda: True, TIMING)
     hooks.scale = 2.0
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale((parameter * 2).sum()).backward()
@@ -150,7 +150,7 @@ def test_grad_scaler_and_closures():
 def test_remove_leaves_the_optimizer_as_it_was():
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], 0.1)
     before = set(vars(optimizer))
-    hooks = StepHooks(optimizer, lambda: None, TIMING)
+    hooks = StepHooks(optimizer, lambda: None, lambda: True, TIMING)
     assert set(vars(optimizer)) - before == {"step"}
     hooks.remove()
     assert set(vars(optimizer)) == before

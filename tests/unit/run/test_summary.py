@@ -60,7 +60,9 @@ def test_after_epochs():
     found = {name.strip(): value.strip() for name, value in lines_of(run).items()}
     assert found["epochs"] == "2 of 4 are over"
     assert found["last epoch"] == "planned 20 samples, 50.0%; 20 went backward in 4 steps"
-    assert "than full training would have taken (steps " in found["time"] or found["time"].startswith("about the same as full")
+    assert any(
+        words in found["time"] for words in ("than full training would have", "about the same as full", "may be wrong by")
+    )
     assert found["sample passes"] == (
         "50.0% fewer, if a backward pass counts as 2 forward passes: forward 40 of 80 samples, backward 40 of 80, 8 steps"
     )

@@ -301,8 +301,8 @@ class Session:
         more = step() and second()
         while more:
             more = step()
-        if steps is not None and number_of_processes() > 1:
-            self.run.detach()  # what the processes have recorded of an epoch that is cut short comes home now
+        if steps is not None:
+            self.run.detach()  # ends the epoch that is cut short, so that it is in the history
 
     def _step(self, batches: Iterator[Any]) -> bool:
         """Trains on the next batch, and returns whether there was one."""
