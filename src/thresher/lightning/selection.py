@@ -16,8 +16,8 @@ from torch import distributed
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher import rng
-from thresher.loading.live_settings import OfUser
 from thresher.loading.loader import SelectedLoader
+from thresher.loading.settings import OfUser
 from thresher.methods.full import FullData
 from thresher.run.attach import attach, method_of
 from thresher.run.checks import has_group, split_by_stage

@@ -17,7 +17,6 @@ from thresher import rng
 from thresher.distributed.plan import HeldPlan
 from thresher.loading.collate_check import CheckedCollate, UnknownRows
 from thresher.loading.distributed_order import SharedOrder
-from thresher.loading.live_settings import KEPT_SETTINGS, LiveSettings, OfUser
 from thresher.loading.local_order import UserOrder
 from thresher.loading.order import (
     EpochControl,
@@ -34,6 +33,7 @@ from thresher.loading.order import (
 )
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
+from thresher.loading.settings import KEPT_SETTINGS, OfUser, SettingsAtAttach
 from thresher.loading.smaller_batches import Deal
 from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedCollate, ResumedDraws, begin_noted
@@ -86,7 +86,7 @@ class SelectedLoader(OfUser):
         self.unknown_rows = UnknownRows(declared=keeps)
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
-        self._settings = None if self.streams else LiveSettings(loader, self._order.sampler, self._ids, self.unknown_rows)
+        self._settings = None if self.streams else SettingsAtAttach(loader, self.unknown_rows)
         self._loader = loader if self._settings is None else self._settings.rebuilt(self._ids)
         # A run is collected as part of a cycle, in which workers could not be told to stop: held from outside it, they
         # are let go in good order after the cycle is gone.
@@ -184,7 +184,7 @@ class SelectedLoader(OfUser):
             )
         self.timing.begin()
         if self._settings is not None:
-            self._settings.follow(self._loader, workers_stay=self._workers_ran)
+            self._settings.check()
         self.stop()
         self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
         collate = self._loader.collate_fn
@@ -195,8 +195,6 @@ class SelectedLoader(OfUser):
         rows = None if plan is None else self._order.of_epoch(plan, place, self._ids, self._samples)
         if place.consumed == 0:
             self._begin_with(NONE_WAIT)
-        if self.row_buffer is not None and self.row_buffer.size is not None:
-            self.row_buffer.size = self._ids.batch_size
         resumed = self._epoch_start if place.consumed else None
         if self._resumes_after_epochs and self.persistent_workers:
             self._start_workers()

@@ -19,9 +19,9 @@ from torch.utils.data import Sampler
 
 from thresher.distributed.order import Keeps, Piece
 from thresher.distributed.plan import HeldPlan
-from thresher.loading.live_settings import checked_batch_size
 from thresher.loading.row_buffer import rows_of
 from thresher.loading.samplers import is_seeded_by_epoch
+from thresher.loading.settings import checked_batch_size
 from thresher.loading.smaller_batches import Deal
 from thresher.plans import BatchPlan
 
@@ -275,7 +275,7 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def __init__(self, sizes: Any) -> None:
         self._sizes = sizes
-        self.size = sizes.batch_size
+        self.size = checked_batch_size(sizes)
         """Batch size when the iteration began."""
         self.on_the_way: deque[tuple[Tensor, int, int, int | None]] = deque()
         """Ids of batches, how many ids of the order were drawn and had stayed by then, and how many come; None: not known."""
@@ -366,12 +366,7 @@ class IdBatchSampler(Sampler[list[int]]):
             yield ids.tolist()
 
     def _full(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
-        # As in a BatchSampler, whose batch size is read for each batch, or at the beginning where the last one is dropped.
-        return self._pieces(drawn, repeat(self.size) if self.drops_last else self._live_sizes())
-
-    def _live_sizes(self) -> Iterator[int]:
-        while True:
-            yield self.batch_size
+        return self._pieces(drawn, repeat(self.size))
 
     def _dealt(self, deal: Deal, position: int) -> Iterator[tuple[Tensor, int]]:
         """Yields the rows of each step, and how many ids were drawn by then."""

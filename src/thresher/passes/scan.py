@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.collate_check import UnknownRows, checked
-from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.loading.samplers import check_iteration
+from thresher.loading.settings import KEPT_SETTINGS
 from thresher.passes.engine import Answer, Forward, answers, device_of_model, labels_or_none, own_pass, plain_forward
 from thresher.subset.parallel import inside
 

@@ -20,7 +20,7 @@ from thresher.experiments.training.processes import fresh_accelerator
 from thresher.experiments.training.samples import class_labels
 from thresher.experiments.training.store import versions, whole
 from thresher.experiments.training.trainable import Trainable, Training
-from thresher.loading.live_settings import KEPT_SETTINGS
+from thresher.loading.settings import KEPT_SETTINGS
 from thresher.methods.full import FullData
 from thresher.methods.registry import no_such
 from thresher.passes.engine import watch_last_linear

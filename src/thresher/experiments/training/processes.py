@@ -13,8 +13,8 @@ from torch import distributed
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from thresher.loading.live_settings import KEPT_SETTINGS
 from thresher.loading.samplers import DealtRows
+from thresher.loading.settings import KEPT_SETTINGS
 from thresher.loading.shuffle import Shuffle
 
 OF_BATCHES = "batch_"

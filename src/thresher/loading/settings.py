@@ -1,0 +1,100 @@
+"""Settings of the user's DataLoader: those that the rebuilt loader has, and that they stay as they were."""
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from thresher.loading.collate_check import UnknownRows, checked
+from thresher.loading.samplers import inner_sampler
+from thresher.loading.uncopied import Uncopied
+
+KEPT_SETTINGS = (
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+)
+"""Settings that the rebuilt loader has from the user's."""
+
+OF_THE_USER = {*KEPT_SETTINGS, "dataset", "sampler", "batch_sampler", "batch_size", "drop_last", "in_order"}
+"""Attributes that are set on the user's loader, which takes or refuses them."""
+
+
+class OfUser(Uncopied):
+    """Base of a loader that shows the attributes of the user's loader as its own, and sets them there."""
+
+    _user: DataLoader[Any]
+
+    def __repr__(self) -> str:
+        user = self._user
+        samples = "a stream" if isinstance(user.dataset, IterableDataset) else f"{self.n:,} samples"
+        return f"{type(self).__name__}({samples}, {type(user).__name__} with batch_size={user.batch_size})"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._user, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OF_THE_USER:
+            setattr(self._user, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+
+class SettingsAtAttach:
+    """The settings of the user's DataLoader when the run was attached, which must stay as they are.
+
+    Args:
+        user: The user's DataLoader over a map-style dataset.
+        unknown_rows: Result of the check of its collate function.
+    """
+
+    def __init__(self, user: DataLoader[Any], unknown_rows: UnknownRows) -> None:
+        self._user, self._unknown_rows, self._known = user, unknown_rows, self._now(user)
+
+    @staticmethod
+    def _now(user: DataLoader[Any]) -> dict[str, Any]:
+        batches: Any = user.batch_sampler
+        of_batches = {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "sampler": inner_sampler(batches)}
+        return {name: getattr(user, name) for name in KEPT_SETTINGS} | {
+            f"batch_sampler.{name}": value for name, value in of_batches.items()
+        }
+
+    def rebuilt(self, batch_sampler: Any) -> DataLoader[Any]:
+        """Returns a loader of the same settings with another batch sampler."""
+        settings = {name: self._known[name] for name in KEPT_SETTINGS}
+        settings["collate_fn"] = checked(self._user, declared=self._unknown_rows.declared)
+        return DataLoader(self._user.dataset, batch_sampler=batch_sampler, **settings)
+
+    def check(self) -> None:
+        """Refuses settings that were changed since, for which neither plans nor loader were made.
+
+        Raises:
+            ValueError: A setting has another value than when the run was attached.
+        """
+        for name, value in self._now(self._user).items():
+            if value is not (known := self._known[name]) and not (isinstance(value, int | float) and value == known):
+                said = [type(one).__name__ if hasattr(one, "__dict__") else repr(one) for one in (known, value)]
+                raise ValueError(
+                    f"`loader.{name}` was changed from {said[0]} to {said[1]} after `attach`. Put it back, or call "
+                    "run.detach() and attach again."
+                )
+
+
+def checked_batch_size(sizes: Any) -> int:
+    """Returns the batch size of a batch sampler.
+
+    Raises:
+        ValueError: It is not a whole number of at least 1.
+    """
+    size = sizes.batch_size
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ValueError(f"`loader.batch_sampler.batch_size` must be a whole number of at least 1, got {size!r}")
+    return size
