@@ -1,6 +1,7 @@
 """Half precision: models under autocast, and those with parameters of bfloat16 or float16."""
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -124,8 +125,13 @@ def error(found, wanted):
     )
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("mode", ["autocast", "parameters"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    depth(
+        [*((name, "autocast") for name in MODELS), ("linear", "parameters"), ("llama", "parameters")],
+        [*itertools.product(MODELS, ["autocast", "parameters"])],
+    ),
+)
 def test_no_model_is_refused_and_the_gradients_are_those_of_the_model(name, mode):
     for seed in range(depth(1, 20)):
         dtype, autocast = (torch.float32, torch.bfloat16) if mode == "autocast" else (torch.bfloat16, None)
@@ -140,8 +146,16 @@ def test_no_model_is_refused_and_the_gradients_are_those_of_the_model(name, mode
             assert error(own, exact) <= 1.25 * error(plain, exact) + 1e-6
 
 
-@pytest.mark.parametrize("name", ["linear", "encoder", "encoder, dropout", "llama", "layer norm, dropout"])
-@pytest.mark.parametrize("mode", ["autocast", "parameters", "float32"])
+SEEN_IN = ["linear", "encoder", "encoder, dropout", "llama", "layer norm, dropout"]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    depth(
+        [("linear", "float32"), ("linear", "autocast"), ("encoder, dropout", "parameters"), ("llama", "autocast")],
+        [*itertools.product(SEEN_IN, ["autocast", "parameters", "float32"])],
+    ),
+)
 def test_a_mistake_of_one_percent_is_seen(name, mode, monkeypatch):
     """It is planted in the gradient of one parameter, another one for each seed, for each number of rows."""
     plain = examining.run_backward
