@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 import thresher
 from thresher.experiments.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
@@ -246,6 +246,8 @@ class Probe:
             optimizer=self._optimizer,
             epochs=self._epochs,
             seed=self._seed,
+            # Batches that were collated before come from a function of ours, which keeps the rows where the user's does.
+            collate_keeps_rows=self._training.loader.collate_fn is default_collate,
             **settings,
         )
 

@@ -512,3 +512,12 @@ def test_methods_of_several_stages_cannot():
     assert refusal == "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
     row = forecast(spec, refusal, COMPUTING, {}, [signals([1.0])], 20, 0)
     assert (row["stage"], row["refused"]) == (None, refusal)
+
+
+def test_batches_of_as_many_samples_as_a_sample_has_rows_are_prepared_and_timed():
+    """A collate function of the probe's own could have put the samples along either dimension; the default one does not."""
+    task = task_of("relief-made@64")
+    training = task.training(task.load(None), 0)
+    assert next(iter(training.loader))[1].shape[:2] == (32, 32)
+    _, times = Probe(training, epochs=2, seed=0).pace(parse_methods("kakurenbo"))
+    assert all(seconds > 0 for seconds in times.values())
