@@ -86,7 +86,10 @@ class SmallStep(NamedTuple):
             rows: Share of the rows, in (0, 1].
             clock: 0 for wall time, 1 for CPU time.
         """
-        return 1 - (1 - self[1 + clock]) * (1 - rows) / (1 - self.rows)
+        measured = self[1 + clock]
+        line = 1 - (1 - measured) * (1 - rows) / (1 - self.rows)
+        # Below what was measured the line may go down to 0, where whole steps need more memory than the caches have.
+        return max(line, measured * rows / self.rows) if rows < self.rows else line
 
 
 def _median_and_error(values: Sequence[float]) -> tuple[float, float]:

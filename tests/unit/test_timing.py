@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from thresher import timing
-from thresher.timing import LOADING, OUTSIDE, REFRESH, STEPS, SmallStep, TimeTold, Timing, told, whole_steps
+from thresher.timing import OUTSIDE, REFRESH, STEPS, SmallStep, TimeTold, Timing, told, whole_steps
 
 
 class Clock:
@@ -329,5 +329,12 @@ def test_a_slower_training_is_said_once_with_its_reason(monkeypatch):
     assert sum("longer than" in str(one.message) for one in said) == 1
 
 
-def test_names():
-    assert LOADING not in timing.PARTS and REFRESH in timing.PARTS
+def test_fewer_rows_than_were_measured_take_a_part_of_that_at_least():
+    """A step on .4 of the rows took .2 of the time: the line through both would be below 0 at .2 of the rows."""
+    step = SmallStep(rows=0.4, wall=0.2, cpu=0.2, error=0.02)
+    assert (
+        step.at(0.2, 0) == pytest.approx(0.1)
+        and step.at(0.4, 0) == pytest.approx(0.2)
+        and step.at(0.7, 1) == pytest.approx(0.6)
+    )
+    assert SmallStep(rows=0.4, wall=0.7, cpu=0.7, error=0.02).at(0.2, 0) == pytest.approx(0.6)

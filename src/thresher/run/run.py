@@ -451,7 +451,7 @@ class Run(Uncopied):
         """What is known of the time of each epoch that this process has ended, one entry per epoch; it is not saved.
 
         `seconds` is the wall time of the loop over `run.loader`, and `full_seconds` the forecast of what full training would
-        have taken, which is wrong by a share of `time_error` at most, with 95 % confidence; `time_unknown` is the reason why
+        have taken; the steps that it was made of leave it open by a share of `time_error`. `time_unknown` is the reason why
         there is no forecast. `planning_s`, `refresh_s`, `scoring_s`, `tracing_s` and `attribution_s` are the seconds that
         Thresher's own work took. `cpu_seconds` and `full_cpu_seconds` are CPU time, where there is no accelerator.
         """
