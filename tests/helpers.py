@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from thresher.run.checkpoint import digest_of
+
 
 @contextlib.contextmanager
 def noted(text: str) -> Iterator[None]:
@@ -63,9 +65,14 @@ def assert_same(a, b, path=""):
 
 
 def changed(state, **fields):
-    """A saved state of one process with other values of what this process has by itself."""
+    """A saved state of one process as if it had been saved with other values of what this process has by itself."""
     (own,) = state["ranks"]
-    return {**state, "ranks": ({**own, **fields},)}
+    return signed({**state, "ranks": ({**own, **fields},)})
+
+
+def signed(state):
+    """A state as if it had been saved so."""
+    return {**state, "digest": digest_of(state["kept"], state["ranks"])}
 
 
 def lot(base: int, i: int) -> int:

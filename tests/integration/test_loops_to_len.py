@@ -98,7 +98,7 @@ class Training:
         """All that remains of the training; `ran_out` is whether the loop has asked for a further batch."""
         state = self.run.state_dict()
         (own,) = state["ranks"]
-        del own["ran_out"], own["cost"][MEASURED]
+        del own["ran_out"], own["cost"][MEASURED], state["digest"]
         saved = io.BytesIO()
         torch.save({"run": state, "net": self.net.state_dict(), "random": torch.get_rng_state()}, saved)
         saved.seek(0)

@@ -4,12 +4,12 @@ The names, the number and the sizes of the tensors do not depend on the number o
 `torch.distributed.checkpoint` needs it. Everything else is in one tuple, which it saves and loads as one object.
 """
 
+import hashlib
 import io
 import itertools
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
 import numpy as np
@@ -30,14 +30,11 @@ from thresher.methods import name_of
 from thresher.permutation import Permutation
 from thresher.records import Records
 from thresher.run.batch_selection import BatchStage
-from thresher.run.epochs import COUNTED, Epochs
+from thresher.run.epochs import Epochs
 from thresher.run.optimizer_steps import Stopwatch
 from thresher.shards import ALONE, Shard, World
 
-FieldCheck = Callable[[str, Any], None]
-"""Function of the name of a field and its value, which raises ValueError where the value is not what it must be."""
-
-VERSION = 7
+VERSION = 8
 """Number of the form of a saved state."""
 
 MARKS = ("ids", "refresh")
@@ -47,311 +44,129 @@ OF_KEPT = ("weights", "keys")
 BY_ID = "by_id"
 """Entry of the plan of a process: names of the parts that are in the tensors of all samples."""
 
-MOST = 2**63
-"""Upper limit of whole numbers that have no other."""
+FIELDS = ("version", "digest", "kept", "records", "trained", "plan", "ranks")
+"""Names of what a state holds, in any number of processes."""
 
 
-def refuse(name: str, must: str, value: Any) -> NoReturn:
-    """Raises the error about one field.
+def refuse(what: str) -> NoReturn:
+    """Raises the error about a state that is not as it was saved.
+
+    Args:
+        what: What is the matter.
 
     Raises:
         ValueError: Always.
     """
-    got = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.80}"
     raise ValueError(
-        f"load_state_dict: `{name}` must be {must}, got {got}. The state is damaged, or was changed after run.state_dict() "
-        "returned it; nothing was loaded. Load another checkpoint."
+        f"load_state_dict: {what}. The state is damaged, or was changed after run.state_dict() returned it; nothing was "
+        "loaded. Load another checkpoint."
     )
-
-
-def check_version(state: Mapping[str, Any]) -> None:
-    """Refuses a state of another form.
-
-    Args:
-        state: Result of `run.state_dict()`.
-
-    Raises:
-        ValueError: It has another version.
-    """
-    if state.get("version") != VERSION:
-        raise ValueError(
-            f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}. Load it with the "
-            "version of thresher that saved it, or begin the training again; nothing was loaded."
-        )
-
-
-def plain(kinds: tuple[type, ...], must: str, low: float = -MOST, high: float = MOST) -> FieldCheck:
-    """Returns a check for a plain value of some types; numbers lie between two limits, both included."""
-
-    def check(name: str, value: Any) -> None:
-        fits = isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-        if not fits or (isinstance(value, int | float) and not low <= value <= high):
-            refuse(name, must, value)
-
-    return check
-
-
-def whole_number(low: int = 0, high: int = MOST) -> FieldCheck:
-    """Returns a check for a whole number."""
-    most = "" if high == MOST else f" and at most {high}"
-    return plain((int,), f"a whole number of at least {low}{most}", low, high)
-
-
-TRUTH = plain((bool,), "True or False")
-TEXT = plain((str,), "a text")
-NUMBER = plain((int, float), "a number", -sys.float_info.max, sys.float_info.max)
-
-
-def tensor(like: Tensor, shape: tuple[int | None, ...], low: int | None = None, high: int | None = None) -> FieldCheck:
-    """Returns a check for a tensor.
-
-    Args:
-        like: Tensor of the dtype that is wanted.
-        shape: Shape that is wanted; None for any size.
-        low: Smallest value that is allowed. Default: any.
-        high: Upper limit of the values, excluded. Default: none.
-    """
-    sizes = ", ".join("any" if size is None else str(size) for size in shape) + "," * (len(shape) == 1)
-    within = "" if low is None else f" with values of at least {low}" + ("" if high is None else f" and below {high}")
-
-    def check(name: str, value: Any) -> None:
-        must = f"a {like.dtype} tensor of shape ({sizes}){within}"
-        if not isinstance(value, Tensor) or value.dtype != like.dtype or value.dim() != len(shape):
-            refuse(name, must, value)
-        if any(size not in (None, own) for size, own in zip(shape, value.shape, strict=True)):
-            refuse(name, must, value)
-        if low is not None and value.numel() and (int(value.min()) < low or (high is not None and int(value.max()) >= high)):
-            refuse(name, must, value)
-
-    return check
-
-
-def or_none(check: FieldCheck) -> FieldCheck:
-    """Returns a check for None or what another check takes."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
-def table(parts: Mapping[str, FieldCheck], others: FieldCheck | None = None, may_lack: tuple[str, ...] = ()) -> FieldCheck:
-    """Returns a check for a mapping.
-
-    Args:
-        parts: Checks of the entries that it must have.
-        others: Check for unlisted keys. Default: they are an error.
-        may_lack: Names of entries that may be missing.
-    """
-
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, Mapping):
-            refuse(name, f"a mapping with {', '.join(parts) or 'names and values'}", value)
-        missing = [part for part in parts if part not in value and part not in may_lack]
-        unknown = [part for part in value if part not in parts and others is None]
-        if missing or unknown:
-            which = f"lacks {missing}" if missing else f"has {unknown}, which this version does not know"
-            raise ValueError(
-                f"load_state_dict: `{name}` {which}. The state is damaged, or of another version of thresher; nothing was "
-                "loaded. Load another checkpoint."
-            )
-        for part, own in value.items():
-            if not isinstance(part, str):
-                refuse(f"{name}, the names", "texts", part)
-            (parts.get(part) or others or TEXT)(f"{name}.{part}", own)
-
-    return check
-
-
-def sequence(check: FieldCheck) -> FieldCheck:
-    """Returns a check for a list whose entries another check takes."""
-
-    def check_all(name: str, value: Any) -> None:
-        if not isinstance(value, list | tuple):
-            refuse(name, "a list", value)
-        for place, entry in enumerate(value):
-            check(f"{name}[{place}]", entry)
-
-    return check_all
-
-
-IDS = torch.empty(0, dtype=torch.int64)
-BITS = torch.empty(0, dtype=torch.uint8)
-WEIGHTS = torch.empty(0, dtype=torch.float32)
-ANY: FieldCheck = lambda *_: None  # noqa: E731
-RANDOM_STATES: dict[str, FieldCheck] = {"torch": ANY, "python": ANY, "numpy": ANY, "generators": sequence(ANY), "cuda": ANY}
-
-
-def _ids_or_bits(name: str, value: Any) -> None:
-    tensor(BITS if isinstance(value, Tensor) and value.dtype == torch.uint8 else IDS, (None,))(name, value)
-
-
-PLAN = table(
-    {
-        "ids": _ids_or_bits,
-        "weights": or_none(tensor(WEIGHTS, (None,))),
-        "refresh": or_none(tensor(BITS, (None,))),
-        "lr_scale": NUMBER,
-        "drawn": TRUTH,
-        "facts": table({}, NUMBER),
-        "smaller_batches": TRUTH,
-        "keys": or_none(tensor(WEIGHTS, (None,))),
-        "share": NUMBER,
-        "width": NUMBER,
-        "note": TEXT,
-        "timed": TRUTH,
-    }
-)
-SHUFFLE = table(
-    {
-        "seed": plain((int,), "a whole number", -float("inf"), float("inf")),
-        "samples": whole_number(),
-        "epoch": whole_number(),
-        "begun": or_none(whole_number()),
-        "sampler": TEXT,
-    },
-    may_lack=("sampler",),
-)
-HISTORY = sequence(
-    table(
-        {"epoch": whole_number(), "complete": TRUTH, **{name: whole_number() for name in COUNTED}},
-        plain((bool, int, float, str, type(None)), "a plain value"),
-    )
-)
-
-
-FORM = table(
-    {
-        **dict.fromkeys(("version", "kept", "records", "trained"), ANY),
-        "plan": table(dict.fromkeys((*MARKS, *OF_KEPT), ANY)),
-        "ranks": sequence(table({}, ANY)),
-    }
-)
 
 
 def check_form(state: Any) -> None:
-    """Checks that a state has the parts of one, whatever is in them.
+    """Checks that a state has this version, and that all in it but the values by id is as it was saved.
 
     Args:
         state: Argument of `load_state_dict`.
 
     Raises:
         TypeError: It is no mapping.
-        ValueError: It has another version, or lacks a part.
+        ValueError: It has another version, lacks a part, or was changed.
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"load_state_dict: `state` must be a result of run.state_dict(), got {type(state).__name__}")
-    check_version(state)
-    FORM("state", state)
-    if not state["ranks"]:
-        refuse("state.ranks", "what each process had by itself", state["ranks"])
-    for rank, own in enumerate(state["ranks"]):
-        if not isinstance(plan := own.get("plan"), Mapping):
-            continue
-        by_id, parts = plan.get(BY_ID), state["plan"]
-        if not isinstance(by_id, list | tuple) or not all(name in parts for name in by_id):
-            refuse(f"state.ranks[{rank}].plan.{BY_ID}", f"names out of {', '.join(parts)}", by_id)
-        for name in by_id:
-            if not isinstance(parts[name], Tensor):
-                refuse(f"state.plan.{name}", "a tensor", parts[name])
+    if state.get("version") != VERSION:
+        raise ValueError(
+            f"load_state_dict: the state has version {state.get('version')}, this is version {VERSION}. Load it with the "
+            "version of thresher that saved it, or begin the training again; nothing was loaded."
+        )
+    missing, unknown = [name for name in FIELDS if name not in state], [name for name in state if name not in FIELDS]
+    if missing or unknown:
+        refuse(f"`state` lacks {missing}" if missing else f"`state` has {unknown}, which this version does not know")
+    if state["digest"] != digest_of(state["kept"], state["ranks"]):
+        refuse("`state` is not what its digest was made of")
 
 
-def fields_of_process(loader: SelectedLoader, stage: BatchStage | None) -> dict[str, FieldCheck]:
-    """Returns the checks of what a process has by itself, by name."""
-    ids = tensor(IDS, (None,), 0, None if loader.streams else loader.n)
-    number_or_none = or_none(plain((int, float), "a number of at least 0", 0))
-    return {
-        "method": TEXT,
-        "settings": TEXT,
-        "n": whole_number(),
-        "epochs": whole_number(1),
-        "seed": plain((int,), "a whole number", -float("inf"), float("inf")),
-        "epoch": whole_number(),
-        "active": TRUTH,
-        "ran_out": TRUTH,
-        "consumed": whole_number(),
-        "stayed": whole_number(),
-        "checksum": whole_number(0, 2**32 - 1),
-        "plan": ANY,
-        "batch_stage": or_none(_stage(stage)),
-        "passes": or_none(TEXT),
-        "history": HISTORY,
-        "waiting": table({"ids": ids, "weights": or_none(tensor(WEIGHTS, (None,)))}),
-        "seen": whole_number(),
-        "epoch_start": or_none(table({**RANDOM_STATES, "workers_ran": TRUTH}, may_lack=("cuda",))),
-        "shuffle": or_none(SHUFFLE),
-        "cost": table(
-            {field.name: whole_number() if field.default == 0 else number_or_none for field in fields(Cost)}
-            | {"unknown": or_none(TEXT)}
-        ),
-        "rng": table(RANDOM_STATES, may_lack=("cuda",)),
-    }
-
-
-def fields_of(loader: SelectedLoader, stage: BatchStage | None, trained: Tensor, records: Records) -> FieldCheck:
-    """Returns the check of the types, shapes, dtypes and ranges of all that a process goes on with."""
-    return table(
-        fields_of_process(loader, stage)
-        | {
-            "version": whole_number(),
-            "kept": or_none(tensor(IDS, (None,))),
-            "plan": or_none(PLAN),
-            "trained": tensor(trained, tuple(trained.shape), 0),
-            "records": table({name: tensor(column, tuple(column.shape)) for name, column in records.items()}),
-        }
-    )
-
-
-def _stage(stage: BatchStage | None) -> FieldCheck:
-    counters = {name: whole_number() for name in ("step", "candidates", "kept", "batches")}
-    own = {} if stage is None else {name: _like(value) for name, value in stage.method.init_state().items()}
-    seed = plain((int,), "a whole number", -float("inf"), float("inf"))
-    return table({"state": table(own), "seed": seed, "facts": table({}, NUMBER), **counters})
-
-
-def _like(first: Any) -> FieldCheck:
-    """Returns a check for a value that takes the place of a first one; a dimension that was empty may have grown."""
-    if isinstance(first, Tensor):
-        return tensor(first, tuple(size or None for size in first.shape))
-    return plain((int, float) if type(first) in (int, float) else (type(first),), f"a value such as {first!r}")
-
-
-def check_position(
-    state: Mapping[str, Any], loader: SelectedLoader, stage: BatchStage | None, passes: str | None, shard: Shard
-) -> None:
-    """Checks what the fields of a state say together: the epoch, its plan, and the rows that wait.
+def digest_of(*values: Any) -> str:
+    """Returns a digest of tensors and plain values, the same wherever they lie and for lists as for tuples.
 
     Args:
-        state: State whose fields are checked already.
-        loader: Loader of the run.
+        values: Tensors, plain values, and mappings and lists of them.
+
+    Example:
+        >>> digest_of({"a": 1}, (torch.ones(2),)) == digest_of({"a": 1}, [torch.ones(2)])
+        True
+    """
+    digest = hashlib.blake2b(digest_size=16)
+
+    def add(value: Any) -> None:
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+            digest.update(np.ascontiguousarray(on_host_as_bits(value)).data)
+        elif isinstance(value, Mapping):
+            add(sorted(value.items()) if all(isinstance(name, str) for name in value) else list(value.items()))
+        elif isinstance(value, list | tuple):
+            digest.update(b"[")
+            for part in value:
+                add(part)
+            digest.update(b"]")
+        else:
+            digest.update(f"{value!r},".encode())
+
+    add(values)
+    return digest.hexdigest()
+
+
+PIECE = 2**22
+"""Number of values whose bits are added up at once."""
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def sum_of(values: Tensor, first: int) -> int:
+    """Returns a sum over the bits and the places of values; the sums of all blocks add up to that of the whole, modulo 2^31.
+
+    Args:
+        values: Values of a block, shape (block,).
+        first: Place of the first of them.
+    """
+    total = 0
+    for start in range(0, len(values), PIECE):
+        bits = values[start : start + PIECE].contiguous().view(BITS[values.element_size()]).long()
+        places = torch.arange(first + start, first + start + len(bits), device=bits.device)
+        total += int((bits * (2 * places + 1)).sum())
+    return total % 2**31
+
+
+def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> None:
+    """Checks that what a batch method remembers has the shapes that it has in this run.
+
+    Args:
+        state: State that is as it was saved.
         stage: Batch method at work; None where there is none.
-        passes: How the run chooses rows in the end.
-        shard: Samples whose records this process holds.
 
     Raises:
-        ValueError: Fields do not agree.
+        ValueError: It has not, since the method was made with other settings.
     """
-    last = state["history"][-1]["epoch"] + 1 if state["history"] else 0
-    if state["epoch"] != last:
-        refuse("epoch", f"{last}, the epoch after the last of `history`", state["epoch"])
-    plan, waiting = state["plan"], state["waiting"]
-    if (plan is None) != loader.streams:
-        refuse("plan", "None, since the loader streams" if loader.streams else "a plan", plan)
-    own = state["batch_stage"]
-    if (own is None) != (stage is None):
-        refuse("batch_stage", "None, since no batch method was attached" if stage is None else "that of a batch method", own)
-    if plan is not None:
-        try:
-            PackedPlan(**plan).unpacked(shard).check(shard)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"load_state_dict: `plan` is damaged; nothing was loaded. {error}") from error
-        if plan["weights"] is not None and not bool(plan["weights"].isfinite().all()):
-            refuse("plan.weights", "finite", plan["weights"])
-    if waiting["weights"] is not None and waiting["weights"].shape != waiting["ids"].shape:
-        refuse("waiting.weights", f"of shape {tuple(waiting['ids'].shape)}, as `waiting.ids` is", waiting["weights"])
-    if len(waiting["ids"]) and passes != "twice":
-        refuse("waiting.ids", "empty, since this run does not gather rows over batches", waiting["ids"])
-    size = loader.batch_sampler.batch_size
-    most = MOST if plan is None else max(loader.n, len(plan["ids"]), loader.candidates + size)
-    whole_number(0, most if state["active"] else 0)("consumed", state["consumed"])
-    if state["consumed"] and state["epoch_start"] is None:
-        refuse("epoch_start", "the random states at the beginning of the epoch in progress", None)
+    own = {} if stage is None else stage.method.init_state()
+    saved = {} if state["batch_stage"] is None else state["batch_stage"]["state"]
+    for name in {**own, **saved}:
+        if not _takes_the_place(saved.get(name), own.get(name)):
+            raise ValueError(
+                f"load_state_dict: the method of the state remembers `{name}` as {_kind_of(saved.get(name))}, that of this run "
+                f"as {_kind_of(own.get(name))}; nothing was loaded."
+            )
+
+
+def _takes_the_place(value: Any, first: Any) -> bool:
+    """Whether a value may follow a first one; a dimension that was empty may have grown."""
+    if not isinstance(first, Tensor) or not isinstance(value, Tensor):
+        return type(value) is type(first) or {type(value), type(first)} == {int, float}
+    sizes = zip(value.shape, first.shape, strict=False)
+    return value.dtype == first.dtype and value.dim() == first.dim() and all(size in (0, now) for now, size in sizes)
+
+
+def _kind_of(value: Any) -> str:
+    return f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
 def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
@@ -360,7 +175,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     Warns where later epochs have another order than the run that was saved.
 
     Args:
-        state: State whose fields are checked already.
+        state: State that is as it was saved.
         loader: Loader of the run.
 
     Raises:
@@ -375,9 +190,6 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
                 "the rest of the epoch would be in another order. Nothing was loaded. Use the same sampler, or save between "
                 "epochs."
             )
-        if saved is not None:
-            whole_number()("shuffle.begun", saved["begun"])
-            whole_number(0, state["consumed"])("stayed", state["stayed"])
     elif was != now and saved is not None and own is not None:
         warnings.warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}", stacklevel=5)
 
@@ -393,7 +205,7 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
     """Checks that the random states of a state can be restored, and that the loader draws as the one that was saved.
 
     Args:
-        state: State whose fields are checked already.
+        state: State that is as it was saved.
         loader: Loader of the run.
         device: Device of the records.
         restored: Whether the random states at the time of saving are to be restored.
@@ -403,10 +215,10 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
     """
     replays = bool(state["consumed"])
     parts = [("epoch_start", state["epoch_start"])] if replays else []
+    way_out = "save between epochs" if replays else "pass restore_rng=False"
     for name, states in [*parts, *([("rng", state["rng"])] if restored else [])]:
         saved, own = len(states["generators"]), len(loader.generators())
         if saved != own:
-            way_out = "save between epochs" if replays else "pass restore_rng=False"
             raise ValueError(
                 f"load_state_dict: the state has the random states of {saved} generators, and the loader of this run draws "
                 f"from {own}; nothing was loaded. Give the DataLoader and its sampler a `generator` where they had one, or "
@@ -414,10 +226,11 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
             )
         try:
             rng.check_states(states, device, loader.generators())
-        except (TypeError, ValueError, RuntimeError, AttributeError, IndexError, OverflowError) as error:
+        except (TypeError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"load_state_dict: `{name}` has random states that cannot be restored ({error}); nothing was loaded. Load "
-                "another checkpoint, or pass restore_rng=False where only `rng` is damaged."
+                f"load_state_dict: `{name}` has random states that cannot be restored here ({error}), since they are of "
+                "generators on another device or of another version of PyTorch; nothing was loaded. "
+                f"{way_out.capitalize()}."
             ) from error
     if replays and state["epoch_start"]["workers_ran"] and not loader.persistent_workers:
         raise ValueError(
@@ -483,14 +296,13 @@ class Spread:
         """Returns the values of the block of this rank; all ranks call it.
 
         Args:
-            saved: Result of `out` of this number of ranks, or a plain tensor with the values of all ids. Anything else is
-                given back for others to refuse.
+            saved: Result of `out` of this number of ranks, or a plain tensor with the values of all ids.
 
         Raises:
-            ValueError: The tensor has the part of another rank, or that of a rank among another number of ranks.
+            ValueError: It is no such tensor, or has the part of another rank or of a rank among another number of ranks.
         """
         if not isinstance(saved, Tensor) or saved.shape != (self.total,):
-            return saved
+            refuse(f"a tensor of shape ({self.total},) is needed for the samples, got {getattr(saved, 'shape', saved)!r:.80}")
         mesh: Any = getattr(saved, "device_mesh", None)
         if mesh is None:
             block = self.blocks[self.world.rank]
@@ -520,7 +332,8 @@ class SavedForm:
     """
 
     def __init__(self, shard: Shard) -> None:
-        self._world, layout = shard.world, ShardLayout(max(1, shard.n), shard.world.size)
+        self._world, self._streams = shard.world, not shard.n
+        layout = ShardLayout(max(1, shard.n), shard.world.size)
         self._values, self._bits = Spread(layout, shard.world), Spread(layout, shard.world, ids_per_value=8)
 
     def made(self, own: Mapping[str, Any], by_id: Mapping[str, Any], kept: Tensor | None, *, is_fresh: bool) -> dict[str, Any]:
@@ -533,17 +346,38 @@ class SavedForm:
             is_fresh: Whether nothing was trained yet. The state then has room for a plan with all parts, so that
                 `torch.distributed.checkpoint` can load any state into it.
         """
-        plan, tensors = self._split(own["plan"], is_fresh=is_fresh)
-        return {
-            "version": VERSION,
-            "kept": None if kept is None else kept.clone(),
-            "records": {name: self._values.out(column) for name, column in by_id["records"].items()},
-            "trained": self._values.out(by_id["trained"]),
-            "plan": tensors,
-            "ranks": of_all({**own, "plan": plan}, self._world),
-        }
+        sums: dict[str, int] = {}
+        plan, tensors = self._split(own["plan"], sums, is_fresh=is_fresh)
+        records = {name: self._out(f"records.{name}", column, sums) for name, column in by_id["records"].items()}
+        trained = self._out("trained", by_id["trained"], sums)
+        kept, ranks = None if kept is None else kept.clone(), of_all({**own, "plan": plan, "sums": sums}, self._world)
+        parts = {"kept": kept, "records": records, "trained": trained, "plan": tensors, "ranks": ranks}
+        return {"version": VERSION, "digest": digest_of(kept, ranks), **parts}
 
-    def _split(self, plan: Mapping[str, Any] | None, *, is_fresh: bool) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    def _spread(self, name: str) -> Spread:
+        return self._bits if name in [f"plan.{marks}" for marks in MARKS] else self._values
+
+    def _out(self, name: str, values: Tensor, sums: dict[str, int]) -> Tensor:
+        """Returns what is saved of values by id, and notes their sum."""
+        spread = self._spread(name)
+        sums[f"{name} {values.dtype}"] = sum_of(values, spread.blocks[self._world.rank].start)
+        return spread.out(values)
+
+    def _home(self, state: Mapping[str, Any], name: str, saved: Any) -> Tensor:
+        """Returns the values of the block of this rank, which must be as they were saved."""
+        if self._streams:  # which have no values by id
+            return saved
+        spread = self._spread(name)
+        values = spread.home(saved)
+        key = f"{name} {values.dtype}"
+        whole = sum(rank["sums"].get(key, -1) for rank in state["ranks"]) % 2**31
+        if self._world.total(sum_of(values, spread.blocks[self._world.rank].start)) % 2**31 != whole:
+            refuse(f"`{name}` has other values, or another dtype, than were saved")
+        return values
+
+    def _split(
+        self, plan: Mapping[str, Any] | None, sums: dict[str, int], *, is_fresh: bool
+    ) -> tuple[dict[str, Any] | None, dict[str, Any]]:
         """Splits a plan in what each process saves, such as ids that were drawn, and tensors of all samples."""
         tensors: dict[str, Any] = dict.fromkeys((*MARKS, *OF_KEPT))
         if plan is None:
@@ -551,16 +385,16 @@ class SavedForm:
         by_id = () if plan["drawn"] else tuple(name for name in tensors if plan[name] is not None)
         own, block = {name: value for name, value in plan.items() if name not in by_id}, self._block
         for name in tensors:
-            spread = self._bits if name in MARKS else self._values
             if name in by_id:
                 value = plan[name].clone()
                 if name in OF_KEPT:
                     value = torch.zeros(block).masked_scatter_(self._marks(plan["ids"]), value)
             elif is_fresh:
-                value = torch.zeros(-(-block // spread.ids_per_value), dtype=torch.uint8 if name in MARKS else torch.float32)
+                size, dtype = (-(-block // 8), torch.uint8) if name in MARKS else (block, torch.float32)
+                value = torch.zeros(size, dtype=dtype)
             else:
                 continue
-            tensors[name] = spread.out(value)
+            tensors[name] = self._out(f"plan.{name}", value, sums)
         return {**own, BY_ID: by_id}, tensors
 
     @property
@@ -577,40 +411,30 @@ class SavedForm:
             state: The state that was saved, whose form was checked.
             own: Tensors and plain values that this process has by itself.
             plan: Result of `plan` for the same state.
-        """
-        return {
-            **own,
-            "version": state["version"],
-            "kept": state["kept"],
-            "records": _each(self._values.home, state["records"]),
-            "trained": self._values.home(state["trained"]),
-            "plan": plan,
-        }
 
-    def plan(self, state: Mapping[str, Any]) -> Any:
-        """Returns this process's part of the plan; what is no plan is given back for others to refuse.
+        Raises:
+            ValueError: Values by id are not as they were saved.
+        """
+        records = {name: self._home(state, f"records.{name}", saved) for name, saved in state["records"].items()}
+        return {**own, "records": records, "trained": self._home(state, "trained", state["trained"]), "plan": plan}
+
+    def plan(self, state: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Returns this process's part of the plan, as `PackedPlan.state_dict` does; None where there is no plan.
 
         Args:
             state: The state that was saved, whose form was checked.
+
+        Raises:
+            ValueError: Values by id are not as they were saved.
         """
-        ranks = state["ranks"]
-        plan = ranks[self._world.rank % len(ranks)].get("plan")
-        if not isinstance(plan, Mapping):
-            return plan
+        plan = state["ranks"][self._world.rank % len(state["ranks"])]["plan"]
+        if plan is None:
+            return None
         found = {name: value for name, value in plan.items() if name != BY_ID}
         for name in (name for name in (*MARKS, *OF_KEPT) if name in plan[BY_ID]):
-            value = (self._bits if name in MARKS else self._values).home(state["plan"][name]).cpu()
-            found[name] = value.clone() if name in MARKS else self._of_kept(value, found.get("ids"))
+            value = self._home(state, f"plan.{name}", state["plan"][name]).cpu()
+            found[name] = value.clone() if name in MARKS else value[self._marks(found["ids"])]
         return found
-
-    def _of_kept(self, values: Tensor, bits: Any) -> Tensor:
-        """Returns the values of the samples that are kept; all of them, to be refused, where the marks are no marks."""
-        is_marks = isinstance(bits, Tensor) and bits.dtype == torch.uint8 and bits.shape == (-(-self._block // 8),)
-        return values[self._marks(bits)] if is_marks and values.shape == (self._block,) else values
-
-
-def _each(function: Callable[[Any], Any], values: Any) -> Any:
-    return {name: function(value) for name, value in values.items()} if isinstance(values, Mapping) else values
 
 
 def of_all(own: Mapping[str, Any], world: World) -> tuple[Any, ...]:
@@ -795,14 +619,11 @@ class SavedState:
         """Returns what this process goes on with, of the state of this or another number of processes."""
         shard, ranks = self.records.shard, state["ranks"]
         form = SavedForm(shard)
-        self._check_kind({**ranks[0], "kept": state["kept"], "records": state["records"]})
+        self._check_kind(state)
         plan = form.plan(state)
         if len(ranks) == shard.world.size:
             own = ranks[shard.world.rank]
         else:
-            check = table(fields_of_process(self.loader, self.epochs.selection.stage))
-            sequence(check)("state.ranks", ranks)
-            or_none(PLAN)("state.plan", plan)
             own = Resharding(ranks, plan, shard.world, self.loader).state()
         return form.joined(state, own, plan)
 
@@ -810,18 +631,14 @@ class SavedState:
         return "+".join(name_of(method) for method in self.methods)
 
     def _check(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
-        stage = self.epochs.selection.stage
         try:
-            fields_of(self.loader, stage, self.accumulator.count_trained(), self.records)("state", state)
+            check_batch_stage(state, self.epochs.selection.stage)
         except ValueError as error:
-            if state.get("settings", self.settings) == self.settings:
-                raise
             said = f"{error} The state was saved with {state['settings']}, this run has {self.settings}."
             raise ValueError(said) from None
         passes = self.epochs.selection.forward_passes
         if state["passes"] != passes and not (self.epochs.may_switch and state["passes"] in ("once", "twice")):
             raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
-        check_position(state, self.loader, stage, state["passes"], self.records.shard)
         check_shuffle(state, self.loader)
         check_generators(state, self.loader, self.device, restored=restore_rng)
         for what, saved, own in (
@@ -851,28 +668,28 @@ class SavedState:
             )
 
     def _check_kind(self, state: Mapping[str, Any]) -> None:
-        """Refuses a state of another run, which is no damage."""
-        if (method := state.get("method", self._name())) != self._name():
-            raise ValueError(f"load_state_dict: the state is of method {method!r}, this run has {self._name()!r}")
-        if (n := state.get("n", self.loader.n)) != self.loader.n:
-            raise ValueError(f"load_state_dict: the state is of {n} samples, this run has {self.loader.n}")
-        kept, given = self.kept, state.get("kept")
-        if kept is not None and isinstance(given, Tensor) and not torch.equal(kept, given.cpu()):
+        """Refuses a state of another run."""
+        own, kept, given = state["ranks"][0], self.kept, state["kept"]
+        if own["method"] != self._name():
+            raise ValueError(f"load_state_dict: the state is of method {own['method']!r}, this run has {self._name()!r}")
+        if own["n"] != self.loader.n:
+            raise ValueError(f"load_state_dict: the state is of {own['n']} samples, this run has {self.loader.n}")
+        if (own["plan"] is None) != self.loader.streams:
+            here, there = ("a stream", "a dataset with a length")[:: 1 if self.loader.streams else -1]
+            raise ValueError(f"load_state_dict: the state is of {there}, the loader of this run reads {here}")
+        if kept is not None and not torch.equal(kept, given.cpu()):
             raise ValueError(
                 f"load_state_dict: the state keeps {len(given)} samples, this run {len(kept)} others: the scores that pruning "
                 "goes by have changed; use the file or the scores of the interrupted run"
             )
-        if "kept" in state and (kept is None) != (given is None):
-            refuse("kept", "None, since nothing was pruned" if kept is None else "the ids that pruning left", given)
-        records = state.get("records")
-        if isinstance(records, Mapping) and set(records) != set(self.records):
-            raise ValueError(
-                f"load_state_dict: the state has columns {sorted(map(str, records))}, this run {sorted(self.records)}"
-            )
+        columns, own = (
+            {name: getattr(column, "dtype", None) for name, column in found.items()}
+            for found in (state["records"], self.records)
+        )
+        if columns != own:
+            raise ValueError(f"load_state_dict: the state has columns {columns}, this run {own}")
 
 
-def _on_host(tensors: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _on_host(tensors: Mapping[str, Any]) -> dict[str, Any]:
     """The tensors of a mapping on the host, where they were when it was saved, wherever torch.load has put them."""
-    if tensors is None:
-        return None
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in tensors.items()}

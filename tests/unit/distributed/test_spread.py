@@ -34,10 +34,11 @@ def test_there_and_back(n, size, ids_per_value, dtype):
         assert back.equal(own) and of_plain.equal(own) and saved.equal(whole)
 
 
-def test_what_is_no_tensor_of_all_ids_is_given_back():
+def test_what_is_no_tensor_of_all_ids_is_refused():
     spread = Spread(ShardLayout(20, 1), ALONE)
     for value in (None, [1], torch.zeros(19), torch.zeros(20, 1)):
-        assert spread.home(value) is value
+        with pytest.raises(ValueError, match=r"a tensor of shape \(20,\) is needed for the samples, got "):
+            spread.home(value)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(1, 2), (0, 3)])

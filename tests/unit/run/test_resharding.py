@@ -4,9 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
-import thresher
 from thresher.run.checkpoint import Resharding
 from thresher.testing.threaded_world import on_ranks
 
@@ -35,14 +33,3 @@ def test_one_process_goes_on_with_a_shuffle_only():
     states = [state(shuffle={"sampler": "DistributedSampler"})] * 2
     with pytest.raises(ValueError, match="goes on there only with a thresher.Shuffle"):
         on_ranks(1, lambda world: Resharding(states, None, world, LOADER))  # pyright: ignore[reportArgumentType]
-
-
-def test_what_the_other_processes_had_is_checked():
-    loader = DataLoader(list(range(8)), 2, shuffle=True)
-    run = thresher.attach(thresher.FullData(), loader=loader, criterion=torch.nn.MSELoss(), epochs=2)
-    saved = run.state_dict()
-    (own,) = saved["ranks"]
-    with pytest.raises(ValueError, match=r"`state.ranks\[1\].consumed` must be a whole number"):
-        run.load_state_dict({**saved, "ranks": (own, {**own, "consumed": "4"})})
-    with pytest.raises(ValueError, match="`state.plan.lr_scale` must be a number"):
-        run.load_state_dict({**saved, "ranks": ({**own, "plan": {**own["plan"], "lr_scale": "1"}}, own)})

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
-from helpers import assert_same
+from helpers import assert_same, signed
 
 N, B = 40, 8
 DATA = TensorDataset(torch.randn(N, 3, generator=torch.Generator().manual_seed(1)), torch.arange(N) % 2)
@@ -83,63 +83,34 @@ def to(value):
     return lambda _: value
 
 
-EVERY_FIELD = (
-    *("version", "method", "settings", "n", "kept", "epochs", "seed", "epoch", "active", "consumed", "checksum", "plan"),
-    *("batch_stage", "passes", "history", "waiting", "seen", "epoch_start", "trained", "records", "cost", "rng", "ranks"),
-)
-
 DAMAGES = {
     "version": [to(99), to("3")],
-    "epoch": [to("2"), to(-1), to(1), to(True), to(2.0)],
-    "active": [to(1)],
-    "ran_out": [to(1)],
-    "seed": [to(1.5)],
-    "consumed": [to(-8), to(4000), to("8")],
-    "checksum": [to(-1), to(2**40)],
-    "epochs": [to(0)],
-    "passes": [to(3), to("thrice")],
+    "digest": [to(""), to(3)],
     "kept": [to(torch.arange(4))],
-    "plan": [to(3), to(torch.arange(3)), lambda plan: {**plan, "more": 1}],
-    "plan.ids": [None, torch.Tensor.float, torch.Tensor.int, torch.Tensor.long, torch.zeros_like, lambda t: t[:-1], to([1, 2])],
-    "plan.lr_scale": [to(-1.0), to("1"), to(float("nan"))],
-    "plan.refresh": [lambda _: torch.tensor([N]), lambda t: t[:-1]],
-    "plan.facts": [to(3)],
-    "history": [to({}), lambda history: history[:-1], to([1])],
-    "history.0.forward": [to("80"), to(-1)],
-    "history.0.epoch": [None],
-    "waiting": [to([])],
-    "waiting.ids": [None, to(torch.tensor([-1])), to(torch.tensor([N])), to(torch.tensor([1.0]))],
-    "waiting.weights": [to(torch.ones(77)), to(torch.ones(1, dtype=torch.float64))],
-    "epoch_start": [to(3), to({})],
-    "epoch_start.torch": [None, lambda t: t[:-8], to(torch.zeros(5))],
-    "epoch_start.python": [to((3, (1, 2), None))],
-    "epoch_start.generators": [to([]), to([torch.zeros(3, dtype=torch.uint8)])],
-    "epoch_start.workers_ran": [to("no"), to(True)],
-    "trained": [lambda t: t[:-1], torch.Tensor.float, lambda t: t - 1000, to(None)],
-    "records": [to([])],
-    "records.loss": [lambda t: t[:-1], torch.Tensor.double, to([0.0])],
-    "cost": [lambda cost: {**cost, "tea": 1}],
-    "cost.forward": [None, to(-1), to(1.5), to(float("nan"))],
-    "cost.backward_to_forward": [to("2")],
-    "rng.torch": [to(7)],
-    "rng.numpy": [to(("MT19937", torch.zeros(3), 0, 0, 0.0))],
-    "rng.generators": [lambda found: found * 2],
-    "plan.by_id": [None, to(3), to(()), to(("ids", "tea"))],
     "ranks": [to(()), to(3), to((3,)), to(({},))],
+    "records": [to({})],
+    "trained": [lambda t: t[:-1], torch.Tensor.float, lambda t: t + 1, lambda t: t.flip(0), to(None)],
+    "records.loss": [lambda t: t[:-1], torch.Tensor.double, torch.zeros_like, lambda t: t.flip(0), to([0.0])],
+    "consumed": [to(-8), to("8")],
+    "history.0.forward": [to("80")],
+    "waiting.ids": [to(torch.tensor([N]))],
+    "epoch_start.torch": [lambda t: t[:-8], to(torch.zeros(5))],
+    "epoch_start.python": [to((3, (1, 2), None))],
+    "cost.forward": [to(float("nan"))],
+    "rng.generators": [lambda found: found * 2],
+    "plan.lr_scale": [to(0.5)],
+    "plan.by_id": [to(()), to(("ids", "tea"))],
+    "plan.ids": [torch.Tensor.float, torch.zeros_like, lambda t: t[:-1], to([1, 2])],
+    "plan.refresh": [lambda t: t.flip(0)],
 }
 OF_BATCH_METHODS = {
-    "batch_stage": [to(None), to(1)],
-    "batch_stage.step": [None, to(-1), to("1")],
-    "batch_stage.state": [to({})],
-    "batch_stage.state.history": [torch.Tensor.double, lambda t: t[:, None], to([0.0])],
-    "batch_stage.facts": [to({"fraction": "all"})],
+    "batch_stage": [to(None)],
+    "batch_stage.state.history": [torch.Tensor.double, lambda t: t + 1],
     "waiting.weights": [to(torch.ones(77))],
-    "plan.weights": [to(None), lambda t: t * float("nan"), to(torch.ones(3)), lambda _: torch.ones(N)[:, None]],
+    "plan.weights": [lambda t: t * float("nan"), lambda t: t.flip(0), to(torch.ones(3))],
 }
-
-
-NAMED = {"epoch_start.workers_ran": ("workers_ran", "persistent"), "ranks": ("ranks", "`state` lacks")}
-"""What a message may say in place of the name of the field."""
+INSIDE = ("consumed", "history", "waiting", "epoch_start", "cost", "rng", "batch_stage")
+"""Entries of what a process has by itself; a test takes each of them away."""
 
 
 def frozen(value):
@@ -165,20 +136,19 @@ def refused(run, state, match="load_state_dict: .*", before=None):
 def test_damaged_states_change_nothing(states, name):
     method, settings = METHODS[name]
     run = trained(*make(method, **settings), epochs=1, batches=1)
-    damages = {field: [None] for field in EVERY_FIELD}
+    damages = {field: [None] for field in (*states[name], *INSIDE)}
     for path, changes in (DAMAGES if name == "kakurenbo" else OF_BATCH_METHODS).items():
         damages[path] = [*damages.get(path, []), *changes]
-    before, count = frozen(run.state_dict()), 0
+    before = frozen(run.state_dict())
     for path, changes in damages.items():
         for change in changes:
             message = refused(run, at(states[name], path, change), before=before)
-            assert any(word in message for word in NAMED.get(path, (path.split(".")[-1], path.split(".")[0])))
+            assert "version" in message if path == "version" else "damaged" in message or path.startswith("records"), path
             assert len(message) < 800
-            count += 1
-    assert count > 25
     run.load_state_dict(states[name])
     for state in (found := run.state_dict(), expected := copy.deepcopy(states[name])):
         state["ranks"][0]["cost"]["backward_to_forward"] = 0  # a measured time
+        del state["digest"]
     assert_same(found, expected)
 
 
@@ -190,15 +160,12 @@ def test_no_mapping_is_refused():
 
 def test_what_is_the_matter_is_said(states):
     run, _ = make(METHODS["kakurenbo"][0])
-    state = states["kakurenbo"]
-    assert "must be a torch.float32 tensor of shape (40,), got a torch.float32 tensor of shape (39,)" in refused(
-        run, at(state, "records.loss", lambda t: t[:-1])
-    )
-    assert "`state.cost` lacks ['forward']" in refused(run, at(state, "cost.forward", None))
-    assert "`state` has ['more'], which this version does not know" in refused(run, {**state, "more": 1})
-    damaged = "`plan` is damaged; nothing was loaded. "
-    refused(run, at(state, "plan.ids", torch.zeros_like), f"{damaged}EpochPlan: `ids` is empty")
-    refused(run, at(state, "plan.ids", lambda t: t[:-1]), f"{damaged}`ids` must be one bit for each of 40 samples")
+    state, changed = states["kakurenbo"], "The state is damaged, or was changed after .* nothing was loaded. Load another"
+    refused(run, at(state, "records.loss", torch.zeros_like), f"`records.loss` has other values, or another dtype.*{changed}")
+    refused(run, at(state, "records.loss", lambda t: t[:-1]), rf"a tensor of shape \(40,\) is needed.*39.*{changed}")
+    refused(run, at(state, "seed", to(3)), f"`state` is not what its digest was made of. {changed}")
+    refused(run, at(state, "trained", None), rf"`state` lacks \['trained'\]. {changed}")
+    refused(run, {**state, "more": 1}, r"`state` has \['more'\], which this version does not know")
 
 
 @pytest.mark.parametrize(("batches", "way_out"), [(2, "save between epochs"), (0, "restore_rng=False")])
@@ -220,7 +187,7 @@ def test_other_generators_are_refused(generator, batches, way_out):
 def test_persistent_workers_that_are_gone_are_named():
     method = thresher.FullData()
     state = trained(*make(method, generator=False)).state_dict()
-    state = at(state, "epoch_start.workers_ran", to(True))  # as a loader with persistent_workers=True saves it
+    state = signed(at(state, "epoch_start.workers_ran", to(True)))  # as a loader with persistent_workers=True saves it
     refused(
         make(method, generator=False)[0], state, "persistent workers.*persistent_workers=True as before, or save between epochs"
     )
@@ -240,7 +207,7 @@ def test_states_of_other_settings_of_a_batch_method_that_do_not_fit():
     two, three = (thresher.AdaSelection(keep=0.5, pool=("small_loss", "uniform", "big_loss")[:size]) for size in (2, 3))
     state = trained(*make(three, forward_passes="twice"), epochs=1, batches=0).state_dict()
     run, _ = make(two, forward_passes="twice")
-    must = r"`state.batch_stage.state.log_weights` must be a torch.float32 tensor of shape \(2,\), got .*\(3,\)"
+    must = r"remembers `log_weights` as a torch.float32 tensor of shape \(3,\), that of this run as .*\(2,\); nothing was"
     refused(run, state, must + r".*saved with AdaSelection\(.*uniform.*this run has AdaSelection")
 
 
