@@ -356,21 +356,10 @@ def test_another_order_between_epochs():
     assert other.shuffle.epoch == 4
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"shuffle": {"seed": 5, "samples": N, "epoch": 2, "begun": None}}, "`shuffle.begun` must be a whole number"),
-        ({"shuffle": {"seed": 5, "samples": N, "epoch": -2, "begun": 1}}, "`state.shuffle.epoch` must be a whole number"),
-        ({"shuffle": {"seed": 5}}, r"lacks \['samples', 'epoch', 'begun'\]"),
-        ({"shuffle": None}, "by a loader with another sampler, this one has Shuffle"),
-        ({"stayed": N}, "`stayed` must be a whole number of at least 0 and at most"),
-        ({"stayed": -1}, "`state.stayed` must be a whole number"),
-    ],
-)
-def test_damaged_states_are_refused(change, message):
-    state, training = changed(interrupted(), **change), Training(PLANS["uniform"], data=DATA)
+def test_a_state_of_another_sampler_is_refused_within_an_epoch():
+    state, training = changed(interrupted(), shuffle=None), Training(PLANS["uniform"], data=DATA)
     before = training.run.state_dict()
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="by a loader with another sampler, this one has Shuffle"):
         training.run.load_state_dict(state)
     assert_same(training.run.state_dict(), before)
 
