@@ -117,7 +117,7 @@ def digest_of(*values: Any) -> str:
     return digest.hexdigest()
 
 
-PIECE = 2**22
+SUMMED_AT_ONCE = 2**22
 """Number of values whose bits are added up at once."""
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -130,8 +130,8 @@ def sum_of(values: Tensor, first: int) -> int:
         first: Place of the first of them.
     """
     total = 0
-    for start in range(0, len(values), PIECE):
-        bits = values[start : start + PIECE].contiguous().view(BITS[values.element_size()]).long()
+    for start in range(0, len(values), SUMMED_AT_ONCE):
+        bits = values[start : start + SUMMED_AT_ONCE].contiguous().view(BITS[values.element_size()]).long()
         places = torch.arange(first + start, first + start + len(bits), device=bits.device)
         total += int((bits * (2 * places + 1)).sum())
     return total % 2**31
