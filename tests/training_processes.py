@@ -8,7 +8,7 @@ import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 
 import thresher
 from thresher.distributed import world as worlds
+from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan
 
 N, BATCH, EPOCHS = 2561, 64, 4
@@ -51,6 +52,15 @@ class Above(thresher.BigLoss):
 
     def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
         return BatchPlan((signals["loss"] > 0.9).nonzero().flatten()), dict(state)
+
+
+class Tossed(Above):
+    """A batch method that keeps each row with probability 0.5, and needs no losses for it."""
+
+    requires: Any = Requirements()
+
+    def plan_batch(self, signals: Any, state: Any, *, step: int, generator: torch.Generator) -> Any:
+        return BatchPlan((torch.rand(len(signals["id"]), generator=generator) < 0.5).nonzero().flatten()), dict(state)
 
 
 METHODS: dict[str, Callable[[], Any]] = {
@@ -165,7 +175,9 @@ class Training:
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             if run is not None and self.rank == 0:
-                _ = run.progress, run.plan, len(run.loader), run.cost.steps, repr(run)  # one process alone may look
+                _ = run.progress, run.plan, run.cost.steps, repr(run)  # one process alone may look
+                with suppress(TypeError):  # the length is not known
+                    len(run.loader)
             after_step(step)
             if step + 1 == stop:
                 break
@@ -254,27 +266,33 @@ def prepared(rank: int, size: int) -> dict[str, Any]:
 
 def in_the_batch(rank: int, size: int) -> dict[str, Any]:
     """Methods that choose in the batch: weights are the same in all processes, and so is the number of steps."""
-    return {
-        passes: trained(loader_of("DistributedSampler", rank, size, samples()), rank, size, method, forward_passes=passes)
-        for passes, method in (
-            ("once", thresher.SelectiveBackprop(beta=1)),
-            ("twice", thresher.SelectiveBackprop(keep=0.5)),
-        )
-    }
+    found, by_chance, fixed = {}, thresher.SelectiveBackprop(beta=1), thresher.SelectiveBackprop(keep=0.5)
+    for name, method, drop_last in (
+        ("once", by_chance, True),
+        ("twice", fixed, True),
+        ("twice by chance", by_chance, True),
+        ("twice by chance, smaller last batch", by_chance, False),
+        ("twice by chance, beside a plan", [thresher.UniformSubset(keep=0.8), by_chance], True),
+    ):
+        loader, passes = loader_of("DistributedSampler", rank, size, samples(), drop_last=drop_last), name.split()[0]
+        found[name] = trained(loader, rank, size, method, forward_passes=passes)
+    return found
 
 
 def resumed(rank: int, size: int) -> dict[str, bool]:
     """Whether a run that goes on in the middle of an epoch has the weights and records of one that was not disturbed."""
     found = {}
     for kind in ("DistributedSampler", "Shuffle"):
-        for name in ("Kakurenbo", "Winnow", "InfoBatch", "by chance"):
-            whole = trained(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
-            first = Training(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
+        for name in ("Kakurenbo", "Winnow", "InfoBatch", "by chance", *(["twice by chance"] if kind == "Shuffle" else [])):
+            more = {"forward_passes": "twice"} if name == "twice by chance" else {}
+            make = METHODS.get(name, lambda: thresher.SelectiveBackprop(beta=1))
+            whole = trained(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
+            first = Training(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
             for number in range(2):
                 first.epoch(number)
             first.epoch(2, stop=3)
             torch.save([first.run.state_dict(), first.model.state_dict(), first.optimizer.state_dict()], f"state.{rank}")
-            second = Training(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
+            second = Training(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
             state, model, optimizer = torch.load(f"state.{rank}", weights_only=True)
             second.model.load_state_dict(model)
             second.optimizer.load_state_dict(optimizer)
@@ -366,7 +384,7 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "own order": (thresher.ImportanceSampling(), dealt(), {}),
         "full pass": (thresher.GradMatch(), dealt(), {}),
         "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"scoring": thresher.Scoring(every_epochs=2)}),
-        "twice by chance": (thresher.SelectiveBackprop(beta=1), dealt(), {"forward_passes": "twice"}),
+        "by chance without losses": (Tossed(), dealt(), {}),
         "another seed": (thresher.FullData(), dealt(), {"seed": rank}),
         "another setting": (thresher.UniformSubset(keep=0.5 if first else 0.6), dealt(), {}),
         "another size": (thresher.FullData(), DataLoader(part, BATCH, sampler=DistributedSampler(part, **group)), {}),

@@ -67,7 +67,7 @@ class SelectedLoader(OfUser):
         timing: Timing | None = None,
     ) -> None:
         self.timing = Timing(device or torch.device("cpu")) if timing is None else timing
-        self._user, self._samples = loader, None if kept is None else len(kept)
+        self._user, self._samples, self._world = loader, None if kept is None else len(kept), world
         self._control: EpochControl | None = None
         self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
@@ -229,6 +229,8 @@ class SelectedLoader(OfUser):
                 )
             if plan is not None and len(waiting[0]):
                 self._fetch(*waiting)
+            if self.row_buffer is not None:
+                self.row_buffer.count()
         iterator = EpochIterator(self, self.control, candidates, place, self._ids)
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
@@ -257,13 +259,16 @@ class SelectedLoader(OfUser):
         if self.row_buffer is not None:
             self.row_buffer.clear()
 
-    def select_before_loop(self, fills: bool | None) -> None:
+    def select_before_loop(self, fills: bool | None, *, by_chance: bool = False) -> None:
         """Selects, from now on, before the loop sees a batch.
 
         Args:
             fills: Whether the rows are filled up to full batches; None: nothing is selected before the loop.
+            by_chance: Whether processes keep different numbers of rows. Default False.
         """
-        self.row_buffer = None if fills is None else RowBuffer(self._ids.batch_size if fills else None)
+        # A fixed number of rows needs no call of all ranks per candidate batch.
+        world = self._world if by_chance else ALONE
+        self.row_buffer = None if fills is None else RowBuffer(self._ids.batch_size if fills else None, world)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows that were selected and not yielded yet, and how the epoch began, as tensors and plain values."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thresher.loading.trees import differing_part, leaves, map_where
 from thresher.plans import BatchPlan
+from thresher.shards import ALONE, World
 
 
 def rows_of(batch: Any) -> int:
@@ -126,17 +127,22 @@ class Part(NamedTuple):
 class RowBuffer:
     """Selected rows of candidate batches, which wait until they make a batch.
 
+    Processes that keep different numbers of rows all add the same candidate batches, and all take equal batches: a process
+    that has a full batch waits until each of the others has one.
+
     Args:
         size: Number of rows of a batch; None: the rows of each candidate batch make a batch.
+        world: Processes that keep different numbers of rows. Default: this process, or all keep the same number.
     """
 
-    def __init__(self, size: int | None) -> None:
-        self.size = size
+    def __init__(self, size: int | None, world: World = ALONE) -> None:
+        self.size, self._world = size, world
         self._parts: list[Part] = []
         self._kinds: list[type] | None = None
         self._rest: Any = None
         self._varies: str | None = None
         self.rows = 0
+        """Number of rows that each process has; one that keeps more has further rows that wait."""
 
     @property
     def full(self) -> bool:
@@ -150,7 +156,7 @@ class RowBuffer:
         return ids, _weights(self._parts)
 
     def add(self, batch: Any, ids: Tensor, plan: BatchPlan) -> None:
-        """Adds the chosen rows of a candidate batch.
+        """Adds the chosen rows of a candidate batch; all processes call it together, also one that chose none.
 
         Args:
             batch: Candidate batch, on the device.
@@ -163,10 +169,17 @@ class RowBuffer:
             entire = len(plan.rows) == len(ids) and not plan.drawn
             chosen = whole if entire else whole.rows(plan.rows.to(ids.device))
             self._put(chosen._replace(weights=weights), entire=entire)
+        self.count()
 
     def put(self, batch: Any, ids: Tensor, weights: Tensor | None) -> None:
-        """Adds all rows of a batch."""
+        """Adds all rows of a batch, without counting them: one process alone may have some."""
         self._put(self._part(batch, ids, weights), entire=True)
+
+    def count(self) -> None:
+        """Counts the rows that each process has; all processes call it together."""
+        own = sum(len(part.ids) for part in self._parts)
+        # All ranks decide by this number alone, so that none asks for a batch that another one cannot make.
+        self.rows = int(self._world.gather(np.array([own])).min())
 
     def _part(self, batch: Any, ids: Tensor, weights: Tensor | None) -> Part:
         columns, rest, rebuild = take_apart(batch, len(ids))
@@ -192,10 +205,9 @@ class RowBuffer:
                 "with a method that chooses by losses, use forward_passes='once'."
             )
         self._parts.append(part)
-        self.rows += len(part.ids)
 
     def take(self) -> tuple[Any, Tensor, Tensor | None]:
-        """Removes the rows that came first, and returns them as a batch, with their ids and weights."""
+        """Removes the rows that came first, as many as in each process, and returns the batch, its ids and weights."""
         size = self.rows if self.size is None else min(self.size, self.rows)
         found: list[Part] = []
         wanted = size

@@ -137,7 +137,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
     progress = lambda: epochs.progress  # noqa: E731
     tools = Tools(attributor, reader, stopwatch, passes, records, here, progress, methods[-1], timing, checked.by_batch)
     selection = _selection(tools, given, checked, trained, -(-loader.candidates // loader.batch_sampler.batch_size))
-    loader.select_before_loop(selection.fills)
+    loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
     epochs = Epochs(
         RunSettings(given.epochs, given.seed, given.on_nonfinite, given.spend, alone=len(methods) == 1),
         epoch_method,

@@ -414,6 +414,11 @@ class BatchSelection(Protocol):
         ...
 
     @property
+    def by_chance(self) -> bool:
+        """Whether processes keep different numbers of rows of equal batches."""
+        ...
+
+    @property
     def forward_passes(self) -> str | None:
         """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
         ...
@@ -509,6 +514,7 @@ class NoSelection:
 
     stage: BatchStage | None = None
     fills: bool | None = None
+    by_chance = False
     is_small = False
     tracing_s = 0.0
 
@@ -582,10 +588,6 @@ class NoSelection:
         """Nothing is chosen, so nothing is in vain."""
 
 
-MANY = 2**10
-"""Number of rows of a batch that stands for any."""
-
-
 class InForward(NoSelection):
     """A batch method chooses by the losses of the loop's own forward pass; the criterion keeps the chosen rows.
 
@@ -606,8 +608,7 @@ class InForward(NoSelection):
         tools.attributor.on_disowned = self.disown
         self._share = 1.0
         self._warned = self._compared = self._trains_whole = False
-        self._by_chance = stage.method.count(MANY) is None
-        """Whether processes keep different numbers of rows of equal batches."""
+        self.by_chance = by_chance(stage.method)
 
     @property
     def forward_passes(self) -> str | None:
@@ -673,7 +674,7 @@ class InForward(NoSelection):
         None where processes keep equally many rows.
         """
         world = self._tools.records.shard.world
-        return world.share_of_mean(k, self._tools.device) if world.size > 1 and self._by_chance else None
+        return world.share_of_mean(k, self._tools.device) if world.size > 1 and self.by_chance else None
 
     def measuring(self, given: GivenLosses) -> MeasureLoss:
         """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
@@ -778,7 +779,7 @@ class BeforeForward(NoSelection):
     def __init__(self, tools: Tools, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
         super().__init__(tools)
         self.stage = self._stage = stage
-        self._scoring, self.fills = scoring, fills
+        self._scoring, self.fills, self.by_chance = scoring, fills, by_chance(stage.method)
         self._known_losses = None if scoring.losses is None else scoring.losses.to(tools.device)
         self._warned = False
         self._uneven = UnevenLabels(tools.device) if tools.by_batch else None

@@ -24,7 +24,7 @@ from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, ch
 from thresher.methods.full import FullData
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
-from thresher.run.batch_selection import divides_by_batch
+from thresher.run.batch_selection import by_chance, divides_by_batch
 from thresher.run.optimizer_steps import parts_of
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
@@ -146,24 +146,22 @@ def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
     agree(world, {**settings, "samples": samples, **sizes, **facts})
 
 
-def check_several(
-    world: World, loader: Any, method: EpochMethod, batch: BatchMethod | None, passes: str, scoring: Scoring | None
-) -> None:
+def check_several(world: World, given: "Arguments", method: EpochMethod, batch: BatchMethod | None, passes: str) -> None:
     """Refuses what several processes cannot do together.
 
     Args:
         world: The processes.
-        loader: The user's loader.
+        given: Arguments of `attach`.
         method: The epoch method.
         batch: The batch method; None where there is none.
         passes: Result of `passes_of`.
-        scoring: Argument of `attach`.
 
     Raises:
         ValueError: A loader or a method is not for several processes.
     """
     if world.size == 1:
         return
+    loader, scoring = given.loader, given.scoring
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
             f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: {world.size} processes could have "
@@ -185,10 +183,10 @@ def check_several(
             "`scoring`: losses of earlier epochs are in the records of the process that holds a sample, not of the one that "
             "has it in a batch. Use every_epochs=1 in several processes."
         )
-    if batch is not None and passes != "once" and batch.count(loader.batch_size or 1) is None:
+    if batch is not None and passes == "none" and given.forward_passes != "twice" and by_chance(batch):
         raise ValueError(
-            f"{type(batch).__name__} keeps rows by chance, so that forward_passes='twice' would give the processes different "
-            "numbers of batches, and they would wait for one another for ever. Use forward_passes='once'."
+            f"{type(batch).__name__} keeps rows by chance and without losses, so that the processes would have batches of "
+            "different sizes, or none. Use forward_passes='twice', which fills them up."
         )
 
 
@@ -359,7 +357,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
     by_batch = divides_by_batch(batch_method, criterion, passes)
     if given.model is not None:
         check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
-    check_several(world, given.loader, epoch_method, batch_method, passes, given.scoring)
+    check_several(world, given, epoch_method, batch_method, passes)
     kept = None if before is None or samples is None else kept_of(before, samples)
     for method in (epoch_method, batch_method):
         _check_ids(method, samples, kept)

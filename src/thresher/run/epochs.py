@@ -590,7 +590,7 @@ class Epochs:
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
             self.selection = selection
-            self._loader.select_before_loop(selection.fills)
+            self._loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""

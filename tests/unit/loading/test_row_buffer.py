@@ -10,6 +10,7 @@ import thresher
 from thresher.loading.row_buffer import RowBuffer
 from thresher.loading.trees import differing_part
 from thresher.plans import BatchPlan
+from thresher.testing.threaded_world import on_ranks
 
 N, B, T, F, C = 48, 8, 5, 3, 3
 
@@ -128,3 +129,51 @@ def test_whole_batches_keep_parts_of_their_own():
         assert (whole["all"], ids[0]) == (first, first)
     with pytest.raises(ValueError, match=r"`batch\['all'\]`"):
         buffer.add(batch(12, 12), torch.arange(12, 16), chosen(0))
+
+
+KEPT = [(3, 0, 4, 2, 1), (1, 2, 0, 4, 4)]
+"""Rows that each rank keeps of its candidate batches."""
+
+
+def filled(world):
+    """Ids of the batches that a rank takes, the last one smaller, and those of the rows that still wait."""
+    buffer, batches = RowBuffer(4, world), list[list[int]]()
+    for number, rows in enumerate(KEPT[world.rank]):
+        ids = torch.arange(4) + 10 * number
+        buffer.add(ids, ids, BatchPlan(torch.arange(rows)))
+        while buffer.full:
+            batches.append(buffer.take()[1].tolist())
+    if buffer.rows:
+        batches.append(buffer.take()[1].tolist())
+    return batches, buffer.waiting[0].tolist(), world.calls["gather"]
+
+
+def test_ranks_that_keep_other_numbers_of_rows_make_equal_batches():
+    """Rank 0 has 3, 3, 7, 9, 10 rows, rank 1 has 1, 3, 3, 7, 11: a rank that has a full batch waits for the other."""
+    found = on_ranks(2, filled)
+    assert [[len(batch) for batch in batches] for batches, *_ in found] == [[4, 4, 2], [4, 4, 2]]
+    assert [rows for _, rows, _ in found] == [[], [43]]
+    assert found[0][0] == [[0, 1, 2, 20], [21, 22, 23, 30], [31, 40]]
+    assert [calls for *_, calls in found] == [len(KEPT[0])] * 2  # once per candidate batch, and never to take one
+
+
+def test_a_rank_without_rows_leaves_no_smaller_batch():
+    def rows(world):
+        buffer = RowBuffer(4, world)
+        buffer.add(torch.arange(4), torch.arange(4), BatchPlan(torch.arange(3 * world.rank)))
+        return buffer.rows, len(buffer.waiting[0])
+
+    assert on_ranks(2, rows) == [(0, 0), (0, 3)]
+
+
+def test_rows_that_waited_when_a_run_was_saved_are_counted_by_all_ranks():
+    def rows(world):
+        buffer = RowBuffer(4, world)
+        if world.rank:
+            buffer.put(torch.arange(4), torch.arange(4), None)
+        buffer.count()
+        found = [buffer.rows]
+        buffer.add(torch.arange(4), torch.arange(4), BatchPlan(torch.arange(2)))
+        return [*found, buffer.rows, len(buffer.waiting[0])]
+
+    assert on_ranks(2, rows) == [[0, 2, 2], [0, 2, 6]]
