@@ -47,11 +47,13 @@ class Blobs:
         n: Number of samples.
         order: Sampler of the loader.
         batch: Number of samples per batch.
+        accumulate: Number of batches per step.
     """
 
     name, recipe = "blobs", {}
 
-    def __init__(self, n: int = PARTS, order: str = "shuffle", batch: int | None = BATCH) -> None:
+    def __init__(self, n: int = PARTS, order: str = "shuffle", batch: int | None = BATCH, accumulate: int = 1) -> None:
+        self.accumulate = accumulate
         self.order, self.batch, self.drop_last = order, batch, n == WHOLE
         x = torch.randn(2 * n, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         y = (x[:, 0] > 0).long() + (x[:, 1] > 1).long()
@@ -77,7 +79,8 @@ class Blobs:
         torch.manual_seed(seed)
         model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        return Training(model, self.loader(seed), nn.CrossEntropyLoss(), optimizer, self.evaluate, metric="-loss")
+        settings: dict[str, Any] = {"metric": "-loss", "accumulate": self.accumulate}
+        return Training(model, self.loader(seed), nn.CrossEntropyLoss(), optimizer, self.evaluate, **settings)
 
     def evaluate(self, model: nn.Module) -> float:
         self.evaluated += 1
@@ -120,6 +123,11 @@ def orders() -> dict[str, Any]:
         task = Blobs(PARTS, order)
         found[order] = trained(task, JOBS["full"]), task.evaluated
     return found
+
+
+def accumulated() -> dict[str, Any]:
+    """Steps of several batches: the last one of an epoch has fewer, and its last batch is not full."""
+    return trained(Blobs(PARTS, batch=BATCH // 4, accumulate=3), JOBS["full"])
 
 
 def padded() -> dict[str, Any]:
@@ -216,7 +224,7 @@ def _message(act: Callable[[], Any]) -> str:
     return "nothing"
 
 
-CASES = (runs, orders, padded, recipes, comparisons, refusals)
+CASES = (runs, orders, accumulated, padded, recipes, comparisons, refusals)
 
 
 def run_cases(rank: int, size: int, folder: str) -> None:

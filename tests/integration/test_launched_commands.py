@@ -46,7 +46,7 @@ def alone(tmp_path_factory):
     folder, before = tmp_path_factory.mktemp("alone"), Path.cwd()
     os.chdir(folder)
     with warnings.catch_warnings(action="ignore"):
-        found = {case.__name__: case() for case in (cases.runs, cases.orders, cases.padded)}
+        found = {case.__name__: case() for case in (cases.runs, cases.orders, cases.accumulated, cases.padded)}
     os.chdir(before)
     return folder, found
 
@@ -97,6 +97,13 @@ def test_a_last_batch_that_is_not_full_is_shared_out_and_one_process_evaluates(r
     whole, _ = alone[1]["orders"][order]
     assert (evaluated, not_evaluated) == (cases.EPOCHS, 0) and own == other
     assert_equal(comparable(own), comparable(whole))
+
+
+def test_steps_of_several_batches(results, alone):
+    own, whole = results[0]["accumulated"], alone[1]["accumulated"]
+    assert_equal(comparable(own), comparable(whole))
+    assert own["metric"]["value"] == pytest.approx(whole["metric"]["value"], abs=1e-12)
+    assert own["cost"]["steps"] == cases.EPOCHS * 6
 
 
 def test_costs_are_those_of_all_processes(results, alone):

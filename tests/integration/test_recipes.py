@@ -151,3 +151,17 @@ def test_fine_tuning_from_the_weights_of_a_pretraining(tmp_path):
     torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="deit-tiny-cifar100.yaml: --weights .*other.pt: of another network: "):
         trained("deit-tiny-cifar100", tmp_path, smoke=True, weights=tmp_path / "other.pt")
+
+
+def test_gradients_of_small_batches_add_up_to_those_of_a_large_one(tmp_path):
+    """The network normalises within each sample; the loss has class weights, and the last step has batches of 7, 7 and 2."""
+    small, large = ({"batch_size": 7, "accumulate": 4}, {"batch_size": 28})
+    runs = [
+        trained("deepcam", tmp_path / str(number), smoke=True, method="full", epochs=2, **batch)["runs"][0]
+        for number, batch in enumerate((small, large))
+    ]
+    models = [torch.load(tmp_path / folder / "model.pt", weights_only=True) for folder in "01"]
+    for key, value in models[0].items():
+        torch.testing.assert_close(value, models[1][key], rtol=1e-4, atol=1e-4)
+    assert runs[0]["metric"]["value"] == pytest.approx(runs[1]["metric"]["value"], abs=1e-3)
+    assert [entry["steps"] for entry in runs[0]["history"]] == [5, 5] == [entry["steps"] for entry in runs[1]["history"]]

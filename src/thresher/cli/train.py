@@ -11,6 +11,11 @@ import typer
 from thresher.cli._console import QuietOption
 
 RECIPE_HELP = "Name of a recipe, as listed by `thresher recipes`, or your own FILE.yaml."
+BATCH_HELP = (
+    "Number of samples of one forward and backward pass, over all processes. Default: that of the recipe. The learning rate is "
+    "scaled to the samples of a step."
+)
+ACCUMULATE_HELP = "Number of batches whose gradients are added up before each step. Default: that of the recipe, mostly 1."
 DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says which data it needs."
 
 
@@ -36,7 +41,15 @@ def train(
     weights: Annotated[
         Path | None, typer.Option(help="File with the weights to start from: the model.pt of the recipe that this one names.")
     ] = None,
-    loaders: Annotated[
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help=BATCH_HELP),
+    ] = None,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="K", help=ACCUMULATE_HELP),
+    ] = None,
+    workers: Annotated[
         int | None,
         typer.Option(min=0, help="Number of processes that load data. Default: one per CPU core; none with --smoke."),
     ] = None,
@@ -45,13 +58,14 @@ def train(
     """Train one of the papers' experiments. If training is interrupted, the same command continues after the last full epoch.
 
     ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision. Started by torchrun or accelerate launch
-    (`torchrun --nproc-per-node 8 -m thresher train ...`), all processes train together with the batch size of the recipe.
+    (`torchrun --nproc-per-node 8 -m thresher train ...`), all processes train together with the batch size of the recipe, or
+    that of --batch-size.
     """
     out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
     many = 0 if smoke else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     results = train_recipe(
         recipe, out, data=data, smoke=smoke, method=method, epochs=epochs, seed=seed, weights=weights,
-        loaders=many if loaders is None else loaders, quiet=quiet,
+        batch_size=batch_size, accumulate=accumulate, workers=many if workers is None else workers, quiet=quiet,
     )  # fmt: skip
     metric, cost = results["runs"][0]["metric"], results["runs"][0]["cost"]["ratio"]
     typer.echo(f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training")
@@ -70,7 +84,9 @@ def train_recipe(
     epochs: int | None = None,
     seed: int = 0,
     weights: Path | None = None,
-    loaders: int = 0,
+    batch_size: int | None = None,
+    accumulate: int | None = None,
+    workers: int = 0,
     quiet: bool = False,
 ) -> dict[str, Any]:
     """Trains a recipe with progress on stderr, and returns its results.
@@ -84,20 +100,26 @@ def train_recipe(
         epochs: Number of epochs in place of the recipe's.
         seed: Random seed for weight initialisation, sample order and selection.
         weights: File with the weights to start from.
-        loaders: Number of processes that load data.
+        batch_size: Number of samples of one forward and backward pass in place of the recipe's.
+        accumulate: Number of batches whose gradients are added up before each step in place of the recipe's.
+        workers: Number of processes that load data.
         quiet: Whether to print no progress. Default: False.
 
     Raises:
         ValueError: The recipe or an argument is not valid.
         FileNotFoundError: The data is not there.
     """
+    from thresher.experiments.recipes.batches import rate_note
     from thresher.experiments.recipes.running import CHECKPOINT, SmokeTask, run
     from thresher.experiments.recipes.task import RecipeTask
 
-    options = {"weights": weights, "loaders": loaders} | ({} if epochs is None else {"shortened": epochs})
-    task = SmokeTask.at(recipe, out / "made-up", **options) if smoke else RecipeTask.of(recipe, **options)
+    options = {"weights": weights, "workers": workers} | ({} if epochs is None else {"shortened": epochs})
+    named = SmokeTask.at(recipe, out / "made-up", **options) if smoke else RecipeTask.of(recipe, **options)
+    task = named.batched(batch_size, accumulate)
     spec = task.spec(method)
     says: Callable[[str], None] = (lambda _: None) if quiet else partial(typer.echo, err=True)
+    if note := rate_note(named.settings, task.settings):
+        typer.echo(note, err=True)  # also with --quiet: it is no progress
     says(f"{task.settings.title}: {spec.label}, {task.epochs} epochs")
     if (out / CHECKPOINT).is_file():
         says(f"continues from {out / CHECKPOINT}")

@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ from thresher import cli
 from thresher.cli.app import app
 from thresher.cli.recipes import flat
 from thresher.experiments.recipes import schema as loading
+from thresher.experiments.recipes.running import SmokeTask
 
 
 def said(*words):
@@ -83,9 +85,25 @@ def test_mistakes_are_one_message(monkeypatch, capsys, tmp_path):
 
 def test_a_recipe_is_trained_and_says_what_came_of_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["train", "adaselection-line", "--epochs", "1", "--loaders", "0"], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["train", "adaselection-line", "--epochs", "1", "--workers", "0"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert "A small MLP on a straight line: ada_selection:keep=0.3 twice, 1 epochs" in done.stderr
     assert "published: AdaSelection, mean loss (rank) 8.42 (1.8) (tables 4 and 3)" in done.stdout
-    assert "runs/adaselection-line/results.json" in done.stdout
+    assert "runs/adaselection-line/results.json" in done.stdout and "learning rate" not in done.stderr
     assert (tmp_path / "runs" / "adaselection-line" / "model.pt").is_file()
+
+
+def test_another_batch_is_told_with_its_rate(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "adaselection-line", "--smoke", "--epochs", "1", "--quiet", "--out", "out"]
+    told = [
+        CliRunner().invoke(app, [*words, "--batch-size", size, "--accumulate", "4"], catch_exceptions=False).stderr
+        for size in ("8", "4")
+    ]
+    small = SmokeTask.at("adaselection-line", tmp_path).settings
+    assert small.batch.size == 16
+    rates = f"{small.optimizer.lr:.6g} -> {2 * small.optimizer.lr:.6g}"
+    assert told[0].startswith(f"32 samples per step in place of 16: learning rate {rates} (sgd: in proportion to")
+    assert len(told[0].splitlines()) == 1 and not told[1]
+    batch = json.loads((tmp_path / "out" / "results.json").read_text())["recipe"]["batch"]
+    assert batch == {"workers": 1, "per_worker": 4, "accumulate": 4}

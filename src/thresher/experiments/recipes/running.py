@@ -99,7 +99,7 @@ class SmokeTask(RecipeTask):
 
 
 def steps_of(recipe: Recipe) -> int:
-    """Returns the number of steps per epoch."""
+    """Returns the number of batches per epoch, which are what batch methods count as steps."""
     return math.ceil(recipe.data.samples / recipe.batch.size)
 
 

@@ -78,20 +78,27 @@ class ModelSection(Section):
 
 
 class BatchSection(Section):
-    """The batch of a step, over all workers; here one process trains on the whole batch.
+    """The batch, over all workers; here one process trains on the whole batch.
 
     Args:
         workers: Number of GPUs in the source.
         per_worker: Number of samples per GPU.
+        accumulate: Number of batches whose gradients are added up before each step. Default: 1.
     """
 
     workers: int = Field(default=1, ge=1)
     per_worker: int = Field(ge=1)
+    accumulate: int = Field(default=1, ge=1)
 
     @property
     def size(self) -> int:
-        """The number of samples per step."""
+        """The number of samples of one forward and backward pass."""
         return self.workers * self.per_worker
+
+    @property
+    def step(self) -> int:
+        """The number of samples per step of the optimizer."""
+        return self.size * self.accumulate
 
 
 class OptimizerSection(Section):

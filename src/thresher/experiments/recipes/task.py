@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, Self
 
 import torch
 from accelerate import PartialState
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from thresher.experiments.recipes import datasets
 from thresher.experiments.recipes import schema as loading
+from thresher.experiments.recipes.batches import rate_of, with_batch
 from thresher.experiments.recipes.networks import network
 from thresher.experiments.recipes.schema import EmaSection, Recipe, ScheduleSection
 from thresher.experiments.tasks.base import Task, confusion_matrix, mean_iou
@@ -180,15 +181,17 @@ class RecipeTask:
         file: File of the recipe.
         settings: Content of the recipe.
         weights: File with the initial weights, for a recipe that starts from those of another recipe. Default: none.
-        loaders: Number of processes that load data; with 0, the training process loads it. Default: 0.
+        workers: Number of processes that load data; with 0, the training process loads it. Default: 0.
         shortened: Number of epochs to train; the schedules shrink or stretch to it. Default: that of the recipe.
+        before: Content of the recipe with its own batch, see `batched`. Default: the settings have it.
     """
 
     file: Path
     settings: Recipe
     weights: Path | None = None
-    loaders: int = 0
+    workers: int = 0
     shortened: int | None = None
+    before: Recipe | None = None
 
     @classmethod
     def of(cls, name: str, **options: Any) -> "RecipeTask":
@@ -200,6 +203,10 @@ class RecipeTask:
         """
         file = loading.file_of(name)
         return cls(file, loading.read_recipe(file), **options)
+
+    def batched(self, batch_size: int | None = None, accumulate: int | None = None) -> Self:
+        """Returns the recipe with another batch; see `batches.with_batch`."""
+        return replace(self, settings=with_batch(self.settings, batch_size, accumulate), before=self.settings)
 
     @property
     def name(self) -> str:
@@ -234,7 +241,7 @@ class RecipeTask:
         return self.shortened or self.settings.epochs
 
     def spec(self, text: str | None = None) -> Spec:
-        """Returns the method; its counts of epochs shrink with the epochs of the training.
+        """Returns the method; its counts of epochs shrink with the epochs, and those of batches grow where batches are smaller.
 
         Args:
             text: Method in the form of the command line. Default: that of the recipe.
@@ -248,7 +255,8 @@ class RecipeTask:
         if missing:
             make = f"`thresher score --task {self.settings.data.task} --data DIR --out {missing[0]}` makes it"
             raise FileNotFoundError(f"{loading.display_path(self.file)}: method: no file of scores {missing[0]}; {make}")
-        return scale_counts(found, warmup_epochs=min(1.0, self.epochs / self.settings.epochs))
+        batches = 1.0 if self.before is None else self.before.batch.size / self.settings.batch.size
+        return scale_counts(found, warmup_epochs=min(1.0, self.epochs / self.settings.epochs), warmup_steps=batches)
 
     def given_method(self, text: str | None) -> Spec:
         """Returns the given method, or that of the recipe if none is given, without changes.
@@ -291,14 +299,15 @@ class RecipeTask:
         loader = self._loader(data.train, shuffle=torch.Generator().manual_seed(seed))
         average = None
         if recipe.ema is not None:
-            copied = round(recipe.schedule.warmup_epochs / recipe.epochs * self.epochs * len(loader))
-            decay = decay_of(recipe.ema, recipe.batch.size, self.epochs)
+            steps = math.ceil(len(loader) / recipe.batch.accumulate)
+            copied = round(recipe.schedule.warmup_epochs / recipe.epochs * self.epochs * steps)
+            decay = decay_of(recipe.ema, recipe.batch.step, self.epochs)
             average = WeightAverage(model, optimizer, decay=decay, every=recipe.ema.steps, copied=copied)
         test = Measure(self._loader(data.test, shuffle=None), recipe.metric, criterion, average)
         schedule = LearningRateFactor(recipe.schedule, recipe.epochs)
-        also = {} if average is None else {"average": average}
-        classes = None if self.task is None else self.task.classes
-        return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric, also=also, classes=classes)
+        more: dict[str, Any] = {"also": {} if average is None else {"average": average}, "accumulate": recipe.batch.accumulate}
+        more["classes"] = None if self.task is None else self.task.classes
+        return Training(model, loader, criterion, optimizer, test, schedule, recipe.metric, **more)
 
     def build(self, seed: int) -> nn.Module:
         """Returns the network, whose initial weights depend on `seed` alone; the global random state does not change.
@@ -333,7 +342,7 @@ class RecipeTask:
             batch_size=self.settings.batch.size,
             shuffle=shuffle is not None,
             generator=shuffle or torch.Generator(),
-            num_workers=self.loaders,
+            num_workers=self.workers,
             pin_memory=torch.cuda.is_available(),
         )
 
@@ -368,8 +377,7 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 def _make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     settings = recipe.optimizer
-    given: dict[str, Any] = {"lr": settings.lr * (recipe.batch.workers if settings.lr_per == "worker" else 1)}
-    given |= {"weight_decay": settings.weight_decay, **settings.arguments}
+    given: dict[str, Any] = {"lr": rate_of(recipe), "weight_decay": settings.weight_decay, **settings.arguments}
     groups = _parameter_groups(model, settings.weight_decay, norms=settings.decay_norms)
     match settings.name:
         case "sgd":

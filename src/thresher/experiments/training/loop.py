@@ -23,6 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import thresher
 from thresher.cost import Cost
+from thresher.experiments.training.accumulation import GradientSum, Groups
 from thresher.experiments.training.processes import (
     dealt,
     fresh_accelerator,
@@ -222,6 +223,7 @@ class Session:
             )
         self.model, self.optimizer = accelerator.prepare(training.model, training.optimizer)
         self.network = _network(self.model)
+        self.sum = GradientSum(accelerator, self.model, training.criterion, batch_size * training.accumulate)
         self.length = Length(share, epochs, self.samples, batch_size)
         self.run = thresher.attach(
             spec.create(),
@@ -295,7 +297,7 @@ class Session:
     def _train_epoch(self, epoch: int, steps: int | None) -> None:
         if isinstance(self.loader.sampler, DistributedSampler):
             self.loader.sampler.set_epoch(epoch)
-        step = partial(self._step, islice(self.run.loader, steps))
+        step = self._stepping(steps)
         is_measured = epoch in (0, 1, len(self.length.steps) - 1)  # where methods warm up, and where they train on all again
         second = partial(self.memory.of, step) if is_measured else step
         more = step() and second()
@@ -304,17 +306,49 @@ class Session:
         if steps is not None:
             self.run.detach()  # ends the epoch that is cut short, so that it is in the history
 
+    def _stepping(self, steps: int | None) -> Callable[[], bool]:
+        """Returns a function that makes the next step of the epoch, and returns whether there was a batch for one.
+
+        Args:
+            steps: Number of batches after which the epoch is cut short; None for the whole epoch.
+        """
+        if self.training.accumulate == 1:
+            return partial(self._step, islice(self.run.loader, steps))
+        try:
+            total = len(self.run.loader) if steps is None else min(len(self.run.loader), steps)
+        except TypeError:  # of a batch method that keeps rows by chance
+            total = None
+        groups = Groups(islice(self.run.loader, steps), self.training.accumulate, total)
+        return lambda: self._step_with(groups.next_group())
+
     def _step(self, batches: Iterator[Any]) -> bool:
         """Trains on the next batch, and returns whether there was one."""
         for batch in islice(batches, 1):
             x, y = pair_of(batch)
             loss = self.run.criterion(self.run.model(x), y)
             self.accelerator.backward(loss.mean())  # of a criterion with reduction="none"
-            self.optimizer.step()
-            self.scheduler.step()
-            self.optimizer.zero_grad()
+            self._update()
             return True
         return False
+
+    def _step_with(self, batches: Iterator[tuple[Any, bool]]) -> bool:
+        """Trains on a group of batches with one step, and returns whether there was a batch."""
+        found = False
+        for batch, last in batches:
+            x, y = pair_of(batch)
+            with self.sum.waiting(last=last):
+                loss = self.run.criterion(self.run.model(x), y)
+                self.accelerator.backward(self.sum.weighted(loss.mean(), y))
+            found = True
+        if found:
+            self.sum.correct()
+            self._update()
+        return found
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
 
     def _end_epoch(self, epoch: int) -> float:
         """Evaluates the model, adds the epoch to the history and to the trackers, and returns the metric."""

@@ -35,6 +35,7 @@ class Training:
         also: Other objects that change during training and are saved in checkpoints, by name.
         classes: Names of the classes in the order of their numbers. Default None: they have numbers alone.
         show: Function from the id of a sample to what it looks like, see `shown.shown`. Default None: reports have its numbers.
+        accumulate: Number of batches whose gradients are added up before each step of the optimizer. Default: 1.
 
     Example:
         >>> import torch
@@ -63,6 +64,7 @@ class Training:
     also: Mapping[str, Stateful] = field(default_factory=dict)
     classes: Sequence[str] | None = None
     show: Callable[[int], Any] | None = None
+    accumulate: int = 1
 
 
 class Trainable(Protocol):

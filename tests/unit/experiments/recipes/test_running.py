@@ -33,7 +33,7 @@ def test_results_and_weights_are_written(tmp_path):
     assert list(written) == ["task", "epochs", "device", "processes", "versions", "recipe", "published", "runs"]
     [trained] = written["runs"]
     assert (written["epochs"], trained["seed"], len(trained["history"])) == (2, 4, 2)
-    assert written["recipe"]["batch"] == {"workers": 1, "per_worker": 500} and written["published"][0]["value"] == 1.5
+    assert written["recipe"]["batch"]["per_worker"] == 500 and written["published"][0]["value"] == 1.5
     assert [value for _, value in seen] == [entry["-loss"] for entry in trained["history"]]
     assert trained["metric"] == {"name": "-loss", "value": seen[-1][1]} and trained["cost"]["backward"] == 2 * 1250
     fields = {"forward", "backward", "steps", "cost", "wall_s", "cpu_s", "loss_histogram"}

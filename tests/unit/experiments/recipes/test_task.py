@@ -56,7 +56,7 @@ def of(tmp_path):
 def test_is_what_a_comparison_trains(of):
     task = of()
     assert task.name == f"recipe:{task.file}" and RecipeTask.of("resnet50-a").name == "recipe:resnet50-a"
-    assert task.recipe["batch"] == {"workers": 4, "per_worker": 5} and "published" not in task.recipe
+    assert task.recipe["batch"] == {"workers": 4, "per_worker": 5, "accumulate": 1} and "published" not in task.recipe
     assert task.find(None) is None
     training = task.training(task.load(None), 3)
     assert training.loader.batch_size == 20 and training.metric == "-loss"
