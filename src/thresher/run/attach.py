@@ -279,7 +279,8 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
     method = checked.on_stream or checked.batch_method
     if method is None:
         return NoSelection(tools)
-    whole = () if checked.passes == "twice" or trained.is_compiled else whole_steps(steps or SPREAD_OVER, WHOLE_STEPS)
+    fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
+    whole = () if fills or trained.is_compiled else whole_steps(steps or SPREAD_OVER, WHOLE_STEPS)  # filled up: all are whole
     stage = BatchStage(method, seed=given.seed, rank=checked.world.rank, whole_steps=whole)
     scoring = given.scoring or Scoring()
     if checked.passes == "once":
@@ -287,7 +288,6 @@ def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Traine
         automatic = automatic and not (by_chance(method) and (checked.world.size > 1 or checked.by_batch))
         automatic = automatic and not (checked.by_batch and not divisible_before(checked.criterion))
         return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
-    fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
     return BeforeForward(tools, stage, scoring, fills=fills)
 
 

@@ -27,7 +27,7 @@ from thresher.experiments.reproduction.artefact import (
 ADA_SELECTION_PAPER = "AdaSelection (arXiv 2306.10728)"
 RATES = (0.1, 0.2, 0.3, 0.4, 0.5)
 RATE_TASKS = {
-    "image": ("mnist-5k", 20),
+    "image": ("mnist-5k", 10),
     "line": ("line", 10),
     "one-sided line": ("line-one-sided", 10),
     "bike": ("bike", 10),
@@ -92,9 +92,15 @@ def method_text(method: str, rate: float, settings: str = "") -> str:
     return f"{SELECTOR_NAMES[method]}:keep={rate}{settings}:forward_passes=twice"
 
 
+FOUR_CANDIDATES = ("big_loss", "small_loss", "uniform", "gradient_norm")
+FOUR_AT_LOWEST = row_name(f"{ADA_SELECTION} of four", RATES[0])
 RATE_PARTS = [
     ArtefactPart(
-        name, task, epochs, {row_name(method, rate): method_text(method, rate) for method in SELECTOR_NAMES for rate in RATES}
+        name,
+        task,
+        epochs,
+        {row_name(method, rate): method_text(method, rate) for method in SELECTOR_NAMES for rate in RATES}
+        | ({FOUR_AT_LOWEST: method_text(ADA_SELECTION, RATES[0], f":pool={FOUR_CANDIDATES!r}")} if name == "image" else {}),
     )
     for name, (task, epochs) in RATE_TASKS.items()
 ]
@@ -192,7 +198,7 @@ def _time(measured: RunsByPart, part: str, method: str, rate: float) -> float:
 FOUR_TASKS_SETUP = (
     "A small CNN on 4,000 digits of MNIST, an MLP on a straight line with outliers on both sides or on one, an MLP on "
     "Bikeshare, a small transformer on a text; metrics are shares (accuracy, or R2 where the paper has losses). The formulas "
-    "of AdaSelection are not public: it is the reading of its prose that is the default of this library"
+    "of AdaSelection are printed in the paper and lost in the text that we have: it is the default reading of this library"
 )
 ADA_SELECTION_TABLE_3 = Artefact(
     name="adaselection-table-3",
@@ -204,6 +210,7 @@ ADA_SELECTION_TABLE_3 = Artefact(
         Claim(
             f"{part}: AdaSelection is better than the best of its three candidates, in the mean over the rates",
             minus(over_rates(part, ADA_SELECTION), largest_of([over_rates(part, method) for method in DEFAULT_POOL])),
+            says="Section 4: AdaSelection outperforms all the candidate baselines, and is the best selection among them",
         )
         for part in RATE_TASKS
     ],
@@ -217,16 +224,33 @@ ADA_SELECTION_TABLE_4 = Artefact(
     parts=RATE_PARTS,
     claims=[
         *(
-            Claim(f"{part}: AdaSelection is better than uniform selection", _gain_over(part, ADA_SELECTION, UNIFORM_SELECTION))
+            Claim(
+                f"{part}: AdaSelection is better than uniform selection",
+                _gain_over(part, ADA_SELECTION, UNIFORM_SELECTION),
+                says="Table 4: better on five of six data sets: CIFAR-100 71.38 and 71.05, SVHN 93.38 and 93.32, line 8.42 and "
+                "12.37, bike 3.45 and 3.48, Wikitext-2 5.52 and 5.53; worse on CIFAR-10",
+            )
             for part in RATE_TASKS
         ),
-        Claim("image: Big Loss is better than Small Loss", _gain_over("image", "Big Loss", "Small Loss")),
+        Claim(
+            "image: Big Loss is better than Small Loss",
+            _gain_over("image", "Big Loss", "Small Loss"),
+            says="Section 4: in classification Small Loss does not perform well compared to Big Loss",
+        ),
         *(
             claim
             for part in ("line", "one-sided line")
             for claim in (
-                Claim(f"{part}: Small Loss is better than Big Loss", _gain_over(part, "Small Loss", "Big Loss")),
-                Claim(f"{part}: AdaSelection is better than full training", _gain_over(part, ADA_SELECTION, FULL_ROW)),
+                Claim(
+                    f"{part}: Small Loss is better than Big Loss",
+                    _gain_over(part, "Small Loss", "Big Loss"),
+                    says="Section 4: Big Loss does not perform better than Small Loss in regression (10.94 and 52.25)",
+                ),
+                Claim(
+                    f"{part}: AdaSelection is better than full training",
+                    _gain_over(part, ADA_SELECTION, FULL_ROW),
+                    says="Table 4: a loss of 8.42 where training without selection has 10.51",
+                ),
             )
         ),
     ],
@@ -240,12 +264,20 @@ RATES_FIGURE = Artefact(
     parts=RATE_PARTS,
     claims=[
         Claim(
-            "image: every selector saves at least 20 % of the time at every rate",
-            lambda measured, seed: (
-                1 - largest_of([cpu("image", row_name(m, r)) for m in SELECTOR_NAMES for r in RATES])(measured, seed)
+            f"image: number of the {len(SELECTOR_NAMES)} selectors that save at least 20 % of the CPU time at every rate",
+            lambda measured, seed: sum(
+                largest_of([cpu("image", row_name(method, rate)) for rate in RATES])(measured, seed) <= 0.8
+                for method in SELECTOR_NAMES
             ),
-            above=0.2,
-        )
+            above=len(SELECTOR_NAMES) - 1.5,
+            scale=1,
+            says="Section 4 on CIFAR-10: almost all methods reduce the time by at least 20 % for all rates; here: all but one",
+        ),
+        Claim(
+            "image: AdaSelection with four candidates (gradient norm as the fourth) is better than full training at 0.1",
+            minus(metric("image", FOUR_AT_LOWEST), metric("image", FULL_ROW)),
+            says="Section 4 on SVHN: with four candidates accuracy can surpass training without selection even at 0.1",
+        ),
     ],
     tables=_by_rate,
 )
@@ -287,15 +319,27 @@ BETA_FIGURE = Artefact(
             f"{part}: no tuning is needed, the best and the worst beta are within a point",
             lambda measured, seed, part=part: -beta_spread(part)(measured, seed),
             above=-0.01,
+            says="Section 4: the method does not require tuning for different tasks",
         )
         for part in RATE_TASKS
+    ]
+    + [
+        Claim(
+            "the spread over beta of the most sensitive task minus that of the least sensitive one",
+            lambda measured, seed: (
+                max(beta_spread(part)(measured, seed) for part in RATE_TASKS)
+                - min(beta_spread(part)(measured, seed) for part in RATE_TASKS)
+            ),
+            above=0.01,
+            says="Figure 7: SVHN is more sensitive to the choice of beta than CIFAR-10 and CIFAR-100",
+        )
     ],
 )
 
 ABLATED_POOLS = {
     "big, small": ("big_loss", "small_loss"),
     "big, small, uniform": ("big_loss", "small_loss", "uniform"),
-    "big, small, uniform, gradient norm": ("big_loss", "small_loss", "uniform", "gradient_norm"),
+    "big, small, uniform, gradient norm": FOUR_CANDIDATES,
     "big, small, uniform, coresets 1": ("big_loss", "small_loss", "uniform", "coreset_extremes"),
 }
 POOL_ABLATION = Artefact(
@@ -314,11 +358,12 @@ POOL_ABLATION = Artefact(
     ],
     claims=[
         Claim(
-            f"{part}: four candidates are better than two",
+            f"{part}: the best pool with four candidates is better than big and small loss alone",
             minus(
                 largest_of([metric(part, pool) for pool in list(ABLATED_POOLS)[2:]]),
                 metric(part, "big, small"),
             ),
+            says="Section 4: properly chosen candidates are needed; the pools have two to four of them",
         )
         for part in RATE_TASKS
     ],
@@ -335,11 +380,6 @@ WEIGHT_PARTS = [
 def weights_by_epoch(measured: RunsByPart, part: str, seed: int) -> list[list[float]]:
     """Returns the weights of big loss, small loss and uniform selection at the end of each epoch."""
     return [[entry[name] for name in WEIGHT_NAMES] for entry in measured[part][WEIGHTS_ROW][seed]["history"]]
-
-
-def moved_weight(part: str) -> SeedValue:
-    """Returns how much of the weight changes hands between equal weights and the end of training, [0, 1]."""
-    return lambda measured, seed: _distance(weights_by_epoch(measured, part, seed)[-1], [1 / 3] * 3)
 
 
 def weights_between_tasks(measured: RunsByPart, seed: int) -> float:
@@ -371,11 +411,12 @@ WEIGHTS_FIGURE = Artefact(
     here=FOUR_TASKS_SETUP,
     parts=WEIGHT_PARTS,
     claims=[
-        Claim("the weights of two tasks end apart: over a tenth of the weight is elsewhere", weights_between_tasks, above=0.1),
-        *(
-            Claim(f"{part}: over a tenth of the weight changes hands during training", moved_weight(part), above=0.1)
-            for part in RATE_TASKS
-        ),
+        Claim(
+            "the weights of two tasks end apart: over a tenth of the weight is elsewhere",
+            weights_between_tasks,
+            above=0.1,
+            says="Figure 8: the evolution of the weights is quite different for different tasks",
+        )
     ],
     tables=_figure_8,
 )

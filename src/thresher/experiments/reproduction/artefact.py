@@ -23,15 +23,17 @@ RunsByPart = Mapping[str, RunsByRow]
 """Runs by the name of the part that they belong to."""
 SeedValue = Callable[[RunsByPart, int], float]
 """Function that returns a number of the runs with one seed."""
-Verdict = Literal["reproduced", "not reproduced", "cannot tell"]
+Verdict = Literal["reproduced", "not reproduced", "cannot tell", "not tested"]
 CountedVerdict = Literal["holds by count", "fails by count"]
 """Verdict on a claim whose number is the same with every seed because it is counted; it decides no table or figure."""
 
-VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "reproduced")
+VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "not tested", "reproduced")
 """Verdicts in the order of the page."""
 FULL_ROW = "full"
 HALF_A_POINT = 0.005
 """Loss of accuracy that does not matter, as a share."""
+FAR = 0.05
+"""Distance from the limit at which a claim is decided although all seeds give the same number."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,16 @@ class ArtefactPart:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper: a number of each seed that should be above a limit.
+    """A sentence of a paper, as a number of each seed that should be above a limit.
 
     Args:
-        text: The claim in one sentence.
+        text: What is measured, in one sentence.
         value: Function that returns the number of one seed.
         above: Limit that the number should exceed. Default: 0.
         scale: Factor of the numbers on the page. Default: 100, for points.
         counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
+        says: What the paper says, in our words, with the place. Default "": a condition that our setup must meet before the
+            claims mean anything.
     """
 
     text: str
@@ -78,16 +82,17 @@ class Claim:
     above: float = 0.0
     scale: float = 100.0
     counted: bool = False
+    says: str = ""
 
     def judge(self, measured: RunsByPart, seeds: Sequence[int]) -> dict[str, Any]:
         """Judges the claim by the runs of some seeds.
 
         Returns:
-            claim (its text), mean, ci95, above, scale and verdict; "cannot tell" where a value is not finite, and where all
-            are the same: an interval without width judges nothing, and is None. Counts are then judged as such.
+            claim (its text), says, mean, ci95, above, scale and verdict; "cannot tell" where a value is not finite, and where
+            all are the same and close to the limit: an interval without width is None. Counts are then judged as such.
         """
         values = [self.value(measured, seed) for seed in seeds]
-        found: dict[str, Any] = {"claim": self.text, "above": self.above, "scale": self.scale}
+        found: dict[str, Any] = {"claim": self.text, "says": self.says, "above": self.above, "scale": self.scale}
         if not all(map(math.isfinite, values)):
             return {**found, "mean": None, "ci95": None, "verdict": "cannot tell"}
         paired = Paired.of(values)
@@ -95,6 +100,8 @@ class Claim:
         verdict: Verdict | CountedVerdict = judged(paired, self.above)
         if self.counted and not has_width:
             verdict = "holds by count" if paired.mean > self.above else "fails by count"
+        elif not has_width and len(values) >= 3 and abs(paired.mean - self.above) >= FAR:
+            verdict = "reproduced" if paired.mean > self.above else "not reproduced"
         ends = [paired.low, paired.high] if has_width else None
         return {**found, "mean": paired.mean, "ci95": ends, "verdict": verdict}
 
@@ -159,6 +166,7 @@ class Artefact:
         tables: Function that makes the tables of the page. Default: one table per part, see `tables_of_parts`.
         pictures: Function that makes the pictures of the page. Default: none.
         seeds: Distinct random seeds, at least three.
+        beside: What the reader should know beside it, as a sentence in Markdown, such as a result that contradicts it.
     """
 
     name: str
@@ -170,13 +178,21 @@ class Artefact:
     tables: MakeTables | None = None
     pictures: MakePictures | None = None
     seeds: Sequence[int] = (0, 1, 2)
+    beside: str = ""
 
 
-def overall(verdicts: Sequence[Verdict | CountedVerdict]) -> Verdict:
+def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
     """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not.
 
-    Verdicts by count decide nothing; "cannot tell" where there are no others.
+    It is "not tested" where a condition of the setup does not hold. Verdicts by count decide nothing; "cannot tell" where there
+    are no others.
+
+    Args:
+        claims: Results of `Claim.judge`.
     """
+    if any(claim["verdict"] != "reproduced" for claim in claims if not claim["says"]):
+        return "not tested"
+    verdicts = [claim["verdict"] for claim in claims if claim["says"]]
     found: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
     return found[0] if found else "cannot tell"
 
@@ -293,8 +309,9 @@ def reproduce(
         watcher: Object whose functions are called as runs proceed.
 
     Returns:
-        name, paper, shows, here, seeds, device, versions, verdict, claims (see `Claim.judge`), tables (title, header, rows),
-        pictures (title, png) and parts (name, task, epochs, metric, backward_to_forward and summary, see `summary.summarise`).
+        name, paper, shows, here, beside, seeds, device, versions, verdict, claims (see `Claim.judge`), tables (title, header,
+        rows), pictures (title, png) and parts (name, task, epochs, metric, backward_to_forward and summary, see
+        `summary.summarise`).
 
     Raises:
         ValueError: An argument is not possible, see `compare`.
@@ -309,11 +326,11 @@ def reproduce(
     first = next(iter(results.values()))
     names = ("name", "task", "epochs", "metric", "backward_to_forward", "summary")
     return {
-        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here")},
+        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here", "beside")},
         "seeds": list(artefact.seeds),
         "device": first["device"],
         "versions": first["versions"],
-        "verdict": overall([claim["verdict"] for claim in claims]),
+        "verdict": overall(claims),
         "claims": claims,
         "tables": [asdict(table) for table in tables],
         "pictures": [asdict(picture) for picture in (artefact.pictures(measured) if artefact.pictures else ())],

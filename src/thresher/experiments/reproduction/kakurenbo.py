@@ -24,7 +24,6 @@ from thresher.experiments.reproduction.artefact import (
     PageTable,
     RunsByPart,
     SeedValue,
-    cost,
     cpu,
     mean_of,
     metric,
@@ -99,13 +98,11 @@ KAKURENBO_TABLE_2 = Artefact(
             "downstream accuracy is within half a point of that after full pretraining",
             minus(metric("pretraining", "KAKURENBO-0.3"), metric("pretraining", FULL_ROW)),
             above=-HALF_A_POINT,
+            says="Table 2: 95.28 after pretraining with KAKURENBO, 95.03 without (CIFAR-10); 79.35 and 79.69 (CIFAR-100)",
         ),
         Claim(
             "full pretraining helps: downstream accuracy is above that of a network trained from scratch",
             pretraining_gain,
-        ),
-        Claim(
-            "pretraining costs less", minus(cost("pretraining", FULL_ROW), cost("pretraining", "KAKURENBO-0.3")), counted=True
         ),
     ],
 )
@@ -137,17 +134,15 @@ KAKURENBO_NETWORKS = Artefact(
     "stands for a column of the paper, which its numbers name",
     parts=NETWORK_PARTS,
     claims=[
-        claim
-        for part in NETWORK_PARTS
-        for claim in (
-            Claim(
-                f"{part.name}: accuracy is within half a point of full training's",
-                minus(metric(part.name, "KAKURENBO-0.3"), metric(part.name, FULL_ROW)),
-                above=-HALF_A_POINT,
-            ),
-            Claim(f"{part.name}: it takes less CPU time", minus(cpu(part.name, FULL_ROW), cpu(part.name, "KAKURENBO-0.3"))),
+        Claim(
+            f"{part.name}: accuracy is within half a point of full training's",
+            minus(metric(part.name, "KAKURENBO-0.3"), metric(part.name, FULL_ROW)),
+            above=-HALF_A_POINT,
+            says=f"Table 2: {part.published['KAKURENBO-0.3']} where full training has {part.published[FULL_ROW]}",
         )
+        for part in NETWORK_PARTS
     ],
+    beside="A wider CNN, trained at a rate of its own, loses .55 points with KAKURENBO: see [results.md](results.md).",
 )
 
 
@@ -176,6 +171,13 @@ RECIPE_PARTS = [
         },
     ),
 ]
+LOSSES_BY_FRACTION = (
+    (RECIPE_PARTS[0], 0.3, 0.16),
+    (RECIPE_PARTS[1], 0.2, 0.47),
+    (RECIPE_PARTS[1], 0.3, 0.41),
+    (RECIPE_PARTS[1], 0.4, 0.96),
+)
+"""Points that table 3 of the paper loses, by recipe and fraction."""
 KAKURENBO_TABLE_3 = Artefact(
     name="kakurenbo-table-3",
     paper=f"{KAKURENBO_PAPER}, appendix, table 3",
@@ -185,22 +187,25 @@ KAKURENBO_TABLE_3 = Artefact(
     claims=[
         *(
             Claim(
-                f"{part.name}: at {fraction}, accuracy is within half a point of full training's",
+                f"{part.name}: at {fraction}, accuracy minus that of full training",
                 minus(metric(part.name, f"KAKURENBO-{fraction}"), metric(part.name, FULL_ROW)),
-                above=-HALF_A_POINT,
+                above=-loss / 100,
+                says=f"Table 3: {loss:.2f} points are lost at {fraction}, setting ({part.name[-1]})",
             )
-            for part in RECIPE_PARTS
-            for fraction in FRACTIONS
+            for part, fraction, loss in LOSSES_BY_FRACTION
         ),
         *(
             Claim(
-                f"{part.name}: at 0.3, it takes less CPU time",
-                minus(cpu(part.name, FULL_ROW), cpu(part.name, "KAKURENBO-0.3")),
+                f"{part.name}: at 0.3, share of the CPU time that is saved",
+                lambda measured, seed, name=part.name: 1 - cpu(name, "KAKURENBO-0.3")(measured, seed),
+                above=saved,
+                says=f"C.3: the total time falls by {100 * saved:g} % at 0.3, setting ({part.name[-1]})",
             )
-            for part in RECIPE_PARTS
+            for part, saved in zip(RECIPE_PARTS, (0.195, 0.078), strict=True)
         ),
     ],
     seeds=(0, 1, 2, 3, 4),
+    beside="A wider CNN, trained at a rate of its own, loses .55 points with KAKURENBO: see [results.md](results.md).",
 )
 
 
@@ -235,13 +240,14 @@ KAKURENBO_TABLE_4 = Artefact(
             f"with batches {factor} times as large, accuracy is within a point of full training's",
             minus(metric(f"batch x{factor}", "KAKURENBO-0.4"), metric(f"batch x{factor}", FULL_ROW)),
             above=-2 * HALF_A_POINT,
+            says="C.3: large batches keep the accuracy or lose a trivial part of it; by table 4 up to .97 points",
         )
         for factor in BATCH_FACTORS
     ],
 )
 
 
-# Table 5: the ablations
+# Table 5: the ablations; moving back on wrong labels, the learning rate and the fraction on clean data
 
 PUBLISHED_BY_VARIANT = ("72.25", "73.08", "72.81", "73.27", "72.37", "73.09", "72.96", "73.60")
 ABLATION_TASK, ABLATION_EPOCHS = "mnist-5k-noisy", 20
@@ -249,16 +255,22 @@ ABLATION_SETUP = (
     "A small CNN on 4,000 digits of MNIST, every fifth of which has a wrong label, 20 epochs, for networks on ImageNet: "
     "without wrong labels, every candidate is right and confident, and no sample is moved back"
 )
+CLEAN_SETUP = (
+    "A small CNN on 10,000 images of Fashion-MNIST and a perceptron on 4,000 digits of MNIST, each at the learning rate with "
+    "which full training is best, for networks on ImageNet. Labels are clean: with wrong ones, a higher rate fits them"
+)
+CLEAN_PARTS = {"CNN": (FASHION_TASK, FASHION_EPOCHS), "perceptron": ("mnist-5k-mlp", 20)}
 
 
-def gains(bit: int) -> SeedValue:
+def gains(part: str, bit: int) -> SeedValue:
     """Returns what one component adds, in the mean over the pairs of variants that differ in this component alone.
 
     Args:
+        part: Name of the part.
         bit: Number of the component: 1 for moving back, 2 for reducing the fraction, 3 for the learning rate.
     """
     pairs = [(bits, bits[: bit + 1] + "1" + bits[bit + 2 :]) for bits in VARIANT_BITS if bits[bit + 1] == "0"]
-    return mean_of([minus(metric("ablations", present), metric("ablations", absent)) for absent, present in pairs])
+    return mean_of([minus(metric(part, present), metric(part, absent)) for absent, present in pairs])
 
 
 def moved_back(measured: RunsByPart, seed: int) -> float:
@@ -270,36 +282,68 @@ def moved_back(measured: RunsByPart, seed: int) -> float:
 
 def gain_of_moving_back(measured: RunsByPart, seed: int) -> float:
     """Returns what moving back adds; NaN, which judges nothing, where some variant moves no sample back."""
-    return gains(1)(measured, seed) if moved_back(measured, seed) > 0 else math.nan
+    return gains("ablations", 1)(measured, seed) if moved_back(measured, seed) > 0 else math.nan
+
+
+def _ablations(name: str, task: str, epochs: int) -> ArtefactPart:
+    rows, published = (
+        {bits: hiding(0.4, bits) for bits in VARIANT_BITS},
+        dict(zip(VARIANT_BITS, PUBLISHED_BY_VARIANT, strict=True)),
+    )
+    return ArtefactPart(name, task, epochs, rows, {FULL_ROW: "73.68", **published})
 
 
 KAKURENBO_TABLE_5 = Artefact(
     name="kakurenbo-table-5",
-    paper=f"{KAKURENBO_PAPER}, appendix, table 5",
-    shows="what hiding (HE), moving back (MB), reducing the fraction (RF) and the learning rate (LR) contribute, F = 0.4",
-    here=ABLATION_SETUP,
-    parts=[
-        ArtefactPart(
-            "ablations",
-            ABLATION_TASK,
-            ABLATION_EPOCHS,
-            {bits: hiding(0.4, bits) for bits in VARIANT_BITS},
-            {FULL_ROW: "73.68", **dict(zip(VARIANT_BITS, PUBLISHED_BY_VARIANT, strict=True))},
+    paper=f"{KAKURENBO_PAPER}, appendix, table 5: HE, RF and LR",
+    shows="what hiding (HE), reducing the fraction (RF) and the learning rate (LR) contribute, F = 0.4",
+    here=CLEAN_SETUP,
+    parts=[_ablations(name, *setup) for name, setup in CLEAN_PARTS.items()],
+    claims=[
+        claim
+        for part in CLEAN_PARTS
+        for claim in (
+            Claim(
+                f"{part}: hiding alone (v1000) loses accuracy",
+                minus(metric(part, FULL_ROW), metric(part, "v1000")),
+                says="C.4: with HE alone, accuracy degrades slightly (73.68 to 72.25)",
+            ),
+            Claim(
+                f"{part}: adjusting the learning rate gains accuracy, in the mean of four pairs",
+                gains(part, 3),
+                says="C.4: LR improves the accuracy by a significant amount, from .46 to .83",
+            ),
+            Claim(
+                f"{part}: reducing the fraction gains accuracy, in the mean of four pairs",
+                gains(part, 2),
+                says="C.4: all combinations with RF are better than those without it",
+            ),
+            Claim(
+                f"{part}: with all of them (v1111), accuracy is within half a point of full training's",
+                minus(metric(part, "v1111"), metric(part, FULL_ROW)),
+                above=-HALF_A_POINT,
+                says="C.4: with all strategies accuracy is very close to the baseline (73.6 and 73.68)",
+            ),
         )
     ],
+    seeds=tuple(range(8)),
+)
+KAKURENBO_TABLE_5_MOVING_BACK = Artefact(
+    name="kakurenbo-table-5-moving-back",
+    paper=f"{KAKURENBO_PAPER}, appendix, table 5: MB",
+    shows="what moving back (MB) contributes, F = 0.4",
+    here=ABLATION_SETUP,
+    parts=[_ablations("ablations", ABLATION_TASK, ABLATION_EPOCHS)],
     claims=[
-        Claim("hiding alone (v1000) loses accuracy", minus(metric("ablations", FULL_ROW), metric("ablations", "v1000"))),
-        Claim("adjusting the learning rate gains accuracy, in the mean of four pairs", gains(3)),
-        Claim("reducing the fraction gains accuracy, in the mean of four pairs", gains(2)),
         Claim("every variant with MB moves samples back, as a share of all samples in the mean over the epochs", moved_back),
-        Claim("moving back gains accuracy, in the mean of four pairs", gain_of_moving_back),
         Claim(
-            "with all of them (v1111), accuracy is within half a point of full training's",
-            minus(metric("ablations", "v1111"), metric("ablations", FULL_ROW)),
-            above=-HALF_A_POINT,
+            "moving back gains accuracy, in the mean of four pairs",
+            gain_of_moving_back,
+            says="C.4: MB also improves the accuracy, by a little (72.81 to 72.96)",
         ),
     ],
     seeds=(0, 1, 2, 3, 4),
+    beside="On wrong labels, a higher rate fits them: adjusting the learning rate loses here, which the paper did not try.",
 )
 
 
@@ -324,24 +368,16 @@ OTHER_METHODS = Artefact(
             "importance sampling with replacement (ISWR) does not speed up training: it takes over 95 % of its CPU time",
             cpu("others", "ISWR"),
             above=0.95,
+            says="Appendix E: importance sampling with replacement does not speed up the training on large data",
         ),
         Claim(
-            "KAKURENBO takes less CPU time than full training", minus(cpu("others", FULL_ROW), cpu("others", "KAKURENBO-0.3"))
-        ),
-        Claim(
-            "KAKURENBO is within half a point of full training",
-            minus(metric("others", "KAKURENBO-0.3"), metric("others", FULL_ROW)),
-            above=-HALF_A_POINT,
-        ),
-        *(
-            Claim(
-                f"KAKURENBO is at least as good as {row}, within half a point",
-                minus(metric("others", "KAKURENBO-0.3"), metric("others", row)),
-                above=-HALF_A_POINT,
-            )
-            for row in list(OTHER_ROWS)[1:]
+            "GradMatch with as many epochs: its accuracy is below that of full training",
+            minus(metric("others", FULL_ROW), metric("others", "GradMatch-0.7")),
+            says="Appendix E: GRAD-MATCH often needs more epochs to converge to the accuracy of the baseline",
         ),
     ],
+    beside="The table with the numbers of these methods is in the paper's main text, which was not available: the other rows "
+    "of the table below are ours alone.",
 )
 
 KAKURENBO_TABLES = (
@@ -350,6 +386,7 @@ KAKURENBO_TABLES = (
     KAKURENBO_TABLE_3,
     KAKURENBO_TABLE_4,
     KAKURENBO_TABLE_5,
+    KAKURENBO_TABLE_5_MOVING_BACK,
     OTHER_METHODS,
 )
 
@@ -388,7 +425,10 @@ KAKURENBO_FIGURE_1 = Artefact(
     parts=[INSIDE_PART],
     claims=[
         Claim(
-            "after 30 % of the epochs, more than half of the samples have a loss below 5 % of the largest", easy_late, above=0.5
+            "after 30 % of the epochs, more than half of the samples have a loss below 5 % of the largest",
+            easy_late,
+            above=0.5,
+            says="C.1: from epoch 30 of 100 on, more than 50 % of the samples have a loss below 5 % of the highest",
         )
     ],
     tables=_figure_1,
@@ -433,6 +473,7 @@ KAKURENBO_FIGURE_2 = Artefact(
             rank_change,
             above=0.05,
             scale=1,
+            says="C.1: the hidden samples change from epoch to epoch; fewer of one class are hidden, and more of another",
         )
     ],
     tables=_figure_2,
@@ -489,8 +530,16 @@ KAKURENBO_FIGURE_3 = Artefact(
     here=ABLATION_SETUP,
     parts=[EVOLUTION_PART],
     claims=[
-        Claim("moving back matters most early in training", back_early),
-        Claim("less time is saved than samples are hidden", below_hidden),
+        Claim(
+            "the share moved back of what may be hidden is larger in the first third of the epochs than in the last",
+            back_early,
+            says="C.2: moving back mostly matters at the beginning of training",
+        ),
+        Claim(
+            "less time is saved than samples are hidden",
+            below_hidden,
+            says="C.2: the speedup follows the hiding rate and does not reach it",
+        ),
     ],
     tables=_figure_3,
     seeds=(0, 1, 2, 3, 4),
@@ -536,8 +585,13 @@ KAKURENBO_FIGURE_4 = Artefact(
                 f"{part.name}: after the last epoch, accuracy is within half a point of full training's",
                 minus(metric(part.name, HIDING_ROW), metric(part.name, FULL_ROW)),
                 above=-HALF_A_POINT,
+                says="C.3 and figure 4: the method is stable with both recipes; .2 and .41 points are lost",
             ),
-            Claim(f"{part.name}: it takes less CPU time", minus(cpu(part.name, FULL_ROW), cpu(part.name, HIDING_ROW))),
+            Claim(
+                f"{part.name}: it takes less CPU time",
+                minus(cpu(part.name, FULL_ROW), cpu(part.name, HIDING_ROW)),
+                says="C.3 and figure 4: there is a speedup with both recipes",
+            ),
         )
     ],
     tables=_figure_4,
@@ -592,14 +646,27 @@ KAKURENBO_FIGURE_5 = Artefact(
         ),
     ],
     claims=[
-        Claim("adjusting the learning rate gains accuracy (v1001 over v1000)", _over_fractions("v1001", "v1000")),
+        Claim(
+            "adjusting the learning rate gains accuracy (v1001 over v1000)",
+            _over_fractions("v1001", "v1000"),
+            says="Appendix D: LR improves the accuracy by a significant amount, at F from .2 to .4",
+        ),
         Claim(
             "at F = 0.3, KAKURENBO is within half a point of full training",
             minus(metric("relief", "KAKURENBO, F = 0.3"), metric("relief", FULL_ROW)),
             above=-HALF_A_POINT,
+            says="Appendix D: with all components the accuracy is very close to the baseline",
         ),
-        Claim("DropTop gains accuracy over KAKURENBO", _over_fractions("KAKURENBO + DropTop", "KAKURENBO")),
-        Claim("DropTop gains accuracy over v1001", _over_fractions("v1001 + DropTop", "v1001")),
+        Claim(
+            "DropTop gains accuracy over KAKURENBO",
+            _over_fractions("KAKURENBO + DropTop", "KAKURENBO"),
+            says="Appendix D: DropTop raises 77.16 to 77.37 at F = .3",
+        ),
+        Claim(
+            "DropTop gains accuracy over v1001",
+            _over_fractions("v1001 + DropTop", "v1001"),
+            says="Appendix D: DropTop raises v1001 by .82",
+        ),
     ],
 )
 
@@ -656,8 +723,20 @@ KAKURENBO_FIGURE_6 = Artefact(
     here=RELIEF_SETUP,
     parts=[SEGMENTED_PART],
     claims=[
-        Claim("the top 2 % keep over half of their loss in the last ten epochs", top_stays, above=0.5, scale=1),
-        Claim("in the last epoch, their loss is over three times that of the others", top_above, above=3, scale=1),
+        Claim(
+            "the top 2 % keep over half of their loss in the last ten epochs",
+            top_stays,
+            above=0.5,
+            scale=1,
+            says="Appendix D: the largest losses do not fall significantly in the last epochs",
+        ),
+        Claim(
+            "in the last epoch, their loss is over three times that of the others",
+            top_above,
+            above=3,
+            scale=1,
+            says="Appendix D: they remain substantially above those of the other samples",
+        ),
     ],
     tables=_figure_6,
 )

@@ -11,11 +11,12 @@ PAGE_HEAD = """# Which results of the papers reproduce
 
 The command `thresher reproduce NAME` makes one table or figure, and `thresher reproduce all` makes all of them and this page.
 All experiments are at the scale of two CPU cores: small networks and small data stand for those of the papers, and each section
-names them. A claim of a paper is a number, measured with each seed, that should be above a limit. The claim is **reproduced**
-where the whole 95 % interval of the mean is above the limit, and **not reproduced** where the whole interval is below it.
-Otherwise, these seeds **cannot tell**: more of them are needed. A number of counted passes that is the same with every seed has
-no interval: such a claim **holds by count** or **fails by count**, and decides no table. A claim that does not reproduce here
-may still hold at the scale of the paper.
+names them. Each row of a section has what the paper says, in our words with the place, and a number, measured with each seed,
+that should be above a limit. The claim is **reproduced** where the whole 95 % interval of the mean is above the limit, and
+**not reproduced** where the whole interval is below it. Otherwise, these seeds **cannot tell**: more of them are needed. A
+number of counted passes that is the same with every seed has no interval: such a claim **holds by count** or **fails by
+count**, and decides no table. Some rows are conditions of our setup; where one does not hold, the table is **not tested**. A
+claim that does not reproduce here may still hold at the scale of the paper.
 
 Methods are compared with as many optimizer steps, or each row says how many it takes. A method that chooses in the batch trains
 either on batches that are **filled up** with the rows kept of several batches, which takes fewer steps, or on smaller batches
@@ -27,7 +28,8 @@ rows.
 
 PICTURES = "figures"
 """Folder of the pictures, beside the page."""
-CLAIM_COLUMNS = ["claim", "measured [95 % interval]", "limit", "verdict"]
+CLAIM_COLUMNS = ["the paper says", "measured here", "result [95 % interval]", "limit", "verdict"]
+CONDITION = "(a condition of our setup)"
 
 
 def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[str] = ()) -> str:
@@ -61,10 +63,12 @@ def summary_sentence(results: Sequence[Mapping[str, Any]]) -> str:
     verdicts = [found["verdict"] for found in results]
     counts = {verdict: verdicts.count(verdict) for verdict in VERDICTS}
     n, yes, no, open_ = len(verdicts), counts["reproduced"], counts["not reproduced"], counts["cannot tell"]
-    return (
+    untested = counts["not tested"]
+    text = (
         f"Of {n} tables and figures, {yes} {_verb(yes, 'reproduce')}, {no} {_verb(no, 'do')} not, and {open_} "
         f"{_verb(open_, 'need')} more seeds to decide at least one claim."
     )
+    return text if not untested else f"{text} Our setup does not test {untested} more."
 
 
 def _verb(count: int, plural: str) -> str:
@@ -80,7 +84,7 @@ def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
         for claim in found["claims"]
         if claim["verdict"] == "not reproduced"
     ]
-    header = ["", "claim", "measured [95 % interval]", "limit"]
+    header = ["", *CLAIM_COLUMNS[:-1]]
     return f"Claims that did not reproduce:\n\n{markdown_table(header, rows)}\n\nAll tables and figures:\n\n" if rows else ""
 
 
@@ -92,6 +96,7 @@ def section(found: Mapping[str, Any]) -> str:
         *([f"Numbers of an earlier version. {outdated}\n"] if outdated else []),
         f"{_capital(found['shows'])}. {found['here']}. Seeds: {len(found['seeds'])}. `thresher reproduce {found['name']}`\n",
         markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
+        *([f"{found['beside']}\n"] if found.get("beside") else []),
     ]
     for table in found["tables"]:
         lines += [f"{table['title']}:\n", markdown_table(table["header"], table["rows"]) + "\n"]
@@ -117,7 +122,7 @@ def _picture_names(found: Mapping[str, Any]) -> list[str]:
 def _claim_cells(claim: Mapping[str, Any]) -> list[str]:
     scale = claim["scale"]
     measured = "-" if claim["mean"] is None else with_interval(claim["mean"], claim["ci95"], scale)
-    return [claim["claim"], measured, f"{scale * claim['above']:+g}", claim["verdict"]]
+    return [claim.get("says") or CONDITION, claim["claim"], measured, f"{scale * claim['above']:+g}", claim["verdict"]]
 
 
 def _claim_counts(found: Mapping[str, Any]) -> str:

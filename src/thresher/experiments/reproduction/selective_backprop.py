@@ -21,18 +21,17 @@ from thresher.experiments.reproduction.artefact import (
 )
 
 SELECTIVE_BACKPROP_PAPER = "Selective-Backprop (arXiv 1910.00762)"
-ARMS_PART, ARMS_TASK, ARMS_EPOCHS = "arms", "fashion-mnist-small@10000", 15
+ARMS_PART, ARMS_TASK, ARMS_EPOCHS = "arms", "fashion-mnist-steady@10000", 20
 ARMS = {
-    "Selective-Backprop": "selective_backprop:beta=1:forward_passes=twice",
-    "Selective-Backprop, stale losses": "selective_backprop:beta=1:forward_passes=twice:score_every=3",
-    "Selective-Backprop, one forward pass": "selective_backprop:beta=1:forward_passes=once",
-    "importance sampling": "batch_importance",
+    "Selective-Backprop": "selective_backprop:beta=3:forward_passes=twice",
+    "Selective-Backprop, stale losses": "selective_backprop:beta=3:forward_passes=twice:score_every=3",
+    "Selective-Backprop, one forward pass": "selective_backprop:beta=3:forward_passes=once",
+    "importance sampling": "batch_importance:forward_passes=twice",
 }
 
 BATCHES = dict.fromkeys(ARMS, FILLED_BATCHES) | {
     FULL_ROW: FULL_BATCHES,
     "Selective-Backprop, one forward pass": SMALLER_BATCHES,
-    "importance sampling": SMALLER_BATCHES,
 }
 """Kind of the training batches of each row; what is compared is the time to an error, not the choice of the rows alone."""
 
@@ -94,27 +93,31 @@ TIME_TO_TARGET = Artefact(
     name="selective-backprop-time-to-target",
     paper=f"{SELECTIVE_BACKPROP_PAPER}, the experiment behind its abstract",
     shows="time to a target error: full training, Selective-Backprop, stale losses, importance sampling",
-    here="A small CNN on 10,000 images of Fashion-MNIST for the networks on CIFAR-10, CIFAR-100 and SVHN. "
-    "The paper: up to 3.5 times sooner than SGD, 1.02 to 1.8 times sooner than importance sampling, stale losses 26 % more",
+    here="A small CNN on 10,000 images of Fashion-MNIST for the networks on CIFAR-10, CIFAR-100 and SVHN; after a warm-up the "
+    "learning rate stays as it is, so that an error can be reached at any time; beta is 3; Selective-Backprop and importance "
+    "sampling both fill up batches. Of the paper, the abstract was available",
     parts=[ArtefactPart(ARMS_PART, ARMS_TASK, ARMS_EPOCHS, ARMS)],
     claims=[
         Claim(
-            "Selective-Backprop is sooner than full training at 1.2 times its error (CPU time)",
+            "how many times sooner than full training Selective-Backprop is at 1.2 times its error (CPU time)",
             sooner("Selective-Backprop", FULL_ROW, 1.2),
             above=1,
             scale=1,
+            says="Abstract: target errors are reached up to 3.5 times faster than with standard SGD",
         ),
         Claim(
-            "Selective-Backprop is sooner than importance sampling at 1.2 times that error",
+            "how many times sooner than importance sampling Selective-Backprop is at 1.2 times that error",
             sooner("Selective-Backprop", "importance sampling", 1.2),
-            above=1,
+            above=1.02,
             scale=1,
+            says="Abstract: and between 1.02 and 1.8 times faster than a state-of-the-art importance sampling approach",
         ),
         Claim(
-            "stale losses make Selective-Backprop sooner at 1.2 times that error",
+            "how many times sooner stale losses make Selective-Backprop at 1.2 times that error",
             sooner("Selective-Backprop, stale losses", "Selective-Backprop", 1.2),
-            above=1,
+            above=1.26,
             scale=1,
+            says="Abstract: stale losses accelerate it by a further 26 %",
         ),
     ],
     tables=_time_tables,

@@ -185,6 +185,14 @@ def one_cycle(progress: float, warm_up: float = 0.2, floor: float = 0.04) -> flo
     return 0.5 * (1 + math.cos(math.pi * (progress - warm_up) / (1 - warm_up)))
 
 
+def steady(progress: float, warm_up: float = 0.05, floor: float = 0.04) -> float:
+    """Returns a factor on the learning rate: linear from `floor` to 1 in the share `warm_up`, then 1.
+
+    The time to a target error then does not depend on the number of epochs that are planned.
+    """
+    return min(1.0, floor + (1 - floor) * progress / warm_up)
+
+
 @dataclass(frozen=True)
 class Task:
     """A task: data, a network, and settings of training.
@@ -207,6 +215,7 @@ class Task:
         metric: Name of the number that `evaluate` returns.
         has_images: Whether the inputs are images that a report can show.
         classes: Names of the classes in the order of their numbers. Default None: they have numbers alone.
+        lr_factor: Function from the share of training that is done to the factor on the learning rate. Default: `one_cycle`.
     """
 
     name: str
@@ -223,6 +232,7 @@ class Task:
     metric: str = "accuracy"
     has_images: bool = True
     classes: tuple[str, ...] | None = None
+    lr_factor: Callable[[float], float] = one_cycle
 
     def training(self, data: Data, seed: int) -> Training:
         """Returns new objects for one run."""
@@ -259,7 +269,7 @@ class Task:
 
     def schedule(self, progress: float) -> float:
         """Returns the factor on the learning rate at `run.progress`."""
-        return one_cycle(progress)
+        return self.lr_factor(progress)
 
     @property
     def recipe(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ content. A variable is an element that contains elements, compressed or not: fla
 
 `fashion-mnist-small-x4` has a batch size four times as large and, by the linear scaling rule, four times the learning rate.
 `fashion-mnist-small-b` has another recipe, for the setting (B) of KAKURENBO: random views of the images, with parts erased, and
-a small weight decay.
+a small weight decay. `fashion-mnist-steady` has a learning rate that stays as it is, for the time to a target error.
 """
 
 import gzip
@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.tasks.base import Data, Task, read_idx, with_wrong_labels, without_folder
+from thresher.experiments.tasks.base import Data, Task, read_idx, steady, with_wrong_labels, without_folder
 from thresher.experiments.tasks.networks import RandomView, perceptron, resnet8, resnet18, small_cnn
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -600,4 +600,7 @@ def with_larger_batches(factor: int) -> Task:
     )
 
 
-SMALL_TASKS = (SMALLEST, SECOND_RECIPE, with_larger_batches(2), with_larger_batches(4), with_larger_batches(8))
+STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr_factor=steady)
+
+
+SMALL_TASKS = (SMALLEST, SECOND_RECIPE, STEADY, with_larger_batches(2), with_larger_batches(4), with_larger_batches(8))

@@ -13,7 +13,7 @@ OWN_LISTS = ("loss_histogram", "hidden_by_class")
 """Entries of the history that are lists, of one length in all epochs."""
 
 Value = float | bool | str | None | list[Any] | dict[str, Any]
-Judgement = Literal["not reproduced", "cannot tell", "reproduced"]
+Judgement = Literal["not reproduced", "cannot tell", "not tested", "reproduced"]
 CountedJudgement = Literal["holds by count", "fails by count"]
 
 
@@ -306,7 +306,8 @@ class JudgedClaim(JsonFile):
     """A claim of a paper.
 
     Attributes:
-        claim: The claim in one sentence.
+        claim: What is measured, in one sentence.
+        says: What the paper says, with the place; "" for a condition of the setup.
         mean: Mean over the seeds; None where it is not known.
         ci95: Interval of the mean.
         above: Limit that the mean should exceed.
@@ -315,6 +316,7 @@ class JudgedClaim(JsonFile):
     """
 
     claim: str
+    says: str = ""
     mean: float | None
     ci95: list[float] | None = Field(min_length=2, max_length=2)
     above: float
@@ -361,6 +363,7 @@ class Reproduced(JsonFile):
         claims: The claims.
         tables: The tables.
         pictures: The pictures.
+        beside: What the reader should know beside it, as a sentence in Markdown.
         outdated: Reason why the runs must be trained anew, as a sentence; None where they are those that the command makes now.
     """
 
@@ -373,6 +376,7 @@ class Reproduced(JsonFile):
     claims: list[JudgedClaim]
     tables: list[Table]
     pictures: list[Picture] = []
+    beside: str = ""
     outdated: str | None = None
 
 

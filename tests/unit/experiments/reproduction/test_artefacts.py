@@ -3,6 +3,7 @@
 import base64
 import itertools
 import math
+import re
 import statistics
 
 import numpy as np
@@ -191,26 +192,48 @@ def test_values_that_are_not_finite_tell_nothing():
 @pytest.mark.parametrize(
     ("values", "counted", "verdict", "has_interval"),
     [
-        ((1.0, 1.0, 1.0), False, "cannot tell", False),
+        ((0.92, 0.92, 0.92), False, "cannot tell", False),
+        ((1.0, 1.0, 1.0), False, "reproduced", False),
+        ((0.5, 0.5, 0.5), False, "not reproduced", False),
         ((1.0, 1.0, 1.0), True, "holds by count", False),
         ((0.5, 0.5, 0.5), True, "fails by count", False),
         ((1.0, 1.01, 0.99), True, "reproduced", True),
     ],
 )
-def test_an_interval_without_width_judges_nothing(values, counted, verdict, has_interval):
+def test_an_interval_without_width_judges_only_far_from_the_limit(values, counted, verdict, has_interval):
     found = Claim("it costs less", lambda _, seed: values[seed], above=0.9, counted=counted).judge({}, (0, 1, 2))
     assert found["verdict"] == verdict and (found["ci95"] is not None) == has_interval
 
 
+def judged_as(*verdicts, says="the paper"):
+    return [{"verdict": verdict, "says": says} for verdict in verdicts]
+
+
+def test_a_condition_of_the_setup_that_does_not_hold_tests_nothing():
+    for verdict in ("not reproduced", "cannot tell"):
+        assert overall([*judged_as("reproduced", "not reproduced"), *judged_as(verdict, says="")]) == "not tested"
+    assert overall([*judged_as("reproduced"), *judged_as("reproduced", says="")]) == "reproduced"
+
+
+def test_each_claim_says_what_the_paper_says_and_where():
+    for artefact in ARTEFACTS.values():
+        said = [claim.says for claim in artefact.claims if claim.says]
+        assert said, artefact.name
+        for text in said:
+            assert re.match(
+                r"(Table \d|[CD]\.\d|Appendix [DE]|Section 4|Figure \d|Abstract|Analysis|Conclusion|\([a-f]\))", text
+            ), text
+
+
 def test_counts_decide_no_table():
-    assert overall(["fails by count", "reproduced"]) == "reproduced"
-    assert overall(["holds by count"]) == "cannot tell"
+    assert overall(judged_as("fails by count", "reproduced")) == "reproduced"
+    assert overall(judged_as("holds by count")) == "cannot tell"
 
 
 def test_one_claim_that_fails_decides():
     for verdicts in itertools.permutations(["reproduced", "cannot tell", "not reproduced"]):
-        assert overall(verdicts) == "not reproduced"
-    assert overall(["reproduced", "cannot tell"]) == "cannot tell" and overall(["reproduced"]) == "reproduced"
+        assert overall(judged_as(*verdicts)) == "not reproduced"
+    assert overall(judged_as("reproduced", "cannot tell")) == "cannot tell" and overall(judged_as("reproduced")) == "reproduced"
 
 
 def test_numbers_of_a_seed():
@@ -234,7 +257,7 @@ def test_what_a_component_adds_is_of_pairs_that_differ_in_it_alone():
         for bits in kakurenbo.VARIANT_BITS
     }
     measured = {"ablations": values}
-    assert [kakurenbo.gains(bit)(measured, 0) for bit in (1, 2, 3)] == [4, 2, 1]
+    assert [kakurenbo.gains("ablations", bit)(measured, 0) for bit in (1, 2, 3)] == [4, 2, 1]
 
 
 def test_top_losses_are_of_the_last_epochs(folder):
@@ -313,14 +336,13 @@ def test_the_cost_for_another_price_of_a_backward_pass():
     assert cost_at("p", "a", 1.0)(measured, 0) == pytest.approx(40 / 80)
 
 
-def test_weights_between_tasks_and_during_training():
+def test_weights_between_tasks():
     ends = dict(zip(ada_selection.RATE_TASKS, ((1, 0, 0), (0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0, 0)), strict=True))
     measured = {
         part: {ada_selection.WEIGHTS_ROW: {0: {"history": [dict(zip(ada_selection.WEIGHT_NAMES, end, strict=True))]}}}
         for part, end in ends.items()
     }
     assert ada_selection.weights_between_tasks(measured, 0) == 1
-    assert ada_selection.moved_weight("image")(measured, 0) == pytest.approx(2 / 3)
 
 
 def test_diet_drops_in_the_batch_what_makes_the_total():

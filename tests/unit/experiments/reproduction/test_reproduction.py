@@ -43,9 +43,15 @@ SMALL = Artefact(
         ArtefactPart("pruned", "digits@100", 1, {"pruned": "prune:scores={scores}:keep=0.5"}, scores=("el2n", 1, 1)),
     ],
     claims=[
-        Claim("half of the samples cost less", minus(cost("half", FULL_ROW), cost("half", "half")), counted=True),
-        Claim("they cost less than a quarter", minus(lambda *_: 0.25, cost("half", "half")), counted=True),
-        Claim("they take less than no time", lambda measured, seed: -measured["half"]["half"][seed]["cpu_s"]),
+        Claim(
+            "half of the samples cost less", minus(cost("half", FULL_ROW), cost("half", "half")), counted=True, says="Table 1"
+        ),
+        Claim("they cost less than a quarter", minus(lambda *_: 0.25, cost("half", "half")), counted=True, says="Table 1"),
+        Claim(
+            "they take less than no time",
+            lambda measured, seed: -measured["half"]["half"][seed]["cpu_s"],
+            says="Table 1: no time",
+        ),
     ],
 )
 
@@ -107,7 +113,8 @@ def test_the_page_tells_first_what_did_not_reproduce(made):
     assert "| [Another](#good) | what half of the samples do | reproduced | 1 holds by count |" in text
     assert "| 1 not reproduced, 1 holds by count, 1 fails by count |" in text
     failed, rest = text.split("All tables and figures:\n")
-    assert "| [A paper, table 1](#small) | they take less than no time | -" in failed and "less than no time" in rest
+    assert "| [A paper, table 1](#small) | Table 1: no time | they take less than no time | -" in failed
+    assert "less than no time" in rest and "| Table 1 | half of the samples cost less |" in rest
     assert "half of the samples cost less" not in failed and "did not reproduce:" not in reproduction_page([good])
     for line in text.splitlines():
         assert not line.startswith("|") or line.endswith("|")
@@ -213,3 +220,11 @@ def test_stopped_or_failed_runs_are_kept(monkeypatch, tmp_path, error, code, sai
     monkeypatch.setattr("thresher.experiments.reproduction.artefact.reproduce", fails)
     done = CliRunner().invoke(app, ["small", "--work", str(tmp_path)])
     assert done.exit_code == code and said in done.output and f"Finished runs are kept in {tmp_path}" in done.output
+
+
+def test_what_stands_beside_a_table_and_conditions_are_on_the_page(made):
+    condition = {**made[1]["claims"][0], "says": "", "claim": "the setup can tell"}
+    found = {**made[1], "claims": [condition], "verdict": "not tested", "beside": "See [results.md](results.md)."}
+    text = reproduction_page([found])
+    assert "| (a condition of our setup) | the setup can tell |" in text and "\nSee [results.md](results.md).\n" in text
+    assert "0 reproduce, 0 do not, and 0 need more seeds to decide at least one claim. Our setup does not test 1 more." in text
