@@ -11,13 +11,14 @@ import torch
 import typer
 from typer.testing import CliRunner
 
+from subset_cases import optional
 from thresher import scores
 from thresher.cli.prune import prune
 from thresher.cli.score import score
 from thresher.experiments import tasks
 from thresher.experiments.comparison import scoring
 from thresher.experiments.comparison.scoring import SCORES, export, in_epochs, make_scores, part_of
-from thresher.experiments.recipes.running import task_of
+from thresher.experiments.recipes.running import SmokeTask, task_of
 from thresher.experiments.training.loop import train
 from thresher.experiments.training.specs import parse_methods
 from thresher.scores import Scores
@@ -222,3 +223,42 @@ def test_costs_in_epochs():
 def test_export_refuses_other_endings(tmp_path):
     with pytest.raises(ValueError, match=r"ids\.csv: ids go to a file that ends in \.parquet or \.txt"):
         export(torch.arange(3), tmp_path / "ids.csv")
+
+
+RECIPE = """
+title: digits
+paper: {title: a paper, where: a table}
+data: {name: digits, kind: task, task: digits@128, samples: 128, shape: [1, 8, 8], classes: 10}
+model: {source: task, name: perceptron}
+method: "prune:scores=el2n.parquet:keep=0.5+selective_backprop:keep=0.5"
+epochs: 2
+batch: {per_worker: 32}
+optimizer: {name: sgd, lr: 0.1}
+published: []
+"""
+
+
+def test_the_scores_that_a_recipe_begins_with(tmp_path, monkeypatch):
+    """Its models are scored, and the recipe then takes the scores."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text(RECIPE)
+    task = task_of("recipe:mine.yaml")
+    with pytest.raises(
+        FileNotFoundError, match="no file of scores el2n.parquet; `thresher score --task recipe:mine.yaml --data"
+    ):
+        task.spec()
+    done = called("score", "--task", "recipe:mine.yaml", "--models", 1, "--epochs", 1, "--out", "el2n.parquet")
+    assert done.exit_code == 0 and "el2n of 128 samples" in done.output, done.output
+    assert Scores.load("el2n.parquet").provenance["recipe"]["model"] == task.recipe["model"]
+    run = train(task, task.load(task.find(None)), task.spec(), seed=0, epochs=1)
+    assert run["history"][0]["kept"] == 64
+
+
+def test_a_recipe_with_transforms_is_scored(tmp_path, monkeypatch):
+    """With its own network, on synthetic images."""
+    optional("torchvision")
+    small = SmokeTask.at("diet-sb-resnet20-cifar10", tmp_path)
+    monkeypatch.setattr(scoring, "task_of", lambda name: {"recipe:diet-sb-resnet20-cifar10": small}[name])
+    table = make_scores("recipe:diet-sb-resnet20-cifar10", "el2n", models=1, epochs=1)
+    assert table.samples == small.settings.data.samples and table.values.isfinite().all()
+    assert table.provenance["recipe"]["model"]["name"] == "resnet20"

@@ -253,7 +253,7 @@ class RecipeTask:
         found = self.given_method(text)
         missing = [file for file in score_files(found) if not Path(file).is_file()]
         if missing:
-            make = f"`thresher score --task {self.settings.data.task} --data DIR --out {missing[0]}` makes it"
+            make = f"`thresher score --task {self.name} --data DIR --out {missing[0]}` makes it"
             raise FileNotFoundError(f"{loading.display_path(self.file)}: method: no file of scores {missing[0]}; {make}")
         batches = 1.0 if self.before is None else self.before.batch.size / self.settings.batch.size
         return scale_counts(found, warmup_epochs=min(1.0, self.epochs / self.settings.epochs), warmup_steps=batches)

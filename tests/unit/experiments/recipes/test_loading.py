@@ -141,3 +141,14 @@ def test_no_such_recipe(tmp_path):
 def test_the_files_lie_beside_the_code():
     assert loading.folder() == Path(loading.__file__).parent
     assert len(list(loading.folder().glob("*.yaml"))) == len(loading.recipe_names()) == 21
+
+
+def test_scores_are_made_with_the_network_of_the_recipe():
+    """A task alone would train its own network."""
+    told = {}
+    for name in loading.recipe_names():
+        recipe = loading.read_recipe(loading.file_of(name))
+        texts = (*recipe.notes, *recipe.not_given.values(), recipe.method)
+        told[name] = re.findall(r"thresher score --task (\S+)", " ".join(texts))
+        assert bool(told[name]) == ("scores=" in recipe.method), name
+    assert all(one == f"recipe:{name}" for name, found in told.items() for one in found)

@@ -109,7 +109,8 @@ def test_a_wrong_method_is_told_with_its_place(of, text, message):
 
 def test_scores_that_are_not_there(of, tmp_path):
     task = of(method=f"prune:scores={tmp_path / 'el2n.parquet'}:keep=0.5")
-    with pytest.raises(FileNotFoundError, match=r"mine.yaml: method: no file of scores .*`thresher score --task line --data"):
+    command = f"`thresher score --task recipe:{task.file} --data DIR --out {tmp_path / 'el2n.parquet'}` makes it"
+    with pytest.raises(FileNotFoundError, match=f"mine.yaml: method: no file of scores .*{re.escape(command)}"):
         task.spec()
 
 
