@@ -101,9 +101,11 @@ def test_a_last_batch_that_is_not_full_is_shared_out_and_one_process_evaluates(r
 
 def test_steps_of_several_batches(results, alone):
     own, whole = results[0]["accumulated"], alone[1]["accumulated"]
-    assert_equal(comparable(own), comparable(whole))
-    assert own["metric"]["value"] == pytest.approx(whole["metric"]["value"], abs=1e-12)
-    assert own["cost"]["steps"] == cases.EPOCHS * 6
+    assert_equal(comparable(own["full"]), comparable(whole["full"]))
+    assert own["full"]["metric"]["value"] == pytest.approx(whole["full"]["metric"]["value"], abs=1e-12)
+    assert own["full"]["cost"]["steps"] == cases.EPOCHS * 6
+    other = results[1]["accumulated"]
+    assert other["weights"] == own["weights"] and other["by chance"]["cost"]["steps"] == own["by chance"]["cost"]["steps"]
 
 
 def test_costs_are_those_of_all_processes(results, alone):
