@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Ra
 import thresher
 from thresher.distributed import world as worlds
 from thresher.methods.contract import Requirements
-from thresher.plans import BatchPlan
+from thresher.plans import BatchPlan, EpochPlan
 
 N, BATCH, EPOCHS = 2561, 64, 4
 SEED = 3
@@ -63,6 +63,13 @@ class Tossed(Above):
         return BatchPlan((torch.rand(len(signals["id"]), generator=generator) < 0.5).nonzero().flatten()), dict(state)
 
 
+class DrawnInBlocks(thresher.FullData):
+    """A method that draws an order, and says that it plans for the block of a process."""
+
+    def plan_epoch(self, records: Any, *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        return EpochPlan(torch.arange(8), drawn=True)
+
+
 METHODS: dict[str, Callable[[], Any]] = {
     "FullData": thresher.FullData,
     "UniformSubset": lambda: thresher.UniformSubset(keep=0.5),
@@ -76,6 +83,13 @@ METHODS: dict[str, Callable[[], Any]] = {
     "by chance": lambda: Above(keep=0.5),
 }
 """Methods of which several processes make the training of one process, as long as batches are full."""
+
+
+OWN_ORDER: dict[str, Callable[[], Any]] = {
+    "ImportanceSampling": lambda: thresher.ImportanceSampling(keep=0.7, weights="unbiased"),
+    "Rais": thresher.Rais,
+}
+"""Methods that draw the order of training. The loss of a sample that two processes trained on is that of one of them."""
 
 
 def loader_of(kind: str, rank: int, size: int, data: Any, *, drop_last: bool = True) -> DataLoader[Any]:
@@ -232,8 +246,9 @@ def plans(rank: int, size: int) -> dict[str, Any]:
     """Trainings that are those of one process."""
     return {
         f"{name}, {kind}": trained(loader_of(kind, rank, size, samples()), rank, size, make())
-        for name, make in METHODS.items()
+        for name, make in (METHODS | OWN_ORDER).items()
         for kind in ("DistributedSampler", "Shuffle")
+        if name in METHODS or kind == "Shuffle"
     }
 
 
@@ -279,13 +294,16 @@ def in_the_batch(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
+FURTHER = ("twice by chance", "ImportanceSampling")
+
+
 def resumed(rank: int, size: int) -> dict[str, bool]:
     """Whether a run that goes on in the middle of an epoch has the weights and records of one that was not disturbed."""
     found = {}
     for kind in ("DistributedSampler", "Shuffle"):
-        for name in ("Kakurenbo", "Winnow", "InfoBatch", "by chance", *(["twice by chance"] if kind == "Shuffle" else [])):
+        for name in ("Kakurenbo", "Winnow", "InfoBatch", "by chance", *(FURTHER if kind == "Shuffle" else ())):
             more = {"forward_passes": "twice"} if name == "twice by chance" else {}
-            make = METHODS.get(name, lambda: thresher.SelectiveBackprop(beta=1))
+            make = (METHODS | OWN_ORDER).get(name, lambda: thresher.SelectiveBackprop(beta=1))
             whole = trained(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
             first = Training(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
             for number in range(2):
@@ -326,13 +344,13 @@ def resharded(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-GROWN = ("Kakurenbo", "Winnow")
+GROWN = ("Kakurenbo", "Winnow", "ImportanceSampling")
 
 
 def begun_alone(folder: str) -> None:
     """Trainings that one process without a group interrupts in the middle of an epoch."""
     for name in GROWN:
-        training = Training(shared_out(0, 1), 0, 1, METHODS[name]())
+        training = Training(shared_out(0, 1), 0, 1, (METHODS | OWN_ORDER)[name]())
         training.epoch(0)
         training.epoch(1, stop=3)
         checkpoint.save(training.parts(), checkpoint_id=f"{folder}/alone-{name}")
@@ -351,7 +369,7 @@ def shared_out(rank: int, size: int) -> DataLoader[Any]:
 
 def gone_on(folder: str, name: str, rank: int = 0, size: int = 1, group: Any = None) -> dict[str, Any]:
     """The rest of the training that was interrupted, in these processes; without a group in one."""
-    training = Training(shared_out(rank, size), rank, size, METHODS[name](), group)
+    training = Training(shared_out(rank, size), rank, size, (METHODS | OWN_ORDER)[name](), group)
     checkpoint.load(training.parts(), checkpoint_id=folder, process_group=group)
     for number in range(1, EPOCHS):
         training.epoch(number)
@@ -381,7 +399,8 @@ def refusals(rank: int, size: int) -> dict[str, str]:
         "another group": (thresher.FullData(), dealt(num_replicas=size + 1), {}),
         "over other samples": (thresher.FullData(), DataLoader(data, BATCH, sampler=DistributedSampler(range(9), **group)), {}),
         "a stream": (thresher.BigLoss(keep=0.5), DataLoader(Stream(), BATCH), {}),
-        "own order": (thresher.ImportanceSampling(), dealt(), {}),
+        "own order": (thresher.ImportanceSampling(), dealt(shuffle=False), {}),
+        "own order of blocks": (DrawnInBlocks(), dealt(), {}),
         "full pass": (thresher.GradMatch(), dealt(), {}),
         "stale losses": (thresher.BigLoss(keep=0.5), dealt(), {"scoring": thresher.Scoring(every_epochs=2)}),
         "by chance without losses": (Tossed(), dealt(), {}),

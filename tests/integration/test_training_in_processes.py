@@ -75,6 +75,21 @@ def test_the_training_is_that_of_one_process(results, name, kind):
     assert_one_training([one["plans"][f"{name}, {kind}"] for one in results], whole)
 
 
+def test_an_order_that_was_drawn_is_that_of_one_process(results):
+    """As long as all losses are refreshed: of two losses of one epoch, that of the lowest process counts, not the later one."""
+    name = "ImportanceSampling"
+    whole = cases.trained(cases.loader_of("Shuffle", 0, 1, cases.samples()), 0, 1, cases.OWN_ORDER[name]())
+    found = [{**one["plans"][f"{name}, Shuffle"], "records": {}} for one in results]
+    assert_one_training(found, {**whole, "records": {}})
+
+
+@pytest.mark.parametrize("name", cases.OWN_ORDER)
+def test_processes_that_draw_an_order_have_one_model(results, name):
+    found = [one["plans"][f"{name}, Shuffle"] for one in results]
+    assert all(torch.equal(own, other) for own, other in zip(found[0]["weights"], found[-1]["weights"], strict=True))
+    assert of_all(found, "history") == [found[0]["history"]] * len(found)
+
+
 @pytest.mark.parametrize("kind", ["accelerate", "accelerate, seedable"])
 @pytest.mark.parametrize("name", ["UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"])
 def test_loaders_that_accelerate_prepared(results, name, kind):
@@ -102,17 +117,20 @@ def test_a_run_goes_on_with_other_numbers_of_processes(results, name):
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 @pytest.mark.parametrize("name", cases.GROWN)
 def test_a_run_of_one_process_goes_on_with_several(results, name):
-    assert_gone_on(of_all(results, "grown", name), [cases.gone_on(results.folder / f"alone-{name}", name)])
+    assert_gone_on(
+        of_all(results, "grown", name), [cases.gone_on(results.folder / f"alone-{name}", name)], name in cases.METHODS
+    )
 
 
-def assert_gone_on(found, whole):
+def assert_gone_on(found, whole, records=True):
+    """Checks the rest of a training, with the records where each sample came once."""
     for number in range(cases.EPOCHS - 1):
         steps = [[step.sort().values.tolist() for step in steps_of(some, number)] for some in (found, whole)]
         assert steps[0] == steps[1]
     for own, expected in zip(found[0]["weights"], whole[0]["weights"], strict=True):
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-12)
     assert torch.equal(torch.cat(of_all(found, "trained")), torch.cat(of_all(whole, "trained")))
-    for column in whole[0]["records"]:
+    for column in whole[0]["records"] if records else ():
         own, expected = (torch.cat([one["records"][column] for one in some]) for some in (found, whole))
         torch.testing.assert_close(own, expected, equal_nan=True)
     assert sum(of_all(found, "forward")) == sum(of_all(whole, "forward"))
@@ -166,7 +184,8 @@ REFUSED = {
     "another group": "deals out its samples to process [01] of 3",
     "over other samples": "DistributedSampler over 9 samples, and its dataset has 2561",
     "a stream": "Stream, an IterableDataset.*Use a map-style dataset",
-    "own order": "ImportanceSampling draws the order of training itself.*another method",
+    "own order": "ImportanceSampling draws the order of training, but .* use shuffle=True",
+    "own order of blocks": r"DrawnInBlocks draws the order of training.* Leave out Requirements\(sharded=True\)",
     "full pass": "GradMatch needs the gradients of all samples",
     "stale losses": "Use every_epochs=1",
     "by chance without losses": "Tossed keeps rows by chance and without losses.*Use forward_passes='twice'",

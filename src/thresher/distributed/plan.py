@@ -111,10 +111,10 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
     """Returns the part of a plan of all samples that is of one shard, for a method that does not plan over shards.
 
     Args:
-        plan: Plan of all samples, the same on all ranks, with `drawn` False.
+        plan: Plan of all samples, the same on all ranks. Ids that were drawn stay whole: they are the order of all ranks.
         shard: The shard.
     """
-    inside = (plan.ids >= shard.first) & (plan.ids < shard.last)
+    inside = (plan.ids >= shard.first) & (plan.ids < shard.last) | plan.drawn
     refresh = plan.refresh
     return replace(
         plan,
@@ -133,7 +133,7 @@ class HeldPlan:
     Where everything is kept, or where lots without marks tell who is, no bits travel; otherwise one bit per sample does.
 
     Args:
-        own: Part of the plan that is of this rank's block. A plan that was drawn is that of one process.
+        own: Part of the plan that is of this rank's block. Ids that were drawn are those of all ranks, on each of them.
         layout: Blocks of the ranks.
         world: The ranks.
 
@@ -165,6 +165,7 @@ class HeldPlan:
         both_or_none = 0 if own.drawn else len(self._block) - number(np.bitwise_xor(bits, again))
         numbers = world.sum(np.array([self._kept, number(again), both_or_none], dtype=np.int64))
         self.rows, self.refreshed, both_or_none = numbers.tolist()
+        self.rows = self._kept if own.drawn else self.rows
         self.everything = not own.drawn and self.rows == layout.n
         self._lots = own.lots if world.size > 1 else None  # they spare the bits that travel
         self._marks: Marks | None = None
@@ -244,7 +245,7 @@ class HeldPlan:
     @property
     def asks_for_weights(self) -> bool:
         """Whether weights have to be asked for at other ranks."""
-        return self._world.size > 1 and self.own.weights is not None and self._weights is None
+        return self._world.size > 1 and self.own.weights is not None and self._weights is None and not self.own.drawn
 
     def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
         """Returns the weights of samples that are kept; None where the plan has none. All ranks call it.
@@ -257,6 +258,8 @@ class HeldPlan:
         """
         if self.own.weights is None:
             return None
+        if self.own.drawn:
+            return self.own.weights[torch.from_numpy(self._place(ids))]
         if self._weights is None:
             return self._fetched(ids, self.own.weights)
         other, winner = self._weights
@@ -281,7 +284,7 @@ class HeldPlan:
 
     @cached_property
     def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Function of the places of kept samples in the block that returns their places among the kept ones."""
+        """Function of places in the block, or of ids where the plan was drawn, that returns places among the kept samples."""
         if self.own.drawn:
             place = torch.empty(self._layout.n, dtype=torch.int32 if self._kept < 2**31 else torch.int64)
             place[self.own.ids] = torch.arange(self._kept, dtype=place.dtype)  # a sample that was drawn twice has one weight

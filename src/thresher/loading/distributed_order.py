@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, RankBatches, RankOrder, continued
@@ -102,15 +102,17 @@ class SharedSampler:
             consumed: Number of ids of its order that were consumed.
         """
         self._epoch = state["begun"]
-        epoch = self._epoch if active and consumed else state["epoch"]
+        # An epoch whose order was drawn has begun none of the sampler's.
+        epoch = self._epoch if active and consumed and self._epoch is not None else state["epoch"]
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
-    def begin(self, place: OrderPlace) -> int:
+    def begin(self, place: OrderPlace, *, drawn: bool = False) -> int:
         """Begins a pass, and returns the number of the epoch whose order it has.
 
         Args:
             place: Place that an interrupted epoch has reached.
+            drawn: Whether the plan has drawn an order, so that the pass takes none of the sampler. Default False.
 
         Raises:
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
@@ -119,6 +121,9 @@ class SharedSampler:
         check_unchanged(self._dataset, self.n)
         share_states(self._loader)
         sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
+        if drawn:
+            self._epoch = None
+            return epoch
         if place.consumed and epoch != self._epoch:
             raise RuntimeError(
                 f"The run goes on in the middle of an epoch whose order is that of epoch {self._epoch} of its "
@@ -245,7 +250,6 @@ class SharedOrder:
     """
 
     streams = False
-    is_free = False
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
         self.sizes = sampler = SharedSampler(loader, world)
@@ -254,6 +258,12 @@ class SharedOrder:
         self._kept: KeptOrder | None = None
 
     # What does not depend on the plan
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
+        sampler = self.sampler
+        return sampler.shuffle if isinstance(sampler, DistributedSampler) else isinstance(sampler, RandomSampler | Shuffle)
 
     @property
     def yields_once(self) -> bool:
@@ -326,7 +336,7 @@ class SharedOrder:
             RuntimeError: An interrupted epoch goes on, and the sampler was set to another epoch.
             ValueError: An interrupted epoch goes on, whose steps had other numbers of rows.
         """
-        epoch, found = self.sizes.begin(place), self._sizes_of(plan, sizes, everything)
+        epoch, found = self.sizes.begin(place, drawn=plan.own.drawn), self._sizes_of(plan, sizes, everything)
         if found is not None:
             Deal(found).step_at(place.stayed)
         rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, plan)
@@ -334,9 +344,14 @@ class SharedOrder:
 
     def _make(self, plan: HeldPlan, epoch: int, found: StepSizes | None) -> RankRows:
         """Returns the rows of this process in an epoch; all processes call it together."""
-        piece = self.sizes.order(epoch)
-        self._kept = None if plan.everything else KeptOrder(piece, self.n, plan.keeps, self._world)
-        piece, total = (piece, self.n) if self._kept is None else (self._kept.take, len(self._kept))
+        self._kept = None
+        if plan.own.drawn:
+            piece, total = self._drawn(plan), plan.rows
+        elif plan.everything:
+            piece, total = self.sizes.order(epoch), self.n
+        else:
+            self._kept = KeptOrder(self.sizes.order(epoch), self.n, plan.keeps, self._world)
+            piece, total = self._kept.take, len(self._kept)
         rows = self.sizes.dealt(piece, total, by_rows=found is not None)
         if found is not None and plan.own.keys is not None:
             world = self._world.size
@@ -344,6 +359,13 @@ class SharedOrder:
             steps = DrawnOrder(_continued(piece, total), candidates, drawn, plan.keys, self._world)
             rows = DrawnRows(steps, found, self._world)
         return rows
+
+    def _drawn(self, plan: HeldPlan) -> Piece:
+        """Returns the order that a plan has drawn, in the place of that of the sampler."""
+        ids = plan.own.ids.numpy()
+        # Each process has drawn it by itself, from records that all of them have gathered.
+        agree(self._world, {"the checksum of the order that was drawn": zlib.crc32(ids.tobytes())})
+        return lambda begin, end: ids[begin:end]
 
     def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
         """Returns how many ids of full training this process has consumed with its first so many rows of the epoch.

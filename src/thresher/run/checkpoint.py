@@ -382,7 +382,8 @@ class SavedForm:
         tensors: dict[str, Any] = dict.fromkeys((*MARKS, *OF_KEPT))
         if plan is None:
             return None, tensors
-        by_id = () if plan["drawn"] else tuple(name for name in tensors if plan[name] is not None)
+        parts = ("refresh",) if plan["drawn"] else tensors  # ids that were drawn are an order, with their weights beside them
+        by_id = tuple(name for name in parts if plan[name] is not None)
         own, block = {name: value for name, value in plan.items() if name not in by_id}, self._block
         for name in tensors:
             if name in by_id:
@@ -485,6 +486,11 @@ class Resharding:
                 f"load_state_dict: the {len(self._states)} processes have trained on {stayed} rows of the epoch in progress, "
                 f"which are not whole batches of {batch_size} rows in each of {world.size} processes. Choose the batch size so "
                 "that all processes together have batches of the same size as before, or save between epochs."
+            )
+        if world.size == 1 and stayed and self._first["active"] and self._plan is not None and self._plan.drawn:
+            raise ValueError(
+                "load_state_dict: several processes were in the middle of an epoch whose order was drawn, and one process "
+                "cannot go on there. Go on in several processes, or save between epochs."
             )
         order = self._first["shuffle"]
         if world.size == 1 and stayed and self._first["active"] and (order or {}).get("sampler") != "Shuffle":

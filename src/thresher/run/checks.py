@@ -168,16 +168,11 @@ def check_several(world: World, given: "Arguments", method: EpochMethod, batch: 
             "different numbers of batches. Use a map-style dataset, or one process."
         )
     check_shared(loader, world)
-    name, requires = type(method).__name__, requirements_of(method)
-    for needed, what in (
-        (requires.own_order, "draws the order of training itself"),
-        (bool(requires.full_pass), "needs the gradients of all samples in one place"),
-    ):
-        if needed:
-            raise ValueError(
-                f"{name} {what}, which {world.size} processes cannot do together. Train in one process, or use another method, "
-                "such as Kakurenbo."
-            )
+    if requirements_of(method).full_pass:
+        raise ValueError(
+            f"{type(method).__name__} needs the gradients of all samples in one place, which {world.size} processes do not "
+            "have. Train in one process, or use another method, such as Kakurenbo."
+        )
     if scoring is not None and scoring.every_epochs > 1:
         raise ValueError(
             "`scoring`: losses of earlier epochs are in the records of the process that holds a sample, not of the one that "

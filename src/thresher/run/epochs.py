@@ -152,6 +152,11 @@ class Planner:
         name = title_of(self._method)
         if not isinstance(plan, EpochPlan):
             raise TypeError(f"{name}.plan_epoch must return a thresher.EpochPlan, got {type(plan).__name__}")
+        if plan.drawn and shard.world.size > 1:
+            raise ValueError(
+                f"{name} draws the order of training, which is one of all samples, and plans for the block of each of "
+                f"{shard.world.size} processes. Leave out Requirements(sharded=True)."
+            )
         plan.check(shard)
         plan = as_spent(plan, self._settings.spend, shard.world)
         if plan.smaller_batches and self._fills():
@@ -598,6 +603,8 @@ class Epochs:
         plan, stage = self._plan, self.selection.stage
         self._accumulator.flush()
         if plan is not None and plan.refreshed:
+            # A sample may be trained on in one process and refreshed in another: its loss of the refresh is the later one.
+            self._records.come_home()
             before = self.timing.switch(REFRESH)
             self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
             self.timing.switch(before)

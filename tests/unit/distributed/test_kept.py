@@ -207,3 +207,24 @@ def test_what_one_process_holds_of_a_plan():
     tracemalloc.stop()
     assert size <= 0.3 * n and peak <= n
     assert held.refreshed == hidden.sum() and np.array_equal(held.refreshing()(0, n), np.flatnonzero(hidden))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_plan_that_was_drawn_is_whole_on_each_rank(size):
+    """Its ids are the order of all ranks, so that no weight has to be asked for; the refresh is shared out."""
+    ids, layout = torch.tensor([7, 299, 7, 0, 150]), ShardLayout(N, size, 8)
+    weights = torch.tensor([2.0, 1.0, 2.0, 0.5, 4.0])
+    plan = EpochPlan(ids, drawn=True, weights=weights, refresh=torch.arange(0, N, 2), remember={"x": torch.arange(N)})
+
+    def look(world):
+        part = part_of_plan(plan, layout.shard(world))
+        held = HeldPlan.of(part, layout, world)
+        found = held.weights(np.array([150, 7]))
+        block = layout.block(world.rank)
+        assert part.remember["x"].tolist() == [*block] and not held.asks_for_weights and not held.everything
+        return held.rows, held.refreshed, held.own.ids.tolist(), found, held.refreshing()(0, N)
+
+    every = on_ranks(size, look)
+    for rows, refreshed, order, found, _ in every:
+        assert (rows, refreshed, order, found.tolist()) == (5, N // 2, ids.tolist(), [4, 2])
+    assert np.concatenate([one[-1] for one in every]).tolist() == [*range(0, N, 2)]

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import thresher
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan
+from thresher.distributed.world import DisagreementError
 from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.order import IdBatchSampler, OrderPlace
 from thresher.plans import EpochPlan
@@ -161,3 +162,36 @@ def test_steps_with_other_numbers_of_rows():
 
     with pytest.raises(ValueError, match="trained on 5 rows, which are not those of the first steps"):
         on_ranks(2, begin)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_an_order_that_was_drawn_is_dealt_out_in_the_place_of_that_of_the_sampler(size):
+    drawn = torch.randint(N, (800,), generator=torch.Generator().manual_seed(0))
+
+    def make(block):
+        return EpochPlan(drawn, weights=1 + drawn / N, drawn=True)
+
+    found = on_ranks(size, lambda world: rows_of(world, make))
+    rows = -(-800 // size)
+    for rank, (ids, weights, places, samples, total, _) in enumerate(found):
+        whole = torch.cat([drawn, drawn[: rows * size - 800]])
+        assert ids.tolist() == whole[rank::size].tolist()
+        torch.testing.assert_close(weights, 1 + ids / N)
+        assert places == [*range(1, rows + 1)] and samples == rows and total == 800
+
+
+def test_ranks_that_drew_other_orders_are_refused():
+    def make(world):
+        return EpochPlan(torch.tensor([world.rank, 2, 2]), drawn=True)
+
+    with pytest.raises(DisagreementError, match="the order that was drawn"):
+        on_ranks(2, lambda world: rows_of(world, lambda block: make(world)))
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_only_a_shuffle_may_be_replaced(shuffle):
+    def free(world):
+        sampler = DistributedSampler(range(N), world.size, world.rank, shuffle=shuffle)
+        return SharedOrder(DataLoader(range(N), 7, sampler=sampler), world).is_free  # pyright: ignore
+
+    assert on_ranks(2, free) == [shuffle] * 2

@@ -23,6 +23,7 @@ PLANS = {
     "weights": replace(PLAN, weights=torch.rand(len(KEPT))),
     "refresh": replace(PLAN, refresh=torch.arange(0, N, 3)),
     "keys": replace(PLAN, smaller_batches=True, keys=torch.rand(len(KEPT))),
+    "drawn": EpochPlan(KEPT.flip(0), drawn=True, weights=torch.rand(len(KEPT)), refresh=torch.arange(0, N, 3)),
 }
 
 
@@ -83,7 +84,7 @@ def test_before_the_training_there_is_room_for_any_plan(size):
     assert [name for name, part in saved(size, PLAN)[0]["plan"].items() if part is not None] == ["ids"]
 
 
-def test_ids_that_were_drawn_are_of_one_process():
+def test_ids_that_were_drawn_stay_in_their_order():
     drawn = EpochPlan(torch.tensor([4, 4, 1]), drawn=True, weights=torch.tensor([1.0, 1.0, 2.0]))
     form = SavedForm(Shard.whole(N))
     own = {"plan": PackedPlan.of(drawn, Shard.whole(N)).state_dict()}
