@@ -206,7 +206,7 @@ def comparisons() -> dict[str, Any]:
 def refusals() -> dict[str, str]:
     """Messages of what is refused, before anything is written."""
     compared: dict[str, dict[str, Any]] = {
-        "importance_sampling": {"methods": "importance_sampling"},
+        "grad_match": {"methods": "grad_match"},
         "jobs": {"jobs": 2},
         "too many controls": {"methods": "winnow:share=0.02", "controls": ["smaller"]},
     }
