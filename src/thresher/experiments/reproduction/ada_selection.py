@@ -284,7 +284,7 @@ RATES_FIGURE = Artefact(
 
 BETAS = (0.0, 0.25, 0.5, 1.0)
 LITERAL_BETAS = (-1.0, -0.5, 0.0, 0.5, 1.0)
-LITERAL_TEXT = ":normalise=false:average=picked:uniform=flat"
+LITERAL_TEXT = ":importance=softmax:normalise=false:average=picked:uniform=flat:gamma=0.5"
 """Settings of AdaSelection.variant("literal")."""
 ABLATION_RATE = 0.3
 

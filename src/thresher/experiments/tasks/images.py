@@ -16,6 +16,7 @@ content. A variable is an element that contains elements, compressed or not: fla
 `fashion-mnist-small-x4` has a batch size four times as large and, by the linear scaling rule, four times the learning rate.
 `fashion-mnist-small-b` has another recipe, for the setting (B) of KAKURENBO: random views of the images, with parts erased, and
 a small weight decay. `fashion-mnist-steady` has a learning rate that stays as it is, for the time to a target error.
+`fashion-mnist-small-slow` and `mnist-5k-mlp-slow` have half of the learning rate with which full training is best.
 """
 
 import gzip
@@ -603,4 +604,10 @@ def with_larger_batches(factor: int) -> Task:
 STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr_factor=steady)
 
 
-SMALL_TASKS = (SMALLEST, SECOND_RECIPE, STEADY, with_larger_batches(2), with_larger_batches(4), with_larger_batches(8))
+SLOW = "-slow"
+"""Ending of the name of a task at half of the learning rate."""
+PERCEPTRON = next(task for task in IMAGE_TASKS if task.name == "mnist-5k-mlp")
+SLOWER = tuple(replace(task, name=task.name + SLOW, lr=task.lr / 2) for task in (SMALLEST, PERCEPTRON))
+
+
+SMALL_TASKS = (SMALLEST, SECOND_RECIPE, STEADY, *SLOWER, with_larger_batches(2), with_larger_batches(4), with_larger_batches(8))
