@@ -28,8 +28,8 @@
 #              attempts to go further than Winnow, on three tasks, into benchmarks/results/ and docs/winnow.md; about an hour,
 #              goes on where it was stopped
 # make ada-selection
-#              AdaSelection beside random selection with as many steps, on five tasks, into benchmarks/results/ and
-#              docs/results.md; ten minutes, goes on where it was stopped
+#              readings of AdaSelection beside random selection with as many steps, on eight tasks, into benchmarks/results/
+#              and docs/results.md; an hour, goes on where it was stopped
 # make league  one method of each family at half of the cost, on five tasks, into benchmarks/results/ and docs/league.md; about
 #              an hour of two cores, goes on where it was stopped
 # make reproduce

@@ -61,7 +61,7 @@ ENTRIES: Sequence[Entry] = (
     _of("rcap", "a budget for each class", unfit=("values", "positions"), keep=0.5),
     _of("importance_sampling", "draws with replacement by loss", keep=0.5),
     _of("selective_backprop", "backpropagates large losses of the batch", once=True, keep=0.25),
-    _of("ada_selection", "mixes selectors in the batch", once=True, keep=0.25),
+    _of("ada_selection", "mixes selectors in the batch", once=True, keep=0.25, importance="softmax", gamma=0.5),
     _of("threshold_keep", "keeps by gradient norm, without bias", once=True, keep=0.25),
     _of("div_bs", "rows of the batch that differ", once=True, keep=0.25, gradient="outputs"),
 )

@@ -5,12 +5,14 @@ digits, as products where the library adds logarithms. The library computes in s
 and the first one left out differ by less than that can tell, a step is undecided; few are.
 """
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, localcontext
 from fractions import Fraction
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -175,6 +177,7 @@ class Transcribed:
     adaboost: str
     uniform: str
     normalise: bool
+    importance: str
     weights: list[Decimal] = field(default_factory=list)
     before: list[Decimal | None] = field(default_factory=list)
     decided: bool = True
@@ -192,7 +195,9 @@ class Transcribed:
         lost = {i for i in range(n) if losses[i] is None or ("gradient_norm" in self.pool and grads[i] is None)}
         usable = [i for i in range(n) if i not in lost]
         units = [self.in_units(values, usable) for values in (losses, grads)]
+        inputs = self.inputs(losses, grads, draws)
         columns = {name: self.scores(name, *units, draws, usable, k) for name in self.pool}
+        columns = {name: self.voiced(name, column, n, k, inputs) for name, column in columns.items()}
         alphas = {name: self.alpha(column) for name, column in columns.items()}
         averages = [self.mean(name, columns[name], alphas[name], losses, lost, k) for name in self.pool]
         self.update(averages, losses, usable)
@@ -205,7 +210,26 @@ class Transcribed:
         tolerance = Decimal("1e-5") + Decimal("3e-6") * (
             max(sizes, default=0) + max((abs(units[0][i]) for i in usable), default=0)
         )
-        return self.top(total, k, tolerance + Decimal(self.loose), self.inputs(losses, grads, draws))
+        return self.top(total, k, tolerance + Decimal(self.loose), inputs)
+
+    def voiced(self, name: str, column: dict[int, Any], n: int, k: int, inputs: list[Any]) -> dict[int, Any]:
+        """What importances are the softmax of; undecided where rounding may change an order."""
+        if self.importance == "softmax" or not column:
+            return column
+        if self.importance == "spread":
+            mean = sum(column.values()) / len(column)
+            spread = (sum((value - mean) ** 2 for value in column.values()) / len(column)).sqrt()
+            size = max(map(abs, column.values()))
+            self.decided &= not 0 < spread < Decimal("1e-3") * size  # the rest of values that cancel
+            return {i: (value - mean) / (spread or 1) for i, value in column.items()}
+        order = sorted(column, key=lambda i: (column[i], i))
+        for one, two in itertools.pairwise(order):
+            close = column[two] - column[one] <= Decimal("1e-5") * (1 + abs(column[two])) + Decimal(self.loose)
+            self.decided &= name == "uniform" or not close or inputs[one] == inputs[two]
+        if self.importance == "votes":
+            return {i: Decimal(0) if i in order[-k:] else Decimal("-Infinity") for i in column}
+        lost, normal = n - len(order), NormalDist()
+        return {i: Decimal(normal.inv_cdf((lost + place + 0.5) / n)) for place, i in enumerate(order)}
 
     @property
     def loose(self) -> float:
@@ -228,6 +252,8 @@ class Transcribed:
     def scores(
         self, name: str, losses: list[Any], grads: list[Any], draws: list[float], usable: list[int], k: int
     ) -> dict[int, Any]:
+        if name == "uniform" and self.importance != "softmax":
+            return {i: Decimal(draws[i]) for i in usable}
         if name == "uniform":
             voted = sorted(usable, key=lambda i: (-draws[i], i))[:k]
             return {i: Decimal(0) if self.uniform == "flat" or i in voted else Decimal("-Infinity") for i in usable}
@@ -259,7 +285,10 @@ class Transcribed:
         if self.average == "weighted":
             return sum((alpha[i] * losses[i] for i in column), Decimal(0))
         kept = set(column)
-        if name == "uniform" and self.uniform == "drawn":
+        if self.importance != "softmax":
+            order = sorted(column, key=lambda i: (column[i], i))
+            kept = set(order[max(0, len(column) + len(lost) - k) :])  # those without a loss are kept before them
+        elif name == "uniform" and self.uniform == "drawn":
             kept = {i for i, value in column.items() if value.is_finite()}
             kept -= set(sorted(kept)[: max(0, len(kept) + len(lost) - k)])  # those without a loss are kept before them
         elif name != "uniform":
@@ -303,6 +332,7 @@ def hard_settings(r: np.random.Generator) -> dict[str, Any]:
     pools = [("big_loss", "small_loss", "uniform"), ("big_loss", "small_loss"), tuple(NAMES)]
     pool = pools[r.integers(3)] if r.random() < 0.5 else tuple(map(str, r.permutation(NAMES)[: r.integers(1, 8)]))
     normalise = bool(r.random() < 0.6)
+    importance = str(r.choice(["ranks", "ranks", "softmax", "softmax", "votes", "spread"]))
     return {
         "keep": str(r.choice(KEEPS)),
         "pool": pool,
@@ -311,8 +341,9 @@ def hard_settings(r: np.random.Generator) -> dict[str, Any]:
         "average": str(r.choice(["weighted", "weighted", "picked"])),
         "curriculum": bool(r.random() < 0.7),
         "adaboost": str(r.choice(["scaled", "paper_abs"])),
-        "uniform": str(r.choice(["drawn", "drawn", "flat"])),
+        "uniform": str(r.choice(["drawn", "drawn", "flat"])) if importance == "softmax" else "drawn",
         "normalise": normalise,
+        "importance": importance,
     }
 
 
@@ -369,13 +400,16 @@ def test_most_instances_are_decided_and_they_are_hard() -> None:
         met["decided"] += decided
         if decided:
             met.update(settings["pool"])
-            met.update(f"{name} {settings[name]}" for name in ("average", "curriculum", "adaboost", "uniform", "normalise"))
+            met.update(
+                f"{name} {settings[name]}"
+                for name in ("average", "curriculum", "adaboost", "uniform", "normalise", "importance")
+            )
             met["one"] += len(losses) == 1
             met["tied"] += len(set(losses)) < len(losses)
             met["lost"] += not any(map(math.isfinite, losses))
             met["spoilt"] += any(map(math.isfinite, losses)) and not all(map(math.isfinite, losses))
-    assert met.pop("decided") > 0.8 * met.pop("steps")
-    assert len(met) == 7 + 10 + 4 and min(met.values()) >= depth(4, 20), met
+    assert met.pop("decided") > 0.7 * met.pop("steps")
+    assert len(met) == 7 + 14 + 4 and min(met.values()) >= depth(4, 20), met
 
 
 # Worked vectors
@@ -393,21 +427,23 @@ def test_worked_vector_of_the_default(t: int) -> None:
     loss, k, before = np.array(L), 2, 1.3
     draws = torch.rand(5, generator=seeded(4)).numpy()
     u = loss / loss.mean()
-    big, small, vote = np.exp(u) / np.exp(u).sum(), np.exp(-u) / np.exp(-u).sum(), np.zeros(5)
-    vote[np.argsort(-draws)[:k]] = 1 / k
+    quantiles = np.array([NormalDist().inv_cdf((place + 0.5) / 5) for place in range(5)])
+    powers = np.exp(quantiles) / np.exp(quantiles).sum()
+    big, small, vote = (powers[np.argsort(np.argsort(order))] for order in (loss, -loss, draws))
     averages = np.array([voice @ loss for voice in (big, small, vote)])
     w = np.exp(0.5 * (averages - before) / before)
     w /= w.sum()
-    scores = np.exp(-u / t**0.5) * (w[0] * big + w[1] * small + w[2] * vote)
+    scores = np.exp(-u / t) * (w[0] * big + w[1] * small + w[2] * vote)
     method = AdaSelection(0.4)
-    start = {"log_weights": torch.full((3,), -math.log(3)), "average": torch.full((3,), before)}
+    start = {**method.init_state(), "average": torch.full((3,), before)}
     signals = {"id": torch.arange(5), "loss": torch.tensor(L)}
     plan, state = method.plan_batch(signals, start, step=t - 1, generator=seeded(4))
     assert state["average"].tolist() == pytest.approx(averages, abs=1e-6)
-    assert list(method.report(state).values()) == pytest.approx(w.tolist(), abs=1e-6)
+    share = len({*plan.rows.tolist()} & {*np.argsort(-draws)[:k].tolist()}) / k
+    assert list(method.report(state).values()) == pytest.approx([*w, share], abs=1e-6)
     assert plan.rows.tolist() == sorted(np.argsort(scores)[-k:].tolist())
-    assert w == pytest.approx([0.404248, 0.302505, 0.293248], abs=1e-6)
-    assert t > 1 or scores == pytest.approx([0.238698, 0.076846, 0.100551, 0.032128, 0.027400], abs=1e-6)
+    assert w == pytest.approx([0.409892, 0.280210, 0.309897], abs=1e-6)
+    assert t > 1 or scores == pytest.approx([0.189722, 0.088579, 0.096437, 0.034388, 0.033479], abs=1e-6)
 
 
 @pytest.mark.parametrize(
