@@ -4,9 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from depth import depth
 from in_process import InProcessWorkers
+from thresher.cli.reproduce import reproduce as command
 from thresher.experiments.comparison import compare as comparison
 from thresher.experiments.reproduction import ARTEFACTS
 from thresher.experiments.reproduction.artefact import Artefact, ArtefactPart, reproduce
@@ -36,3 +39,38 @@ def test_a_short_training_is_judged_and_shown(name: str, tmp_path: Path, monkeyp
     assert all(claim["verdict"] for claim in found["claims"]) and found["tables"]
     assert all(row["steps"] > 0 for part in found["parts"] for row in part["summary"])
     assert len(found["pictures"]) == (name in ("diet-sb-e", "diet-sb-f"))
+
+
+AT_FULL_SIZE = {
+    "kakurenbo-table-2": "wrn-28-10",
+    "selective-backprop-time-to-target": "selective-backprop-cifar10",
+    "adaselection-weights": "adaselection-line",
+    "diet-sb-a": "diet-sb-resnet20-cifar10",
+}
+"""One table or figure of each paper, with a recipe."""
+app = typer.Typer()
+app.command()(command)
+
+
+@pytest.mark.parametrize("name", AT_FULL_SIZE)
+def test_a_recipe_at_smoke_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "Workers", InProcessWorkers)
+    recipe = AT_FULL_SIZE[name]
+    given = [
+        name,
+        "--recipe",
+        recipe,
+        "--data",
+        str(tmp_path),
+        "--smoke",
+        "--work",
+        str(tmp_path / "work"),
+        "--jobs",
+        "1",
+        "-q",
+    ]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    assert f"the recipe `{recipe}`" in " ".join(done.output.split()) and "is not read" in done.output
+    assert (tmp_path / "work" / "results" / f"{name}@{recipe}-smoke.json").exists()
+    assert f"smoke:{recipe}, 8 epochs" in (tmp_path / "work" / f"{name}@{recipe}-smoke.md").read_text() or "weights" in name

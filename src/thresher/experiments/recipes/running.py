@@ -1,6 +1,8 @@
 """Trains a recipe once, at full size or as a smoke test."""
 
+import getpass
 import math
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -218,12 +220,16 @@ def _generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+SMOKE = "smoke:"
+"""Prefix of the name of a recipe that is to be tried out with a small network on made-up data."""
+
+
 def task_of(name: str) -> Trainable:
     """Returns the task, recipe or script that a name stands for.
 
     Args:
         name: Name of a task; `NAME@SAMPLES` for a subset of its training samples, see `tasks.built_in`; `recipe:NAME`, see
-            `RecipeTask`; or `FILE.py:FUNCTION`, see `Script`.
+            `RecipeTask`; `smoke:NAME`, see `SmokeTask`; or `FILE.py:FUNCTION`, see `Script`.
 
     Raises:
         ValueError: There is no such task, and the message lists all tasks; no number after the @; or no such function.
@@ -232,6 +238,8 @@ def task_of(name: str) -> Trainable:
     path, colon, function = name.rpartition(":")
     if path == "recipe":
         return RecipeTask.of(function)
+    if name.startswith(SMOKE):
+        return SmokeTask.at(function, Path(tempfile.gettempdir()) / f"thresher-{getpass.getuser()}" / function)
     if colon and path.endswith(".py"):
         return Script.of(Path(path), function)
     return built_in(name)

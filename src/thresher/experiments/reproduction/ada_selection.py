@@ -128,7 +128,7 @@ def mean_ranks(measured: RunsByPart, part: str) -> list[float]:
 
 
 def _table_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
-    own = [[part, *(f"{rank:.1f}" for rank in mean_ranks(measured, part))] for part in RATE_TASKS]
+    own = [[part, *(f"{rank:.1f}" for rank in mean_ranks(measured, part))] for part in measured]
     return [
         PageTable("Mean rank over the rates, here", ["", *TABLE_COLUMNS], own),
         steps_table(measured),
@@ -138,7 +138,7 @@ def _table_3(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
 
 def _table_4(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable]:
     own = []
-    for part in RATE_TASKS:
+    for part in measured:
         seeds = list(measured[part][FULL_ROW])
         values = [[over_rates(part, method)(measured, seed) for seed in seeds] for method in TABLE_COLUMNS]
         means = [f"{100 * statistics.mean(of):.2f} ± {100 * statistics.stdev(of):.2f}" for of in values]
@@ -153,7 +153,7 @@ def _table_4(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageTable
 def steps_table(measured: RunsByPart) -> PageTable:
     """Returns the numbers of optimizer steps, in the mean over rates and seeds; those of all selectors are equal."""
     rows = []
-    for part in RATE_TASKS:
+    for part in measured:
         of_methods = [mean_of([_steps_at(part, method, rate) for rate in RATES]) for method in TABLE_COLUMNS]
         seeds = list(measured[part][FULL_ROW])
         rows.append([part, *(f"{statistics.mean(of(measured, seed) for seed in seeds):.0f}" for of in of_methods)])
@@ -173,7 +173,7 @@ def _published(title: str, numbers: Mapping[str, Sequence[float | None]]) -> Pag
 
 def _by_rate(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     tables = []
-    for part in RATE_TASKS:
+    for part in measured:
         rows = []
         for method in SELECTOR_NAMES:
             reached = [f"{100 * _at_rate(measured, part, method, rate):.2f}" for rate in RATES]
@@ -195,6 +195,15 @@ def _time(measured: RunsByPart, part: str, method: str, rate: float) -> float:
     return statistics.median(cpu(part, name)(measured, seed) for seed in measured[part][name])
 
 
+FULL_SIZE = {
+    "adaselection-cifar10": "image",
+    "adaselection-cifar100": "image",
+    "adaselection-svhn": "image",
+    "adaselection-line": "line",
+    "adaselection-bike": "bike",
+    "adaselection-wikitext2": "text",
+}
+"""Recipes of the paper's data sets, by the part that they train at full size."""
 FOUR_TASKS_SETUP = (
     "A small CNN on 4,000 digits of MNIST, an MLP on a straight line with outliers on both sides or on one, an MLP on "
     "Bikeshare, a small transformer on a text; metrics are shares (accuracy, or R2 where the paper has losses). The formulas "
@@ -211,10 +220,12 @@ ADA_SELECTION_TABLE_3 = Artefact(
             f"{part}: AdaSelection is better than the best of its three candidates, in the mean over the rates",
             minus(over_rates(part, ADA_SELECTION), largest_of([over_rates(part, method) for method in DEFAULT_POOL])),
             says="Section 4: AdaSelection outperforms all the candidate baselines, and is the best selection among them",
+            part=part,
         )
         for part in RATE_TASKS
     ],
     tables=_table_3,
+    recipes=FULL_SIZE,
 )
 ADA_SELECTION_TABLE_4 = Artefact(
     name="adaselection-table-4",
@@ -229,6 +240,7 @@ ADA_SELECTION_TABLE_4 = Artefact(
                 _gain_over(part, ADA_SELECTION, UNIFORM_SELECTION),
                 says="Table 4: better on five of six data sets: CIFAR-100 71.38 and 71.05, SVHN 93.38 and 93.32, line 8.42 and "
                 "12.37, bike 3.45 and 3.48, Wikitext-2 5.52 and 5.53; worse on CIFAR-10",
+                part=part,
             )
             for part in RATE_TASKS
         ),
@@ -236,6 +248,7 @@ ADA_SELECTION_TABLE_4 = Artefact(
             "image: Big Loss is better than Small Loss",
             _gain_over("image", "Big Loss", "Small Loss"),
             says="Section 4: in classification Small Loss does not perform well compared to Big Loss",
+            part="image",
         ),
         *(
             claim
@@ -245,16 +258,19 @@ ADA_SELECTION_TABLE_4 = Artefact(
                     f"{part}: Small Loss is better than Big Loss",
                     _gain_over(part, "Small Loss", "Big Loss"),
                     says="Section 4: Big Loss does not perform better than Small Loss in regression (10.94 and 52.25)",
+                    part=part,
                 ),
                 Claim(
                     f"{part}: AdaSelection is better than full training",
                     _gain_over(part, ADA_SELECTION, FULL_ROW),
                     says="Table 4: a loss of 8.42 where training without selection has 10.51",
+                    part=part,
                 ),
             )
         ),
     ],
     tables=_table_4,
+    recipes=FULL_SIZE,
 )
 RATES_FIGURE = Artefact(
     name="adaselection-rates",
@@ -272,14 +288,17 @@ RATES_FIGURE = Artefact(
             above=len(SELECTOR_NAMES) - 1.5,
             scale=1,
             says="Section 4 on CIFAR-10: almost all methods reduce the time by at least 20 % for all rates; here: all but one",
+            part="image",
         ),
         Claim(
             "image: AdaSelection with four candidates (gradient norm as the fourth) is better than full training at 0.1",
             minus(metric("image", FOUR_AT_LOWEST), metric("image", FULL_ROW)),
             says="Section 4 on SVHN: with four candidates accuracy can surpass training without selection even at 0.1",
+            part="image",
         ),
     ],
     tables=_by_rate,
+    recipes=FULL_SIZE,
 )
 
 BETAS = (0.0, 0.25, 0.5, 1.0)
@@ -320,6 +339,7 @@ BETA_FIGURE = Artefact(
             lambda measured, seed, part=part: -beta_spread(part)(measured, seed),
             above=-0.01,
             says="Section 4: the method does not require tuning for different tasks",
+            part=part,
         )
         for part in RATE_TASKS
     ]
@@ -334,6 +354,7 @@ BETA_FIGURE = Artefact(
             says="Figure 7: SVHN is more sensitive to the choice of beta than CIFAR-10 and CIFAR-100",
         )
     ],
+    recipes=FULL_SIZE,
 )
 
 ABLATED_POOLS = {
@@ -364,9 +385,11 @@ POOL_ABLATION = Artefact(
                 metric(part, "big, small"),
             ),
             says="Section 4: properly chosen candidates are needed; the pools have two to four of them",
+            part=part,
         )
         for part in RATE_TASKS
     ],
+    recipes=FULL_SIZE,
 )
 
 WEIGHTS_ROW = row_name(ADA_SELECTION, ABLATION_RATE)
@@ -394,7 +417,7 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 def _figure_8(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     tables = []
-    for part in RATE_TASKS:
+    for part in measured:
         seeds = list(measured[part][WEIGHTS_ROW])
         found = np.mean([weights_by_epoch(measured, part, seed) for seed in seeds], axis=0)
         rows = [[str(epoch), *(f"{weight:.3f}" for weight in weights)] for epoch, weights in enumerate(found)]
@@ -419,6 +442,7 @@ WEIGHTS_FIGURE = Artefact(
         )
     ],
     tables=_figure_8,
+    recipes=FULL_SIZE,
 )
 
 ADA_SELECTION_ARTEFACTS = (

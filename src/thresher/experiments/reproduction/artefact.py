@@ -75,6 +75,7 @@ class Claim:
         counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
         says: What the paper says, in our words, with the place. Default "": a condition that our setup must meet before the
             claims mean anything.
+        part: Name of the part that the claim is about. Default "": the only part, or all parts together.
     """
 
     text: str
@@ -83,6 +84,7 @@ class Claim:
     scale: float = 100.0
     counted: bool = False
     says: str = ""
+    part: str = ""
 
     def judge(self, measured: RunsByPart, seeds: Sequence[int]) -> dict[str, Any]:
         """Judges the claim by the runs of some seeds.
@@ -167,6 +169,7 @@ class Artefact:
         pictures: Function that makes the pictures of the page. Default: none.
         seeds: Distinct random seeds, at least three.
         beside: What the reader should know beside it, as a sentence in Markdown, such as a result that contradicts it.
+        recipes: Names of the recipes that train a part at full size, with the name of that part, see `full_size.at_full_size`.
     """
 
     name: str
@@ -179,6 +182,7 @@ class Artefact:
     pictures: MakePictures | None = None
     seeds: Sequence[int] = (0, 1, 2)
     beside: str = ""
+    recipes: Mapping[str, str] = field(default_factory=dict)
 
 
 def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
@@ -266,7 +270,8 @@ def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
         if found["method"] in controls:
             cells = _summary_cells(controls[found["method"]], FULL_BATCHES)
             rows.append([f"  random samples at the cost of {row}", *cells, ""])
-    return PageTable(f"{part.name}: {part.task}, {part.epochs} epochs", header, rows)
+    title = part.task if ":" in part.task else f"{part.name}: {part.task}"  # a recipe has its own name
+    return PageTable(f"{title}, {part.epochs} epochs", header, rows)
 
 
 FULL_BATCHES, FILLED_BATCHES, SMALLER_BATCHES = "full", "filled up", "as selected"
@@ -340,7 +345,7 @@ def reproduce(
 
 def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any) -> dict[str, Any]:
     """Returns the results of a part; `labels` has the label of each row's method, and runs name the files of their scores."""
-    folder = work / f"{part.task}-{part.epochs}"
+    folder = work / f"{part.task.replace(':', '-')}-{part.epochs}"
     sets = _scores_files(part, work, options["data"], len(artefact.seeds))
     specs = specs_of(part, sets[0] if sets else None)
     found = compare(part.task, list(specs.values()), artefact.seeds, part.epochs, folder, controls=part.controls, **options)
@@ -384,7 +389,7 @@ def _scores_files(part: ArtefactPart, work: Path, data: Path | None, seeds: int)
     if part.scores is None:
         return []
     name, models, epochs = part.scores
-    stem = f"{part.task}-{name}-{models}x{epochs}"
+    stem = f"{part.task.replace(':', '-')}-{name}-{models}x{epochs}"
     paths = [work / "scores" / f"{stem}{f'-{number}' if number else ''}.parquet" for number in range(seeds)]
     paths = paths if part.score_sets else paths[:1]
     for number, path in enumerate(paths):

@@ -39,6 +39,7 @@ MNIST_SETUP = (
     "A small CNN on 4,000 digits of MNIST for GoogLeNet and ResNet-18 on CIFAR-100; a perceptron is the second architecture. "
     "Selective-Backprop and Random-Backprop both fill up batches, so that they take as many optimizer steps"
 )
+POSTER_RECIPES = ("diet-sb-googlenet-cifar100", "diet-sb-resnet18-cifar100", "diet-sb-resnet20-cifar10")
 DROPPED_SHARES = (0.25, 0.5, 0.75, 0.9)
 
 
@@ -101,6 +102,7 @@ PANEL_A = Artefact(
         ),
     ],
     seeds=(0, 1, 2, 3, 4),
+    recipes=dict.fromkeys(POSTER_RECIPES, "a"),
 )
 
 PANEL_B = Artefact(
@@ -154,6 +156,7 @@ PANEL_B = Artefact(
         ),
     ],
     seeds=(0, 1, 2, 3, 4),
+    recipes=dict.fromkeys(POSTER_RECIPES, "b"),
 )
 
 
@@ -309,10 +312,12 @@ PANEL_D = Artefact(
             least_used_overlap(part, 0.25),
             above=0.5,
             says="(d): images that are least used in SB often have a low EL2N score",
+            part=part,
         )
         for part in ("cnn", "mlp")
     ],
     tables=_panel_d,
+    recipes=dict.fromkeys(POSTER_RECIPES, "cnn"),
 )
 PANEL_E = Artefact(
     name="diet-sb-e",
@@ -403,6 +408,7 @@ RUNTIME_TABLE = Artefact(
         )
     ],
     seeds=(0, 1, 2, 3, 4),
+    recipes=dict.fromkeys(POSTER_RECIPES, "runtime"),
 )
 
 DIET_SB_ARTEFACTS = (PANEL_A, PANEL_B, PANEL_C, PANEL_D, PANEL_E, PANEL_F, RUNTIME_TABLE)

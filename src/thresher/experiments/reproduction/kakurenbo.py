@@ -78,7 +78,7 @@ def pretraining_gain(measured: RunsByPart, seed: int) -> float:
 
 
 KAKURENBO_TABLE_2 = Artefact(
-    name="kakurenbo-table-2",
+    name="kakurenbo-table-2-deit",
     paper=f"{KAKURENBO_PAPER}, appendix, table 2, the columns of DeiT",
     shows="pretraining with selection, then plain fine-tuning: downstream accuracy and cost of pretraining",
     here="A vision transformer of four layers pretrained on generated contours, 10 epochs, and fine-tuned on digits, for "
@@ -127,7 +127,7 @@ NETWORK_PARTS = [
     )
 ]
 KAKURENBO_NETWORKS = Artefact(
-    name="kakurenbo-table-2-networks",
+    name="kakurenbo-table-2",
     paper=f"{KAKURENBO_PAPER}, appendix, table 2, the columns of ImageNet-1K and CIFAR-100",
     shows="accuracy of several networks and recipes with a maximum fraction of 0.3",
     here=f"{SECOND_SETUP}; ResNet-8 on 4,000 images of Fashion-MNIST; a perceptron and a CNN on 4,000 digits of MNIST. Each "
@@ -139,10 +139,18 @@ KAKURENBO_NETWORKS = Artefact(
             minus(metric(part.name, "KAKURENBO-0.3"), metric(part.name, FULL_ROW)),
             above=-HALF_A_POINT,
             says=f"Table 2: {part.published['KAKURENBO-0.3']} where full training has {part.published[FULL_ROW]}",
+            part=part.name,
         )
         for part in NETWORK_PARTS
     ],
     beside="A wider CNN, trained at a rate of its own, loses .55 points with KAKURENBO: see [results.md](results.md).",
+    recipes={
+        "resnet50": "ResNet-8",
+        "resnet50-a": "CNN, recipe A",
+        "resnet50-b": "CNN, recipe B",
+        "efficientnet-b3": "perceptron",
+        "wrn-28-10": "CNN on digits",
+    },
 )
 
 
@@ -191,6 +199,7 @@ KAKURENBO_TABLE_3 = Artefact(
                 minus(metric(part.name, f"KAKURENBO-{fraction}"), metric(part.name, FULL_ROW)),
                 above=-loss / 100,
                 says=f"Table 3: {loss:.2f} points are lost at {fraction}, setting ({part.name[-1]})",
+                part=part.name,
             )
             for part, fraction, loss in LOSSES_BY_FRACTION
         ),
@@ -200,12 +209,14 @@ KAKURENBO_TABLE_3 = Artefact(
                 lambda measured, seed, name=part.name: 1 - cpu(name, "KAKURENBO-0.3")(measured, seed),
                 above=saved,
                 says=f"C.3: the total time falls by {100 * saved:g} % at 0.3, setting ({part.name[-1]})",
+                part=part.name,
             )
             for part, saved in zip(RECIPE_PARTS, (0.195, 0.078), strict=True)
         ),
     ],
     seeds=(0, 1, 2, 3, 4),
     beside="A wider CNN, trained at a rate of its own, loses .55 points with KAKURENBO: see [results.md](results.md).",
+    recipes={"resnet50-a": "recipe A", "resnet50-b": "recipe B"},
 )
 
 
@@ -241,9 +252,11 @@ KAKURENBO_TABLE_4 = Artefact(
             minus(metric(f"batch x{factor}", "KAKURENBO-0.4"), metric(f"batch x{factor}", FULL_ROW)),
             above=-2 * HALF_A_POINT,
             says="C.3: large batches keep the accuracy or lose a trivial part of it; by table 4 up to .97 points",
+            part=f"batch x{factor}",
         )
         for factor in BATCH_FACTORS
     ],
+    recipes={"resnet50-a": "batch x1"},
 )
 
 
@@ -313,27 +326,32 @@ KAKURENBO_TABLE_5 = Artefact(
                 f"{part}: hiding alone (v1000) loses accuracy",
                 minus(metric(part, FULL_ROW), metric(part, "v1000")),
                 says="C.4: with HE alone, accuracy degrades slightly (73.68 to 72.25)",
+                part=part,
             ),
             Claim(
                 f"{part}: adjusting the learning rate gains accuracy, in the mean of four pairs",
                 gains(part, 3),
                 says="C.4: LR improves the accuracy by a significant amount, from .46 to .83",
+                part=part,
             ),
             Claim(
                 f"{part}: reducing the fraction gains accuracy, in the mean of four pairs",
                 gains(part, 2),
                 says="C.4: all combinations with RF are better than those without it",
+                part=part,
             ),
             Claim(
                 f"{part}: with all of them (v1111), accuracy is within half a point of full training's",
                 minus(metric(part, "v1111"), metric(part, FULL_ROW)),
                 above=-HALF_A_POINT,
                 says="C.4: with all strategies accuracy is very close to the baseline (73.6 and 73.68)",
+                part=part,
             ),
         )
     ],
     seeds=tuple(range(8)),
     beside="Hiding takes fewer steps, and the adjusted rate makes up for them: it can gain only where a higher rate would.",
+    recipes={"resnet50-a": "CNN"},
 )
 KAKURENBO_TABLE_5_MOVING_BACK = Artefact(
     name="kakurenbo-table-5-moving-back",
@@ -385,6 +403,7 @@ OTHER_METHODS = Artefact(
     ],
     beside="The table with the numbers of these methods is in the paper's main text, which was not available: the other rows "
     "of the table below are ours alone.",
+    recipes={"resnet50-a": "others", "wrn-28-10": "others"},
 )
 
 KAKURENBO_TABLES = (
@@ -439,6 +458,7 @@ KAKURENBO_FIGURE_1 = Artefact(
         )
     ],
     tables=_figure_1,
+    recipes={"resnet50-a": "inside"},
 )
 
 
@@ -484,6 +504,7 @@ KAKURENBO_FIGURE_2 = Artefact(
         )
     ],
     tables=_figure_2,
+    recipes={"resnet50-a": "inside"},
 )
 
 
@@ -550,6 +571,7 @@ KAKURENBO_FIGURE_3 = Artefact(
     ],
     tables=_figure_3,
     seeds=(0, 1, 2, 3, 4),
+    recipes={"efficientnet-b3": "evolution"},
 )
 
 # Figure 4: convergence with two recipes
@@ -564,8 +586,8 @@ SHOWN_EPOCHS = 6
 
 def _figure_4(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     tables = []
-    for part in CONVERGENCE_PARTS:
-        runs = {row: list(measured[part.name][row].values()) for row in (FULL_ROW, HIDING_ROW)}
+    for part, of_part in measured.items():
+        runs = {row: list(of_part[row].values()) for row in (FULL_ROW, HIDING_ROW)}
         name = runs[FULL_ROW][0]["metric"]["name"]
         columns = [_means_by_epoch(runs[row], of) for of in (name, "cpu_s") for row in runs]
         shown = sorted({round(at) for at in np.linspace(0, len(columns[0]) - 1, SHOWN_EPOCHS)})
@@ -574,7 +596,7 @@ def _figure_4(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
             for at in shown
         ]
         header = ["epoch", *(f"{row}, {of}" for of in (f"{name}, %", "CPU s") for row in runs)]
-        tables.append(PageTable(f"{part.name}, mean of the seeds", header, rows))
+        tables.append(PageTable(f"{part}, mean of the seeds", header, rows))
     return tables
 
 
@@ -593,16 +615,19 @@ KAKURENBO_FIGURE_4 = Artefact(
                 minus(metric(part.name, HIDING_ROW), metric(part.name, FULL_ROW)),
                 above=-HALF_A_POINT,
                 says="C.3 and figure 4: the method is stable with both recipes; .2 and .41 points are lost",
+                part=part.name,
             ),
             Claim(
                 f"{part.name}: it takes less CPU time",
                 minus(cpu(part.name, FULL_ROW), cpu(part.name, HIDING_ROW)),
                 says="C.3 and figure 4: there is a speedup with both recipes",
+                part=part.name,
             ),
         )
     ],
     tables=_figure_4,
     seeds=(0, 1, 2, 3, 4),
+    recipes={"resnet50-a": "recipe A", "resnet50-b": "recipe B"},
 )
 
 KAKURENBO_INSIDE_FIGURES = (KAKURENBO_FIGURE_1, KAKURENBO_FIGURE_2, KAKURENBO_FIGURE_3, KAKURENBO_FIGURE_4)
@@ -675,6 +700,7 @@ KAKURENBO_FIGURE_5 = Artefact(
             says="Appendix D: DropTop raises v1001 by .82",
         ),
     ],
+    recipes={"deepcam": "relief"},
 )
 
 
@@ -746,6 +772,7 @@ KAKURENBO_FIGURE_6 = Artefact(
         ),
     ],
     tables=_figure_6,
+    recipes={"deepcam": "relief"},
 )
 
 KAKURENBO_RELIEF_FIGURES = (KAKURENBO_FIGURE_5, KAKURENBO_FIGURE_6)

@@ -601,7 +601,7 @@ def with_larger_batches(factor: int) -> Task:
     )
 
 
-STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr_factor=steady)
+STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr=SMALLEST.lr / 4, lr_factor=steady)
 
 
 SLOW = "-slow"
