@@ -23,7 +23,16 @@ ROOT = Path(__file__).resolve().parents[1]
 TOP_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
     "Start": ("index.md", "choosing.md", "first-steps.md", "faq.md"),
-    "Use it": ("guide.md", "compare.md", "advise.md", "frameworks.md", "loaders.md", "scale.md", "subset-backward.md"),
+    "Use it": (
+        "guide.md",
+        "compare.md",
+        "recipes.md",
+        "advise.md",
+        "frameworks.md",
+        "loaders.md",
+        "scale.md",
+        "subset-backward.md",
+    ),
     "What was measured": ("results.md", "league.md", "winnow.md", "diet-sb.md", "reproduce.md"),
     "How it works": ("how-it-works.md", "attribution.md", "report.md", "lemma-1.md"),
     "Project": ("changelog.md", "contributing.md"),

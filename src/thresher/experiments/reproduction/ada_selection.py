@@ -298,7 +298,7 @@ RATES_FIGURE = Artefact(
         ),
     ],
     tables=_by_rate,
-    recipes=FULL_SIZE,
+    recipes={recipe: part for recipe, part in FULL_SIZE.items() if part == "image"},
 )
 
 BETAS = (0.0, 0.25, 0.5, 1.0)

@@ -18,7 +18,7 @@ def at_full_size(artefact: Artefact, recipe: str, *, smoke: bool = False) -> Art
 
     Args:
         artefact: The table or figure.
-        recipe: Name of a recipe, one of `artefact.recipes`.
+        recipe: Name of one of the recipes of the table or figure.
         smoke: Whether a small network is trained on made-up data instead, in seconds. Default False.
 
     Raises:

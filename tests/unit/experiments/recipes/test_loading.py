@@ -152,3 +152,12 @@ def test_scores_are_made_with_the_network_of_the_recipe():
         told[name] = re.findall(r"thresher score --task (\S+)", " ".join(texts))
         assert bool(told[name]) == ("scores=" in recipe.method), name
     assert all(one == f"recipe:{name}" for name, found in told.items() for one in found)
+
+
+def test_the_page_lists_every_recipe_with_its_epochs():
+    page = (Path(__file__).parents[4] / "docs" / "recipes.md").read_text()
+    for name in loading.recipe_names():
+        [row] = [line for line in page.splitlines() if line.startswith(f"| `{name}` |")]
+        recipe = loading.read_recipe(loading.file_of(name))
+        assert f"{recipe.epochs:,} epochs" in row and f"batch {recipe.batch.size:,}" in row, name
+    assert f"lists the {len(loading.recipe_names())} recipes" in page

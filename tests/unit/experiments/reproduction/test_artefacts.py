@@ -114,6 +114,8 @@ def measure(artefact, folder):
             "summary": with_steps(summarise(flat := [each for seeds in of.values() for each in seeds.values()]), flat),
             "labels": {row: row for row in of},
             "metric": "accuracy",
+            "task": "made-up",
+            "epochs": lengths[part],
         }
         for part, of in runs.items()
     }

@@ -228,3 +228,31 @@ def test_what_stands_beside_a_table_and_conditions_are_on_the_page(made):
     text = reproduction_page([found])
     assert "| (a condition of our setup) | the setup can tell |" in text and "\nSee [results.md](results.md).\n" in text
     assert "0 reproduce, 0 do not, and 0 need more seeds to decide at least one claim. Our setup does not test 1 more." in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kakurenbo-table-2", "--smoke"], "--smoke and --dry-run go with --recipe"),
+        (["all", "--recipe", "wrn-28-10"], "--recipe: give one table or figure, got all"),
+    ],
+)
+def test_options_of_recipes_that_do_not_fit(arguments, message):
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 1 and message in str(found.exception)
+
+
+def test_a_dry_run_of_a_recipe_trains_nothing(tmp_path):
+    given = [
+        "adaselection-weights",
+        "--recipe",
+        "adaselection-line",
+        "--smoke",
+        "--dry-run",
+        "--work",
+        str(tmp_path / "work"),
+        "-q",
+    ]
+    found = CliRunner().invoke(app, given)
+    assert found.exit_code == 0, found.output
+    assert "ada_selection:keep=0.3" in found.output and not (tmp_path / "work").exists()
