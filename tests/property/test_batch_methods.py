@@ -171,5 +171,6 @@ def test_the_unit_of_the_loss_is_nothing_to_ada_selection(batches: Any, seed: in
 @given(batches=everyday_stream, seed=seeds)
 def test_weights_of_ada_selection_are_shares(batches: Any, seed: int) -> None:
     method = AdaSelection(0.4, beta=1.0)
-    weights = method.report(plans_of(method, batches, seed)[1]).values()
-    assert sum(weights) == pytest.approx(1, abs=1e-5) and min(weights) >= 0
+    said = method.report(plans_of(method, batches, seed)[1])
+    assert 0 <= said.pop("random_share") <= 1
+    assert sum(said.values()) == pytest.approx(1, abs=1e-5) and min(said.values()) >= 0
