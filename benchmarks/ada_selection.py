@@ -136,7 +136,7 @@ def results(done: Done) -> dict[str, Any]:
         "readings": [found for rate in RATES[:2] for arm in (*READINGS, RANDOM) if (found := _reading(done, arm, rate))],
         "random_share": shares,
         "goals": {
-            "random share": None if shares[OURS] is None else shares[OURS] <= MOST_RANDOM,
+            "random share": None if (share := shares[OURS]) is None else share <= MOST_RANDOM,
             "close": _close(rows),
             "weights differ": {f"{rate:g}": _weights_differ(rows, rate) for rate in RATES},
         },

@@ -4,6 +4,7 @@ Any batch method can be in the pool: one of the library, such as `thresher.Obftf
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from sklearn.datasets import load_digits
@@ -19,15 +20,18 @@ EPOCHS = 10
 class NearBoundary:
     """Votes for the 40 % of a batch whose class is decided least: the smallest margins."""
 
-    stage = "batch"
-    requires = thresher.Requirements(signals=("margin",))
+    stage: ClassVar[Literal["batch"]] = "batch"
+    requires: ClassVar = thresher.Requirements(signals=("margin",))
 
     def init_state(self):
         return {}
 
     def plan_batch(self, signals, state, *, step, generator):
         margin = signals["margin"]
-        return thresher.BatchPlan(margin.argsort()[: max(1, int(0.4 * len(margin)))].sort().values), state
+        return thresher.BatchPlan(margin.argsort()[: self.count(len(margin))].sort().values), state
+
+    def count(self, n):
+        return max(1, int(0.4 * n))
 
 
 def data():

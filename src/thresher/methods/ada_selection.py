@@ -262,7 +262,7 @@ class AdaSelection(KeepLargest):
             weights stay equal. Default 0.5; not published. Within [-1, 1] with `normalise=False`; with other settings, values
             below 0 are refused, because the weight goes to the selector whose losses are learned already.
         gamma: Speed at which the curriculum ends, above 0: losses count as u / t ** gamma in it. Default 1; not published.
-        importance: What the importances of a selector are made of: "ranks" (default) are softmaxes of normal quantiles in its
+        importance: Source of the importances of a selector: "ranks" (default) are softmaxes of normal quantiles in its
             order, "votes" 1/k on the rows that it alone would keep, "spread" softmaxes of its scores with standard deviation 1,
             "softmax" those of its scores as they are.
         average: Average loss L of a selector: "weighted" (default) is the mean over all samples, weighted by its importance;

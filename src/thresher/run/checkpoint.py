@@ -52,7 +52,7 @@ def refuse(what: str) -> NoReturn:
     """Raises the error about a state that is not as it was saved.
 
     Args:
-        what: What is the matter.
+        what: Defect of the state.
 
     Raises:
         ValueError: Always.

@@ -68,12 +68,12 @@ class Claim:
     """A sentence of a paper, as a number of each seed that should be above a limit.
 
     Args:
-        text: What is measured, in one sentence.
+        text: Measured quantity, in one sentence.
         value: Function that returns the number of one seed.
         above: Limit that the number should exceed. Default: 0.
         scale: Factor of the numbers on the page. Default: 100, for points.
         counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
-        says: What the paper says, in our words, with the place. Default "": a condition that our setup must meet before the
+        says: Statement of the paper, in our words, with the place. Default "": a condition that our setup must meet before the
             claims mean anything.
         part: Name of the part that the claim is about. Default "": the only part, or all parts together.
     """
@@ -168,7 +168,7 @@ class Artefact:
         tables: Function that makes the tables of the page. Default: one table per part, see `tables_of_parts`.
         pictures: Function that makes the pictures of the page. Default: none.
         seeds: Distinct random seeds, at least three.
-        beside: What the reader should know beside it, as a sentence in Markdown, such as a result that contradicts it.
+        beside: Remark for the reader, as a sentence in Markdown, such as a result that contradicts it.
         recipes: Names of the recipes that train a part at full size, with the name of that part, see `full_size.at_full_size`.
     """
 
