@@ -96,7 +96,15 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "ada_selection": [
         {},
         {"keep": 0.2, "pool": ("gradient_norm", "ada_boost", "coreset_extremes", "coreset_center", "uniform")},
-        {"average": "picked", "uniform": "flat", "normalise": False, "beta": -0.5, "curriculum": False, "stop_after": 2},
+        {
+            "importance": "softmax",
+            "average": "picked",
+            "uniform": "flat",
+            "normalise": False,
+            "beta": -0.5,
+            "curriculum": False,
+            "stop_after": 2,
+        },
     ],
     "coreset_extremes": [{}, {"keep": 0.2}],
     "coreset_center": [{}, {"keep": 0.2}],
