@@ -270,8 +270,8 @@ ABLATION_SETUP = (
 )
 CLEAN_SETUP = (
     "A small CNN on 10,000 images of Fashion-MNIST and a perceptron on 4,000 digits of MNIST, each at the learning rate with "
-    "which full training is best (of 1/8, 1/4, 1/2, 1 and 2 times the rate of the task, with other seeds), and at half of it, "
-    "for networks on ImageNet. Labels are clean: with wrong ones, a higher rate fits them"
+    "which full training is best (of 1/8, 1/4, 1/2, 1 and 2 times the rate of the task, with one other seed), and at half of "
+    "it, for networks on ImageNet. Labels are clean: with wrong ones, a higher rate fits them"
 )
 CLEAN_PARTS = {
     "CNN": (FASHION_TASK, FASHION_EPOCHS),

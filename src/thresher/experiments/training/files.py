@@ -306,8 +306,8 @@ class JudgedClaim(JsonFile):
     """A claim of a paper.
 
     Attributes:
-        claim: What is measured, in one sentence.
-        says: What the paper says, with the place; "" for a condition of the setup.
+        claim: Measured quantity, in one sentence.
+        says: Statement of the paper, with the place; "" for a condition of the setup.
         mean: Mean over the seeds; None where it is not known.
         ci95: Interval of the mean.
         above: Limit that the mean should exceed.
@@ -363,7 +363,7 @@ class Reproduced(JsonFile):
         claims: The claims.
         tables: The tables.
         pictures: The pictures.
-        beside: What the reader should know beside it, as a sentence in Markdown.
+        beside: Remark for the reader, as a sentence in Markdown.
         outdated: Reason why the runs must be trained anew, as a sentence; None where they are those that the command makes now.
     """
 
