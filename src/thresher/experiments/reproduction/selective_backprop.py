@@ -101,8 +101,8 @@ TIME_TO_TARGET = Artefact(
     here="A small CNN on 10,000 images of Fashion-MNIST for the networks on CIFAR-10, CIFAR-100 and SVHN; after a warm-up the "
     "learning rate stays at a quarter of the task's, so that an error can be reached at any time (at half of it, with one "
     "other seed, Selective-Backprop ended at 16.3 % error instead of 13.0 %, and full training at 12.7 % instead of "
-    "13.0 %; other arms had no such look); beta is 3; Selective-Backprop and importance sampling both fill up batches. Of the paper, the "
-    "abstract was available",
+    "13.0 %; other arms had no such look); beta is 3; Selective-Backprop and importance sampling both fill up "
+    "batches. Of the paper, the abstract was available",
     parts=[ArtefactPart(ARMS_PART, ARMS_TASK, ARMS_EPOCHS, ARMS)],
     claims=[
         Claim(
