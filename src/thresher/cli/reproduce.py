@@ -1,5 +1,6 @@
 """`thresher reproduce`: repeats the tables and figures of the papers at a small size."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,8 @@ import typer
 from thresher.cli._console import DataOption, JobsOption, QuietOption
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.table import Table
 
     from thresher.experiments.reproduction.artefact import Artefact
@@ -136,19 +139,36 @@ def _reproduced(
 
 
 def _write_page(path: Path, folder: Path) -> None:
+    """Writes the page of all results of a folder, and the pictures beside it; without matplotlib there are no charts."""
     from thresher.experiments.reproduction import ARTEFACTS
-    from thresher.experiments.reproduction.page import PICTURES, pictures_of, reproduction_page
+    from thresher.experiments.reproduction.page import PICTURES, chart_file, pictures_of, reproduction_page
     from thresher.experiments.training.files import Reproduced, read_checked
     from thresher.experiments.training.store import whole
 
     files = {name: folder / f"{name}.json" for name in ARTEFACTS}
-    with whole(path) as page:
-        remedy = "Delete the file, and give its name to `thresher reproduce`"
-        found = [read_checked(file, Reproduced, remedy) for file in files.values() if file.exists()]
-        page.write(reproduction_page(found, [name for name, file in files.items() if not file.exists()]).encode())
-    for name, content in (picture for one in found for picture in pictures_of(one).items()):
-        with whole(path.parent / PICTURES / name) as picture_file:
-            picture_file.write(content)
+    remedy = "Delete the file, and give its name to `thresher reproduce`"
+    found = {name: read_checked(file, Reproduced, remedy) for name, file in files.items() if file.exists()}
+    charts, missing = _charts(found), [name for name, file in files.items() if not file.exists()]
+    pictures = {chart_file(name): content for name, content in charts.items()}
+    for one in found.values():
+        pictures |= pictures_of(one)
+    contents = {path: reproduction_page(list(found.values()), missing, charts).encode()}
+    contents |= {path.parent / PICTURES / name: content for name, content in pictures.items()}
+    for target, content in contents.items():
+        with whole(target) as file:
+            file.write(content)
+
+
+def _charts(results: "Mapping[str, Any]") -> dict[str, bytes]:
+    """Returns the charts of the tables, by the names of the artefacts that have one and whose tables hold what it draws."""
+    from thresher.experiments.reproduction import ARTEFACTS
+    from thresher.report.table_charts import table_chart
+
+    if find_spec("matplotlib") is None:
+        typer.echo("The page has no charts: they are drawn by matplotlib (pip install 'thresher[figures]')", err=True)
+        return {}
+    declared = {name: chart for name in results if (chart := ARTEFACTS[name].chart)}
+    return {name: table_chart(results[name]["tables"], chart) for name, chart in declared.items()}
 
 
 def _artefact_table() -> "Table":

@@ -86,10 +86,15 @@ class Panel:
         return [(curve, look(number - 1) if number else Look(FIRST_COLOUR)) for number, curve in enumerate(self.curves)]
 
 
-def _size(panels: Sequence[Panel], columns: int) -> tuple[int, int, int, int]:
-    """Returns how many panels stand side by side, the number of rows, and the width and the height in pixels."""
-    across = min(columns, len(panels))
-    down = math.ceil(len(panels) / across)
+def panel_size(panels: int, columns: int) -> tuple[int, int, int, int]:
+    """Returns how many panels stand side by side, the number of rows, and the width and the height in pixels.
+
+    Args:
+        panels: Number of panels, at least 1.
+        columns: Largest number of panels side by side.
+    """
+    across = min(columns, panels)
+    down = math.ceil(panels / across)
     return across, down, across * PANEL_WIDTH, down * PANEL_HEIGHT + LEGEND_HEIGHT
 
 
@@ -100,7 +105,7 @@ def plotly_figure(panels: Sequence[Panel], columns: int = 3) -> go.Figure:
         panels: The panels, at least one.
         columns: Largest number of panels side by side.
     """
-    across, down, width, height = _size(panels, columns)
+    across, down, width, height = panel_size(len(panels), columns)
     figure = make_subplots(
         rows=down,
         cols=across,
@@ -196,7 +201,7 @@ def _write_picture(panels: Sequence[Panel], path: Path, columns: int) -> None:
     from matplotlib import style
     from matplotlib.figure import Figure
 
-    across, down, width, height = _size(panels, columns)
+    across, down, width, height = panel_size(len(panels), columns)
     with style.context(["default", MATPLOTLIB]):
         figure = Figure((width / 96, height / 96), layout="constrained")
         for number, panel in enumerate(panels, 1):

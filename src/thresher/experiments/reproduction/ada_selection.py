@@ -16,6 +16,7 @@ from thresher.experiments.reproduction.artefact import (
     PageTable,
     RunsByPart,
     SeedValue,
+    TableChart,
     cpu,
     largest_of,
     mean_of,
@@ -298,6 +299,7 @@ RATES_FIGURE = Artefact(
         ),
     ],
     tables=_by_rate,
+    chart=TableChart("rows", y="metric, hundredths"),
     recipes={recipe: part for recipe, part in FULL_SIZE.items() if part == "image"},
 )
 
@@ -442,6 +444,7 @@ WEIGHTS_FIGURE = Artefact(
         )
     ],
     tables=_figure_8,
+    chart=TableChart("lines", y="weight"),
     recipes=FULL_SIZE,
 )
 

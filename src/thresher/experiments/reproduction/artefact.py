@@ -148,6 +148,28 @@ class PagePicture:
     png: str
 
 
+@dataclass(frozen=True)
+class TableChart:
+    """How the tables of an artefact are drawn: one picture with a panel per table.
+
+    Args:
+        kind: "lines": a line per column over the first column; "rows": a line per row over the numbers in the header; "bars": a
+            group of bars per row, a bar per column; "points": a point per row at its cost, with the spread over the seeds.
+        y: Title of the y axis.
+        x: Title of the x axis. Default "": the name of the first column.
+        columns: Names of the columns that are drawn. Default: all but the first.
+        over: Names of the columns with the x of each of `columns`, for lines. Default: the first column for all.
+        tables: Positions of the tables that are drawn. Default: all.
+    """
+
+    kind: Literal["lines", "rows", "bars", "points"]
+    y: str
+    x: str = ""
+    columns: Sequence[str] = ()
+    over: Sequence[str] = ()
+    tables: Sequence[int] = ()
+
+
 MakePictures = Callable[[RunsByPart], Sequence[PagePicture]]
 """Function that returns the pictures of an artefact from its runs."""
 MakeTables = Callable[[RunsByPart, Mapping[str, Any]], Sequence[PageTable]]
@@ -166,7 +188,8 @@ class Artefact:
         parts: The runs.
         claims: The claims that are judged.
         tables: Function that makes the tables of the page. Default: one table per part, see `tables_of_parts`.
-        pictures: Function that makes the pictures of the page. Default: none.
+        pictures: Function that makes pictures of samples. Default: none.
+        chart: How the tables are drawn. Default: not at all.
         seeds: Distinct random seeds, at least three.
         beside: Remark for the reader, as a sentence in Markdown, such as a result that contradicts it.
         recipes: Names of the recipes that train a part at full size, with the name of that part, see `full_size.at_full_size`.
@@ -180,6 +203,7 @@ class Artefact:
     claims: Sequence[Claim]
     tables: MakeTables | None = None
     pictures: MakePictures | None = None
+    chart: TableChart | None = None
     seeds: Sequence[int] = (0, 1, 2)
     beside: str = ""
     recipes: Mapping[str, str] = field(default_factory=dict)

@@ -21,6 +21,7 @@ from thresher.experiments.reproduction.artefact import (
     PageTable,
     RunsByPart,
     SeedValue,
+    TableChart,
     cost,
     cost_at,
     cpu,
@@ -102,6 +103,7 @@ PANEL_A = Artefact(
         ),
     ],
     seeds=(0, 1, 2, 3, 4),
+    chart=TableChart("points", y="accuracy, %"),
     recipes=dict.fromkeys(POSTER_RECIPES, "a"),
 )
 
@@ -156,6 +158,7 @@ PANEL_B = Artefact(
         ),
     ],
     seeds=(0, 1, 2, 3, 4),
+    chart=TableChart("points", y="accuracy, %"),
     recipes=dict.fromkeys(POSTER_RECIPES, "b"),
 )
 
@@ -299,6 +302,7 @@ PANEL_C = Artefact(
         )
     ],
     tables=_panel_c,
+    chart=TableChart("bars", y="overlap", x="share of the samples"),
 )
 PANEL_D = Artefact(
     name="diet-sb-d",
@@ -317,6 +321,7 @@ PANEL_D = Artefact(
         for part in ("cnn", "mlp")
     ],
     tables=_panel_d,
+    chart=TableChart("bars", y="overlap", x="share of the samples"),
     recipes=dict.fromkeys(POSTER_RECIPES, "cnn"),
 )
 PANEL_E = Artefact(

@@ -24,12 +24,14 @@ from thresher.experiments.reproduction.artefact import (
     PageTable,
     RunsByPart,
     SeedValue,
+    TableChart,
     cpu,
     mean_of,
     metric,
     minus,
 )
 from thresher.experiments.tasks.contours import Transfer
+from thresher.experiments.training.samples import LOSS_BINS
 
 KAKURENBO_PAPER = "KAKURENBO (arXiv 2310.10102)"
 FASHION_PREFIX = "fashion-mnist-small"
@@ -440,7 +442,24 @@ def _figure_1(measured: RunsByPart, _: Mapping[str, Any]) -> list[PageTable]:
     full, own = (_means_by_epoch(_runs_of_row(measured, row), "easy_share") for row in (FULL_ROW, HIDING_ROW))
     rows = [[str(epoch), f"{100 * a:.1f}", f"{100 * b:.1f}"] for epoch, (a, b) in enumerate(zip(full, own, strict=True))]
     header = ["epoch", "full, %", f"{HIDING_ROW}, %"]
-    return [PageTable("Share of samples whose loss is below 5 % of the largest (mean of the seeds)", header, rows)]
+    return [
+        _loss_histogram(_runs_of_row(measured, FULL_ROW)),
+        PageTable("Share of samples whose loss is below 5 % of the largest (mean of the seeds)", header, rows),
+    ]
+
+
+def _loss_histogram(runs: Sequence[RunDict]) -> PageTable:
+    """Returns the share of samples in each range of losses after the first epoch, a third of the epochs, and the last one."""
+    last = len(runs[0]["history"]) - 1
+    epochs = [0, round(last / 3), last]
+    counts = np.mean([[run["history"][epoch]["loss_histogram"] for epoch in epochs] for run in runs], axis=0)
+    shares = 100 * counts / counts.sum(axis=1, keepdims=True)
+    powers = np.floor(np.log10(LOSS_BINS[:-1]) + 1e-9).astype(int)  # of the lower end of each bin, which rounding may move
+    rows = [
+        [f"1e{power}", *(f"{share:.1f}" for share in shares[:, powers == power].sum(axis=1))] for power in np.unique(powers)
+    ]
+    header = ["loss from", *(f"epoch {epoch}, %" for epoch in epochs)]
+    return PageTable("Share of samples by loss, in powers of ten, full training (mean of the seeds)", header, rows)
 
 
 KAKURENBO_FIGURE_1 = Artefact(
@@ -458,6 +477,7 @@ KAKURENBO_FIGURE_1 = Artefact(
         )
     ],
     tables=_figure_1,
+    chart=TableChart("bars", y="share of samples, %", tables=[0]),
     recipes={"resnet50-a": "inside"},
 )
 
@@ -504,6 +524,7 @@ KAKURENBO_FIGURE_2 = Artefact(
         )
     ],
     tables=_figure_2,
+    chart=TableChart("bars", y="hidden samples"),
     recipes={"resnet50-a": "inside"},
 )
 
@@ -570,6 +591,7 @@ KAKURENBO_FIGURE_3 = Artefact(
         ),
     ],
     tables=_figure_3,
+    chart=TableChart("lines", y="%"),
     seeds=(0, 1, 2, 3, 4),
     recipes={"efficientnet-b3": "evolution"},
 )
@@ -626,6 +648,13 @@ KAKURENBO_FIGURE_4 = Artefact(
         )
     ],
     tables=_figure_4,
+    chart=TableChart(
+        "lines",
+        y="accuracy, %",
+        x="CPU seconds",
+        columns=[f"{row}, accuracy, %" for row in (FULL_ROW, HIDING_ROW)],
+        over=[f"{row}, CPU s" for row in (FULL_ROW, HIDING_ROW)],
+    ),
     seeds=(0, 1, 2, 3, 4),
     recipes={"resnet50-a": "recipe A", "resnet50-b": "recipe B"},
 )
@@ -700,6 +729,7 @@ KAKURENBO_FIGURE_5 = Artefact(
             says="Appendix D: DropTop raises v1001 by .82",
         ),
     ],
+    chart=TableChart("points", y="mean IoU, %", tables=[0]),
     recipes={"deepcam": "relief"},
 )
 
@@ -772,6 +802,7 @@ KAKURENBO_FIGURE_6 = Artefact(
         ),
     ],
     tables=_figure_6,
+    chart=TableChart("lines", y="mean loss"),
     recipes={"deepcam": "relief"},
 )
 

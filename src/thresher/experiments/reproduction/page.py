@@ -1,7 +1,7 @@
 """Writes the page of all reproduced tables and figures, from the JSON files of `reproduce`."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from thresher.experiments.reproduction.artefact import VERDICTS, with_interval
@@ -32,12 +32,13 @@ CLAIM_COLUMNS = ["the paper says", "measured here", "result [95 % interval]", "l
 CONDITION = "(a condition of our setup)"
 
 
-def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[str] = ()) -> str:
+def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[str] = (), charts: Collection[str] = ()) -> str:
     """Returns the page in Markdown: a summary, and one section per table or figure; those not reproduced come first.
 
     Args:
         results: Results of `reproduce`, one per table or figure; those that are outdated come last and are not counted.
         missing: Names of the tables and figures without a result.
+        charts: Names of those with a chart of their tables in the folder `PICTURES`, see `chart_file`.
     """
     waiting, outdated = _waiting(results, missing), [found for found in results if found.get("outdated")]
     results = [found for found in results if not found.get("outdated")]
@@ -47,7 +48,9 @@ def reproduction_page(results: Sequence[Mapping[str, Any]], missing: Sequence[st
     ]
     overview = markdown_table(["", "subject", "verdict", "claims"], rows) + "\n"
     head = f"{PAGE_HEAD}{summary_sentence(results)}\n\n{waiting}"
-    return f"{head}{_failed_claims(ordered)}{overview}" + "".join(f"\n{section(found)}" for found in (*ordered, *outdated))
+    return f"{head}{_failed_claims(ordered)}{overview}" + "".join(
+        f"\n{section(found, with_chart=found['name'] in charts)}" for found in (*ordered, *outdated)
+    )
 
 
 def _waiting(results: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> str:
@@ -88,8 +91,8 @@ def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:
     return f"Claims that did not reproduce:\n\n{markdown_table(header, rows)}\n\nAll tables and figures:\n\n" if rows else ""
 
 
-def section(found: Mapping[str, Any]) -> str:
-    """Returns the section of one table or figure."""
+def section(found: Mapping[str, Any], *, with_chart: bool = False) -> str:
+    """Returns the section of one table or figure, above whose tables their chart may be shown."""
     outdated = found.get("outdated")
     lines = [
         f'## <a id="{found["name"]}"></a>{found["paper"]}: {"to be trained anew" if outdated else found["verdict"]}\n',
@@ -98,11 +101,18 @@ def section(found: Mapping[str, Any]) -> str:
         markdown_table(CLAIM_COLUMNS, [_claim_cells(claim) for claim in found["claims"]]) + "\n",
         *([f"{found['beside']}\n"] if found.get("beside") else []),
     ]
+    if with_chart:
+        lines += [f"![{found['shows']}]({PICTURES}/{chart_file(found['name'])})\n"]
     for table in found["tables"]:
         lines += [f"{table['title']}:\n", markdown_table(table["header"], table["rows"]) + "\n"]
     for file, picture in zip(_picture_names(found), found.get("pictures", ()), strict=True):
         lines += [f"{picture['title']}:\n", f"![{picture['title']}]({PICTURES}/{file})\n"]
     return "\n".join(lines)
+
+
+def chart_file(name: str) -> str:
+    """Returns the name of the file with the chart of a table or figure, in the folder `PICTURES`."""
+    return f"{name}.svg"
 
 
 def pictures_of(found: Mapping[str, Any]) -> dict[str, bytes]:

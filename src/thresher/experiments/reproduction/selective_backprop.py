@@ -5,6 +5,8 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from thresher.experiments.comparison.summary import RunDict
 from thresher.experiments.comparison.time_to_target import TARGET_FACTORS, first_at, points_of
 from thresher.experiments.reproduction.artefact import (
@@ -18,6 +20,7 @@ from thresher.experiments.reproduction.artefact import (
     PageTable,
     RunsByPart,
     SeedValue,
+    TableChart,
 )
 
 SELECTIVE_BACKPROP_PAPER = "Selective-Backprop (arXiv 1910.00762)"
@@ -80,8 +83,27 @@ def _time_tables(measured: RunsByPart, results: Mapping[str, Any]) -> list[PageT
             "full training",
             header,
             rows,
-        )
+        ),
+        _error_over_time(measured),
     ]
+
+
+SECONDS, ERROR = "CPU s", "error, %"
+SHOWN_EPOCHS = 11
+"""Number of epochs that the table of the error over time shows."""
+
+
+def _error_over_time(measured: RunsByPart) -> PageTable:
+    """Returns the mean CPU time and the mean test error after some epochs, two columns per row of the experiment."""
+    curves = {row: [points_of(run) for run in runs.values()] for row, runs in measured[ARMS_PART].items()}
+    length = len(curves[FULL_ROW][0])
+    rows = []
+    for epoch in sorted({round(at) for at in np.linspace(0, length - 1, SHOWN_EPOCHS)}):
+        here = [[points[epoch] for points in seeds] for seeds in curves.values()]
+        seconds, errors = ([statistics.mean(point[of] for point in points) for points in here] for of in ("cpu_s", "error"))
+        rows.append([str(epoch), *(f"{time:.1f}" for time in seconds), *(f"{100 * error:.2f}" for error in errors)])
+    header = ["epoch", *(f"{row}, {of}" for of in (SECONDS, ERROR) for row in curves)]
+    return PageTable("Test error over time, mean of the seeds", header, rows)
 
 
 def _mean_seconds(times: list[float]) -> str:
@@ -128,6 +150,14 @@ TIME_TO_TARGET = Artefact(
         ),
     ],
     tables=_time_tables,
+    chart=TableChart(
+        "lines",
+        y="test error, %",
+        x="CPU seconds",
+        columns=[f"{row}, {ERROR}" for row in (FULL_ROW, *ARMS)],
+        over=[f"{row}, {SECONDS}" for row in (FULL_ROW, *ARMS)],
+        tables=[1],
+    ),
     seeds=(0, 1, 2, 3, 4),
     recipes={f"selective-backprop-{data}": ARMS_PART for data in ("cifar10", "cifar100", "svhn")},
 )

@@ -35,6 +35,7 @@ from thresher.experiments.reproduction.artefact import (
     with_steps,
 )
 from thresher.experiments.tasks import built_in
+from thresher.experiments.training.samples import LOSS_BINS
 from thresher.scores import Scores
 
 EPOCHS, SAMPLES = 20, 100
@@ -69,6 +70,7 @@ def entry(epoch, seed):
         "cpu_s": epoch + 1.0 + 0.01 * seed,
         "cost": epoch / EPOCHS,
         "easy_share": epoch / EPOCHS,
+        "loss_histogram": [edge + epoch for edge in range(len(LOSS_BINS) - 1)],
         "scheduled_fraction": 0.3,
         "actual_fraction": 0.3 * min(1, epoch / 10),
         "hidden_by_class": [(epoch * label) % 7 for label in range(10)],

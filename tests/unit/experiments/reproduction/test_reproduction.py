@@ -3,6 +3,7 @@
 import base64
 import json
 import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +25,16 @@ from thresher.experiments.reproduction.artefact import (
     ArtefactPart,
     Claim,
     PagePicture,
+    PageTable,
+    TableChart,
     batches_of,
     cost,
     minus,
     reproduce,
 )
-from thresher.experiments.reproduction.page import pictures_of, reproduction_page, summary_sentence
+from thresher.experiments.reproduction.page import chart_file, pictures_of, reproduction_page, summary_sentence
 from thresher.experiments.training.specs import parse_methods
+from thresher.report.table_charts import table_chart
 from thresher.scores import Scores
 
 SMALL = Artefact(
@@ -138,7 +142,12 @@ def test_the_page_of_this_repository_is_that_of_its_results():
     files = {name: root / "benchmarks" / "results" / "reproduce" / f"{name}.json" for name in papers.ARTEFACTS}
     found = [json.loads(file.read_text()) for file in files.values() if file.exists()]
     missing = [name for name, file in files.items() if not file.exists()]
-    assert (root / "docs" / "reproduce.md").read_text() == reproduction_page(found, missing)
+    charts = [name for name, artefact in papers.ARTEFACTS.items() if artefact.chart]
+    assert (root / "docs" / "reproduce.md").read_text() == reproduction_page(found, missing, charts)
+    for one in found:
+        if one["name"] in charts:  # drawn from the tables of today, whatever the version of matplotlib
+            drawn = (root / "docs" / "figures" / chart_file(one["name"])).read_text()
+            assert table_chart(one["tables"], papers.ARTEFACTS[one["name"]].chart).count(b"<text") == drawn.count("<text")
     for name, content in (picture for one in found for picture in pictures_of(one).items()):
         assert (root / "docs" / "figures" / name).read_bytes() == content
 
@@ -162,6 +171,20 @@ def test_pictures_stand_beside_the_page(made, monkeypatch, tmp_path):
     given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
     assert CliRunner().invoke(app, given).exit_code == 0
     assert (tmp_path / "figures" / "small-1.png").read_bytes() == b"\x89PNG, nearly"
+
+
+def test_the_chart_of_the_tables_stands_beside_the_page(made, monkeypatch, tmp_path):
+    table = PageTable("By epoch", ["epoch", "loss"], [["0", "2.5"], ["1", "1.5"]])
+    drawn = replace(SMALL, tables=lambda *_: [table], chart=TableChart("lines", y="loss"))
+    monkeypatch.setattr(papers, "ARTEFACTS", {"small": drawn})
+    given = ["small", "--work", str(made[0]), "--page", str(tmp_path / "page.md"), "--jobs", "1"]
+    assert CliRunner().invoke(app, given).exit_code == 0
+    assert f"![{SMALL.shows}](figures/small.svg)\n\nBy epoch:" in (tmp_path / "page.md").read_text()
+    assert "By epoch" in (tmp_path / "figures" / "small.svg").read_text()
+    monkeypatch.setattr(sys.modules[command.__module__], "find_spec", lambda _: None)
+    without = CliRunner().invoke(app, given)
+    assert without.exit_code == 0 and "The page has no charts" in without.stderr
+    assert "figures/" not in (tmp_path / "page.md").read_text()
 
 
 @in_verify
