@@ -16,6 +16,8 @@ from thresher import transformers as transformers
 from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
 from thresher.loading.shuffle import Shuffle as Shuffle
+from thresher.loading.stratified import StratifiedBatchSampler as StratifiedBatchSampler
+from thresher.loading.stratified import labels_of as labels_of
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch

@@ -1,0 +1,321 @@
+"""Batches that are stratified samples: each has the rows of every class in their share, as near as whole numbers allow.
+
+The rows of an epoch are sorted by stratum and cut into groups of as many neighbours as there are batches; each batch gets one
+row of every group. The rows of a group follow the golden ratio over the batches, so that some batches in a row are nearer to
+the shares still. The gradient of such a batch varies less than that of a random one (docs/stratified.md).
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
+
+from thresher.loading.shuffle import Shuffle
+
+GOLDEN = (5**0.5 - 1) / 2
+LARGEST_KEY = 2**16
+"""Number of keys of a radix sort: classes times levels of the score."""
+FEWEST_LEVELS = 16
+"""Least number of levels of the score in a class, however many classes there are."""
+
+ALIKE = 32
+"""Number of batches in a row whose rows are put in order by one permutation of the groups."""
+
+
+def strata_of(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDArray[Any] | None:
+    """Returns the stratum of each row as a number that sorts rows by class, and by score within a class, up or down.
+
+    Args:
+        codes: Class of each row, shape (k,), whole numbers; -1 for an unknown class. None: no classes.
+        scores: Score of each row, shape (k,), floats; what is not finite counts as the smallest. None: no scores.
+
+    Returns:
+        Numbers, shape (k,), uint16 where that is enough, else uint64; None where there are neither classes nor scores.
+    """
+    known = scores if codes is None else codes
+    if known is None or not len(known):
+        return None
+    low, high = (0, 0) if codes is None else (int(codes.min()), int(codes.max()))
+    classes = high - low + 1
+    levels = 1 if scores is None else max(FEWEST_LEVELS, LARGEST_KEY // classes)
+    keys = np.zeros(len(known), dtype=np.uint32 if classes * levels <= 2**32 else np.uint64)
+    if codes is not None:
+        np.subtract(codes, low, out=keys, casting="unsafe", dtype=np.int64)
+        keys *= levels
+    if scores is not None:
+        finite = np.isfinite(scores)
+        least, most = (scores[finite].min(), scores[finite].max()) if finite.any() else (0, 0)
+        scale = np.float32((levels - 1) / (float(most) - float(least)) if most > least else 0)
+        level = (np.where(finite, scores - least, 0) * scale).astype(keys.dtype)
+        if codes is not None:  # up in one class and down in the next: neighbours are alike where a group has rows of both
+            np.subtract(levels - 1, level, out=level, where=(codes - low) % 2 == 1)
+        keys += level
+    return keys.astype(np.uint16) if classes * levels <= LARGEST_KEY else keys
+
+
+def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:
+    """Returns rows that are sorted by stratum in an order whose batches are stratified.
+
+    Args:
+        rows: Rows, shape (k,), sorted by stratum.
+        sizes: Number of rows of each batch, shape (batches,), 1 or more, k together. Where sizes differ, batches of a size get
+            a systematic sample of the rows.
+        generator: Random generator, which decides in which batch each group begins.
+
+    Returns:
+        The rows, batch after batch, shape (k,); their order within a batch is random.
+    """
+    begins = np.concatenate([[0], sizes.cumsum()])
+    order = np.empty_like(rows)
+    common = int(np.sort(sizes)[(len(sizes) - 1) // 2])
+    regular = (sizes == common) | (sizes == common + 1)
+    for size in np.unique(sizes[~regular]).tolist():  # a short last batch; full batches among smaller ones
+        batches = np.flatnonzero(sizes == size)
+        taken, rows = _systematic(rows, size * len(batches), generator)
+        _deal(taken, size, begins[batches], order, generator)
+    batches, larger = np.flatnonzero(regular), np.flatnonzero(sizes == common + 1)
+    taken, rows = _systematic(rows, len(larger), generator)
+    _deal(taken, 1, begins[larger] + common, order, generator)
+    _deal(rows, common, begins[batches], order, generator)
+    return order
+
+
+def _systematic(rows: NDArray[Any], k: int, generator: np.random.Generator) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Returns k rows at equal distances, and the others."""
+    if k == 0:
+        return rows[:0], rows
+    places = _places(len(rows), k, generator)
+    return rows[places], np.delete(rows, places)
+
+
+def _places(n: int, k: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Returns k places among n at equal distances, from a random one on."""
+    return ((np.arange(k) + generator.random()) * (n / k)).astype(np.int64)
+
+
+def _deal(
+    rows: NDArray[Any], size: int, begins: NDArray[np.int64], order: NDArray[Any], generator: np.random.Generator
+) -> None:
+    """Writes sorted rows into batches of one size, which begin at these places of the order."""
+    steps = len(begins)
+    if not steps or not size:
+        return
+    # The j-th row of a group goes to the batch at the rank of the fraction of j * GOLDEN + start; a start turns the ranks.
+    by_batch = np.argsort((np.arange(steps) * GOLDEN) % 1.0)
+    dealt, starts = np.empty((size, steps), dtype=rows.dtype), generator.integers(steps, size=size)
+    for group, start in zip(range(size), starts.tolist(), strict=True):
+        turned = rows[group * steps : (group + 1) * steps][by_batch]
+        dealt[group, start:], dealt[group, :start] = turned[: steps - start], turned[steps - start :]
+    columns = torch.from_numpy(dealt).t().contiguous().numpy()  # by blocks that fit the cache, as NumPy does not
+    for first in range(0, steps, ALIKE):  # no place in a batch may belong to a class: mixup pairs rows by their places
+        some = columns[first : first + ALIKE]
+        some[:] = some[:, generator.permutation(size)]
+    if steps == 1 or (np.diff(begins) == size).all():
+        order[begins[0] : begins[0] + size * steps] = columns.reshape(-1)
+        return
+    for begin, batch in zip(begins.tolist(), columns, strict=True):
+        order[begin : begin + size] = batch
+
+
+class StratifiedBatchSampler(Sampler[list[int]]):
+    """Sampler of batches each of which has the rows of every class in their share, as near as whole numbers allow.
+
+    Use it as `DataLoader(dataset, batch_sampler=StratifiedBatchSampler(labels, 64))`, with a run or without. Every sample comes
+    once an epoch. A batch has within 2 rows of the share of each class, and batches in a row together are nearer than as many
+    random ones. The gradient of such a batch varies less than that of a random one, which helps in short trainings. Classes are
+    not balanced: a rare class stays rare.
+
+    Every pass has the next epoch: the first one epoch 0, and each further one the epoch after it. `set_epoch(e)` gives the next
+    pass epoch `e`. No global random state is used.
+
+    In W processes, each of them gets every W-th batch of the same batches, so that those of one step together are stratified,
+    too. All processes get equally many batches of equal sizes: some samples come twice, or are left out.
+
+    Args:
+        labels: Class of each sample: list, array or tensor of numbers or strings, shape (N,), or of several columns, shape
+            (N, columns), where each combination of values is a class. See `labels_of`.
+        batch_size: Number of rows of a batch (of one process), 1 or more.
+        scores: Score of each sample, shape (N,), such as a loss: batches have rows of small and large scores of each class in
+            their share, too. Default: none.
+        drop_last: Whether the rows that do not fill a batch are left out; they are a stratified sample, another one in each
+            epoch. Default: False, which makes a smaller last batch of them.
+        seed: Random seed. Default: 0.
+        num_replicas: Number of processes that share the batches. Default: 1.
+        rank: Number of this process, within [0, num_replicas). Default: 0.
+
+    Attributes:
+        epoch: Epoch of the next pass.
+
+    Raises:
+        ValueError: `batch_size` is below 1, `labels` are empty, `scores` do not fit them, `num_replicas` and `rank` do not fit
+            together, or there are fewer samples than processes.
+
+    Example:
+        >>> sampler = StratifiedBatchSampler(["cat"] * 4 + ["dog"] * 8, batch_size=3)
+        >>> [sorted(batch)[0] < 4 <= sorted(batch)[1] for batch in sampler]
+        [True, True, True, True]
+        >>> len(sampler), sampler.epoch
+        (4, 1)
+    """
+
+    def __init__(
+        self,
+        labels: ArrayLike,
+        batch_size: int,
+        *,
+        scores: ArrayLike | None = None,
+        drop_last: bool = False,
+        seed: int = 0,
+        num_replicas: int = 1,
+        rank: int = 0,
+    ) -> None:
+        self.codes = codes_of(labels)
+        n = len(self.codes)
+        if batch_size < 1:
+            raise ValueError(f"StratifiedBatchSampler: `batch_size` must be 1 or more, got {batch_size}")
+        if not 0 <= rank < num_replicas:
+            raise ValueError(f"StratifiedBatchSampler: `rank` must be within [0, num_replicas), got {rank} and {num_replicas}")
+        if n < num_replicas:
+            raise ValueError(f"StratifiedBatchSampler: {num_replicas} processes cannot share {n} samples")
+        found = None if scores is None else np.asarray(scores, dtype=np.float32)
+        if found is not None and found.shape != (n,):
+            raise ValueError(f"StratifiedBatchSampler: `scores` must have shape ({n},), got {found.shape}")
+        self.batch_size, self.drop_last, self.seed = batch_size, drop_last, seed
+        self.num_replicas, self.rank = num_replicas, rank
+        self.epoch = self._consumed = 0
+        self._begun: tuple[int, int] | None = None
+        self.sampler = Shuffle(range(n), seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last)
+        """Random order of the ids, for what asks a sampler of batches for that; a run that is attached orders them anew."""
+        keys = strata_of(self.codes, found)
+        self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
+        of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
+        self._ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])
+
+    def __len__(self) -> int:
+        """Returns the number of batches of this process in an epoch."""
+        rows = self._rows()
+        return rows // self.batch_size if self.drop_last else -(-rows // self.batch_size)
+
+    def _rows(self) -> int:
+        n = len(self.codes)
+        return n // self.num_replicas if self.drop_last else -(-n // self.num_replicas)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Sets the epoch of the next pass, which begins with its first batch.
+
+        Args:
+            epoch: Number of the epoch, 0 or more.
+        """
+        if epoch != self.epoch:
+            self.epoch, self._consumed = epoch, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, first = self.epoch, self._consumed
+        self.epoch, self._consumed, self._begun = epoch + 1, 0, (epoch, first)
+        for number, batch in enumerate(islice(self._batches(epoch), first, None), first + 1):
+            self._begun = (epoch, number) if number < len(self) else None
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Returns the epoch and the number of its batches that were drawn; a DataLoader with workers draws some ahead."""
+        epoch, consumed = self._begun or (self.epoch, self._consumed)
+        return {"epoch": epoch, "batches": consumed}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Lets the next pass go on after the batches that were drawn.
+
+        Args:
+            state: Result of `state_dict`, of a sampler with the same arguments.
+        """
+        self.epoch, self._consumed, self._begun = state["epoch"], state["batches"], None
+
+    def _batches(self, epoch: int) -> Iterator[list[int]]:
+        """Yields the batches of this process in an epoch."""
+        n, size, count, replicas = len(self.codes), self.batch_size, len(self), self.num_replicas
+        generator = np.random.default_rng((self.seed, epoch))
+        rows = self._sorted.copy()
+        for begin, end in pairwise(self._ends.tolist()):
+            generator.shuffle(rows[begin:end])
+        if not count:
+            return
+        total = min(count * size, self._rows()) * replicas
+        if total < n:
+            rows, _ = _systematic(rows, total, generator)
+        elif total > n:  # some samples come twice, beside themselves in the order of the strata
+            places = _places(n, total - n, generator)
+            rows = np.insert(rows, places, rows[places])
+        sizes = np.full(count * replicas, size)
+        sizes[(count - 1) * replicas :] = total // replicas - (count - 1) * size
+        order, ends = arranged(rows, sizes, generator), sizes.cumsum()
+        for number in range(self.rank, len(sizes), replicas):
+            yield order[ends[number] - sizes[number] : ends[number]].tolist()
+
+
+def codes_of(labels: Any) -> NDArray[Any]:
+    """Returns the class of each sample as a number from 0 on.
+
+    Args:
+        labels: List, array or tensor, shape (N,) or (N, columns); with several columns each combination is a class.
+
+    Returns:
+        Numbers, shape (N,), uint8, uint16 or int64.
+
+    Raises:
+        ValueError: There are no labels, or they have more than two dimensions.
+
+    Example:
+        >>> codes_of(["b", "a", "b"]), codes_of([[0, 1], [0, 2], [0, 1]])
+        (array([1, 0, 1], dtype=uint8), array([0, 1, 0], dtype=uint8))
+    """
+    values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
+    if values.ndim not in (1, 2) or not values.size:
+        raise ValueError(f"labels must have shape (N,) or (N, columns), with one sample or more, got shape {values.shape}")
+    kinds, codes = np.unique(values, return_inverse=True, axis=0 if values.ndim == 2 else None)
+    return codes.reshape(-1).astype(np.min_scalar_type(len(kinds) - 1))
+
+
+NAMES = ("targets", "labels", "label")
+"""Names of attributes, and of columns, that hold the classes of a dataset."""
+
+
+def labels_of(dataset: Any) -> Any:
+    """Returns the classes of the samples of a dataset that holds them: the datasets of torchvision, Hugging Face and others.
+
+    Nothing is loaded: the classes are those of an attribute `targets`, `labels` or `label`, of such a column, or of the last
+    tensor of a TensorDataset where it has whole numbers; of the datasets inside of a `Subset` or a `ConcatDataset`, too.
+
+    Args:
+        dataset: Map-style dataset.
+
+    Returns:
+        Classes, list, array or tensor, of shape (N,).
+
+    Raises:
+        ValueError: The dataset has none of these.
+
+    Example:
+        >>> from torch.utils.data import Subset, TensorDataset
+        >>> data = TensorDataset(torch.rand(4, 2), torch.tensor([1, 0, 1, 2]))
+        >>> labels_of(Subset(data, [0, 3])).tolist()
+        [1, 2]
+    """
+    if isinstance(dataset, Subset):
+        return np.asarray(labels_of(dataset.dataset))[np.asarray(dataset.indices)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([np.asarray(labels_of(part)) for part in dataset.datasets])
+    found = [getattr(dataset, name) for name in NAMES if hasattr(dataset, name)]
+    found += [dataset[name] for name in NAMES if name in (getattr(dataset, "column_names", None) or ())]
+    if isinstance(dataset, TensorDataset) and not dataset.tensors[-1].is_floating_point():
+        found.append(dataset.tensors[-1])
+    for labels in found:
+        if hasattr(labels, "__len__") and len(labels) == len(dataset) and np.ndim(labels) == 1:
+            return labels
+    raise ValueError(
+        f"{type(dataset).__name__} has no classes in {', '.join(NAMES)}: pass them yourself, such as "
+        "labels=[label for _, label in dataset]"
+    )
