@@ -76,11 +76,11 @@ def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.
     regular = (sizes == common) | (sizes == common + 1)
     for size in np.unique(sizes[~regular]).tolist():  # a short last batch; full batches among smaller ones
         batches = np.flatnonzero(sizes == size)
-        taken, rows = _systematic(rows, size * len(batches), generator)
-        _deal(taken, size, begins[batches], order, generator)
+        sample, rows = _systematic(rows, size * len(batches), generator)
+        _deal(sample, size, begins[batches], order, generator)
     batches, larger = np.flatnonzero(regular), np.flatnonzero(sizes == common + 1)
-    taken, rows = _systematic(rows, len(larger), generator)
-    _deal(taken, 1, begins[larger] + common, order, generator)
+    sample, rows = _systematic(rows, len(larger), generator)
+    _deal(sample, 1, begins[larger] + common, order, generator)
     _deal(rows, common, begins[batches], order, generator)
     return order
 
