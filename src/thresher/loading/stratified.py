@@ -23,11 +23,11 @@ LARGEST_KEY = 2**16
 FEWEST_LEVELS = 16
 """Least number of levels of the score in a class, however many classes there are."""
 
-ALIKE = 32
+BY_ONE_ORDER = 32
 """Number of batches in a row whose rows are put in order by one permutation of the groups."""
 
 
-def strata_of(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDArray[Any] | None:
+def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDArray[Any] | None:
     """Returns the stratum of each row as a number that sorts rows by class, and by score within a class, up or down.
 
     Args:
@@ -112,8 +112,8 @@ def _deal(
         turned = rows[group * steps : (group + 1) * steps][by_batch]
         dealt[group, start:], dealt[group, :start] = turned[: steps - start], turned[steps - start :]
     columns = torch.from_numpy(dealt).t().contiguous().numpy()  # by blocks that fit the cache, as NumPy does not
-    for first in range(0, steps, ALIKE):  # no place in a batch may belong to a class: mixup pairs rows by their places
-        some = columns[first : first + ALIKE]
+    for first in range(0, steps, BY_ONE_ORDER):  # no place in a batch may belong to a class: mixup pairs rows by their places
+        some = columns[first : first + BY_ONE_ORDER]
         some[:] = some[:, generator.permutation(size)]
     if steps == 1 or (np.diff(begins) == size).all():
         order[begins[0] : begins[0] + size * steps] = columns.reshape(-1)
@@ -191,7 +191,7 @@ class StratifiedBatchSampler(Sampler[list[int]]):
         self._begun: tuple[int, int] | None = None
         self.sampler = Shuffle(range(n), seed, num_replicas=num_replicas, rank=rank, drop_last=drop_last)
         """Random order of the ids, for what asks a sampler of batches for that; a run that is attached orders them anew."""
-        keys = strata_of(self.codes, found)
+        keys = strata_keys(self.codes, found)
         self._sorted = np.argsort(keys, kind="stable").astype(np.int32 if n < 2**31 else np.int64)  # pyright: ignore
         of_sorted = keys[self._sorted]  # pyright: ignore[reportOptionalSubscript]
         self._ends = np.concatenate([[0], np.flatnonzero(of_sorted[1:] != of_sorted[:-1]) + 1, [n]])

@@ -268,7 +268,7 @@ class Criterion:
         kind = self.reads(outputs, targets)
         if kind == "classes" and "label" in rest:
             given = self.class_targets(targets)
-            found["label"] = given.argmax(1) if given.is_floating_point() and given.dim() == 2 else reading.labels_of(given, n)
+            found["label"] = given.argmax(1) if given.is_floating_point() and given.dim() == 2 else reading.as_classes(given, n)
             rest = rest - {"label"}
         if kind == "classes" and rest:
             log_probs = self.log_probs(outputs)

@@ -223,7 +223,7 @@ def _are_probabilities(targets: Tensor) -> bool:
     return bool((targets >= 0).all()) and torch.allclose(sums, torch.ones_like(sums), atol=1e-3)
 
 
-def labels_of(targets: object, n: int) -> Tensor:
+def as_classes(targets: object, n: int) -> Tensor:
     """Returns the class of each sample, shape (n,), int64: its class index, or the class of the largest probability.
 
     Args:
@@ -234,7 +234,7 @@ def labels_of(targets: object, n: int) -> Tensor:
         ValueError: `targets` are neither.
 
     Example:
-        >>> labels_of(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), 2).tolist()
+        >>> as_classes(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), 2).tolist()
         [1, 0]
     """
     if isinstance(targets, Tensor) and targets.shape[:1] == (n,):

@@ -12,7 +12,7 @@ from thresher import rng
 from thresher.attribution.resolve import layout_of
 from thresher.attribution.rows import RowLayout
 from thresher.loading.trees import to_device
-from thresher.losses.signals import labels_of
+from thresher.losses.signals import as_classes
 from thresher.subset.module import SubsetBackward
 
 
@@ -231,8 +231,8 @@ def answers(
 
 
 def labels_or_none(targets: Any, n: int) -> Tensor | None:
-    """Returns the class of each sample, shape (n,), int64, by the rule of `losses.signals.labels_of`; None without classes."""
+    """Returns the class of each sample, shape (n,), int64, by the rule of `losses.signals.as_classes`; None without classes."""
     try:
-        return labels_of(targets, n)
+        return as_classes(targets, n)
     except ValueError:
         return None

@@ -21,7 +21,7 @@ from thresher.loading.order import Order
 from thresher.loading.row_buffer import rows_of
 from thresher.loading.trees import leaves, to_device
 from thresher.losses.base import SignalReader
-from thresher.losses.signals import labels_of, narrow
+from thresher.losses.signals import as_classes, narrow
 from thresher.passes.attributes import Attributes
 from thresher.passes.engine import (
     Forward,
@@ -261,7 +261,7 @@ class OwnPasses:
                 if "error" in found:
                     found["error"].append(criterion.errors(answer.outputs, answer.targets, answer.layout))
                 if "label" in found:
-                    found["label"].append(labels_of(answer.targets, n))
+                    found["label"].append(as_classes(answer.targets, n))
                 if answer.feature is not None:
                     found["feature"].append(answer.feature.reshape(n, -1).float())
                 self._cost.scoring += n

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 from thresher import StratifiedBatchSampler, labels_of
-from thresher.loading.stratified import arranged, codes_of, strata_of
+from thresher.loading.stratified import arranged, codes_of, strata_keys
 
 CASES = st.tuples(st.integers(1, 300), st.integers(1, 40), st.integers(1, 20), st.integers(0, 2**31))
 """Number of samples, of classes and of rows of a batch, and a seed."""
@@ -161,11 +161,11 @@ def test_batches_of_several_sizes_have_every_row_once(sizes, classes):
 
 def test_strata_sort_by_class_then_by_score():
     codes, scores = np.array([1, 0, 1, -1]), np.array([0.9, 0.5, -np.inf, 2.0], dtype=np.float32)
-    keys = strata_of(codes, scores)
+    keys = strata_keys(codes, scores)
     assert np.argsort(keys).tolist() == [3, 1, 2, 0] and keys.dtype == np.uint16
-    assert strata_of(np.array([0, 70_000]), None).tolist() == [0, 70_000]
-    assert strata_of(None, np.array([0.5, 0.5])).tolist() == [0, 0] and strata_of(None, None) is None
-    assert strata_of(np.array([2, 2]), np.array([np.nan, np.nan])).tolist() == [0, 0]
+    assert strata_keys(np.array([0, 70_000]), None).tolist() == [0, 70_000]
+    assert strata_keys(None, np.array([0.5, 0.5])).tolist() == [0, 0] and strata_keys(None, None) is None
+    assert strata_keys(np.array([2, 2]), np.array([np.nan, np.nan])).tolist() == [0, 0]
 
 
 def test_labels_are_found_where_a_dataset_holds_them():

@@ -10,7 +10,7 @@ from torch import nn
 
 from thresher.attribution.rows import RowLayout
 from thresher.losses.adapters import adapt
-from thresher.losses.signals import class_errors, labels_of, of_classes
+from thresher.losses.signals import as_classes, class_errors, of_classes
 
 B, C, T = 7, 5, 3
 
@@ -178,15 +178,15 @@ def test_class_errors_do_not_change_their_input():
 
 
 def test_one_class_a_sample():
-    assert labels_of(torch.tensor([2, 0], dtype=torch.int32), 2).tolist() == [2, 0]
-    assert labels_of(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), 2).tolist() == [1, 0]
+    assert as_classes(torch.tensor([2, 0], dtype=torch.int32), 2).tolist() == [2, 0]
+    assert as_classes(torch.tensor([[0.1, 0.9], [0.6, 0.4]]), 2).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("targets", [torch.zeros(3), torch.zeros(2, dtype=torch.int64), torch.zeros(3, 2, 2), [1, 2, 3]])
 def test_targets_without_one_class_a_sample(targets):
     message = r"one class per sample is needed: targets of shape \(3,\), int64, or probabilities of shape \(3, C\)"
     with pytest.raises(ValueError, match=message):
-        labels_of(targets, 3)
+        as_classes(targets, 3)
 
 
 def focal(outputs, targets):
