@@ -87,6 +87,7 @@ METHODS: dict[str, Callable[[], Any]] = {
 
 OWN_ORDER: dict[str, Callable[[], Any]] = {
     "ImportanceSampling": lambda: thresher.ImportanceSampling(keep=0.7, weights="unbiased"),
+    "Winnow, paced": lambda: thresher.Winnow(share=0.5, paced=True),
     "Rais": thresher.Rais,
 }
 """Methods that draw the order of training. The loss of a sample that two processes trained on is that of one of them."""
@@ -294,7 +295,7 @@ def in_the_batch(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-FURTHER = ("twice by chance", "ImportanceSampling")
+FURTHER = ("twice by chance", "ImportanceSampling", "Winnow, paced")
 
 
 def resumed(rank: int, size: int) -> dict[str, bool]:

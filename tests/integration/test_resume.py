@@ -32,6 +32,7 @@ METHODS = {
     "rcap": thresher.Rcap(),
     "rs2": thresher.Rs2(keep=0.6),
     "winnow": thresher.Winnow(share=0.3, least_agreement=-1),
+    "winnow, paced": thresher.Winnow(share=0.3, least_agreement=-1, paced=True),
 }
 
 SB = thresher.SelectiveBackprop

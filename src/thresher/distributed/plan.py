@@ -161,7 +161,7 @@ class HeldPlan:
         self.own, self._layout, self._world = own, layout, world
         self._block, self._kept = layout.block(world.rank), own.kept
         bits = own.ids.numpy()
-        again = np.zeros_like(bits) if own.refresh is None else own.refresh.numpy()
+        again = np.zeros(0 if own.drawn else len(bits), dtype=np.uint8) if own.refresh is None else own.refresh.numpy()
         both_or_none = 0 if own.drawn else len(self._block) - number(np.bitwise_xor(bits, again))
         numbers = world.sum(np.array([self._kept, number(again), both_or_none], dtype=np.int64))
         self.rows, self.refreshed, both_or_none = numbers.tolist()

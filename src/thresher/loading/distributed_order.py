@@ -44,6 +44,11 @@ class SharedSampler:
         self._epoch: int | None = None
 
     @property
+    def by_batches(self) -> bool:
+        """Whether each process gets every W-th batch of the order, rather than every W-th row."""
+        return self._by_batches
+
+    @property
     def drop_last(self) -> bool:
         """Whether the user's loader drops a last batch that is not full."""
         return self._batches.drop_last

@@ -9,7 +9,9 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -165,6 +167,25 @@ class SelectedLoader(OfUser):
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
         return self._order.deal(plan, self._ids, self._samples, self._seen, least=least)
+
+    def samples_of(self, plan: HeldPlan) -> int:
+        """Returns the number of rows that this process has in an epoch that follows a plan."""
+        return self._order.samples_of(plan)
+
+    def rows_of_steps(self, plan: HeldPlan) -> tuple[NDArray[np.int64], bool]:
+        """Returns how many rows of this process each step of an epoch has, and whether processes are dealt row after row.
+
+        Args:
+            plan: The plan of an epoch.
+
+        Raises:
+            ValueError: There are too few rows for the steps of smaller batches.
+        """
+        deal = self.deal(plan)
+        if deal is not None:
+            return np.diff(deal.sizes.ends(deal.rows)), True
+        rows = self._order.samples_of(plan)
+        return np.diff(np.append(np.arange(0, rows, self._ids.batch_size), rows)), not getattr(self.sizes, "by_batches", False)
 
     def weights(self, ids: Tensor) -> Tensor | None:
         """Returns the weights in the plan of some rows of the epoch.

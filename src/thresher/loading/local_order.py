@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import (
-    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -114,11 +113,9 @@ class UserOrder:
         )
 
     @property
-    def sizes(self) -> BatchSampler:
-        """Batch size and `drop_last` of the user's loader."""
-        batches = self._loader.batch_sampler
-        assert isinstance(batches, BatchSampler)
-        return batches
+    def sizes(self) -> Any:
+        """Batch size and `drop_last` of the user's loader, as attributes of an object."""
+        return self._loader.batch_sampler
 
     def state_dict(self) -> dict[str, int | None] | None:
         """Returns what the orders of a `Shuffle` depend on, as plain values; None for another sampler."""

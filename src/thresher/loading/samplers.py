@@ -9,6 +9,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from torch.utils.data.distributed import DistributedSampler
 
 from thresher.loading.shuffle import Shuffle
+from thresher.loading.stratified import StratifiedBatchSampler
 from thresher.shards import World
 
 
@@ -183,7 +184,8 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         return
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
-    if type(loader.batch_sampler) is not BatchSampler and not (several and is_shard_of_accelerate(loader.batch_sampler)):
+    known = type(loader.batch_sampler) in (BatchSampler, StratifiedBatchSampler)
+    if not known and not (several and is_shard_of_accelerate(loader.batch_sampler)):
         raise ValueError(
             f"`loader` has a batch_sampler of its own, {type(loader.batch_sampler).__name__}: leaving samples out would break "
             "what it arranges. Use sampler= and batch_size=."

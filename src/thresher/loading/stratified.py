@@ -257,7 +257,7 @@ class StratifiedBatchSampler(Sampler[list[int]]):
 
 
 def codes_of(labels: Any) -> NDArray[Any]:
-    """Returns the class of each sample as a number from 0 on.
+    """Returns the class of each sample as a number from 0 on; numbers stand for classes, of which some may have no sample.
 
     Args:
         labels: List, array or tensor, shape (N,) or (N, columns); with several columns each combination is a class.
@@ -275,6 +275,8 @@ def codes_of(labels: Any) -> NDArray[Any]:
     values = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if values.ndim not in (1, 2) or not values.size:
         raise ValueError(f"labels must have shape (N,) or (N, columns), with one sample or more, got shape {values.shape}")
+    if values.ndim == 1 and values.dtype.kind in "iu" and int(values.max()) - int(values.min()) < LARGEST_KEY:
+        return (values - values.min()).astype(np.min_scalar_type(int(values.max()) - int(values.min())))  # without a sort
     kinds, codes = np.unique(values, return_inverse=True, axis=0 if values.ndim == 2 else None)
     return codes.reshape(-1).astype(np.min_scalar_type(len(kinds) - 1))
 

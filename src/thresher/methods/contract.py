@@ -8,7 +8,7 @@ Nothing here imports torch, so that the methods can be listed without it.
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 RULE = "left out by its plan"
@@ -88,6 +88,10 @@ class Requirements:
         stream_share: Share of each batch, (0, 1], that an epoch method trains on where the loader streams and there is no epoch
             to plan; the rows are drawn uniformly. Default None: the method needs a map-style dataset.
         stream_lr_scale: With `stream_share`, factor on the learning rate of each step, > 0. Default 1.
+        stratify: Whether batches of the rows of a plan are to be stratified: "class", or None, for the order of the loader.
+            Default None.
+        unstratified: With `stratify`, method that takes its place where the order of training is not free. Default None: none.
+        paced: Setting with which a method that draws its rows step by step plans them instead, for messages. Default None.
         sharded: Whether `plan_epoch` plans for the shard that its records belong to (`thresher.shards.shard_of`), with numbers
             and draws that are those of all ranks. Where it does not, several processes gather the columns of all samples on
             each of them once per epoch, which is possible up to a size. Default False.
@@ -119,6 +123,9 @@ class Requirements:
     smaller_batches: bool = False
     stream_share: float | None = None
     stream_lr_scale: float = 1.0
+    stratify: Literal["class"] | None = None
+    unstratified: Any = field(default=None, hash=False)
+    paced: str | None = None
     sharded: bool = False
     optional: Mapping[str, str] = field(default_factory=dict, hash=False)
     divide: Literal["kept", "batch"] = "kept"
@@ -340,3 +347,13 @@ def _public(kind: type) -> dict[str, Any]:
     """Returns the public attributes of a class by name, without other ways to construct an instance."""
     found = {name: value for base in reversed(kind.__mro__[:-1]) if base is not Protocol for name, value in vars(base).items()}
     return {k: v for k, v in found.items() if not k.startswith("_") and not isinstance(v, classmethod | staticmethod)}
+
+
+def as_written(method: Any) -> str:
+    """Returns a method as it is written in code, with its first setting and those that differ from the defaults."""
+    if not is_dataclass(method):
+        return repr(method)
+    given = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]
+    differs = [place == 0 or one.default is MISSING or value != one.default for place, (one, value) in enumerate(given)]
+    shown = (f"{one.name}={value!r}" for (one, value), differing in zip(given, differs, strict=True) if differing)
+    return f"{type(method).__name__}({', '.join(shown)})"

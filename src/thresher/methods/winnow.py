@@ -20,8 +20,8 @@ from thresher.methods._base import full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Values, on_host
-from thresher.shards import Shard, shard_of
+from thresher.selection import Mask, Values, ids_of, largest, on_host
+from thresher.shards import Shard, World, shard_of
 
 MEASURED_FROM = 0.3
 """Share of the training after which the agreement of loss and uncertainty is judged: before it both say little."""
@@ -82,6 +82,71 @@ def draw_keys(score: Values | None, n: int, base: int, first: int = 0) -> NDArra
     return keys
 
 
+LARGEST_FACTOR = 1e6
+"""Largest lambda: where nearly all scores are 0, fewer visits are due than rows are trained on."""
+
+
+def visits_per_score(score: Values, k: int, world: World) -> float:
+    """Returns the factor lambda with which min(1, lambda * score) adds up to `k` over the samples of all ranks.
+
+    Args:
+        score: Scores of the samples of this rank, shape (n,), float32 that bfloat16 can hold, 0 or more.
+        k: Number of visits.
+        world: The ranks.
+
+    Returns:
+        The factor, at most `LARGEST_FACTOR`.
+
+    Example:
+        >>> from thresher.shards import ALONE
+        >>> visits_per_score(np.array([0.5, 0.25, 0.25, 0.0], dtype=np.float32), 2, ALONE)
+        2.0
+    """
+    # A positive bfloat16 has one of 2^15 values: counts of these are all that the ranks need to know of each other
+    counts = np.zeros(2**15, dtype=np.int64)
+    for part in chunks(len(score)):
+        counts += np.bincount(score[part].view(np.uint32) >> 16, minlength=2**15)
+    counts = world.sum(counts)
+    present = np.flatnonzero(counts)[::-1]  # from the largest score
+    counts, values = counts[present], (present.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    before = np.concatenate([[0], np.cumsum(counts)[:-1]])  # samples with larger scores, which are visited once
+    rest = np.cumsum((counts * values)[::-1])[::-1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factors = (k - before) / rest
+        fits = factors * values <= 1  # the first score, from the largest, that is not visited more than once
+    return min(LARGEST_FACTOR, float(factors[int(np.argmax(fits))]) if fits.any() else LARGEST_FACTOR)
+
+
+def most_overdue(score: Values | None, credit: Values, k: int, shard: Shard) -> tuple[Mask, Values]:
+    """Returns the samples that are visited in an epoch, and the credits after it.
+
+    Args:
+        score: Scores, shape (n,), float32 that bfloat16 can hold; samples with a negative one or NaN have none. None: no score.
+        credit: Credits before the epoch, shape (n,), float32.
+        k: Number of visits of all ranks.
+        shard: Samples of this rank.
+
+    Returns:
+        Marks, shape (n,), bool, and the credits, shape (n,), float32.
+
+    Example:
+        >>> mask, credit = most_overdue(np.array([0.5, 0.125]), np.array([0.25, 0.5]), 1, Shard.whole(2))
+        >>> mask.tolist(), credit.tolist()
+        ([True, False], [0.0500..., 0.7...])
+    """
+    due = np.ones(len(credit), dtype=np.float32)
+    if score is not None:
+        known = np.isfinite(score) & (score >= 0)
+        most = float(shard.world.gather(np.array([np.max(score, initial=1, where=known)], dtype=np.float64)).max())
+        np.copyto(due, np.where(known, score, most), casting="unsafe")
+    due *= np.float32(visits_per_score(due, k, shard.world))
+    np.minimum(due, np.float32(1), out=due)
+    due += credit
+    mask = largest(due, k, world=shard.world)
+    due[mask] -= 1
+    return mask, due
+
+
 def sampled(columns: Sequence[Values], shard: Shard) -> Values:
     """Returns the values of every so many samples of all ranks, shape (columns, k), where k is below twice `MOST_MEASURED`.
 
@@ -138,6 +203,11 @@ class Winnow:
     on. Samples without a score come first; before any record the draw is uniform. Samples that are not drawn are not loaded.
     The loss is the plain mean over the drawn rows.
 
+    With `paced`, the rows of an epoch are chosen before it, and `attach` puts them into stratified batches. Each sample has a
+    credit, at first a random number in [0, 1). An epoch adds min(1, lambda * score) to it, where lambda is such that the sum
+    over all samples is the number of rows; the rows with the largest credits are trained on, and pay 1. So each sample is
+    visited as often as its score says, evenly over the epochs. A sample without a score has the largest one.
+
     A stream (IterableDataset) has no epoch to plan: each batch keeps a uniform share of its rows, and `attach` says so.
 
     Where the model has BatchNorm, the network learns with the statistics of the drawn rows, which are not those of all samples:
@@ -148,10 +218,12 @@ class Winnow:
         score: Score: "uncertainty" (default) is 1 - sum(p^2) over the classes, which needs no label; "loss" is the last loss,
             which prefers wrong labels, too.
         width: Number of candidates per row that is drawn, 1 or more; 1 / share at most. 1 is a uniform draw. Default 2.
-        lr_scale: Factor on the learning rate, > 0. Default "auto": share ** 0.25.
+        lr_scale: Factor on the learning rate, > 0. Default "auto": share ** 0.25, or 1 with `paced`.
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
             labels are likely to be wrong; judged by the records from 30 % of the training on, not before the fourth epoch, and
             not where all uncertainties are nearly equal. -1 never does. Default 0.5.
+        paced: Whether rows are chosen before the epoch, by credits, for stratified batches. Needs an order that is free, as of
+            shuffle=True; another one, and a stream, is trained on without. `width` plays no part. Default False.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -178,6 +250,7 @@ class Winnow:
     width: float = 2.0
     lr_scale: float | Literal["auto"] = "auto"
     least_agreement: float = 0.5
+    paced: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -201,6 +274,9 @@ class Winnow:
             smaller_batches=True,
             stream_share=self.share,
             stream_lr_scale=self._factor,
+            stratify="class" if self.paced else None,
+            unstratified=replace(self, paced=False) if self.paced else None,
+            paced=None if self.paced else "paced=True",
             sharded=True,
             records=False,
             switches={"optimizer": "lr_scale=1", "uncertainty": "score='loss'"},
@@ -208,11 +284,14 @@ class Winnow:
 
     @property
     def _factor(self) -> float:
-        return self.share**0.25 if self.lr_scale == "auto" else float(self.lr_scale)
+        if self.lr_scale == "auto":
+            return 1.0 if self.paced else self.share**0.25
+        return float(self.lr_scale)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns that are recorded: the last uncertainty and loss, 2 bytes each."""
-        return {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
+        """Returns the columns: the last uncertainty and loss, 2 bytes each, and with `paced` a credit of 4."""
+        columns = {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
+        return columns | ({"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")} if self.paced else {})
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns a plan with all samples, and the keys by which each step draws its rows."""
@@ -230,6 +309,8 @@ class Winnow:
         if measured is not None:
             facts |= {"agreement": round(measured, 4), "spread": round(spread, 4), "uniform": float(doubted)}
         score = None if doubted else known.get(self.score)
+        if self.paced:
+            return self._paced(score, records, base, facts, self._note(judged, doubted))
         keys = draw_keys(score, len(shard), base, shard.first)
         return EpochPlan(
             shard.ids,
@@ -240,6 +321,24 @@ class Winnow:
             lr_scale=self._factor,
             facts=facts,
             note=self._note(judged, doubted),
+        )
+
+    def _paced(
+        self, score: Values | None, records: Mapping[str, Tensor], base: int, facts: dict[str, float], note: str
+    ) -> EpochPlan:
+        """Returns the plan with the rows that are most overdue."""
+        shard, credit = shard_of(records), on_host(records["credit"])
+        new = ~np.isfinite(credit)
+        if new.any():
+            credit = np.where(new, uniform(base, range(shard.first, shard.last)), credit)
+        mask, credit = most_overdue(score, credit, round(self.share * shard.n), shard)
+        return EpochPlan(
+            ids_of(mask, shard.first),
+            smaller_batches=True,
+            lr_scale=self._factor,
+            facts=facts,
+            remember={"credit": torch.from_numpy(credit)},
+            note=note,
         )
 
     def _measured(self, known: Mapping[str, Values], shard: Shard) -> tuple[float | None, float]:

@@ -45,6 +45,7 @@ from thresher.run.checks import Arguments, Checked, check, claim, least_rows, op
 from thresher.run.epochs import Epochs, RunSettings
 from thresher.run.optimizer_steps import StepChecks, StepHooks, Stopwatch, parameters_elsewhere
 from thresher.run.run import Parts, Run
+from thresher.run.strata import LABEL, LABEL_COLUMN
 from thresher.shards import World
 from thresher.subset.parallel import is_sharded
 from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Timing, whole_steps
@@ -150,6 +151,7 @@ def build_run(given: Arguments, checked: Checked) -> Run:
         records=records,
         cost=cost,
         steps_are_seen=given.optimizer is not None,
+        strata=checked.strata,
     )
     loader.connect(epochs)
     epochs.plan_ahead()
@@ -228,6 +230,8 @@ def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
     if checked.samples is None:
         return {}
     columns, batch = dict(checked.epoch_method.columns()), checked.batch_method
+    if checked.strata is not None and checked.strata.codes is None and _has_classes(given, checked):
+        columns.setdefault(LABEL, LABEL_COLUMN)
     for name in undefined_signals(checked.epoch_method, checked.criterion, given.signals):
         columns = {own: column for own, column in columns.items() if (column.signal or own) != name}
     if batch is not None:
@@ -235,6 +239,11 @@ def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
         for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
             columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
     return columns
+
+
+def _has_classes(given: Arguments, checked: Checked) -> bool:
+    """Whether the criterion sees the class of each sample, or the user's signals give it."""
+    return given.signals is not None or (checked.criterion is not None and checked.criterion.kind != "values")
 
 
 def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Arguments, checked: Checked) -> None:
@@ -323,6 +332,8 @@ def attach(
     on_nonfinite: Literal["keep", "raise"] = "keep",
     spend: Literal["steps", "batches"] | None = None,
     process_group: Any = None,
+    stratify: Literal["auto", "class"] | None = "auto",
+    labels: Any = None,
     collate_keeps_rows: bool = False,
 ) -> Run:
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
@@ -348,8 +359,9 @@ def attach(
         on_nonfinite: Reaction to losses that are not finite, whose samples are always kept: "keep" warns, "raise" raises.
         spend: Way to spend plans: "steps", fewer steps; "batches", smaller ones, no LR scaled. Default None: the method's own.
         process_group: Process group of data parallelism. Default: the default group of torch.distributed, where there is one.
-        collate_keeps_rows: Declaration that row i of each batch is sample i. The collate function is then not checked. Without
-            it, batches are compared with their samples, and a warning says once if their values do not show the order.
+        stratify: "class", batches with each class in its share; None, the loader's order. Default "auto": the method's own.
+        labels: Class of each sample, as of `StratifiedBatchSampler`. Default: those of the dataset, or of `run.criterion`.
+        collate_keeps_rows: Declaration that row i of each batch is sample i; without it, batches are compared with samples.
 
     Example:
         >>> loader = DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3), torch.arange(8) % 2), 2)
@@ -361,5 +373,5 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     training = (method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = Arguments(*training, seed, device, on_nonfinite, spend, collate_keeps_rows)
+    given = Arguments(*training, seed, device, on_nonfinite, spend, collate_keeps_rows, stratify, labels)
     return build_run(given, check(given, process_group))

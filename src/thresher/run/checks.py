@@ -14,8 +14,11 @@ from torch.utils.data import IterableDataset
 
 from thresher import selection
 from thresher.distributed.world import ProcessWorld, agree, sampler_facts
+from thresher.loading.distributed_order import SharedOrder
+from thresher.loading.local_order import UserOrder
 from thresher.loading.samplers import check_loader, check_shared, inner_sampler
 from thresher.loading.smaller_batches import rounded_up, too_few
+from thresher.loading.stratified import StratifiedBatchSampler
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
 from thresher.losses.signals import ABOUT_CLASSES, GIVEN_ONLY, WIDE_SIGNALS
@@ -26,6 +29,7 @@ from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
 from thresher.run.batch_selection import by_chance, divides_by_batch
 from thresher.run.optimizer_steps import parts_of
+from thresher.run.strata import Strata, given_codes, order_for
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
 from thresher.subset.parallel import check_wrapping, in_several_processes, inside, is_sharded
@@ -289,6 +293,8 @@ class Arguments:
     on_nonfinite: Any = "keep"
     spend: Any = None
     keeps_rows: Any = False
+    stratify: Any = None
+    labels: Any = None
 
 
 class Checked(NamedTuple):
@@ -306,6 +312,7 @@ class Checked(NamedTuple):
             the loader does not stream, or all rows are kept.
         world: Processes that train together.
         by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
+        strata: Puts plans into stratified order; None where they are not.
     """
 
     before: Any
@@ -318,6 +325,7 @@ class Checked(NamedTuple):
     on_stream: OnStream | None = None
     world: World = ALONE
     by_batch: bool = False
+    strata: Strata | None = None
 
 
 def check(given: Arguments, process_group: Any) -> Checked:
@@ -344,6 +352,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
     check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
     check_free("loader", type(given.loader).__name__, [given.loader])
     criterion = None if given.criterion is None else adapt(given.criterion)
+    epoch_method, strata = _strata(given, epoch_method, criterion, world)
     check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
     samples = None if streams else len(given.loader.dataset)
     own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)
@@ -357,12 +366,31 @@ def check(given: Arguments, process_group: Any) -> Checked:
     for method in (epoch_method, batch_method):
         _check_ids(method, samples, kept)
     on_stream = _on_stream(epoch_method, given) if streams else None
-    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world, by_batch)
+    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world, by_batch, strata)
+
+
+def _strata(
+    given: Arguments, method: EpochMethod, criterion: Criterion | None, world: World
+) -> tuple[EpochMethod, Strata | None]:
+    """The epoch method of the run, and what batches are stratified by; None where they are not."""
+    batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
+    if wanted == "auto":
+        own = isinstance(batches, StratifiedBatchSampler) and not (requires.smaller_batches or requires.own_order)
+        wanted = "class" if own else "auto" if requires.stratify is not None else None
+    if wanted is None:
+        return method, None
+    streams = isinstance(given.loader.dataset, IterableDataset)
+    free = streams or (UserOrder(given.loader) if world.size == 1 else SharedOrder(given.loader, world)).is_free
+    method, stratified = order_for(method, wanted, streams=streams, free=free)
+    if not stratified:
+        return method, None
+    of_values = criterion is not None and criterion.kind == "values" and given.labels is None
+    return method, Strata(None if of_values else given_codes(given.labels, given.loader))
 
 
 def _settings_of(given: Arguments) -> dict[str, Any]:
     """Arguments of `attach` that must be the same in all processes."""
-    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring")
+    names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "stratify")
     return {name: getattr(given, name) for name in names}
 
 
@@ -379,6 +407,8 @@ def _check_types(given: Arguments) -> None:
     for name, function in (("forward", given.forward), ("signals", given.signals)):
         if function is not None and not callable(function):
             raise TypeError(f"`{name}` must be callable, got {type(function).__name__}")
+    if given.stratify not in ("auto", "class", None):
+        raise ValueError(f"`stratify` must be 'auto', 'class' or None, got {given.stratify!r}")
     if not isinstance(given.keeps_rows, bool):
         raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.keeps_rows!r}")
 
@@ -478,10 +508,11 @@ def check_spend(spend: Any, method: EpochMethod, *, streams: bool) -> None:
     """Validates the argument `spend` of `attach`."""
     if spend not in (None, "steps", "batches"):
         raise ValueError(f"`spend` must be 'steps', 'batches' or None for what the method does by itself, got {spend!r}")
-    if spend == "steps" and requirements_of(method).smaller_batches:
+    requires = requirements_of(method)
+    if spend == "steps" and requires.smaller_batches and (requires.stratify is None or streams):
         raise ValueError(
-            f"`spend`: {type(method).__name__} draws the rows of smaller batches and cannot take fewer steps instead; leave "
-            "`spend` out, or use another method, such as UniformSubset"
+            f"`spend`: {type(method).__name__} draws the rows of smaller batches step by step and cannot take fewer steps "
+            f"instead; leave `spend` out, or use {requires.paced or 'another method, such as UniformSubset'}"
         )
     if spend == "batches" and streams and requirements_of(method).stream_share is None:
         raise ValueError(

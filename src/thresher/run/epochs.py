@@ -34,6 +34,7 @@ from thresher.run.checks import NO_FURTHER_PLAN, check_attached_late_enough, has
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
 from thresher.run.optimizer_steps import StepChecks, StepHooks
 from thresher.run.schedule import BatchPlace, Position
+from thresher.run.strata import Strata
 from thresher.shards import ALONE, Shard, World, shard_of
 from thresher.timing import (
     ATTRIBUTION,
@@ -79,6 +80,7 @@ class Planner:
         passes: Makes own forward passes.
         fills: Function that returns whether a batch method fills the rows that it chooses up to full batches.
         steps_are_seen: Whether there is an optimizer, whose learning rate can be scaled.
+        strata: Puts plans into stratified order; None where they are in the order of the loader.
     """
 
     def __init__(
@@ -91,9 +93,11 @@ class Planner:
         *,
         fills: Callable[[], bool | None],
         steps_are_seen: bool,
+        strata: Strata | None,
     ) -> None:
         self._settings, self._method, self._loader = settings, method, loader
         self._records, self._passes, self._fills, self._steps_are_seen = records, passes, fills, steps_are_seen
+        self._strata = strata
         self._said: set[str] = set()
 
     def plan(self, epoch: int, seed: int, *, timed: bool) -> HeldPlan:
@@ -114,7 +118,11 @@ class Planner:
         plan = self._checked(plan, shard_of(known))
         if self._gathers:
             plan = part_of_plan(plan, shard)
-        held = self.hold(PackedPlan.of(plan, shard, timed=timed and plan.smaller_batches))
+        timed = timed and plan.smaller_batches
+        if self._strata is not None:
+            layout = lambda one: self._loader.rows_of_steps(self.hold(PackedPlan.of(one, shard, timed=timed)))  # noqa: E731
+            plan = self._strata.in_order(plan, self._records, layout, shard.world, generator)
+        held = self.hold(PackedPlan.of(plan, shard, timed=timed))
         self._records.remember(plan.remember)
         if plan.note and plan.note not in self._said:
             self._said.add(plan.note)
@@ -186,6 +194,8 @@ def as_spent(plan: EpochPlan, spend: Literal["steps", "batches"] | None, world: 
         spend: "steps", "batches", or None for the plan as it is.
         world: Processes that have the other parts of the plan. Default: there are none.
     """
+    if spend == "steps" and plan.keys is None:
+        return replace(plan, smaller_batches=False)
     if spend != "batches" or plan.smaller_batches:
         return plan
     weights = None if plan.weights is None else plan.weights / exact_mean(plan.weights.numpy(), world)
@@ -242,6 +252,7 @@ class Epochs:
         cost: Where samples and steps are counted.
         timing: Books the time of the training.
         steps_are_seen: Whether there is an optimizer whose steps the run sees.
+        strata: Puts plans into stratified order; None where they are in the order of the loader.
     """
 
     def __init__(
@@ -258,6 +269,7 @@ class Epochs:
         records: Records,
         cost: Cost,
         steps_are_seen: bool,
+        strata: Strata | None = None,
     ) -> None:
         self.settings, self._method, self._loader = settings, method, loader
         self.selection, self._selection_attached = selection, selection
@@ -269,7 +281,14 @@ class Epochs:
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
         self._silence = SilentEpochs(attributor, title_of(who), lambda: by_losses or isinstance(self.selection, InForward))
         self._planner = Planner(
-            settings, method, loader, records, passes, fills=lambda: self.selection.fills, steps_are_seen=steps_are_seen
+            settings,
+            method,
+            loader,
+            records,
+            passes,
+            fills=lambda: self.selection.fills,
+            steps_are_seen=steps_are_seen,
+            strata=strata,
         )
         self.hooks: StepHooks | None = None
         """Scales the learning rate and counts steps; None without an optimizer."""
@@ -389,7 +408,12 @@ class Epochs:
 
     def _consumed(self, place: OrderPlace) -> int:
         """Returns how many samples full training would have trained on up to a place; a last batch may be dropped."""
-        return place.consumed if self._loader.streams else min(place.consumed, self._loader.candidates)
+        if self._loader.streams:
+            return place.consumed
+        whole, plan = self._loader.candidates, self._plan
+        if plan is None or not plan.own.drawn:
+            return min(place.consumed, whole)
+        return min(whole, -(-place.stayed * whole // max(1, self._loader.samples_of(plan))))
 
     def left(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
@@ -434,7 +458,7 @@ class Epochs:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
         # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
         candidates, epochs = self._loader.candidates, self.settings.epochs
-        consumed, whole = min(self._place.consumed, candidates) if self._active else 0, max(1, candidates)
+        consumed, whole = min(self._consumed(self._place), candidates) if self._active else 0, max(1, candidates)
         epoch, consumed = (self.epoch + 1, 0) if self.end.due else (self.epoch, consumed)
         return min(1.0, (epoch * whole + consumed) / (epochs * whole))
 
@@ -610,7 +634,7 @@ class Epochs:
             self.timing.switch(before)
         self._accumulator.come_home()
         if complete:
-            rest = max(0, self._loader.candidates - self._place.consumed)
+            rest = max(0, self._loader.candidates - self._consumed(self._place))
             self._cost.full_forward += rest
             self._cost.full_backward += rest
         self.end.forget()

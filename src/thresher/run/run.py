@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from html import escape
 from typing import Any
 
@@ -18,6 +18,7 @@ from thresher.loading.loader import SelectedLoader
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
+from thresher.methods.contract import as_written
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
@@ -28,16 +29,6 @@ from thresher.timing import told
 
 Facts = list[tuple[str, str]]
 """Names and values of what a summary says."""
-
-
-def as_written(method: Any) -> str:
-    """Returns a method as it is written in code, with its first setting and those that differ from the defaults."""
-    if not is_dataclass(method):
-        return repr(method)
-    given = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]
-    differs = [place == 0 or one.default is MISSING or value != one.default for place, (one, value) in enumerate(given)]
-    shown = (f"{one.name}={value!r}" for (one, value), differing in zip(given, differs, strict=True) if differing)
-    return f"{type(method).__name__}({', '.join(shown)})"
 
 
 def facts(

@@ -246,7 +246,7 @@ def test_refusing_too_few_rows_changes_nothing():
 def test_spend_is_checked():
     with pytest.raises(ValueError, match="`spend` must be 'steps', 'batches' or None"):
         attached(thresher.UniformSubset(0.5), more={"spend": "rows"})
-    with pytest.raises(ValueError, match="Winnow draws the rows of smaller batches and cannot take fewer steps"):
+    with pytest.raises(ValueError, match="Winnow draws the rows of smaller batches step by step and cannot take fewer steps"):
         attached(0.5, more={"spend": "steps"})
 
 

@@ -9,7 +9,8 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 from thresher.cost import Cost
-from thresher.run.run import as_html, as_text, as_written, facts, numbers_of
+from thresher.methods.contract import as_written
+from thresher.run.run import as_html, as_text, facts, numbers_of
 
 N = 40
 

@@ -172,7 +172,7 @@ def forecast(
     if stage == "batch":
         saves = 1 - pace.step(compute) / pace.full
         return row | {"saves": saves, "at_most": saves, "left_out": None, "forwarded": None}
-    in_batches = spec.batch.get("spend") == "batches" or requirements_of(method).smaller_batches
+    in_batches = spec.batch.get("spend", "batches" if requirements_of(method).smaller_batches else "steps") == "batches"
     by_losses = planned_shares(method, signals, epochs, seed)
     if_learned = planned_shares(method, [all_learned(signals[-1])], epochs, seed)
     saves = saved_by_plans(pace, compute, *by_losses, in_batches=in_batches)

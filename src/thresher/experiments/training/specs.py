@@ -30,9 +30,9 @@ BATCH_SETTINGS = {
 }
 """Settings of a spec for `attach(forward_passes=..., scoring=Scoring(...))`, and the format of each in labels."""
 
-RUN_SETTINGS = {"spend": "in {}", "placebo": "placebo"}
-"""Settings of a spec of any method: `attach(spend=...)`, and whether its signals are permuted, with the format of each in
-labels."""
+RUN_SETTINGS = {"spend": "in {}", "stratify": "stratify={}", "placebo": "placebo"}
+"""Settings of a spec of any method: `attach(spend=..., stratify=...)`, and whether its signals are permuted, with the format of
+each in labels."""
 
 FORMATS = BATCH_SETTINGS | RUN_SETTINGS
 
@@ -120,7 +120,7 @@ class MethodSpec:
 
     def attachment(self) -> dict[str, Any]:
         """Returns the arguments of `thresher.attach` that belong to the method."""
-        found = {key: self.batch[key] for key in ("forward_passes", "spend") if key in self.batch}
+        found = {key: self.batch[key] for key in ("forward_passes", "spend", "stratify") if key in self.batch}
         scoring = {argument: self.batch[key] for key, argument in SCORING.items() if key in self.batch}
         if not scoring:
             return found
@@ -328,6 +328,8 @@ def _check_batch(name: str, batch: Mapping[str, Any]) -> None:
     """Checks the arguments of `thresher.attach`, before the first run begins."""
     if batch.get("spend") not in (None, "steps", "batches"):
         raise ValueError(f"{name}: `spend` is 'steps' or 'batches', got {batch['spend']!r}")
+    if batch.get("stratify") not in (None, "auto", "class"):
+        raise ValueError(f"{name}: `stratify` is 'auto', 'class' or None, got {batch['stratify']!r}")
     if not isinstance(batch.get("placebo", True), bool):
         raise ValueError(f"{name}: `placebo` is True or False, got {batch['placebo']!r}")
     passes = batch.get("forward_passes", "auto")

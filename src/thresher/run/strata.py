@@ -1,0 +1,175 @@
+"""Puts the rows of a plan into an order whose batches are stratified by class, and by score where one is recorded."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from thresher.loading.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, strata_keys
+from thresher.methods.contract import EpochMethod, as_written, requirements_of
+from thresher.plans import EpochPlan
+from thresher.records import Column
+from thresher.selection import on_host
+from thresher.shards import World
+
+LABEL = "label"
+"""Column of the records, and signal, with the class of each sample."""
+LABEL_COLUMN = Column(torch.int16, fill=-1, signal=LABEL)
+SCORES = ("uncertainty", "loss")
+"""Columns by which rows of a class are spread over the batches; the first one that is recorded."""
+
+
+def order_for(
+    method: EpochMethod, stratify: Literal["auto", "class"], *, streams: bool, free: bool
+) -> tuple[EpochMethod, bool]:
+    """Returns the method that a run has, and whether its batches are stratified.
+
+    Args:
+        method: The epoch method.
+        stratify: "class", where the user wants it; "auto", where the method does.
+        streams: Whether the loader iterates over an IterableDataset.
+        free: Whether the order of the loader is a plain shuffle, which another one may replace.
+
+    Raises:
+        ValueError: Batches were to be stratified, and cannot be.
+    """
+    requires, name = requirements_of(method), type(method).__name__
+    if streams:
+        why = "`loader` iterates over an IterableDataset, which has no epoch whose order could be chosen"
+    elif not free:
+        why = "the loader's sampler has an order of its own: use shuffle=True"
+    elif requires.own_order:
+        why = f"{name} draws the order of training"
+    elif requires.smaller_batches and requires.stratify is None:
+        why = f"{name} draws its rows step by step{'' if requires.paced is None else f': use {requires.paced}'}"
+    else:
+        return method, True
+    if stratify == "class":
+        raise ValueError(f"`stratify`: batches cannot be stratified, because {why}")
+    if requires.unstratified is None:
+        return method, False
+    if not streams:
+        said = f"Batches are not stratified, because {why}. The run trains with {as_written(requires.unstratified)}."
+        warnings.warn(said, stacklevel=5)
+    return requires.unstratified, False
+
+
+def given_codes(labels: Any, loader: DataLoader[Any]) -> NDArray[Any] | None:
+    """Returns the class of each sample where it is known before the training; None where it is to be recorded.
+
+    Args:
+        labels: Argument of `attach`; None for what the loader's sampler of batches has, or else the dataset holds.
+        loader: The loader.
+
+    Raises:
+        ValueError: There are more or fewer labels than samples.
+    """
+    samples = len(loader.dataset)  # pyright: ignore[reportArgumentType]
+    if labels is None and isinstance(loader.batch_sampler, StratifiedBatchSampler):
+        return loader.batch_sampler.codes
+    try:
+        codes = codes_of(labels_of(loader.dataset) if labels is None else labels)
+    except ValueError:
+        if labels is not None:
+            raise
+        return None
+    if len(codes) != samples:
+        raise ValueError(f"`labels` must have the class of each of {samples} samples, got {len(codes)}")
+    return codes
+
+
+StepLayout = Callable[[EpochPlan], tuple[NDArray[np.int64], bool]]
+"""Function of a drawn plan of all ranks: the rows of a rank in each step, and whether ranks are dealt row after row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Strata:
+    """What the batches of a run are stratified by.
+
+    Args:
+        codes: Class of each sample of the dataset, shape (N,), whole numbers; None where the run records it, if there are any.
+    """
+
+    codes: NDArray[Any] | None = None
+
+    def in_order(
+        self, plan: EpochPlan, records: Mapping[str, Tensor], layout: StepLayout, world: World, generator: torch.Generator
+    ) -> EpochPlan:
+        """Returns a plan in the order of training; as it is where nothing is known to stratify it by.
+
+        Args:
+            plan: Part of the plan that is of this rank's block.
+            records: Records of this rank.
+            layout: Function of a plan that was drawn, see `StepLayout`.
+            world: The ranks, which all call it together.
+            generator: Random generator, in the same state on all ranks.
+
+        Returns:
+            The plan of all ranks, drawn.
+        """
+        first = 0 if world.size == 1 else records.shard.first  # pyright: ignore[reportAttributeAccessIssue]
+        own = plan.ids.numpy() - first
+        ids = world.join(plan.ids.numpy())
+        codes = self.codes[ids] if self.codes is not None else _recorded(records, (LABEL,), own, world)
+        keys = strata_keys(codes, scores := _recorded(records, SCORES, own, world))
+        numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
+        if keys is None or not len(keys) or (keys == keys[0]).all():
+            return plan
+        sorted_rows = np.argsort(keys, kind="stable")
+        if scores is None:
+            for stratum in np.split(sorted_rows, np.flatnonzero(np.diff(keys[sorted_rows])) + 1):
+                numbers.shuffle(stratum)
+        weights = None if plan.weights is None else world.join(plan.weights.numpy())
+        plan = replace(plan, ids=torch.from_numpy(ids), weights=None, drawn=True, lots=None)
+        rows = _dealt(sorted_rows, *layout(plan), world.size, numbers)
+        return replace(plan, ids=plan.ids[rows], weights=None if weights is None else torch.from_numpy(weights[rows]))
+
+
+def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], rows: NDArray[Any], world: World) -> NDArray[Any] | None:
+    """Returns the first of some columns that is recorded, of some rows, and those of the other ranks; None without any."""
+    for name in names:
+        if name in records:
+            column = on_host(records[name] if records[name].dtype == torch.int16 else records[name].float())
+            return world.join(column[rows])
+    return None
+
+
+def _dealt(
+    rows: NDArray[Any], steps: NDArray[np.int64], by_rows: bool, ranks: int, numbers: np.random.Generator
+) -> NDArray[Any]:
+    """Returns sorted rows in the order that is dealt out to the ranks: each of them has batches that are stratified.
+
+    Args:
+        rows: Rows, shape (k,), sorted by stratum.
+        steps: Number of rows of a rank in each step.
+        by_rows: Whether place p of the order is a row of rank p % W, rather than every W-th batch one of a rank.
+        ranks: Number of ranks W.
+        numbers: Random generator.
+    """
+    sizes = np.repeat(steps, ranks)
+    missing = int(sizes.sum()) - len(rows)
+    if missing < 0:  # rows that no rank gets
+        sizes = np.append(sizes, -missing)
+    at = len(sizes) - 1
+    while missing > 0:  # rows that the order is continued with, by its beginning
+        less = min(missing, 1 if by_rows and ranks > 1 else int(sizes[at]))
+        sizes[at] -= less
+        missing, at = missing - less, at - 1
+    order = arranged(rows, sizes[sizes > 0], numbers)
+    if not by_rows or ranks == 1:
+        return order
+    begin = 0
+    for some in sizes[: len(steps) * ranks].reshape(-1, ranks):
+        end = begin + int(some.sum())
+        places = np.arange(some.max())[:, None] < some  # in the last step, the first ranks may have one row more
+        by_rank = np.full(places.T.shape, -1, dtype=order.dtype)
+        by_rank[places.T] = order[begin:end]
+        order[begin:end] = by_rank.T[places]
+        begin = end
+    return order

@@ -1,0 +1,196 @@
+"""Plans in stratified order: every row once, weights with their rows, ranks alike; what cannot be stratified is refused."""
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+import thresher
+from thresher.plans import EpochPlan
+from thresher.run.strata import Strata, _dealt
+from thresher.shards import ALONE
+
+CRITERION = nn.CrossEntropyLoss()
+
+
+def data(n: int = 100, classes: int = 5) -> TensorDataset:
+    numbers = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(n, 4, generator=numbers), torch.arange(n) % classes)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(data())
+
+
+def attach(method, loader=None, **settings):
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data(), 10, shuffle=True) if loader is None else loader
+    given_ = {"model": model, "optimizer": optimizer, "criterion": CRITERION, "epochs": 4, **settings}
+    return thresher.attach(method, loader=loader, **given_)
+
+
+def trained(run, optimizer) -> list[list[int]]:
+    batches = []
+    for inputs, targets in run.loader:
+        batches.append(run.ids_of(inputs).tolist())
+        optimizer.zero_grad()
+        run.criterion(run.model(inputs), targets).backward()
+        optimizer.step()
+    return batches
+
+
+def epochs_of(method, count: int = 2, dataset=None, loader=None, **settings) -> list[list[list[int]]]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data() if dataset is None else dataset, 10, shuffle=True) if loader is None else loader
+    given_ = {"model": model, "optimizer": optimizer, "criterion": CRITERION, "epochs": count, **settings}
+    run = thresher.attach(method, loader=loader, **given_)
+    return [trained(run, optimizer) for _ in range(count)]
+
+
+class Recording(TensorDataset):
+    """A dataset whose classes can be known from the criterion only."""
+
+    def __init__(self, held: TensorDataset) -> None:
+        super().__init__(*held.tensors[:1])
+        self.held = held
+
+    def __getitem__(self, index):
+        return self.held[index]
+
+
+def test_full_training_in_stratified_batches_has_every_sample_once():
+    for batches in epochs_of(thresher.FullData(), stratify="class"):
+        assert sorted(chain(*batches)) == list(range(100))
+        assert [np.bincount(np.array(batch) % 5).tolist() for batch in batches] == [[2] * 5] * 10
+
+
+def test_classes_are_recorded_where_the_dataset_holds_none():
+    first, second = epochs_of(thresher.FullData(), dataset=Recording(data()), stratify="class")
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(100))
+    assert [np.bincount(np.array(batch) % 5).tolist() for batch in second] == [[2] * 5] * 10
+    assert [np.bincount(np.array(batch) % 5, minlength=5).tolist() for batch in first] != [[2] * 5] * 10
+
+
+def test_labels_may_be_given_and_a_sampler_of_batches_is_recognised():
+    labels = [number // 50 for number in range(100)]
+    for settings in ({"stratify": "class", "labels": labels}, {}):
+        sampler = thresher.StratifiedBatchSampler(labels, 10)
+        loader = DataLoader(data(), batch_sampler=sampler) if not settings else None
+        for batches in epochs_of(thresher.FullData(), loader=loader, **settings):
+            assert [np.bincount(np.array(batch) // 50).tolist() for batch in batches] == [[5, 5]] * 10
+
+
+def test_without_it_the_order_is_that_of_the_loader():
+    plain = epochs_of(thresher.FullData())
+    assert epochs_of(thresher.FullData(), stratify=None) == plain
+    assert epochs_of(thresher.UniformSubset(keep=0.5)) == epochs_of(thresher.UniformSubset(keep=0.5), stratify=None)
+
+
+def test_the_default_winnow_is_not_stratified():
+    assert epochs_of(0.5) == epochs_of(0.5, stratify=None)
+
+
+@pytest.mark.parametrize(("spend", "steps", "rows"), [(None, 10, 5), ("steps", 5, 10)])
+def test_paced_rows_come_in_smaller_batches_or_in_fewer_steps(spend, steps, rows):
+    first, *_, last = epochs_of(thresher.Winnow(0.5, paced=True), 4, spend=spend)
+    for batches in (first, last):
+        assert len(batches) == steps and len(set(chain(*batches))) == sum(map(len, batches)) == 50
+    assert [len(batch) for batch in last] == [rows] * steps
+    assert max(np.ptp(np.bincount(np.array(batch) % 5, minlength=5)) for batch in last) <= 4
+
+
+def test_progress_counts_the_samples_of_full_training():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data(), 10, shuffle=True)
+    run = thresher.attach(
+        thresher.Winnow(0.5, paced=True), loader=loader, model=model, optimizer=optimizer, criterion=CRITERION, epochs=2,
+        spend="steps",
+    )  # fmt: skip
+    seen = []
+    for _ in range(2):
+        assert len(run.loader) == 5
+        for inputs, targets in run.loader:
+            run.criterion(run.model(inputs), targets).backward()
+            optimizer.step()
+            seen.append(run.progress)
+    assert seen == pytest.approx(np.arange(1, 11) / 10)
+
+
+def test_weights_stay_with_their_samples():
+    weights = torch.rand(60)
+    plan = EpochPlan(torch.arange(0, 120, 2), weights=weights)
+    records = {"label": (torch.arange(120) % 7).short()}
+    found = Strata().in_order(plan, records, lambda _: (np.full(6, 10), True), ALONE, torch.Generator().manual_seed(0))
+    assert found.drawn and torch.equal(found.weights, weights[found.ids // 2])
+    assert found.ids.sort().values.tolist() == plan.ids.tolist()
+
+
+def test_a_plan_without_anything_known_stays_as_it_is():
+    plan = EpochPlan(torch.arange(20))
+    for records in ({}, {"label": torch.full((20,), -1, dtype=torch.int16)}):
+        assert Strata().in_order(plan, records, lambda _: None, ALONE, torch.Generator()) is plan
+
+
+@given(st.integers(1, 200), st.integers(1, 4), st.integers(1, 16), st.booleans(), st.integers(-3, 3))
+def test_every_row_is_dealt_once_to_any_number_of_ranks(k, ranks, size, by_rows, more):
+    per_rank = max(1, -(-k // ranks) if more < 0 else k // ranks)
+    steps = np.diff(np.append(np.arange(0, per_rank, size), per_rank))
+    order = _dealt(np.arange(k), steps, by_rows, ranks, np.random.default_rng(0))
+    assert sorted(order) == list(range(k))
+
+
+@given(st.integers(2, 4), st.integers(1, 8), st.integers(2, 9), st.booleans())
+def test_each_rank_has_stratified_batches(ranks, size, steps, by_rows):
+    k = ranks * size * steps
+    labels = np.sort(np.arange(k) % 5)
+    order = _dealt(np.arange(k), np.full(steps, size), by_rows, ranks, np.random.default_rng(0))
+    share = np.bincount(labels, minlength=5) / k
+    for rank in range(ranks):
+        own = order[rank::ranks] if by_rows else order.reshape(-1, size)[rank::ranks].ravel()
+        for batch in own.reshape(-1, size):
+            assert np.abs(np.bincount(labels[batch], minlength=5) - size * share).max() < 2
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "message"),
+    [
+        (thresher.FullData(), {"stratify": "classes"}, "`stratify` must be 'auto', 'class' or None, got 'classes'"),
+        (thresher.ImportanceSampling(), {"stratify": "class"}, "ImportanceSampling draws the order of training"),
+        (thresher.Winnow(), {"stratify": "class"}, "Winnow draws its rows step by step: use paced=True"),
+        (thresher.Winnow(), {"spend": "steps"}, "cannot take fewer steps instead; leave `spend` out, or use paced=True"),
+        (thresher.FullData(), {"stratify": "class", "labels": [0, 1]}, "the class of each of 100 samples, got 2"),
+        (thresher.FullData(), {"stratify": "class", "labels": []}, "labels must have shape"),
+    ],
+)
+def test_what_cannot_be_stratified_is_refused(method, settings, message):
+    with pytest.raises(ValueError, match=message):
+        attach(method, **settings)
+
+
+def test_an_order_of_the_users_own_is_refused_or_trained_on_without():
+    loader = DataLoader(data(), 10)
+    with pytest.raises(ValueError, match="the loader's sampler has an order of its own: use shuffle=True"):
+        attach(thresher.FullData(), loader, stratify="class")
+    weighted = DataLoader(data(), 10, sampler=WeightedRandomSampler(torch.rand(100), 100))
+    for ordered in (loader, weighted):
+        with pytest.warns(UserWarning, match=r"Batches are not stratified.*The run trains with Winnow\(share=0.5\)"):
+            run = attach(thresher.Winnow(0.5, paced=True), ordered)
+        assert run.plan.keys is not None
+
+
+def test_a_stream_has_no_order():
+    with pytest.raises(ValueError, match="`loader` iterates over an IterableDataset"):
+        attach(thresher.Winnow(0.5, paced=True), DataLoader(Stream(), 10), stratify="class")
+    with pytest.warns(UserWarning, match="Winnow draws uniformly inside each batch of a stream"):
+        attach(thresher.Winnow(0.5, paced=True), DataLoader(Stream(), 10))
