@@ -161,14 +161,15 @@ def run(job: Job) -> dict[str, Any]:
     return train_arm(job, next(arm for arm in ARMS if arm.name == job.arm))
 
 
-def train_arm(job: Job, arm: Arm) -> dict[str, Any]:
+def train_arm(job: Job, arm: Arm, problem: Problem | None = None) -> dict[str, Any]:
     """Trains an arm once, and returns what `run` does.
 
     Args:
         job: The training.
         arm: The arm that the job names.
+        problem: The task that the job names. Default: one of `PROBLEMS`.
     """
-    problem = problem_of(job.task)
+    problem = problem_of(job.task) if problem is None else problem
     sets, measured = problem.sets(), list[Measures]()
 
     def measure(training: Training) -> None:

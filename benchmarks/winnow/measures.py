@@ -24,7 +24,7 @@ class Measures:
 
     Attributes:
         metric: Metric of the task, larger is better.
-        worst_class: Smallest share of right predictions of a class that is not rare; None for regression.
+        worst_class: Smallest share of right predictions of a class that is not rare; None for regression, and where all are.
         calibration_error: Expected calibration error, smaller is better; None for regression, and for a network that has
             diverged.
     """
@@ -49,9 +49,9 @@ def measures_of(problem: Problem, model: nn.Module, part: Part) -> Measures:
     outputs = outputs_of(model, batches)
     confused = torch.stack([confusion_matrix(*pair) for pair in outputs]).sum(0)
     common = confused.sum(1) >= FEWEST
-    worst = (confused.diag() / confused.sum(1))[common].min()
+    worst = (100 * (confused.diag() / confused.sum(1))[common].min()).item() if common.any() else None
     sound = all(bool(scores.isfinite().all()) for scores, _ in outputs)
-    return Measures(metric, 100 * float(worst), 100 * calibration_error(outputs) if sound else None)
+    return Measures(metric, worst, 100 * calibration_error(outputs) if sound else None)
 
 
 def calibration_error(outputs: list[tuple[Tensor, Tensor]]) -> float:

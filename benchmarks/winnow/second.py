@@ -1,0 +1,319 @@
+"""Winnow's second version (paced draws in stratified batches) beside the first one, and beside other ways to spend the cost.
+
+What was decided before the first counted training:
+
+- Points, margins of tests, looks at rates and paired differences are those of `benchmarks.winnow`; every arm looks at the same
+  three rates with two seeds, on samples that are not counted. Eight counted seeds. Holm's correction is over the tasks.
+- At a share of 0.5, on seven tasks: the second version loses at most 0.7 points against plain full training on five of them,
+  which the lower end of the paired interval must show, and on none is a loss of more than one point shown. It is shown to be
+  better than smaller batches on five, and than the first version on three. Spent in fewer steps, it is shown to be better than
+  fewer epochs on five, at no more CPU time.
+- The second version becomes the default if it is shown to be better than the first one on two tasks, and worse on none.
+- Full training in stratified batches against full training is told first, whatever it is.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.marks import between_marks
+from benchmarks.winnow.characters import characters
+from benchmarks.winnow.jobs import SHORT, Arm, Done, Job, chosen_factor, load, looks_of, run_missing, train_arm
+from benchmarks.winnow.table import said
+from benchmarks.winnow.tasks import PROBLEMS, Problem, fashion, problem_of
+from thresher.experiments.comparison.controls import FULL_TRAINING
+from thresher.experiments.comparison.statistics import ALPHA, Paired, holm
+from thresher.experiments.tasks.networks import resnet8
+from thresher.experiments.training.files import markdown_table
+from thresher.experiments.training.specs import MethodSpec, Spec
+
+SEEDS = range(8)
+LARGEST_LOSS, MOST_LOSS = 0.7, 1.0
+"""Points that the second version may lose against full training, and points of which no loss may be shown to be larger."""
+NO_LOSS_ON, BETTER_THAN_SMALLER_ON, BETTER_THAN_FIRST_ON, BETTER_IN_STEPS_ON = 5, 5, 3, 5
+BETTER_FOR_DEFAULT = 2
+BEGIN, END = "<!-- tables of benchmarks.winnow.second -->", "<!-- end of the second tables -->"
+
+PACED: Mapping[str, Any] = {"lr_scale": 1.0, "paced": True}
+
+
+def _paced(share: float, **batch: Any) -> Spec:
+    return MethodSpec("winnow", {"share": share, **PACED}, batch)
+
+
+ARMS: Sequence[Arm] = (
+    Arm("full", lambda _: FULL_TRAINING),
+    Arm("full, stratified", lambda _: MethodSpec("full", {}, {"stratify": "class"})),
+    Arm("first version", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0, "paced": False})),
+    Arm("second version", _paced),
+    Arm("smaller batches", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"})),
+    Arm("smaller, stratified", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches", "stratify": "class"})),
+    Arm("in fewer steps", partial(_paced, spend="steps")),
+    Arm("fewer epochs", lambda _: FULL_TRAINING, shorter=True),
+    Arm("second version, rate of full training", _paced, rate_of="full"),
+    Arm(
+        "second version, that rate x share^0.25",
+        lambda share: MethodSpec("winnow", {"share": share, "lr_scale": share**0.25, "paced": True}),
+        rate_of="full",
+    ),
+    Arm("second version, placebo", partial(_paced, placebo=True), rate_of="second version"),
+)
+"""All arms. Those with `rate_of` have no look at the rates."""
+AT_FULL_COST = ("full", "full, stratified")
+EVERYWHERE = tuple(arm.name for arm in ARMS if "placebo" not in arm.name)
+LENGTHS = ("full", "full, stratified", "second version", "smaller batches", "in fewer steps", "fewer epochs")
+OTHER_SHARES = ("first version", "second version", "smaller batches", "in fewer steps")
+
+
+def _resnet8(name: str, epochs: int) -> Problem:
+    task = replace(problem_of("fashion-resnet8").task, name=name, network=partial(resnet8, width=8))
+    return Problem(task, partial(fashion, 3000, augmented=True, test=10_000), epochs)
+
+
+def _renamed(of: str, name: str, epochs: int) -> Problem:
+    problem = problem_of(of)
+    return replace(problem, task=replace(problem.task, name=name), epochs=epochs)
+
+
+CHARACTERS = replace(problem_of("fashion-resnet8").task, name="characters", network=partial(resnet8, width=8, classes=94))
+TASKS: Mapping[str, Problem] = {
+    problem.task.name: problem
+    for problem in (
+        *(
+            one
+            for one in PROBLEMS
+            if one.task.name in ("fashion-10k-noisy", "fashion-augmented-10", "relief", "fashion-resnet8")
+        ),
+        _renamed("text", "text-10", 10),
+        Problem(CHARACTERS, characters, 8),
+        _resnet8("resnet8-augmented-32", 32),
+        _resnet8("resnet8-augmented-8", 8),
+        _resnet8("resnet8-augmented-16", 16),
+    )
+}
+"""The tasks; the last two show how what is gained depends on the length of the training, and are not among the seven."""
+ONE_OF_LENGTHS = ("resnet8-augmented-8", "resnet8-augmented-16")
+SEVEN = (
+    "fashion-10k-noisy",
+    "fashion-augmented-10",
+    "text-10",
+    "characters",
+    "relief",
+    "fashion-resnet8",
+    "resnet8-augmented-32",
+)
+AT_OTHER_SHARES = ("fashion-10k-noisy", "fashion-augmented-10", "characters")
+TITLES = {
+    "fashion-10k-noisy": "Fashion-MNIST, 20 % wrong labels",
+    "fashion-augmented-10": "Fashion-MNIST, augmented, 10 epochs",
+    "text-10": "text, next byte, 10 epochs",
+    "characters": "94 characters of free fonts, ResNet-8",
+    "relief": "relief (mean IoU)",
+    "fashion-resnet8": "Fashion-MNIST, ResNet-8",
+    "resnet8-augmented-32": "the same, augmented, 32 epochs",
+    "resnet8-augmented-8": "the same, 8 epochs",
+    "resnet8-augmented-16": "the same, 16 epochs",
+}
+
+
+def planned() -> Iterator[tuple[str, Arm, float]]:
+    """Yields each task with each arm and share that is trained: first the seven tasks at half of the cost."""
+    by_name = {arm.name: arm for arm in ARMS}
+    for tasks, names in ((SEVEN, EVERYWHERE), (ONE_OF_LENGTHS, LENGTHS)):
+        for task in tasks:
+            yield from ((task, by_name[name], 1.0 if name in AT_FULL_COST else 0.5) for name in names)
+    for task in AT_OTHER_SHARES:
+        yield task, by_name["second version, placebo"], 0.5
+        yield from ((task, by_name[name], share) for share in (0.35, 0.7) for name in OTHER_SHARES)
+
+
+def ready(done: Done) -> Iterator[Job]:
+    """Yields the trainings that can run now: looks at once, and counted ones as soon as their rate is chosen."""
+    for task, arm, share in planned():
+        if not arm.rate_of:
+            yield from looks_of(SHORT, task, arm.name, share)
+        factor = factor_of(done, task, arm, share)
+        if factor is not None:
+            yield from (Job(task, arm.name, share, factor, seed) for seed in SEEDS)
+
+
+def factor_of(done: Done, task: str, arm: Arm, share: float) -> float | None:
+    """Returns the chosen factor on the rate; None before all looks are done."""
+    if arm.rate_of and arm.rate_of not in AT_FULL_COST:  # the rate of another arm at the same share
+        return chosen_factor(SHORT, done, task, replace(arm, name=arm.rate_of, rate_of=""), share)
+    return chosen_factor(SHORT, done, task, arm, share)
+
+
+def run(job: Job) -> dict[str, Any]:
+    """Trains once, as `jobs.train_arm` does."""
+    return train_arm(job, next(arm for arm in ARMS if arm.name == job.arm), TASKS[job.task])
+
+
+def rows_of(done: Done, task: str, share: float) -> dict[str, list[Mapping[str, Any]]]:
+    """Returns the counted trainings of each arm of which all are done, by seed."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for of_task, arm, at in planned():
+        if of_task != task or at not in (share, 1.0):
+            continue
+        factor = factor_of(done, task, arm, at)
+        jobs = [] if factor is None else [Job(task, arm.name, at, factor, seed) for seed in SEEDS]
+        if jobs and all(job in done for job in jobs):
+            found[arm.name] = [{**done[job], "factor": factor} for job in jobs]
+    return found
+
+
+def difference(rows: Mapping[str, Sequence[Mapping[str, Any]]], left: str, right: str) -> Paired | None:
+    """Returns the paired difference of two arms in points; None where one is not complete."""
+    if left not in rows or right not in rows:
+        return None
+    return Paired.of([a["metric"] - b["metric"] for a, b in zip(rows[left], rows[right], strict=True)])
+
+
+def cpu_share(rows: Mapping[str, Sequence[Mapping[str, Any]]], arm: str) -> float:
+    """Returns the CPU time of an arm as a share of full training with the same seeds."""
+    return fmean(a["cpu_s"] / b["cpu_s"] for a, b in zip(rows[arm], rows["full"], strict=True))
+
+
+def better_on(rows: Mapping[str, Any], left: str, right: str) -> list[str]:
+    """Returns the tasks on which one arm is shown to be better than another, after Holm's correction over the tasks."""
+    found = {task: difference(of_task, left, right) for task, of_task in rows.items()}
+    chances = holm({task: paired.chance(0) for task, paired in found.items() if paired is not None})
+    return [task for task, chance in chances.items() if chance <= ALPHA]
+
+
+def verdict(done: Done) -> dict[str, Any]:
+    """Returns how far the goal is met, on the tasks of the seven that are complete."""
+    rows = {task: rows_of(done, task, 0.5) for task in SEVEN}
+    rows = {task: of_task for task, of_task in rows.items() if set(EVERYWHERE) <= set(of_task)}
+    to_full = {task: difference(of_task, "second version", "full") for task, of_task in rows.items()}
+    small = [task for task, paired in to_full.items() if paired is not None and (paired.low or 0) > -LARGEST_LOSS]
+    shown = holm({task: paired.chance_below(-MOST_LOSS) for task, paired in to_full.items() if paired is not None})
+    cheaper = [task for task in rows if cpu_share(rows[task], "in fewer steps") <= 1.02 * cpu_share(rows[task], "fewer epochs")]
+    counts = {
+        "tasks": list(rows),
+        "loses little": small,
+        "loses much": [task for task, chance in shown.items() if chance <= ALPHA],
+        "better than smaller batches": better_on(rows, "second version", "smaller batches"),
+        "better than the first version": better_on(rows, "second version", "first version"),
+        "worse than the first version": better_on(rows, "first version", "second version"),
+        "in fewer steps better than fewer epochs": better_on(rows, "in fewer steps", "fewer epochs"),
+        "in fewer steps at no more CPU time": cheaper,
+    }
+    numbers = {name: len(tasks) for name, tasks in counts.items()}
+    met = (
+        numbers["loses little"] >= NO_LOSS_ON
+        and not numbers["loses much"]
+        and numbers["better than smaller batches"] >= BETTER_THAN_SMALLER_ON
+        and numbers["better than the first version"] >= BETTER_THAN_FIRST_ON
+        and numbers["in fewer steps better than fewer epochs"] >= BETTER_IN_STEPS_ON
+        and numbers["in fewer steps at no more CPU time"] >= BETTER_IN_STEPS_ON
+    )
+    better, worse = numbers["better than the first version"], numbers["worse than the first version"]
+    return {**counts, "met": met, "becomes the default": better >= BETTER_FOR_DEFAULT and not worse}
+
+
+def results(done: Done) -> dict[str, Any]:
+    """Returns all rows, and the verdict on the goal."""
+    tables = {
+        f"{task} at {share:g}": {
+            arm: {
+                "factor": trainings[0]["factor"],
+                "metric": fmean(one["metric"] for one in trainings),
+                "cost": fmean(one["cost"]["ratio"] for one in trainings),
+                "cpu": cpu_share(rows, arm),
+                "to_full": _as_dict(difference(rows, arm, "full")) if arm != "full" else None,
+                "second_minus": _as_dict(difference(rows, "second version", arm)) if arm != "second version" else None,
+            }
+            for arm, trainings in rows.items()
+        }
+        for share in (0.5, 0.35, 0.7)
+        for task in (*SEVEN, *ONE_OF_LENGTHS)
+        if "full" in (rows := rows_of(done, task, share)) and len(rows) > 2
+    }
+    return {"verdict": verdict(done), "trainings": len(done), "seeds": len(SEEDS), "tables": tables}
+
+
+def _as_dict(paired: Paired | None) -> dict[str, Any] | None:
+    return None if paired is None else asdict(paired)
+
+
+def text(done: Done) -> str:
+    """Returns the verdict and the tables in Markdown, what full training gains by stratified batches first."""
+    gains = [
+        (TITLES[task], said(difference(rows_of(done, task, 0.5), "full, stratified", "full")) or "not finished")
+        for task in (*SEVEN, *ONE_OF_LENGTHS)
+    ]
+    parts = [
+        f"**Full training in stratified batches, against full training**\n\n{markdown_table(('task', 'points'), gains)}",
+        goal_in_words(verdict(done)),
+    ]
+    for share in (0.5, 0.35, 0.7):
+        for task in (*SEVEN, *ONE_OF_LENGTHS):
+            rows = rows_of(done, task, share)
+            if "full" in rows and len(rows) > 2:
+                parts.append(f"**{TITLES[task]}, at {share:g} of the cost**\n\n{_table(rows)}")
+    return "\n\n".join(parts)
+
+
+def _table(rows: Mapping[str, list[Mapping[str, Any]]]) -> str:
+    lines = [
+        (
+            arm,
+            f"x {trainings[0]['factor']:g}",
+            f"{fmean(one['cost']['ratio'] for one in trainings):.3f}",
+            f"{cpu_share(rows, arm):.2f}",
+            f"{fmean(one['metric'] for one in trainings):.2f}",
+            "" if arm == "full" else said(difference(rows, arm, "full")),
+            "" if arm == "second version" else said(difference(rows, "second version", arm)),
+        )
+        for arm, trainings in rows.items()
+    ]
+    return markdown_table(("arm", "rate", "cost", "CPU time", "metric", "to full", "second version - this"), lines)
+
+
+def goal_in_words(found: Mapping[str, Any]) -> str:
+    """Returns how far the goal is met, in sentences."""
+    n = {name: len(tasks) for name, tasks in found.items() if isinstance(tasks, list)}
+    done = n["tasks"]
+    state = "met" if found["met"] else "not met" if done == len(SEVEN) else "not met so far"
+    default = "becomes the default" if found["becomes the default"] else "does not become the default"
+    return (
+        f"{done} of {len(SEVEN)} tasks are complete. The goal is {state}. At half of the cost the second version loses at most "
+        f"{LARGEST_LOSS:g} points on {n['loses little']} of them ({NO_LOSS_ON} wanted), and is shown to lose more than "
+        f"{MOST_LOSS:g} on {n['loses much']} (0). It is shown to be better than smaller batches on "
+        f"{n['better than smaller batches']} ({BETTER_THAN_SMALLER_ON}), better than the first version on "
+        f"{n['better than the first version']} ({BETTER_THAN_FIRST_ON}) and worse on {n['worse than the first version']}: it "
+        f"{default}. In fewer steps it is shown to be better than fewer epochs on "
+        f"{n['in fewer steps better than fewer epochs']} ({BETTER_IN_STEPS_ON}), at no more CPU time on "
+        f"{n['in fewer steps at no more CPU time']}."
+    )
+
+
+def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
+    """Runs what is missing, and writes the results. It goes on where it was stopped."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.winnow.second", description=main.__doc__)
+    parser.add_argument("--jobs", type=int, default=2, help="Number of processes, each with one thread. Default: 2.")
+    parser.add_argument("--minutes", type=float, help="Minutes after which no further training begins. Default: no limit.")
+    parser.add_argument("--runs", type=Path, default=Path("benchmarks/results/winnow-second-runs.jsonl"), help="Trainings.")
+    parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow-second.json"), help="Results.")
+    parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
+    parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
+    given = parser.parse_args()
+    end = time.monotonic() + (0 if given.show else 60 * (given.minutes or float("inf")))
+    done = (
+        load(given.runs) if given.show else run_missing(ready, run_one, given.runs, given.jobs, lambda: time.monotonic() > end)
+    )
+    given.results.write_text(json.dumps(results(done), indent=1) + "\n")
+    if given.page is not None:
+        given.page.write_text(between_marks(given.page.read_text(), BEGIN, END, text(done)))
+    print(text(done))
+
+
+if __name__ == "__main__":
+    main()
