@@ -214,8 +214,6 @@ def test_other_methods_and_lists_are_refused_with_the_way_out():
 def test_ways_to_spend():
     said = "`spend`: Winnow draws the rows of smaller batches step by step and cannot take fewer steps"
     with pytest.raises(ValueError, match=said):
-        ValueError, match="`spend`: Winnow draws the rows of smaller batches step by step and cannot take fewer steps"
-    ):
         attached(0.5, spend="steps")
     with pytest.raises(
         ValueError, match="`spend`: `loader` iterates over an IterableDataset, which has no epoch plan to spend"
