@@ -35,6 +35,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "InfoBatch": thresher.InfoBatch,
     "UniformSubset": lambda: thresher.UniformSubset(0.7),
     "FullData": thresher.FullData,
+    "Winnow, paced": lambda: thresher.Winnow(paced=True),
 }
 OTHERS: dict[str, Callable[[], Any]] = {
     "ImportanceSampling": thresher.ImportanceSampling,
@@ -77,13 +78,15 @@ WEIGHED = (
 MIDDLE = {"Ies": 200, "Ies, target": 200}
 """Epochs of the plans that are measured; epoch 1 where none is named."""
 
-PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0}
+PLAN_LIMITS = {"Kakurenbo": 2.0, "InfoBatch": 3.0, "Winnow, paced": 2.5}
 OTHERS_LIMIT = 6.0
 """Largest ratio for plans of `OTHERS` at ten million samples or more. A much shorter permutation fits into the cache, where it
 takes a third of the time per id; there the ratio only informs."""
 SECONDS_LIMIT = 2.0 / TEN_MILLION
 """Largest number of CPU seconds per sample of a plan of ImportanceSampling."""
 START_LIMIT = 5.0
+START_LIMITS = {"Winnow, paced": 2.5}
+"""Limits of starts other than `START_LIMIT`: this one has the order of stratified batches in it, and no other permutation."""
 RECORDS_LIMITS = {"Kakurenbo": 9.0, "InfoBatch": 8.0}
 MEMORY_LIMIT = 24.0
 BY_HAND_LIMIT = 0.9
@@ -163,7 +166,7 @@ def fill(records: Mapping[str, Tensor], seed: int = 1) -> None:
     for name, column in records.items():
         if name in ("loss", "grad_norm", "grad_norm_then"):
             column.exponential_(0.5, generator=generator)
-        elif name == "uncertainty":
+        elif name in ("uncertainty", "credit"):
             column.uniform_(generator=generator)
         elif name == "forgetting":
             column.random_(0, 12, generator=generator)
@@ -233,7 +236,7 @@ def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Ro
 
     def side(name: str) -> Side:
         run = mid_training(METHODS[name](), n, device).run
-        return Side(name, lambda _: start_epoch(run), limit=START_LIMIT)
+        return Side(name, lambda _: start_epoch(run), limit=START_LIMITS.get(name, START_LIMIT))
 
     plain = loader_of(n)
     unattached = Side("unattached DataLoader", lambda _: next(iter(plain)))

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Sampler, Subset, TensorDataset
 
+from thresher.exact import chunks
 from thresher.loading.shuffle import Shuffle
 
 GOLDEN = (5**0.5 - 1) / 2
@@ -43,19 +44,27 @@ def strata_keys(codes: NDArray[Any] | None, scores: NDArray[Any] | None) -> NDAr
     low, high = (0, 0) if codes is None else (int(codes.min()), int(codes.max()))
     classes = high - low + 1
     levels = 1 if scores is None else max(FEWEST_LEVELS, LARGEST_KEY // classes)
-    keys = np.zeros(len(known), dtype=np.uint32 if classes * levels <= 2**32 else np.uint64)
-    if codes is not None:
-        np.subtract(codes, low, out=keys, casting="unsafe", dtype=np.int64)
-        keys *= levels
-    if scores is not None:
-        finite = np.isfinite(scores)
-        least, most = (scores[finite].min(), scores[finite].max()) if finite.any() else (0, 0)
-        scale = np.float32((levels - 1) / (float(most) - float(least)) if most > least else 0)
-        level = (np.where(finite, scores - least, 0) * scale).astype(keys.dtype)
-        if codes is not None:  # up in one class and down in the next: neighbours are alike where a group has rows of both
-            np.subtract(levels - 1, level, out=level, where=(codes - low) % 2 == 1)
-        keys += level
-    return keys.astype(np.uint16) if classes * levels <= LARGEST_KEY else keys
+    kinds = classes * levels
+    keys = np.zeros(len(known), dtype=np.uint16 if kinds <= LARGEST_KEY else np.uint32 if kinds <= 2**32 else np.uint64)
+    least, scale = _scale(scores, levels)
+    for part in chunks(len(keys)):
+        key = np.zeros(len(keys[part]), dtype=np.int64) if codes is None else codes[part].astype(np.int64) - low
+        if scores is not None:
+            level = (np.where(np.isfinite(scores[part]), scores[part] - least, 0) * scale).astype(np.int64)
+            # Up in one class and down in the next: neighbours are alike where a group has rows of both
+            key = key * levels + np.where(key % 2 == 1, levels - 1 - level, level)
+        keys[part] = key
+    return keys
+
+
+def _scale(scores: NDArray[Any] | None, levels: int) -> tuple[np.float32, np.float32]:
+    """Returns the smallest finite score, and the number of levels per unit of the score; 0 where all are the same."""
+    ends = [np.inf, -np.inf]
+    for part in chunks(0 if scores is None else len(scores)):
+        finite = scores[part][np.isfinite(scores[part])]  # pyright: ignore[reportOptionalSubscript]
+        ends = [min(ends[0], finite.min(initial=np.inf)), max(ends[1], finite.max(initial=-np.inf))]
+    width = ends[1] - ends[0]
+    return np.float32(ends[0] if width >= 0 else 0), np.float32((levels - 1) / width if 0 < width < np.inf else 0)
 
 
 def arranged(rows: NDArray[Any], sizes: NDArray[np.int64], generator: np.random.Generator) -> NDArray[Any]:
@@ -111,15 +120,17 @@ def _deal(
     for group, start in zip(range(size), starts.tolist(), strict=True):
         turned = rows[group * steps : (group + 1) * steps][by_batch]
         dealt[group, start:], dealt[group, :start] = turned[: steps - start], turned[steps - start :]
-    columns = torch.from_numpy(dealt).t().contiguous().numpy()  # by blocks that fit the cache, as NumPy does not
+    together = steps == 1 or bool((np.diff(begins) == size).all())
+    columns = (
+        order[begins[0] : begins[0] + size * steps].reshape(steps, size) if together else np.empty_like(dealt.T, order="C")
+    )
+    torch.from_numpy(columns).copy_(torch.from_numpy(dealt).t())  # by blocks that fit the cache, as NumPy does not
     for first in range(0, steps, BY_ONE_ORDER):  # no place in a batch may belong to a class: mixup pairs rows by their places
         some = columns[first : first + BY_ONE_ORDER]
         some[:] = some[:, generator.permutation(size)]
-    if steps == 1 or (np.diff(begins) == size).all():
-        order[begins[0] : begins[0] + size * steps] = columns.reshape(-1)
-        return
-    for begin, batch in zip(begins.tolist(), columns, strict=True):
-        order[begin : begin + size] = batch
+    if not together:
+        for begin, batch in zip(begins.tolist(), columns, strict=True):
+            order[begin : begin + size] = batch
 
 
 class StratifiedBatchSampler(Sampler[list[int]]):

@@ -20,7 +20,7 @@ from thresher.methods._base import full_plan
 from thresher.methods.contract import Card, Requirements
 from thresher.plans import EpochPlan
 from thresher.records import NEVER_SEEN, Column
-from thresher.selection import Mask, Values, ids_of, largest, on_host
+from thresher.selection import Mask, Values, ids_of, on_host, smallest
 from thresher.shards import Shard, World, shard_of
 
 MEASURED_FROM = 0.3
@@ -117,11 +117,11 @@ def visits_per_score(score: Values, k: int, world: World) -> float:
     return min(LARGEST_FACTOR, float(factors[int(np.argmax(fits))]) if fits.any() else LARGEST_FACTOR)
 
 
-def most_overdue(score: Values | None, credit: Values, k: int, shard: Shard) -> tuple[Mask, Values]:
+def most_overdue(score: Values | Tensor | None, credit: Values, k: int, shard: Shard) -> tuple[Mask, Values]:
     """Returns the samples that are visited in an epoch, and the credits after it.
 
     Args:
-        score: Scores, shape (n,), float32 that bfloat16 can hold; samples with a negative one or NaN have none. None: no score.
+        score: Scores, shape (n,), which bfloat16 can hold; samples with a negative one or NaN have none. None: no score.
         credit: Credits before the epoch, shape (n,), float32.
         k: Number of visits of all ranks.
         shard: Samples of this rank.
@@ -130,24 +130,27 @@ def most_overdue(score: Values | None, credit: Values, k: int, shard: Shard) -> 
         Marks, shape (n,), bool, and the credits, shape (n,), float32.
 
     Example:
-        >>> mask, credit = most_overdue(np.array([0.5, 0.125]), np.array([0.25, 0.5]), 1, Shard.whole(2))
+        >>> mask, credit = most_overdue(torch.tensor([0.5, 0.125]), np.array([0.25, 0.5]), 1, Shard.whole(2))
         >>> mask.tolist(), credit.tolist()
         ([True, False], [0.0500..., 0.7...])
     """
-    due = np.ones(len(credit), dtype=np.float32)
+    due = np.full(len(credit), -1, dtype=np.float32)
     if score is not None:
-        known = np.isfinite(score) & (score >= 0)
-        most = float(shard.world.gather(np.array([np.max(score, initial=1, where=known)], dtype=np.float64)).max())
-        np.copyto(due, np.where(known, score, most), casting="unsafe")
-    due *= np.float32(visits_per_score(due, k, shard.world))
-    np.minimum(due, np.float32(1), out=due)
-    due += credit
-    mask = largest(due, k, world=shard.world)
+        for part in chunks(len(due)):
+            values = on_host(torch.as_tensor(score[part]).float())
+            np.copyto(due[part], values, where=np.isfinite(values) & (values >= 0))
+    largest = float(shard.world.gather(np.array([due.max(initial=1)], dtype=np.float64)).max())
+    due[due < 0] = largest
+    factor = np.float32(visits_per_score(due, k, shard.world))
+    for part in chunks(len(due)):
+        due[part] = -(credit[part] + np.minimum(due[part] * factor, np.float32(1)))
+    mask = smallest(due, k, world=shard.world)
+    np.negative(due, out=due)
     due[mask] -= 1
     return mask, due
 
 
-def sampled(columns: Sequence[Values], shard: Shard) -> Values:
+def sampled(columns: Sequence[Tensor], shard: Shard) -> Values:
     """Returns the values of every so many samples of all ranks, shape (columns, k), where k is below twice `MOST_MEASURED`.
 
     Args:
@@ -155,7 +158,7 @@ def sampled(columns: Sequence[Values], shard: Shard) -> Values:
         shard: The shard.
     """
     step = max(1, shard.n // MOST_MEASURED)
-    return shard.world.join(np.stack([values[-shard.first % step :: step] for values in columns]))
+    return shard.world.join(np.stack([on_host(values[-shard.first % step :: step].float()) for values in columns]))
 
 
 def agreement(loss: Values, uncertainty: Values) -> float | None:
@@ -301,7 +304,7 @@ class Winnow:
         base = int(torch.randint(2**62, (), generator=generator))
         left_out = 1 - self.share
         facts = {"scheduled_fraction": left_out, "actual_fraction": left_out}
-        known = {name: on_host(records[name].float()) for name in ("uncertainty", "loss") if name in records}
+        known = {name: records[name] for name in ("uncertainty", "loss") if name in records}
         measured, spread = self._measured(known, shard)
         soon = epoch < max(SOONEST, MEASURED_FROM * epochs)
         judged = None if soon or spread < LEAST_SPREAD else measured
@@ -311,7 +314,7 @@ class Winnow:
         score = None if doubted else known.get(self.score)
         if self.paced:
             return self._paced(score, records, base, facts, self._note(judged, doubted))
-        keys = draw_keys(score, len(shard), base, shard.first)
+        keys = draw_keys(None if score is None else on_host(score.float()), len(shard), base, shard.first)
         return EpochPlan(
             shard.ids,
             smaller_batches=True,
@@ -324,7 +327,7 @@ class Winnow:
         )
 
     def _paced(
-        self, score: Values | None, records: Mapping[str, Tensor], base: int, facts: dict[str, float], note: str
+        self, score: Tensor | None, records: Mapping[str, Tensor], base: int, facts: dict[str, float], note: str
     ) -> EpochPlan:
         """Returns the plan with the rows that are most overdue."""
         shard, credit = shard_of(records), on_host(records["credit"])
@@ -341,7 +344,7 @@ class Winnow:
             note=note,
         )
 
-    def _measured(self, known: Mapping[str, Values], shard: Shard) -> tuple[float | None, float]:
+    def _measured(self, known: Mapping[str, Tensor], shard: Shard) -> tuple[float | None, float]:
         """Returns the agreement of loss and uncertainty, None where it is not known, and the spread of the uncertainties."""
         if "uncertainty" not in known:
             return None, 0.0

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from thresher.exact import chunks
 from thresher.loading.stratified import StratifiedBatchSampler, arranged, codes_of, labels_of, strata_keys
 from thresher.methods.contract import EpochMethod, as_written, requirements_of
 from thresher.plans import EpochPlan
@@ -114,29 +115,38 @@ class Strata:
             The plan of all ranks, drawn.
         """
         first = 0 if world.size == 1 else records.shard.first  # pyright: ignore[reportAttributeAccessIssue]
-        own = plan.ids.numpy() - first
-        ids = world.join(plan.ids.numpy())
+        ids = plan.ids.numpy()
+        own = ids - first if first else ids
+        ids = world.join(ids)
         codes = self.codes[ids] if self.codes is not None else _recorded(records, (LABEL,), own, world)
         keys = strata_keys(codes, scores := _recorded(records, SCORES, own, world))
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         if keys is None or not len(keys) or (keys == keys[0]).all():
             return plan
-        sorted_rows = np.argsort(keys, kind="stable")
-        if scores is None:
+        by_score = scores is not None
+        del codes, scores
+        sorted_rows = np.argsort(keys, kind="stable").astype(np.int32 if len(ids) < 2**31 else np.int64)
+        if not by_score:  # within a class the order is random
             for stratum in np.split(sorted_rows, np.flatnonzero(np.diff(keys[sorted_rows])) + 1):
                 numbers.shuffle(stratum)
+        del keys
         weights = None if plan.weights is None else world.join(plan.weights.numpy())
         plan = replace(plan, ids=torch.from_numpy(ids), weights=None, drawn=True, lots=None)
         rows = _dealt(sorted_rows, *layout(plan), world.size, numbers)
-        return replace(plan, ids=plan.ids[rows], weights=None if weights is None else torch.from_numpy(weights[rows]))
+        ordered = np.empty_like(ids)
+        for part in chunks(len(ids)):
+            ordered[part] = ids[rows[part]]
+        return replace(
+            plan, ids=torch.from_numpy(ordered), weights=None if weights is None else torch.from_numpy(weights[rows])
+        )
 
 
 def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], rows: NDArray[Any], world: World) -> NDArray[Any] | None:
     """Returns the first of some columns that is recorded, of some rows, and those of the other ranks; None without any."""
     for name in names:
         if name in records:
-            column = on_host(records[name] if records[name].dtype == torch.int16 else records[name].float())
-            return world.join(column[rows])
+            column = records[name].index_select(0, torch.from_numpy(rows).to(records[name].device))
+            return world.join(on_host(column if name == LABEL else column.float()))
     return None
 
 
