@@ -20,7 +20,7 @@
 #              rate, into benchmarks/results/, docs/results.md and docs/methods/; twenty minutes, goes on where it was stopped
 # make winnow, make winnow-short
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
-#              takes four hours of two cores; both go on where they were stopped
+#              takes four hours of two cores, and then compares its second version on nine; all go on where they were stopped
 # make winnow-guards
 #              how often the guard of Winnow speaks, into benchmarks/results/ and docs/winnow.md; some minutes of one core, goes
 #              on where it was stopped
@@ -156,6 +156,7 @@ winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json \
 		--page docs/winnow.md --overview docs/results.md --readme README.md
 	$(BIN)/python -m benchmarks.winnow.figure
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/stratified.md
 
 winnow-guards: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/winnow.md

@@ -16,6 +16,7 @@ from thresher.experiments.advise.findings import STANDINGS, record_of
 from thresher.experiments.advise.forecast import ALIKE, GRADIENT_NORM, INPUT_BOUND, Outlook, loss_summary, outlook_of
 from thresher.experiments.advise.pace import torch_threads
 from thresher.experiments.advise.probe import Probe, Says, quietly
+from thresher.experiments.advise.variance import about_strata
 from thresher.experiments.recipes.running import task_of
 from thresher.experiments.tasks.script import errors_placed
 from thresher.experiments.training.samples import EASY
@@ -166,7 +167,8 @@ def sentences(advice: Mapping[str, Any]) -> list[str]:
             f"{advice['trace']['fallback']}."
         )
     outlook = outlook_in(advice)
-    return [*said, _about_losses(advice), about_outlook(outlook), *_conclusion(rows, outlook)]
+    strata = [about_strata(advice["strata"], advice["steps"])] if "strata" in advice else []
+    return [*said, _about_losses(advice), *strata, about_outlook(outlook), *_conclusion(rows, outlook)]
 
 
 def outlook_in(advice: Mapping[str, Any]) -> Outlook:
@@ -354,9 +356,10 @@ def advise(
         says: Function that is called with a line about what is done now, and how long it takes at most. Default: none.
 
     Returns:
-        Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods,
-        worth_trying (the recommended methods, the best first), next (the command for short runs), compare (that which compares
-        the first methods) and sentences.
+        Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods, strata (see
+        `variance.VarianceRatio`; None where it is not known), steps (of the planned training), worth_trying (the recommended
+        methods, the best first), next (the command for short runs), compare (that which compares the first methods) and
+        sentences.
         The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full training that it
         saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
 
@@ -374,6 +377,7 @@ def advise(
         probe = Probe(training, epochs=epochs, seed=seed, says=says)
         probe.try_evaluate()
         pace, signals, rows = probe.forecasts(specs, seconds)
+        strata, steps = probe.variance_ratio(), epochs * len(training.loader)
     rows = _with_records(specs, rows, traced=probe.fallback is None)
     outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
     advice = {
@@ -388,6 +392,8 @@ def advise(
         "trace": {"fallback": probe.fallback},
         "break_even_keep": pace.break_even,
         "methods": rows,
+        "strata": None if strata is None else strata.as_dict(),
+        "steps": steps,
     }
     return advice | _recommended(task, specs, rows, outlook, epochs, data) | {"sentences": sentences(advice)}
 

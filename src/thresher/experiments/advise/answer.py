@@ -10,6 +10,7 @@ from typing import Any, Literal
 from thresher.experiments.advise.advise import RANDOM_HALF, WORTHWHILE, in_percent, outlook_in
 from thresher.experiments.advise.budget import BudgetFinding, seeds_agree
 from thresher.experiments.advise.forecast import ALIKE, Outlook
+from thresher.experiments.advise.variance import about_strata
 
 CanHelp = Literal["yes", "no", "unknown"]
 
@@ -38,7 +39,8 @@ def answer_lines(advice: Mapping[str, Any]) -> list[str]:
     Args:
         advice: Result of `advise`, with the entry `budget` where short runs were trained.
     """
-    return [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), _before_next(advice), advice["next"]]
+    strata = [about_strata(advice["strata"], advice["steps"])] if advice.get("strata") is not None else []
+    return [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *strata, _before_next(advice), advice["next"]]
 
 
 def _headline(advice: Mapping[str, Any]) -> str:

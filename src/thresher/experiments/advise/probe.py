@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 import thresher
 from thresher.experiments.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
 from thresher.experiments.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
+from thresher.experiments.advise.variance import AT_ONCE, ROUNDS, VarianceRatio, variance_ratio
 from thresher.experiments.training.loop import Clock, as_number, fresh_accelerator, sizes_of
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Training
@@ -214,6 +215,16 @@ class Probe:
         alone = sides.keys() - {"loader", "loop"} if one_thread else ()
         seconds = median_seconds(sides, TIMED_ROUNDS, self._seed, by_cpu=alone)
         return pace_of(seconds), {spec.label: seconds[spec.label] for spec in specs}
+
+    def variance_ratio(self) -> VarianceRatio | None:
+        """Returns the variance of the gradient of stratified batches over that of random ones; None where it is not known."""
+        self._says(f"gradients of {2 * ROUNDS * AT_ONCE} batches, stratified and random")
+
+        def backward(batch: Any) -> None:
+            self._accelerator.backward(self._loss_of(to_device(batch, self.device)))
+
+        trained = [one for one in self._model.parameters() if one.requires_grad]
+        return variance_ratio(self._training.loader, backward, trained, self._seed)
 
     @property
     def _may_overlap(self) -> bool:
