@@ -357,11 +357,10 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods, strata (see
-        `variance.VarianceRatio`; None where it is not known), steps (of the planned training), worth_trying (the recommended
-        methods, the best first), next (the command for short runs), compare (that which compares the first methods) and
-        sentences.
-        The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full training that it
-        saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
+        `variance.VarianceRatio`; None: not known), steps (of the planned training), worth_trying (methods, the best first), next
+        and compare (commands) and sentences. The entry of a method has `record`, see `findings.Record`, `saves`, the share of
+        the wall time of full training that it saves with the losses of the probe, and `at_most`, that share if all samples but
+        one were learned; below 0 if slower.
 
     Raises:
         ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
