@@ -357,18 +357,15 @@ def advise(
 
     Returns:
         Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods, strata (see
-        `variance.VarianceRatio`; None: not known), steps (of the planned training), worth_trying (methods, the best first), next
-        and compare (commands) and sentences. The entry of a method has `record`, see `findings.Record`, `saves`, the share of
-        the wall time of full training that it saves with the losses of the probe, and `at_most`, that share if all samples but
-        one were learned; below 0 if slower.
+        `variance.VarianceRatio`; None: not known), steps, worth_trying (the best first), next and compare (commands), sentences.
+        The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full training that it
+        saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
 
     Raises:
         ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
         FileNotFoundError: The data is missing.
     """
-    if epochs < 1 or threads < 1 or not seconds > 0:
-        allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
-        raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
+    _check_ranges(epochs, threads, seconds)
     trainable = task_of(task)
     with torch_threads(threads), errors_placed(trainable):
         says("reading the data, and preparing the training")
@@ -376,7 +373,7 @@ def advise(
         probe = Probe(training, epochs=epochs, seed=seed, says=says)
         probe.try_evaluate()
         pace, signals, rows = probe.forecasts(specs, seconds)
-        strata, steps = probe.variance_ratio(), epochs * len(training.loader)
+        strata = probe.variance_ratio()
     rows = _with_records(specs, rows, traced=probe.fallback is None)
     outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
     advice = {
@@ -392,9 +389,19 @@ def advise(
         "break_even_keep": pace.break_even,
         "methods": rows,
         "strata": None if strata is None else strata.as_dict(),
-        "steps": steps,
+        "steps": epochs * len(training.loader),
     }
     return advice | _recommended(task, specs, rows, outlook, epochs, data) | {"sentences": sentences(advice)}
+
+
+def _check_ranges(epochs: int, threads: int, seconds: float) -> None:
+    _check_ranges(epochs, threads, seconds)
+
+
+def _check_ranges(epochs: int, threads: int, seconds: float) -> None:
+    if epochs < 1 or threads < 1 or not seconds > 0:
+        allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
+        raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
 
 
 def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool) -> list[Advice]:
