@@ -329,6 +329,18 @@ def test_a_slower_training_is_said_once_with_its_reason(monkeypatch):
     assert sum("longer than" in str(one.message) for one in said) == 1
 
 
+def test_smaller_batches_that_save_little_are_said_once_with_the_way_out(monkeypatch):
+    monkeypatch.setattr("thresher.run.epochs.SECONDS_TO_WARN", 0.0)
+    monkeypatch.setattr("thresher.run.epochs.ENOUGH_STEPS", 0)
+    parts = dict.fromkeys(timing.PARTS, 0.0) | {timing.STEPS: 9.0}
+    little = timing.TimeTold(2, seconds=9.0, full=10.0, cpu=None, error=0.01, parts=parts, unknown="")
+    monkeypatch.setattr("thresher.run.epochs.told", lambda _: little)
+    run, optimizer = attached(0.5, epochs=5)
+    with pytest.warns(UserWarning, match=r"takes 10% shorter .* full-size batches in 50% of the steps save more") as said:
+        train(run, optimizer, 5)
+    assert sum("save more" in str(one.message) for one in said) == 1
+
+
 def test_fewer_rows_than_were_measured_take_a_part_of_that_at_least():
     """A step on .4 of the rows took .2 of the time: the line through both would be below 0 at .2 of the rows."""
     step = SmallStep(rows=0.4, wall=0.2, cpu=0.2, error=0.02)

@@ -38,6 +38,7 @@ def facts(
     history: Sequence[Mapping[str, Any]],
     times: Sequence[Mapping[str, Any]],
     cost: Cost,
+    advice: str = "",
 ) -> Facts:
     """Returns what a summary says of a run.
 
@@ -48,11 +49,13 @@ def facts(
         history: Entries of `run.history`.
         times: Entries of `run.times`.
         cost: Cost of the run by now.
+        advice: Sentence about a way to save more time. Default: none.
     """
     found = [("method", as_written(method)), ("epochs", epochs)]
     found.append(("samples", "a stream" if samples is None else f"{samples:,}"))
     if history:
         found += [("last epoch", _epoch(history[-1], samples)), ("time", str(told(times)))]
+    found += [("advice", advice)] if advice else []
     return [*found, *_costs(cost)]
 
 
@@ -485,7 +488,15 @@ class Run(Uncopied):
     def _facts(self) -> Facts:
         cost, history = self.cost, self.history
         samples = None if self.loader.streams else self.loader.n
-        return facts(self.method, f"{self.epoch} of {self.epochs} are over", samples, history, self.times, cost)
+        return facts(
+            self.method,
+            f"{self.epoch} of {self.epochs} are over",
+            samples,
+            history,
+            self.times,
+            cost,
+            self._epochs.in_fewer_steps,
+        )
 
     def log(self, tracker: Any, *, step: int | None = None, prefix: str = "thresher/") -> None:
         """Gives the numbers of the last epoch that is over to a tracker; call it once after each epoch.

@@ -194,3 +194,26 @@ def test_a_stream_has_no_order():
         attach(thresher.Winnow(0.5, paced=True), DataLoader(Stream(), 10), stratify="class")
     with pytest.warns(UserWarning, match="Winnow draws uniformly inside each batch of a stream"):
         attach(thresher.Winnow(0.5, paced=True), DataLoader(Stream(), 10))
+
+
+@pytest.mark.parametrize(
+    ("entry", "advises"),
+    [
+        ({"seconds": 9.0, "full_seconds": 10.0, "time_error": 0.01}, True),
+        ({"seconds": 7.0, "full_seconds": 10.0, "time_error": 0.01}, False),
+        ({"seconds": 9.0, "full_seconds": 10.0, "time_error": 0.5}, False),
+        ({"seconds": 9.0, "full_seconds": None, "time_unknown": "nothing was timed"}, False),
+    ],
+)
+@pytest.mark.parametrize("epochs", [200, 20])
+def test_where_smaller_batches_save_little_fewer_steps_are_named(entry, advises, epochs):
+    torch.manual_seed(0)
+    model = nn.Linear(4, 5)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data(), 10, shuffle=True)
+    run = thresher.attach(0.5, loader=loader, model=model, optimizer=optimizer, criterion=CRITERION, epochs=epochs)
+    trained(run, optimizer)
+    assert run.history  # the books of the epoch are closed
+    run._epochs.timing.entries[:] = [entry]
+    said = "full-size batches in 50% of the steps save more: attach(Winnow(0.5, paced=True), spend='steps'), with run.pace"
+    assert (said in run.summary()) == (advises and epochs == 200)

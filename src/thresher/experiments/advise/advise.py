@@ -252,7 +252,7 @@ def about_outlook(outlook: Outlook) -> str:
         )
     smaller = f"half a batch takes {in_percent(outlook.half_share)} of the time of a whole one"
     if outlook.by_steps:
-        return f"{choice}; and {smaller}, so that only methods with fewer steps save time."
+        return f"{choice}; and {smaller}, so that only fewer steps save time, as with spend='steps'."
     if outlook.waiting >= INPUT_BOUND:
         return f"{choice}; and {smaller}, but waiting for input takes longer than both."
     return f"{choice}; and {smaller}, so that smaller batches save time, too."

@@ -75,7 +75,7 @@ def test_norms_that_are_not_known_or_all_0_say_nothing():
         ({"rho": 0.95, "before": 0.95}, ("much alike (rho 0.95)", "no choice beats a random one by much")),
         ({"rho": 0.95, "before": None}, ("still alike", "the probe was too short")),
         ({"rho": None}, ("does not show how unlike the samples are",)),
-        ({"half": 0.95}, ("takes 95 % of the time of a whole one", "only methods with fewer steps save time")),
+        ({"half": 0.95}, ("takes 95 % of the time of a whole one", "only fewer steps save time, as with spend='steps'")),
         ({"half": 0.95, "waiting": 0.7}, ("waiting for input takes longer than both",)),
     ],
 )
