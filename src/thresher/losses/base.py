@@ -262,7 +262,9 @@ class Criterion:
             errors = self.errors(outputs, targets, RowLayout(n, None))
             found |= {"error": errors} if "error" in wanted else {}
             found |= {"grad_norm": errors.norm(dim=1)} if "grad_norm" in wanted else {}
-        rest = wanted - {"error", "grad_norm", "batch_confidence"}
+        if "stratum" in wanted:
+            found["stratum"] = reading.strata(targets, n, of_classes=self.reads(outputs, targets) == "classes")
+        rest = wanted - {"error", "grad_norm", "batch_confidence", "stratum"}
         if not rest:
             return found
         kind = self.reads(outputs, targets)
@@ -490,6 +492,8 @@ class SignalReader:
         """
         own = self._ask(outputs, targets, n)
         wanted = wanted - own.keys()
+        if targets is None and "stratum" in wanted:
+            own, wanted = {**own, "stratum": reading.strata(None, n, of_classes=False)}, wanted - {"stratum"}
         if not wanted:
             return own
         if outputs is None or targets is None or self.criterion is None:

@@ -1,6 +1,6 @@
 """Signals of one forward pass besides the loss.
 
-They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label` and `batch_loss`.
+They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label`, `stratum` and `batch_loss`.
 
 With one label per sample, a sample is correct where the largest class probability is at its label, and its confidence is that
 largest probability.
@@ -246,6 +246,26 @@ def as_classes(targets: object, n: int) -> Tensor:
     raise ValueError(
         f"one class per sample is needed: targets of shape ({n},), int64, or probabilities of shape ({n}, C), got {got}"
     )
+
+
+def strata(targets: object, n: int, *, of_classes: bool) -> Tensor:
+    """Returns the class of each sample, shape (n,), int64; -1 where samples have no class, or several. It never waits.
+
+    Args:
+        targets: Targets of the criterion.
+        n: Number of samples.
+        of_classes: Whether the outputs score classes.
+
+    Example:
+        >>> strata(torch.tensor([2, 0]), 2, of_classes=True), strata(torch.tensor([[2, 1], [0, 1]]), 2, of_classes=True)
+        (tensor([2, 0]), tensor([-1, -1]))
+    """
+    if of_classes and isinstance(targets, Tensor) and targets.shape[:1] == (n,):
+        if targets.dim() == 1 and not targets.is_floating_point():
+            return targets.long()
+        if targets.dim() == 2 and targets.is_floating_point():
+            return targets.argmax(1)
+    return torch.full((n,), -1, device=targets.device if isinstance(targets, Tensor) else None)
 
 
 def batch_confidence(outputs: Tensor, *, n: int) -> Tensor:

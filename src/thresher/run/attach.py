@@ -45,7 +45,7 @@ from thresher.run.checks import Arguments, Checked, check, claim, least_rows, op
 from thresher.run.epochs import Epochs, RunSettings
 from thresher.run.optimizer_steps import StepChecks, StepHooks, Stopwatch, parameters_elsewhere
 from thresher.run.run import Parts, Run
-from thresher.run.strata import LABEL, LABEL_COLUMN
+from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.shards import World
 from thresher.subset.parallel import is_sharded
 from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Timing, whole_steps
@@ -230,8 +230,8 @@ def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
     if checked.samples is None:
         return {}
     columns, batch = dict(checked.epoch_method.columns()), checked.batch_method
-    if checked.strata is not None and checked.strata.codes is None and _has_classes(given, checked):
-        columns.setdefault(LABEL, LABEL_COLUMN)
+    if checked.strata is not None and checked.strata.codes is None and _has_classes(checked):
+        columns.setdefault(STRATUM, STRATUM_COLUMN)
     for name in undefined_signals(checked.epoch_method, checked.criterion, given.signals):
         columns = {own: column for own, column in columns.items() if (column.signal or own) != name}
     if batch is not None:
@@ -241,9 +241,9 @@ def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
     return columns
 
 
-def _has_classes(given: Arguments, checked: Checked) -> bool:
-    """Whether the criterion sees the class of each sample, or the user's signals give it."""
-    return given.signals is not None or (checked.criterion is not None and checked.criterion.kind != "values")
+def _has_classes(checked: Checked) -> bool:
+    """Whether the criterion may see the class of each sample."""
+    return checked.criterion is not None and checked.criterion.kind != "values"
 
 
 def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Arguments, checked: Checked) -> None:

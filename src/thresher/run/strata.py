@@ -19,9 +19,9 @@ from thresher.records import Column
 from thresher.selection import on_host
 from thresher.shards import World
 
-LABEL = "label"
-"""Column of the records, and signal, with the class of each sample."""
-LABEL_COLUMN = Column(torch.int16, fill=-1, signal=LABEL)
+STRATUM = "stratum"
+"""Column of the records, and signal, with the class of each sample; -1 where it has none, or several."""
+STRATUM_COLUMN = Column(torch.int16, fill=-1, signal=STRATUM)
 SCORES = ("uncertainty", "loss")
 """Columns by which rows of a class are spread over the batches; the first one that is recorded."""
 
@@ -118,7 +118,7 @@ class Strata:
         ids = plan.ids.numpy()
         own = ids - first if first else ids
         ids = world.join(ids)
-        codes = self.codes[ids] if self.codes is not None else _recorded(records, (LABEL,), own, world)
+        codes = self.codes[ids] if self.codes is not None else _recorded(records, (STRATUM,), own, world)
         keys = strata_keys(codes, scores := _recorded(records, SCORES, own, world))
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         if keys is None or not len(keys) or (keys == keys[0]).all():
@@ -146,7 +146,7 @@ def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], rows: NDArr
     for name in names:
         if name in records:
             column = records[name].index_select(0, torch.from_numpy(rows).to(records[name].device))
-            return world.join(on_host(column if name == LABEL else column.float()))
+            return world.join(on_host(column if name == STRATUM else column.float()))
     return None
 
 

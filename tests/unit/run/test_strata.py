@@ -130,7 +130,7 @@ def test_progress_counts_the_samples_of_full_training():
 def test_weights_stay_with_their_samples():
     weights = torch.rand(60)
     plan = EpochPlan(torch.arange(0, 120, 2), weights=weights)
-    records = {"label": (torch.arange(120) % 7).short()}
+    records = {"stratum": (torch.arange(120) % 7).short()}
     found = Strata().in_order(plan, records, lambda _: (np.full(6, 10), True), ALONE, torch.Generator().manual_seed(0))
     assert found.drawn and torch.equal(found.weights, weights[found.ids // 2])
     assert found.ids.sort().values.tolist() == plan.ids.tolist()
@@ -138,7 +138,7 @@ def test_weights_stay_with_their_samples():
 
 def test_a_plan_without_anything_known_stays_as_it_is():
     plan = EpochPlan(torch.arange(20))
-    for records in ({}, {"label": torch.full((20,), -1, dtype=torch.int16)}):
+    for records in ({}, {"stratum": torch.full((20,), -1, dtype=torch.int16)}):
         assert Strata().in_order(plan, records, lambda _: None, ALONE, torch.Generator()) is plan
 
 
@@ -217,3 +217,33 @@ def test_where_smaller_batches_save_little_fewer_steps_are_named(entry, advises,
     run._epochs.timing.entries[:] = [entry]
     said = "full-size batches in 50% of the steps save more: attach(Winnow(0.5, paced=True), spend='steps'), with run.pace"
     assert (said in run.summary()) == (advises and epochs == 200)
+
+
+@pytest.mark.parametrize("method", [thresher.FullData(), thresher.Winnow(0.5, paced=True)])
+def test_samples_without_one_class_each_are_trained_on(method):
+    """Many classes a sample, numbers, and losses that the loop computes: rows are stratified by what is known."""
+    settings = {"stratify": "class"} if isinstance(method, thresher.FullData) else {}
+    for targets, criterion, width in (
+        (torch.randint(0, 3, (40, 6)), nn.CrossEntropyLoss(), (3, 6)),
+        (torch.randint(0, 2, (40, 5)).float(), nn.BCEWithLogitsLoss(), (5,)),
+    ):
+        model = nn.Sequential(nn.Linear(4, int(np.prod(width))), nn.Unflatten(1, width))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        loader = DataLoader(Recording(TensorDataset(torch.randn(40, 4), targets)), 8, shuffle=True)
+        run = thresher.attach(
+            method, loader=loader, model=model, optimizer=optimizer, criterion=criterion, epochs=3, **settings
+        )
+        for _ in range(3):
+            assert len(set(chain(*trained(run, optimizer)))) in (20, 40)
+        assert (run.records["stratum"] == -1).all()
+
+
+def test_losses_of_the_loop_show_no_class():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 5)
+    loader = DataLoader(Recording(data()), 10, shuffle=True)
+    run = thresher.attach(thresher.FullData(), loader=loader, model=model, criterion=CRITERION, epochs=2, stratify="class")
+    for _ in range(2):
+        for inputs, targets in run.loader:
+            run.reduce(nn.functional.cross_entropy(run.model(inputs), targets, reduction="none")).backward()
+    assert (run.records["stratum"] == -1).all()
