@@ -51,23 +51,24 @@ from thresher.subset.parallel import is_sharded
 from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Timing, whole_steps
 
 
-def method_of(given: Any) -> Any:
+def method_of(given: Any, spend: str | None = None) -> Any:
     """Returns the method that a share or a name stands for; anything else as it is.
 
     Args:
         given: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
             `Winnow(share)`; another text is the name of a method with its default settings.
+        spend: Argument of `attach`: with "steps", a share is `Winnow(share, paced=True)`. Default: none.
 
     Raises:
         ValueError: A share is outside (0, 1], no method has this name, or the method has settings without a default.
     """
     if isinstance(given, list | tuple):
-        return [method_of(one) for one in given]
+        return [method_of(one, spend) for one in given]
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return given
     if isinstance(given, str) and given[:1].isalpha() and not given.endswith("%"):
         return _by_name(given)
-    return Winnow(share=_share_of(given))
+    return Winnow(share=_share_of(given), paced=spend == "steps")
 
 
 def _share_of(given: float | str) -> float:
@@ -372,6 +373,17 @@ def attach(
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
-    training = (method_of(method), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
+    training = (
+        method_of(method, spend),
+        loader,
+        criterion,
+        model,
+        optimizer,
+        epochs,
+        forward,
+        forward_passes,
+        scoring,
+        signals,
+    )
     given = Arguments(*training, seed, device, on_nonfinite, spend, collate_keeps_rows, stratify, labels)
     return build_run(given, check(given, process_group))

@@ -554,8 +554,7 @@ class Epochs:
             return ""
         return (
             f"Smaller batches save little here; full-size batches in {share:.0%} of the steps save more: "
-            f"attach({title_of(self._method)}({share:.2g}, paced=True), spend='steps'), with run.pace for schedules that count "
-            "steps."
+            f"attach({share:.2g}, spend='steps'), with run.pace for schedules that count steps."
         )
 
     def trains(self) -> bool:

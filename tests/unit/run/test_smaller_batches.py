@@ -247,7 +247,7 @@ def test_spend_is_checked():
     with pytest.raises(ValueError, match="`spend` must be 'steps', 'batches' or None"):
         attached(thresher.UniformSubset(0.5), more={"spend": "rows"})
     with pytest.raises(ValueError, match="Winnow draws the rows of smaller batches step by step and cannot take fewer steps"):
-        attached(0.5, more={"spend": "steps"})
+        attached(thresher.Winnow(0.5), more={"spend": "steps"})
 
 
 def test_a_batch_method_that_fills_batches_is_refused():

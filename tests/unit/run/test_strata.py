@@ -215,7 +215,7 @@ def test_where_smaller_batches_save_little_fewer_steps_are_named(entry, advises,
     trained(run, optimizer)
     assert run.history  # the books of the epoch are closed
     run._epochs.timing.entries[:] = [entry]
-    said = "full-size batches in 50% of the steps save more: attach(Winnow(0.5, paced=True), spend='steps'), with run.pace"
+    said = "full-size batches in 50% of the steps save more: attach(0.5, spend='steps'), with run.pace"
     assert (said in run.summary()) == (advises and epochs == 200)
 
 
@@ -247,3 +247,9 @@ def test_losses_of_the_loop_show_no_class():
         for inputs, targets in run.loader:
             run.reduce(nn.functional.cross_entropy(run.model(inputs), targets, reduction="none")).backward()
     assert (run.records["stratum"] == -1).all()
+
+
+def test_a_share_in_fewer_steps_is_the_paced_method():
+    run = attach(0.5, spend="steps")
+    assert run.method == thresher.Winnow(0.5, paced=True) and len(run.loader) == 5
+    assert attach(0.5).method == thresher.Winnow(0.5)
