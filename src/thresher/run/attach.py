@@ -373,17 +373,6 @@ def attach(
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
-    training = (
-        method_of(method, spend),
-        loader,
-        criterion,
-        model,
-        optimizer,
-        epochs,
-        forward,
-        forward_passes,
-        scoring,
-        signals,
-    )
-    given = Arguments(*training, seed, device, on_nonfinite, spend, collate_keeps_rows, stratify, labels)
+    first = (method_of(method, spend), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
+    given = Arguments(*first, seed, device, on_nonfinite, spend, collate_keeps_rows, stratify, labels)
     return build_run(given, check(given, process_group))
