@@ -271,9 +271,12 @@ class Winnow:
     @property
     def requires(self) -> Requirements:
         """The optimizer, whose rate is scaled, and uncertainties where the criterion has them."""
+        by_uncertainty = self.score == "uncertainty"
         return Requirements(
             optimizer=self._factor != 1,
-            optional={"uncertainty": "draws the rows of its smaller batches uniformly"},
+            optional={
+                "uncertainty": "draws the rows of its smaller batches uniformly" if by_uncertainty else "judges no labels"
+            },
             smaller_batches=True,
             stream_share=self.share,
             stream_lr_scale=self._factor,
@@ -282,7 +285,7 @@ class Winnow:
             paced=None if self.paced else "paced=True",
             sharded=True,
             records=False,
-            switches={"optimizer": "lr_scale=1", "uncertainty": "score='loss'"},
+            switches={"optimizer": "lr_scale=1", **({"uncertainty": "score='loss'"} if by_uncertainty else {})},
         )
 
     @property

@@ -260,9 +260,10 @@ def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Argume
     if loader.streams or (given.spend != "batches" and not requires.smaller_batches):
         return
     deal = loader.deal(epochs.held, least=least_rows(given.model))
+    where = "where the loop computes its losses" if given.criterion is None else f"of the outputs of {given.criterion!r}"
     for signal in undefined_signals(method, checked.criterion, given.signals):
         warnings.warn(
-            f"{name} has no `{signal}` of the outputs of {given.criterion!r} and {requires.optional[signal]}. Pass "
+            f"{name} has no `{signal}` {where} and {requires.optional[signal]}. Pass "
             f"attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
             f"{way_around(method, signal)}.",
             stacklevel=4,

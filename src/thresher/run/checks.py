@@ -529,9 +529,12 @@ def undefined_signals(method: EpochMethod, adapter: Criterion | None, signals: A
         adapter: The user's criterion per sample; None where there is none.
         signals: Argument of `attach`.
     """
-    if adapter is None or adapter.kind != "values" or signals is not None:
+    optional = requirements_of(method).optional.keys()
+    if signals is not None:
         return []
-    return sorted(requirements_of(method).optional.keys() & NOT_OF_VALUES)
+    if adapter is None:  # the loop computes its losses, and nothing else is seen
+        return sorted(optional)
+    return sorted(optional & NOT_OF_VALUES) if adapter.kind == "values" else []
 
 
 def check_needs(

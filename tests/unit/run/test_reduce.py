@@ -295,3 +295,27 @@ def test_no_position_is_kept():
         run.reduce(losses, targets=y, keep=torch.ones(T + 1))
     with torch.no_grad():
         torch.testing.assert_close(run.reduce(losses, keep=y == y[0, 0]), losses[y == y[0, 0]].mean())
+
+
+@pytest.mark.parametrize(
+    ("method", "does"),
+    [
+        (0.5, r"draws the rows of its smaller batches uniformly\. Pass .*, or use Winnow\(score='loss'\)\."),
+        (thresher.Winnow(0.5, paced=True), "draws the rows of its smaller batches uniformly"),
+        (thresher.Winnow(0.5, score="loss"), r"judges no labels\. Pass attach\(signals=function\) [^,]*\(n,\) tensor}\.$"),
+    ],
+)
+def test_a_share_trains_with_losses_that_the_loop_computes(method, does):
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(40, 3), torch.arange(40) % 2)
+    loader = torch.utils.data.DataLoader(data, 10, shuffle=True)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(UserWarning, match=f"no `uncertainty` where the loop computes its losses and {does}"):
+        run = thresher.attach(method, loader=loader, model=model, optimizer=optimizer, criterion=None, epochs=3)
+    for _ in range(3):
+        for x, y in run.loader:
+            run.reduce(torch.nn.functional.cross_entropy(run.model(x), y, reduction="none")).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert run.cost.backward == 60 and run.records["loss"].isfinite().sum() > 30
