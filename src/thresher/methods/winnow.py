@@ -272,11 +272,10 @@ class Winnow:
     def requires(self) -> Requirements:
         """The optimizer, whose rate is scaled, and uncertainties where the criterion has them."""
         by_uncertainty = self.score == "uncertainty"
+        without = "draws the rows of its smaller batches uniformly" if by_uncertainty else "judges no labels"
         return Requirements(
             optimizer=self._factor != 1,
-            optional={
-                "uncertainty": "draws the rows of its smaller batches uniformly" if by_uncertainty else "judges no labels"
-            },
+            optional={"uncertainty": without},
             smaller_batches=True,
             stream_share=self.share,
             stream_lr_scale=self._factor,
