@@ -1,5 +1,6 @@
 """`attach`: the one way to attach a method to a training loop, and the wiring of the parts of a run."""
 
+import ast
 import inspect
 import warnings
 from collections.abc import Sequence
@@ -56,7 +57,7 @@ def method_of(given: Any, spend: str | None = None) -> Any:
 
     Args:
         given: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
-            `Winnow(share)`; another text is the name of a method with its default settings.
+            `Winnow(share)`; another text is a method as on the command line.
         spend: Argument of `attach`: with "steps", a share is `Winnow(share, paced=True)`. Default: none.
 
     Raises:
@@ -89,20 +90,30 @@ def _percent(given: str) -> float:
 
 
 def _by_name(name: str) -> Any:
-    known, _, settings = name.partition(":")
+    """Returns the method of a name, or of a text as on the command line, such as "kakurenbo:max_fraction=0.2"."""
+    known, *texts = name.split(":")
     try:
         kind = registry.load(known)
     except ValueError as error:
         raise ValueError(f"`method`: {error}") from None
-    if settings:
-        raise ValueError(
-            f"`method`: {name!r} is the form of the command line; write thresher.{kind.__name__}({settings.replace(':', ', ')})"
-        )
-    needed = [one.name for one in inspect.signature(kind).parameters.values() if one.default is one.empty]
+    settings = {key: _value(text) for key, _, text in (one.partition("=") for one in texts)}
+    parameters = inspect.signature(kind).parameters
+    for key in settings:
+        if key not in parameters:
+            raise ValueError(f"`method`: thresher.{kind.__name__} has no setting {key!r}; it has {', '.join(parameters)}")
+    needed = [one.name for one in parameters.values() if one.default is one.empty and one.name not in settings]
     if needed:
-        settings = ", ".join(f"{one}=..." for one in needed)
-        raise ValueError(f"`method`: {name!r} has settings without a default; write thresher.{kind.__name__}({settings})")
-    return kind()
+        missing = ", ".join(f"{one}=..." for one in needed)
+        raise ValueError(f"`method`: {name!r} has settings without a default; write thresher.{kind.__name__}({missing})")
+    return kind(**settings)
+
+
+def _value(text: str) -> Any:
+    """Returns the value that a setting has on the command line: a number, True, False, None, or else the text."""
+    try:
+        return ast.literal_eval({"true": "True", "false": "False", "none": "None"}.get(text.lower(), text))
+    except (ValueError, SyntaxError):
+        return text
 
 
 def build_run(given: Arguments, checked: Checked) -> Run:
@@ -341,7 +352,7 @@ def attach(
     """Attaches a method to a training loop, which then iterates `run.loader` and calls `run.model` and `run.criterion`.
 
     Args:
-        method: Method such as `Kakurenbo()`, its name in `thresher methods`, such as "kakurenbo", or a list with at most one
+        method: Method such as `Kakurenbo()`, its text as on the command line, "kakurenbo:tau=0.5", or a list with at most one
             per stage (before training, epoch, batch). 0.5, or "50%", is a share of the cost of full training: `Winnow(0.5)`.
         loader: Training DataLoader, whose settings and order are kept. Batch methods, and a share alone, also take streams.
         criterion: Loss of torch.nn, or function `(outputs, targets) -> per-sample losses`, which `run.criterion` averages; None

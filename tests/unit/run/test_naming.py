@@ -47,8 +47,11 @@ def test_a_method_with_settings_that_are_needed_is_not_guessed():
         method_of("prune")
 
 
-def test_settings_in_the_form_of_the_command_line_say_how_they_are_written_here():
-    with pytest.raises(ValueError, match=r"'kakurenbo:tau=0.5' is the form of .*; write thresher.Kakurenbo\(tau=0.5\)"):
-        method_of("kakurenbo:tau=0.5")
+def test_settings_are_written_as_on_the_command_line():
+    assert method_of("kakurenbo:tau=0.5:adjust_lr=false") == thresher.Kakurenbo(tau=0.5, adjust_lr=False)
+    assert method_of("winnow:score=loss") == thresher.Winnow(score="loss")
+    assert method_of("selective_backprop:keep=0.5:beta=none") == thresher.SelectiveBackprop(keep=0.5)
+    with pytest.raises(ValueError, match="`method`: thresher.Kakurenbo has no setting 'tua'; it has max_fraction, "):
+        method_of("kakurenbo:tua=0.5")
     with pytest.raises(ValueError, match="no method 'kakurembo'"):
         method_of("kakurembo:tau=0.5")
