@@ -282,7 +282,8 @@ def goal_in_words(found: Mapping[str, Any]) -> str:
     n = {name: len(tasks) for name, tasks in found.items() if isinstance(tasks, list)}
     done = n["tasks"]
     state = "met" if found["met"] else "not met" if done == len(SEVEN) else "not met so far"
-    default = "becomes the default" if found["becomes the default"] else "does not become the default"
+    would = "becomes the default" if found["becomes the default"] else "does not become the default"
+    default = would if done == len(SEVEN) else f"{would.replace('becomes', 'would become').replace('does', 'would')} by these"
     return (
         f"{done} of {len(SEVEN)} tasks are complete. The goal is {state}. At half of the cost the second version loses at most "
         f"{LARGEST_LOSS:g} points on {n['loses little']} of them ({NO_LOSS_ON} wanted), and is shown to lose more than "
