@@ -350,7 +350,13 @@ def _public(kind: type) -> dict[str, Any]:
 
 
 def as_written(method: Any) -> str:
-    """Returns a method as it is written in code, with its first setting and those that differ from the defaults."""
+    """Returns a method as it is written in code, with its first setting and those that differ from the defaults.
+
+    Example:
+        >>> from thresher import Winnow
+        >>> as_written(Winnow(0.5, paced=True))
+        'Winnow(share=0.5, paced=True)'
+    """
     if not is_dataclass(method):
         return repr(method)
     given = [(one, getattr(method, one.name)) for one in fields(method) if one.repr and one.init]

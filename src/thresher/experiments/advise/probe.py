@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, default_collate
 import thresher
 from thresher.experiments.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
 from thresher.experiments.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
-from thresher.experiments.advise.variance import AT_ONCE, ROUNDS, VarianceRatio, variance_ratio
+from thresher.experiments.advise.variance import ROUND_BATCHES, VARIANCE_ROUNDS, VarianceRatio, variance_ratio
 from thresher.experiments.training.loop import Clock, as_number, fresh_accelerator, sizes_of
 from thresher.experiments.training.specs import Spec
 from thresher.experiments.training.trainable import Training
@@ -218,7 +218,7 @@ class Probe:
 
     def variance_ratio(self) -> VarianceRatio | None:
         """Returns the variance of the gradient of stratified batches over that of random ones; None where it is not known."""
-        self._says(f"gradients of {2 * ROUNDS * AT_ONCE} batches, stratified and random")
+        self._says(f"gradients of {2 * VARIANCE_ROUNDS * ROUND_BATCHES} batches, stratified and random")
 
         def backward(batch: Any) -> None:
             self._accelerator.backward(self._loss_of(to_device(batch, self.device)))

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.stratified import StratifiedBatchSampler, codes_of, labels_of
 
-ROUNDS, AT_ONCE = 4, 12
+VARIANCE_ROUNDS, ROUND_BATCHES = 4, 12
 """Number of rounds, and of batches of each kind in a round; each round gives one ratio."""
 SHORT_STEPS = 2000
 """Number of steps up to which stratified batches helped full training in the laboratory; with more, nothing was gained."""
@@ -48,7 +48,7 @@ def variance_ratio(
         seed: Random seed of the batches.
 
     Returns:
-        The ratio; None where the dataset holds no classes, or has fewer than `ROUNDS * AT_ONCE` full batches.
+        The ratio; None where the dataset holds no classes, or has fewer than `VARIANCE_ROUNDS * ROUND_BATCHES` full batches.
     """
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
@@ -57,14 +57,16 @@ def variance_ratio(
     except ValueError:
         return None
     size = loader.batch_sampler.batch_size  # pyright: ignore[reportAttributeAccessIssue]
-    if len(codes) < ROUNDS * AT_ONCE * size:
+    if len(codes) < VARIANCE_ROUNDS * ROUND_BATCHES * size:
         return None
-    random, stratified = ([_batches(loader, labels, size, seed)] for labels in (codes * 0, codes))
-    pairs = [
-        [_variance(islice(found[0], AT_ONCE), backward, parameters) for found in (stratified, random)] for _ in range(ROUNDS)
-    ]
+    random, stratified = (_batches(loader, labels, size, seed) for labels in (codes * 0, codes))
+
+    def variance(batches: Any) -> float:
+        return _variance(islice(batches, ROUND_BATCHES), backward, parameters)
+
+    pairs = [(variance(stratified), variance(random)) for _ in range(VARIANCE_ROUNDS)]
     ratios = [one / other for one, other in pairs if other > 0]
-    if len(ratios) < ROUNDS:
+    if len(ratios) < VARIANCE_ROUNDS:
         return None
     return VarianceRatio(sum(one for one, _ in pairs) / sum(other for _, other in pairs), min(ratios), max(ratios))
 
