@@ -395,10 +395,6 @@ def advise(
 
 
 def _check_ranges(epochs: int, threads: int, seconds: float) -> None:
-    _check_ranges(epochs, threads, seconds)
-
-
-def _check_ranges(epochs: int, threads: int, seconds: float) -> None:
     if epochs < 1 or threads < 1 or not seconds > 0:
         allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
         raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
