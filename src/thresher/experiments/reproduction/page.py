@@ -18,10 +18,10 @@ number of counted passes that is the same with every seed has no interval: such 
 count**, and decides no table. Some rows are conditions of our setup; where one does not hold, the table is **not tested**. A
 claim that does not reproduce here may still hold at the scale of the paper.
 
-Methods are compared with as many optimizer steps, or each row says how many it takes. A method that chooses in the batch trains
-either on batches that are **filled up** with the rows kept of several batches, which takes fewer steps, or on smaller batches
-**as selected**, which takes as many steps as full training. On small tasks, this alone can be worth more than the choice of the
-rows.
+The tables say how many optimizer steps each row takes: not all have as many as full training. A method that chooses in the
+batch trains either on batches that are **filled up** with the rows kept of several batches, which takes fewer steps, or on
+smaller batches **as selected**, which takes as many steps as full training. On small tasks, this alone can be worth more than
+the choice of the rows.
 
 """
 
@@ -71,12 +71,12 @@ def summary_sentence(results: Sequence[Mapping[str, Any]]) -> str:
         f"Of {n} tables and figures, {yes} {_verb(yes, 'reproduce')}, {no} {_verb(no, 'do')} not, and {open_} "
         f"{_verb(open_, 'need')} more seeds to decide at least one claim."
     )
-    return text if not untested else f"{text} Our setup does not test {untested} more."
+    return text if not untested else f"{text} {untested} of the {n} {_verb(untested, 'are')} not tested by our setup."
 
 
 def _verb(count: int, plural: str) -> str:
     """Returns a verb in the form for a count."""
-    return plural if count != 1 else {"do": "does"}.get(plural, f"{plural}s")
+    return plural if count != 1 else {"do": "does", "are": "is"}.get(plural, f"{plural}s")
 
 
 def _failed_claims(results: Sequence[Mapping[str, Any]]) -> str:

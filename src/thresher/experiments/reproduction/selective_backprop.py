@@ -132,7 +132,7 @@ TIME_TO_TARGET = Artefact(
             sooner("Selective-Backprop", FULL_ROW, 1.2),
             above=1,
             scale=1,
-            says="Abstract: target errors are reached up to 3.5 times faster than with standard SGD",
+            says="Abstract: target errors are reached up to 3.5 times faster than with standard SGD (here: faster at all)",
         ),
         Claim(
             "how many times sooner than importance sampling Selective-Backprop is at 1.2 times that error",
@@ -146,7 +146,7 @@ TIME_TO_TARGET = Artefact(
             sooner("Selective-Backprop, stale losses", "Selective-Backprop", 1.2),
             above=1.26,
             scale=1,
-            says="Abstract: stale losses accelerate it by a further 26 %",
+            says="Abstract: a further acceleration of 26 % can be achieved by stale losses (here: 1.26 times as fast)",
         ),
     ],
     tables=_time_tables,
