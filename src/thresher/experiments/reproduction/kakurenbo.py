@@ -354,7 +354,7 @@ KAKURENBO_TABLE_5 = Artefact(
         )
     ],
     seeds=tuple(range(8)),
-    beside="Hiding takes fewer steps. The adjusted rate is to make up for them, so that it may gain only where a higher rate would.",
+    beside="Hiding takes fewer steps. The adjusted rate is to make up for them: it may gain only where a higher rate would.",
     recipes={"resnet50-a": "CNN"},
 )
 KAKURENBO_TABLE_5_MOVING_BACK = Artefact(
