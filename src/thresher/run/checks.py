@@ -353,6 +353,7 @@ def check(given: Arguments, process_group: Any) -> Checked:
     check_free("loader", type(given.loader).__name__, [given.loader])
     criterion = None if given.criterion is None else adapt(given.criterion)
     epoch_method, strata = _strata(given, epoch_method, criterion, world)
+    check_spend(given.spend, epoch_method, streams=streams)  # of the method that is trained with, which may be another one
     check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
     samples = None if streams else len(given.loader.dataset)
     own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)

@@ -253,3 +253,10 @@ def test_a_share_in_fewer_steps_is_the_paced_method():
     run = attach(0.5, spend="steps")
     assert run.method == thresher.Winnow(0.5, paced=True) and len(run.loader) == 5
     assert attach(0.5).method == thresher.Winnow(0.5)
+
+
+@pytest.mark.filterwarnings("ignore:Batches are not stratified")
+def test_fewer_steps_in_an_order_of_the_users_own_are_refused():
+    """The method that takes its place there cannot take fewer steps: it must not make smaller batches instead."""
+    with pytest.raises(ValueError, match="cannot take fewer steps instead"):
+        attach(0.5, DataLoader(data(), 10), spend="steps")
