@@ -276,7 +276,7 @@ def own_passes(rank: int) -> dict[str, Any]:
         calls: list[int] = []
         model.register_forward_pre_hook(lambda *_, calls=calls: calls.append(1))
         ids = torch.arange(4, 16 if rank else 9)
-        run._parts.epochs._passes.refresh(TensorOrder(lambda ids=ids: ids), training=False)
+        run._parts.passes.refresh(TensorOrder(lambda ids=ids: ids), training=False)
         if shared:
             for buffer in first.buffers():
                 distributed.broadcast(buffer, 0)

@@ -1,7 +1,7 @@
 """The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -173,10 +173,8 @@ class Attributor:
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
-        self.own_model: OwnModel | None = None
-        """Tells outputs of the run's model from those of another; None where attach was given no model."""
-        self.on_disowned: Callable[[], None] = _nothing
-        """Called when losses are forgotten that were credited before the loop showed that they are another model's."""
+        parameters = self.meter.parameters
+        self._own_model = None if parameters is None else OwnModel(self.meter, parameters)
         self._trains_model = False
         """Whether a loss of the run's own model was credited, so that losses of other models are not the run's."""
         self._batches = HeldBatches(accumulator)
@@ -217,8 +215,8 @@ class Attributor:
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
-        if batch is not None and self.own_model is not None:
-            if self.own_model.made(outputs):
+        if batch is not None and self._own_model is not None:
+            if self._own_model.made(outputs):
                 if not self._trains_model:
                     self._begin_training()
             elif self._trains_model or self.meter.has_passed(batch.number):
@@ -250,7 +248,6 @@ class Attributor:
         self._trains_model = True
         if self._accumulator.in_step:
             self._accumulator.withdraw(None)
-            self.on_disowned()
 
     @property
     def trains_model(self) -> bool:
@@ -388,10 +385,6 @@ class Attributor:
     def forget_batches(self) -> None:
         """Lets go of the batches, which belong to another point of the training."""
         self._batches.forget()
-
-
-def _nothing() -> None:
-    """Nobody has to know."""
 
 
 def _none_ignored(batch: Any) -> bool:

@@ -145,10 +145,11 @@ class Meter:
 
     Args:
         cost: Counters.
+        parameters: Function that returns the parameters of `run.model`. Default: attach was given no model.
     """
 
-    def __init__(self, cost: Cost) -> None:
-        self.cost = cost
+    def __init__(self, cost: Cost, parameters: Callable[[], Iterable[Tensor]] | None = None) -> None:
+        self.cost, self.parameters = cost, parameters
         self.yielded = 0
         """Number of samples that the loader yielded to the loop in this pass."""
         self.reached = 0
@@ -163,8 +164,6 @@ class Meter:
         """Number of batches with a credited loss."""
         self.subset: ForwardPass | None = None
         """The forward pass that `subset_backward` has just made."""
-        self.parameters: Callable[[], Iterable[Tensor]] | None = None
-        """Function that returns the parameters of `run.model`; None where attach was given no model."""
         self._shares = 0.0
         self._passes: list[ForwardPass] = []
         self._fresh: list[tuple[ForwardPass, Tensor]] = []

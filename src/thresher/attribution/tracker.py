@@ -115,13 +115,16 @@ NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 
 class RowTracker(Uncopied):
-    """Finds the rows that a tensor shows, by the storage that it shares with a tensor whose rows are known."""
+    """Finds the rows that a tensor shows, by the storage that it shares with a tensor whose rows are known.
 
-    def __init__(self) -> None:
+    Args:
+        sample_dimension: Finds the dimension of the samples. Default: it is certain to be the first.
+    """
+
+    def __init__(self, sample_dimension: SampleDimension | None = None) -> None:
         self._by_storage: dict[int, list[TrackedTensor]] = {}
         self._limit = 64
-        self.sample_dimension: SampleDimension | None = None
-        """Finds the dimension of the samples; None where it is certain to be the first."""
+        self.sample_dimension = sample_dimension
         self.suspicion = Suspicion()
         """What the targets of the latest batches show against the ids that the loop states."""
         self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None

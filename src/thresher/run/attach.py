@@ -3,7 +3,7 @@
 import ast
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, default_collate
 
-from thresher.attribution.accumulator import COUNT_OF_TRAINED, OwnModel, StepAccumulator
+from thresher.attribution.accumulator import COUNT_OF_TRAINED, StepAccumulator
 from thresher.attribution.attributor import Attributor
 from thresher.attribution.cost_meter import Meter
 from thresher.attribution.model import TrackedModel
@@ -30,25 +30,14 @@ from thresher.passes.engine import Forward, device_of_model
 from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
 from thresher.records import NEVER_SEEN, Column, Records
-from thresher.run.batch_selection import (
-    BatchSelection,
-    BatchStage,
-    BeforeForward,
-    InForward,
-    NoSelection,
-    Tools,
-    Trained,
-    by_chance,
-    divisible_before,
-)
-from thresher.run.checkpoint import SavedState
-from thresher.run.checks import Arguments, Checked, check, claim, least_rows, optimizers_of, undefined_signals
-from thresher.run.epochs import Epochs, RunSettings
-from thresher.run.optimizer_steps import StepChecks, StepHooks, Stopwatch, parameters_elsewhere
-from thresher.run.run import Parts, Run
+from thresher.run.batch_selection import BatchSelection, BatchStage, BeforeForward, InForward, Trained
+from thresher.run.checks import check, claim, least_rows, optimizers_of, undefined_signals
+from thresher.run.epochs import Epochs
+from thresher.run.optimizer_steps import Stopwatch
+from thresher.run.parts import Parts, RunConfig, SelectionMode
+from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.shards import World
-from thresher.subset.parallel import is_sharded
 from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Timing, whole_steps
 
 
@@ -116,76 +105,108 @@ def _value(text: str) -> Any:
         return text
 
 
-def build_run(given: Arguments, checked: Checked) -> Run:
-    """Builds a run.
+def build_run(config: RunConfig) -> Run:
+    """Builds a run. Each builder makes objects that are complete; a builder takes what those before it have made.
 
     Args:
-        given: Arguments of `attach`.
-        checked: Results of the checks.
+        config: Options of `attach`, checked.
 
     Raises:
-        ValueError: The method decides the order of training, and the loader's sampler has an order of its own.
+        ValueError: The method decides the order of training, and the loader's sampler has an order of its own; or the batches
+            of an epoch would have too few rows.
     """
-    methods, device = _methods(checked), _device(given)
-    here = device or torch.device("cpu")
-    timing, own = Timing(here), {"kept": checked.kept, "world": checked.world, "keeps": given.keeps_rows}
-    loader = SelectedLoader(given.loader, device=device, timing=timing, **own)
-    _check_order(checked.epoch_method, loader)
-    epoch_method = _on_subset(checked, loader)
-    records = _records(_columns(given, checked), loader.n, here, checked.world)
-    cost = _cost_of_scores(methods, checked.world)
-    meter = Meter(cost)
-    counts = _records({} if loader.streams else COUNT_OF_TRAINED, loader.n, here, checked.world)
-    accumulator = StepAccumulator(records, meter, counts, count_steps=given.optimizer is None)
-    tracker, stopwatch = _tracker(given), Stopwatch(here)
-    unknown, n = loader.unknown_rows, loader.n
-    attributor = Attributor(tracker, accumulator, samples=n, device=here, unknown_rows=unknown, timing=timing)
-    trained = Trained(given.model, subset=checked.passes == "once")
-    module, call = trained.module, trained.call
-    model = None if module is None else TrackedModel(module, call, tracker, stopwatch, here, meter, timing)
-    _recognise(model, attributor)
+    device = _device(config)
+    trained, timing = Trained(config.model, subset=config.mode.is_in_forward), Timing(device or torch.device("cpu"))
+    loader, method = _data(config, device=device, timing=timing)
+    parts = _attribution(config, loader=loader, trained=trained, device=device or torch.device("cpu"), timing=timing)
+    # A batch method may ask for the progress of the training, which is known once the epochs are there.
+    selection = _selection(parts, trained=trained, progress=lambda: epochs.progress)
+    epochs = _epochs(parts, method=method, selection=selection)
+    _check_batches(parts, epochs)
+    # Nothing of the user's was changed before this line; nothing is refused after it.
+    if config.optimizer is not None:
+        epochs.follow(config.optimizer, config.model)
+    claim(epochs, [config.loader, *optimizers_of(config)])
+    return Run(parts, epochs)
+
+
+def _data(config: RunConfig, *, device: torch.device | None, timing: Timing) -> tuple[SelectedLoader, EpochMethod | OnSubset]:
+    """The loader, and the epoch method on the samples that the loader has."""
+    own = {"kept": config.kept, "world": config.world, "keeps": config.keeps_rows}
+    loader = SelectedLoader(config.loader, device=device, timing=timing, **own)
+    method = config.epoch_method
+    if requirements_of(method).own_order and not loader.order_is_free:
+        raise ValueError(
+            f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
+            "shuffle=True"
+        )
+    return loader, _on_subset(config, loader)
+
+
+def _attribution(config: RunConfig, *, loader: SelectedLoader, trained: Trained, device: torch.device, timing: Timing) -> Parts:
+    """The way of a loss to the records of its samples, and all that the rooms of a run share."""
+    records = _records(_columns(config), loader.n, device, config.world)
+    counts = _records({} if loader.streams else COUNT_OF_TRAINED, loader.n, device, config.world)
+    cost, module = _cost_of_scores(config), trained.module
+    meter, stopwatch = Meter(cost, None if module is None else module.parameters), Stopwatch(device)
     trained.report_to(meter)
-    reader, who = _reader(records, given, checked), _who_passes(given, checked, methods[-1])
-    passes = OwnPasses(model, loader, reader, records, cost, given.forward, here, unknown, who)
-    progress = lambda: epochs.progress  # noqa: E731
-    tools = Tools(attributor, reader, stopwatch, passes, records, here, progress, methods[-1], timing, checked.by_batch)
-    selection = _selection(tools, given, checked, trained, -(-loader.candidates // loader.batch_sampler.batch_size))
-    loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
-    epochs = Epochs(
-        RunSettings(given.epochs, given.seed, given.on_nonfinite, given.spend, alone=len(methods) == 1),
-        epoch_method,
-        loader,
-        selection,
-        timing=timing,
+    # Where a function of the user's makes the batches, the samples may be along another dimension than the first.
+    own_collate = config.loader.collate_fn is not default_collate and not config.keeps_rows
+    tracker = RowTracker(SampleDimension() if own_collate else None)
+    accumulator = StepAccumulator(records, meter, counts, count_steps=config.optimizer is None)
+    unknown = loader.unknown_rows
+    attributor = Attributor(tracker, accumulator, samples=loader.n, device=device, unknown_rows=unknown, timing=timing)
+    model = None if module is None else TrackedModel(module, trained.call, tracker, stopwatch, device, meter, timing)
+    reader = _reader(config, records)
+    return Parts(
+        config=config,
+        device=device,
+        loader=loader,
+        model=model,
         attributor=attributor,
         accumulator=accumulator,
-        passes=passes,
+        reader=reader,
+        passes=OwnPasses(model, loader, reader, records, cost, config.forward, device, unknown, _who_passes(config)),
         records=records,
         cost=cost,
-        steps_are_seen=given.optimizer is not None,
-        strata=checked.strata,
+        stopwatch=stopwatch,
+        timing=timing,
     )
-    loader.connect(epochs)
+
+
+def _selection(parts: Parts, *, trained: Trained, progress: Callable[[], float]) -> BatchSelection:
+    """How the rows of batches are chosen."""
+    config, mode = parts.config, parts.config.mode
+    method = config.on_stream or config.batch_method
+    if method is None:
+        return BatchSelection(parts)
+    steps = -(-parts.loader.candidates // parts.loader.batch_sampler.batch_size) or SPREAD_OVER
+    # Batches that are filled up are all whole; a compiled model would have to be compiled once more for whole ones.
+    whole = () if mode.fills or trained.is_compiled else whole_steps(steps, WHOLE_STEPS)
+    stage = BatchStage(method, seed=config.seed, rank=config.world.rank, whole_steps=whole, progress=progress)
+    scoring = config.scoring or Scoring()
+    if not mode.is_in_forward:
+        return BeforeForward(parts, stage, scoring, fills=mode.fills)
+    falls_back = mode is SelectionMode.IN_FORWARD_AT_FIRST
+    return InForward(parts, stage, trained, BeforeForward(parts, stage, scoring, fills=True) if falls_back else None)
+
+
+def _epochs(parts: Parts, *, method: EpochMethod | OnSubset, selection: BatchSelection) -> Epochs:
+    """The epochs, to which the loader reports, with the plan of the first one where processes make plans together."""
+    parts.loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
+    epochs = Epochs(parts, method, selection)
+    parts.loader.connect(epochs)
     epochs.plan_ahead()
-    _check_smaller_batches(epochs, loader, given, checked)
-    if given.optimizer is not None:
-        _follow_steps(epochs, given.optimizer, given.model)
-    claim(epochs, [given.loader, *optimizers_of(given)])
-    parts = (attributor, accumulator, records, cost, stopwatch)
-    state = SavedState(methods, " ".join(map(repr, methods)), checked.kept, loader, epochs, *parts, here)
-    return Run(Parts(methods[-1], loader, model, checked.criterion, epochs, *parts, state))
+    return epochs
 
 
-def _follow_steps(epochs: Epochs, optimizer: Optimizer, model: nn.Module | None) -> None:
-    epochs.hooks = hooks = StepHooks(optimizer, epochs.step_over, epochs.trains, epochs.timing)
-    epochs.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
-
-
-def _cost_of_scores(methods: list[Any], world: World) -> Cost:
+def _cost_of_scores(config: RunConfig) -> Cost:
     """The cost of the scores that the methods were given; the processes share it out among them."""
-    cost, of_each = Cost(), [one.cost for one in methods if requirements_of(one).cost and one.cost is not None]
-    for forward, backward in of_each:
-        cost.add_scores(((forward + world.rank) // world.size, (backward + world.rank) // world.size))
+    cost, world = Cost(), config.world
+    for method in config.methods:
+        if requirements_of(method).cost and method.cost is not None:
+            forward, backward = method.cost
+            cost.add_scores(((forward + world.rank) // world.size, (backward + world.rank) // world.size))
     return cost
 
 
@@ -196,136 +217,85 @@ def _records(columns: dict[str, Column], n: int, device: torch.device, world: Wo
     )
 
 
-def _methods(checked: Checked) -> list[Any]:
-    """Methods in the order of their stages; all data beside another method needs no mention."""
-    methods = [one for one in (checked.before, checked.epoch_method, checked.batch_method) if one is not None]
-    return methods if len(methods) == 1 else [one for one in methods if not isinstance(one, FullData)]
-
-
-def _on_subset(checked: Checked, loader: SelectedLoader) -> EpochMethod | OnSubset:
+def _on_subset(config: RunConfig, loader: SelectedLoader) -> EpochMethod | OnSubset:
     """The epoch method, which plans for the samples that pruning left, or for those that the user's sampler yields."""
-    method = checked.epoch_method
-    if checked.kept is None and isinstance(method, FullData):
+    method, kept = config.epoch_method, config.kept
+    if kept is None and isinstance(method, FullData):
         return method
     ids = loader.ids_of_sampler()
-    if checked.kept is None:
+    if kept is None:
         return method if ids is None else OnSubset(method, ids, loader.n, of=len(ids))
     if ids is not None:
         raise ValueError(
-            f"{type(checked.before).__name__} decides among all {loader.n} samples of the dataset, but the loader's sampler "
+            f"{type(config.before).__name__} decides among all {loader.n} samples of the dataset, but the loader's sampler "
             f"yields {len(ids)} of them. Pass a loader over torch.utils.data.Subset(dataset, ids), and scores of these samples."
         )
-    kept = checked.kept
-    if checked.world.size > 1 and requirements_of(method).sharded:
-        block = ShardLayout(loader.n, checked.world.size).block(checked.world.rank)
+    if config.world.size > 1 and requirements_of(method).sharded:
+        block = ShardLayout(loader.n, config.world.size).block(config.world.rank)
         kept = kept[(kept >= block.start) & (kept < block.stop)]
     return OnSubset(method, kept, loader.n)
 
 
-def _device(given: Arguments) -> torch.device | None:
+def _device(config: RunConfig) -> torch.device | None:
     """Device of batches: the one that was given, else that of the model; None leaves them where they are."""
-    if given.device is not None:
-        return torch.device(given.device)
-    return None if given.model is None else device_of_model(given.model)
+    if config.device is not None:
+        return torch.device(config.device)
+    return None if config.model is None else device_of_model(config.model)
 
 
-def _check_order(method: EpochMethod, loader: SelectedLoader) -> None:
-    if requirements_of(method).own_order and not loader.order_is_free:
-        raise ValueError(
-            f"{type(method).__name__} draws the order of training, but the loader's sampler has an order of its own: use "
-            "shuffle=True"
-        )
-
-
-def _columns(given: Arguments, checked: Checked) -> dict[str, Column]:
+def _columns(config: RunConfig) -> dict[str, Column]:
     """What is remembered of each sample; nothing of a stream, whose samples have no ids."""
-    if checked.samples is None:
+    if config.samples is None:
         return {}
-    columns, batch = dict(checked.epoch_method.columns()), checked.batch_method
-    if checked.strata is not None and checked.strata.codes is None and _has_classes(checked):
+    columns, batch, adapter = dict(config.epoch_method.columns()), config.batch_method, config.adapter
+    shows_classes = adapter is not None and adapter.kind != "values"
+    if config.strata is not None and config.strata.codes is None and shows_classes:
         columns.setdefault(STRATUM, STRATUM_COLUMN)
-    for name in undefined_signals(checked.epoch_method, checked.criterion, given.signals):
+    for name in undefined_signals(config.epoch_method, adapter, config.signals):
         columns = {own: column for own, column in columns.items() if (column.signal or own) != name}
     if batch is not None:
-        stale = given.scoring is not None and given.scoring.every_epochs > 1
+        stale = config.scoring is not None and config.scoring.every_epochs > 1
         for name in {"loss", *(requirements_of(batch).signals if stale else ())}:
             columns.setdefault(name, Column(torch.float32, fill=NEVER_SEEN))
     return columns
 
 
-def _has_classes(checked: Checked) -> bool:
-    """Whether the criterion may see the class of each sample."""
-    return checked.criterion is not None and checked.criterion.kind != "values"
-
-
-def _check_smaller_batches(epochs: Epochs, loader: SelectedLoader, given: Arguments, checked: Checked) -> None:
+def _check_batches(parts: Parts, epochs: Epochs) -> None:
     """Refuses batches that would have too few rows, and says what a method cannot do here."""
-    method, name = checked.epoch_method, type(checked.epoch_method).__name__
-    requires = requirements_of(method)
-    if checked.on_stream is not None:
+    config, loader, method = parts.config, parts.loader, parts.config.epoch_method
+    requires, name = requirements_of(method), type(method).__name__
+    if config.on_stream is not None:
         warnings.warn(
             f"{name} draws uniformly inside each batch of a stream, which has no epoch to plan. The rows that it leaves out "
             "are loaded all the same.",
             stacklevel=4,
         )
-    if loader.streams or (given.spend != "batches" and not requires.smaller_batches):
+    if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
-    deal = loader.deal(epochs.held, least=least_rows(given.model))
-    where = "where the loop computes its losses" if given.criterion is None else f"of the outputs of {given.criterion!r}"
-    for signal in undefined_signals(method, checked.criterion, given.signals):
+    deal = loader.deal(epochs.held, least=least_rows(config.model))
+    where = "where the loop computes its losses" if config.criterion is None else f"of the outputs of {config.criterion!r}"
+    for signal in undefined_signals(method, config.adapter, config.signals):
         warnings.warn(
             f"{name} has no `{signal}` {where} and {requires.optional[signal]}. Pass "
             f"attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
             f"{way_around(method, signal)}.",
             stacklevel=4,
         )
-    if given.epochs == 1 and requires.smaller_batches and deal is not None:
+    if config.epochs == 1 and requires.smaller_batches and deal is not None:
         warnings.warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.", stacklevel=4)
 
 
-def _reader(records: Records, given: Arguments, checked: Checked) -> SignalReader:
-    recorded = records.signals - {"loss"}
-    batch = checked.batch_method
+def _reader(config: RunConfig, records: Records) -> SignalReader:
+    recorded, batch = records.signals - {"loss"}, config.batch_method
     chosen_by = recorded | (set() if batch is None else {*requirements_of(batch).signals} - {"loss"})
-    return SignalReader(checked.criterion, given.signals, recorded=recorded, chosen_by=chosen_by)
+    return SignalReader(config.adapter, config.signals, recorded=recorded, chosen_by=chosen_by)
 
 
-def _who_passes(given: Arguments, checked: Checked, method: Any) -> str | None:
+def _who_passes(config: RunConfig) -> str | None:
     """Name of the method where own passes will be made, else None."""
-    scores = checked.passes == "twice" and (given.scoring is None or given.scoring.losses is None)
-    return type(method).__name__ if scores or requirements_of(checked.epoch_method).model else None
-
-
-def _selection(tools: Tools, given: Arguments, checked: Checked, trained: Trained, steps: int) -> BatchSelection:
-    """Chooses how rows of batches are chosen, given the number of batches of an epoch; 0 where that is not known."""
-    method = checked.on_stream or checked.batch_method
-    if method is None:
-        return NoSelection(tools)
-    fills = checked.passes == "twice" or (given.forward_passes == "twice" and checked.on_stream is None)
-    whole = () if fills or trained.is_compiled else whole_steps(steps or SPREAD_OVER, WHOLE_STEPS)  # filled up: all are whole
-    stage = BatchStage(method, seed=given.seed, rank=checked.world.rank, whole_steps=whole)
-    scoring = given.scoring or Scoring()
-    if checked.passes == "once":
-        automatic = given.forward_passes == "auto" and not (given.model is not None and is_sharded(given.model))
-        automatic = automatic and not (by_chance(method) and (checked.world.size > 1 or checked.by_batch))
-        automatic = automatic and not (checked.by_batch and not divisible_before(checked.criterion))
-        return InForward(tools, stage, trained, BeforeForward(tools, stage, scoring, fills=True) if automatic else None)
-    return BeforeForward(tools, stage, scoring, fills=fills)
-
-
-def _tracker(given: Arguments) -> RowTracker:
-    """Knows rows by the first dimension of tensors, which is checked where a function of the user's makes the batches."""
-    tracker = RowTracker()
-    if given.loader.collate_fn is not default_collate and not given.keeps_rows:
-        tracker.sample_dimension = SampleDimension()
-    return tracker
-
-
-def _recognise(model: TrackedModel | None, attributor: Attributor) -> None:
-    """Has losses of the run's model told from those of another one, and from those of outputs that the loop has cached."""
-    if model is not None:
-        attributor.own_model = OwnModel(attributor.meter, model.parameters)
-        attributor.meter.parameters = model.parameters
+    known = config.scoring is not None and config.scoring.losses is not None
+    makes = (config.mode is SelectionMode.BEFORE_FORWARD and not known) or requirements_of(config.epoch_method).model
+    return type(config.methods[-1]).__name__ if makes else None
 
 
 def attach(
@@ -385,6 +355,23 @@ def attach(
         TypeError: An argument has the wrong type, or the samples of the dataset have no ids.
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
-    first = (method_of(method, spend), loader, criterion, model, optimizer, epochs, forward, forward_passes, scoring, signals)
-    given = Arguments(*first, seed, device, on_nonfinite, spend, collate_keeps_rows, stratify, labels)
-    return build_run(given, check(given, process_group))
+    given = RunConfig(
+        method=method_of(method, spend),
+        loader=loader,
+        criterion=criterion,
+        model=model,
+        optimizer=optimizer,
+        epochs=epochs,
+        forward=forward,
+        forward_passes=forward_passes,
+        scoring=scoring,
+        signals=signals,
+        seed=seed,
+        device=device,
+        on_nonfinite=on_nonfinite,
+        spend=spend,
+        stratify=stratify,
+        labels=labels,
+        keeps_rows=collate_keeps_rows,
+    )
+    return build_run(check(given, process_group))

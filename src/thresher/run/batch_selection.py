@@ -2,34 +2,32 @@
 
 import warnings
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from thresher import rng
-from thresher.attribution.attributor import BATCHES_AHEAD, Attributor, MeasureLoss
+from thresher.attribution.attributor import BATCHES_AHEAD, MeasureLoss
 from thresher.attribution.cost_meter import Meter
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.attribution.tracker import LossDimension
 from thresher.cost import break_even
 from thresher.loading.row_buffer import is_per_sample, take_rows
 from thresher.loading.trees import leaves, map_where
-from thresher.losses.base import Criterion, SignalReader
+from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
 from thresher.losses.signals import batch_loss, narrow
 from thresher.methods.contract import BatchMethod, requirements_of, way_around
-from thresher.passes.own import OwnPasses
 from thresher.passes.scoring import Scoring
 from thresher.plans import BatchPlan
-from thresher.records import NEVER_SEEN, Records
-from thresher.run.optimizer_steps import Stopwatch
+from thresher.records import NEVER_SEEN
+from thresher.run.parts import Parts
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
 from thresher.subset.compilers import compiled_like, given
 from thresher.subset.parallel import CallInside, averages, data_parallel, inside
-from thresher.timing import Timing
 
 
 def gradient_of_nothing(outputs: Any) -> Tensor:
@@ -99,27 +97,9 @@ FEW = 8
 """Number of rows for which a method is asked how many it keeps."""
 
 
-def divides_by_batch(method: Any, criterion: Criterion | None, passes: str) -> bool:
-    """Returns whether kept losses are divided by the rows of the batch, as a method declares it.
-
-    Args:
-        method: The batch method; None where there is none.
-        criterion: The user's criterion per sample; None where there is none.
-        passes: Result of `passes_of`.
-
-    Raises:
-        ValueError: The criterion cannot be divided so before the forward pass.
-    """
-    if method is None or requirements_of(method).divide != "batch":
-        return False
-    if passes != "once" and criterion is not None and not divisible_before(criterion):
-        name, how = type(method).__name__, "class weights" if criterion.class_weights else "reduction='sum'"
-        raise ValueError(
-            f"`criterion`: {name} divides the losses of the rows that it keeps by the rows of the batch. Before the forward "
-            f"pass this is a weight, and {how} of the criterion would cancel it or count it twice. Use "
-            "forward_passes='once', or a criterion without it."
-        )
-    return True
+def divides_by_batch(method: BatchMethod | None) -> bool:
+    """Returns whether kept losses are divided by the rows of the batch, as a batch method declares it."""
+    return method is not None and requirements_of(method).divide == "batch"
 
 
 def by_chance(method: Any) -> bool:
@@ -219,10 +199,19 @@ class BatchStage:
         seed: Random seed of its draws.
         rank: Number of this process among those that train together, whose batches have draws of their own. Default: 0.
         whole_steps: Numbers of the steps that keep all rows, so that the time of full training is known. Default: none.
+        progress: Function that returns the share of the training that is done, in [0, 1]. Default: it is not known.
     """
 
-    def __init__(self, method: BatchMethod, *, seed: int, rank: int = 0, whole_steps: Collection[int] = ()) -> None:
-        self._whole_steps = frozenset(whole_steps)
+    def __init__(
+        self,
+        method: BatchMethod,
+        *,
+        seed: int,
+        rank: int = 0,
+        whole_steps: Collection[int] = (),
+        progress: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._whole_steps, self._progress = frozenset(whole_steps), progress
         self.method, self.seed, self._rank = method, seed, rank
         self.requires = requirements_of(method)
         self.state = method.init_state()
@@ -258,14 +247,17 @@ class BatchStage:
             self._seeds = (self.seed, block), rng.seeds(SEEDS, *keys)
         return torch.Generator().manual_seed(self._seeds[1][place])
 
-    def is_inactive(self, progress: float) -> bool:
-        """Whether the next batch is trained whole, at a share `progress` of the training, in [0, 1]."""
-        return not self.method.active(progress, self.step)  # pyright: ignore[reportAttributeAccessIssue]
-
     @property
     def is_whole_step(self) -> bool:
         """Whether the next batch keeps all rows, so that the time of a step of full training is known."""
         return self.step in self._whole_steps
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether the next batch is trained whole: for that reason, or because the method does not choose at this point."""
+        if self.is_whole_step or not self.requires.active:
+            return self.is_whole_step
+        return not self.method.active(self._progress(), self.step)  # pyright: ignore[reportAttributeAccessIssue]
 
     def whole(self, n: int, device: torch.device) -> BatchPlan:
         """Returns a plan with every row of a batch."""
@@ -400,156 +392,49 @@ def _innermost(model: nn.Module | None) -> nn.Module | None:
     return model
 
 
-class BatchSelection(Protocol):
-    """What the run, its epochs and its loader need of a way to choose rows."""
+class BatchSelection:
+    """How the rows of batches are chosen, as the run, its epochs and its loader see it; by itself, all rows are trained on.
 
-    @property
-    def stage(self) -> BatchStage | None:
-        """The batch method at work; None where there is none."""
-        ...
+    Args:
+        parts: Parts of the run.
+        stage: The batch method at work. Default: none.
+    """
 
-    @property
-    def fills(self) -> bool | None:
-        """Whether the loader fills chosen rows up to full batches; None where it yields the batches as they are."""
-        ...
+    fills: bool | None = None
+    """Whether the loader fills chosen rows up to full batches; None where it yields the batches as they are."""
+    forward_passes: str | None = None
+    """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
+    scores = False
+    """Whether own passes of the trained model compute the losses that rows are chosen by."""
+    is_small = False
+    """Whether the loop's steps train on some rows of the batches of full training only."""
+    tracing_s = 0.0
+    """Seconds of the loop's steps that tracing the model has taken."""
 
-    @property
-    def by_chance(self) -> bool:
+    def __init__(self, parts: Parts, stage: BatchStage | None = None) -> None:
+        self._parts, self.stage, self._world = parts, stage, parts.records.shard.world
+        self.by_chance = stage is not None and by_chance(stage.method)
         """Whether processes keep different numbers of rows of equal batches."""
-        ...
-
-    @property
-    def forward_passes(self) -> str | None:
-        """How it turned out, for the saved state: "once", "twice", or None without a batch method."""
-        ...
-
-    @property
-    def scores(self) -> bool:
-        """Whether own passes of the trained model compute the losses that rows are chosen by."""
-        ...
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the loop's steps train on some rows of the batches of full training only."""
-        ...
-
-    @property
-    def tracing_s(self) -> float:
-        """Seconds of the loop's steps that tracing the model has taken."""
-        ...
+        self.loss: MeasureLoss = parts.reader.measuring()  # the criterion's own function: this is called in every step
+        """Computes the criterion of the rows that are trained on, and the signals of all."""
+        self._dimension = LossDimension()
 
     def is_whole(self, n: int, batch_size: int) -> bool:
         """Whether the step of a batch of n rows, which was just yielded, is one of full training."""
-        ...
-
-    @property
-    def measure(self) -> MeasureLoss:
-        """Computes the criterion of the rows that are trained on, and the signals of all."""
-        ...
-
-    def measuring(self, given: GivenLosses) -> MeasureLoss:
-        """Returns the same for losses that the loop computed itself."""
-        ...
-
-    def watch(self, value: Tensor) -> None:
-        """Times the backward pass of a loss of the loop."""
-        ...
-
-    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
-        """Returns the rows of a candidate batch that the loop sees."""
-        ...
-
-    def at_epoch_start(self) -> "BatchSelection":
-        """Returns the selection of the epoch that begins: this one, or the one that takes its place."""
-        ...
-
-    def step_over(self) -> None:
-        """Forgets the choices of the optimizer step that is over."""
-        ...
-
-    def batch_yielded(self, number: int) -> None:
-        """Forgets the choices of batches long before this one."""
-        ...
-
-    def warn_if_in_vain(self, keep: float) -> None:
-        """Warns once where choosing costs more than it saves, given the share of the last epoch's candidates that was kept."""
-        ...
-
-
-@dataclass(frozen=True)
-class Tools:
-    """The parts of a run that the selections share.
-
-    Args:
-        attributor: Credits losses to samples.
-        reader: Reads signals.
-        stopwatch: Times forward and backward passes.
-        passes: Makes scoring passes.
-        records: Records of all samples.
-        device: Device of the records.
-        progress: Function that returns the share of the training that is done.
-        method: The method, for messages.
-        timing: Books the time of the training.
-        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch. Default False.
-    """
-
-    attributor: Attributor
-    reader: SignalReader
-    stopwatch: Stopwatch
-    passes: OwnPasses
-    records: Records
-    device: torch.device
-    progress: Callable[[], float]
-    method: Any
-    timing: Timing
-    by_batch: bool = False
-
-
-class NoSelection:
-    """Every row that the loader yields is trained; also the criterion of `BeforeForward`.
-
-    Args:
-        tools: Parts of the run.
-    """
-
-    stage: BatchStage | None = None
-    fills: bool | None = None
-    by_chance = False
-    is_small = False
-    tracing_s = 0.0
-
-    def __init__(self, tools: Tools) -> None:
-        self._tools = tools
-        self._attributor, self._stopwatch = tools.attributor, tools.stopwatch
-        self.measure: MeasureLoss = tools.reader.measuring()
-        self._dimension = LossDimension()
-
-    @property
-    def forward_passes(self) -> str | None:
-        """None: nothing is chosen."""
-        return None
-
-    def is_whole(self, n: int, batch_size: int) -> bool:
-        """Whether a batch has all its rows."""
         return n >= batch_size
 
-    @property
-    def scores(self) -> bool:
-        """False: nothing is chosen, or by the losses of the loop."""
-        return False
-
-    def measuring(self, given: GivenLosses) -> MeasureLoss:
-        """Returns the function that averages losses of the loop over all rows, and reads their signals."""
-
-        def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
-            found = self._beside(given, attribution.layout, outputs[1], targets, self._tools.reader.recorded)
-            return given.value(attribution.layout, weights), found
-
-        return measure
-
-    def watch(self, value: Tensor) -> None:
-        """Times the backward pass of all rows."""
-        self._stopwatch.watch(value)
+    def reduced(
+        self,
+        given: GivenLosses,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        _weights_over_n: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """Averages losses that the loop computed itself over the rows that are trained on, and reads the signals of all."""
+        found = self._beside(given, attribution.layout, outputs[1], targets, self._parts.reader.recorded)
+        return given.value(attribution.layout, weights), found
 
     def _beside(self, given: GivenLosses, layout: RowLayout, outputs: Any, targets: Any, wanted: set[str]) -> dict[str, Tensor]:
         """Signals of samples whose losses by position the loop computed itself."""
@@ -557,63 +442,54 @@ class NoSelection:
         found = {"loss": given.means(layout)}
         if "batch_loss" in wanted:
             found["batch_loss"] = batch_loss(found["loss"])
-        return found | self._tools.reader.beside(outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing)
+        return found | self._parts.reader.beside(outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing)
 
     def _missing(self, wanted: set[str]) -> str:
-        method = self._tools.method
+        method = self._parts.config.methods[-1]
         return (
             f"run.reduce: {type(method).__name__} needs {', '.join(sorted(wanted))}: pass outputs= and targets=, or "
             f"attach(signals=...){way_around(method, *sorted(wanted))}"
         )
 
-    def _is_inactive(self, stage: BatchStage) -> bool:
-        """Whether the next batch is trained whole, because the method does not choose at this point of the training."""
-        return stage.requires.active and stage.is_inactive(self._tools.progress())
+    def watch(self, value: Tensor) -> None:
+        """Times the backward pass of a loss of the loop."""
+        self._parts.stopwatch.watch(value)
 
-    def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
-        """Never called: the loader yields the batches as they are."""
-        raise NotImplementedError
-
-    def at_epoch_start(self) -> BatchSelection:
-        """Returns itself."""
+    def at_epoch_start(self) -> "BatchSelection":
+        """Returns the selection of the epoch that begins: this one, or the one that takes its place."""
         return self
 
     def step_over(self) -> None:
-        """Nothing was chosen."""
+        """Forgets the choices of the optimizer step that is over."""
 
     def batch_yielded(self, number: int) -> None:
-        """Nothing was chosen."""
+        """Forgets the choices of batches long before this one."""
 
     def warn_if_in_vain(self, keep: float) -> None:
-        """Nothing is chosen, so nothing is in vain."""
+        """Warns once where choosing costs more than it saves, given the share of the last epoch's candidates that was kept."""
 
 
-class InForward(NoSelection):
+class InForward(BatchSelection):
     """A batch method chooses by the losses of the loop's own forward pass; the criterion keeps the chosen rows.
 
     Args:
-        tools: Parts of the run.
+        parts: Parts of the run.
         stage: The batch method at work.
         trained: The model, whose backward pass costs the chosen rows only where it was traced.
         instead: Takes over where the model turned out not to be traceable; None: nothing does.
     """
 
-    def __init__(self, tools: Tools, stage: BatchStage, trained: Trained, instead: BatchSelection | None) -> None:
-        super().__init__(tools)
-        self.stage = self._stage = stage
-        self._trained, self.instead = trained, instead
-        self.measure = self._measure_chosen
+    forward_passes = "once"
+
+    def __init__(self, parts: Parts, stage: BatchStage, trained: Trained, instead: BatchSelection | None) -> None:
+        super().__init__(parts, stage)
+        self._stage, self._trained, self.instead = stage, trained, instead
+        self.loss = self._loss_of_chosen
         self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
-        self._before: dict[str, Any] = {}
-        tools.attributor.on_disowned = self.disown
+        self._before_step: dict[str, Any] = {}
+        self._may_be_foreign = False
         self._share = 1.0
         self._warned = self._compared = self._trains_whole = False
-        self.by_chance = by_chance(stage.method)
-
-    @property
-    def forward_passes(self) -> str | None:
-        """The forward pass of the loop is the only one."""
-        return "once"
 
     @property
     def is_small(self) -> bool:
@@ -631,12 +507,12 @@ class InForward(NoSelection):
 
     def watch(self, value: Tensor) -> None:
         """Times the backward pass, which runs on the chosen rows only where the model was traced."""
-        self._stopwatch.watch(value, 1.0 if self._trained.is_plain else self._share)
+        self._parts.stopwatch.watch(value, 1.0 if self._trained.is_plain else self._share)
 
-    def _measure_chosen(
+    def _loss_of_chosen(
         self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Any
     ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-        reader, layout = self._tools.reader, attribution.layout
+        reader, layout = self._parts.reader, attribution.layout
         criterion = reader.criterion
         assert criterion is not None
         if criterion.keeps_positions:
@@ -645,12 +521,12 @@ class InForward(NoSelection):
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
         plan, factor = self._choose_rows(attribution, found if all_count else without_ignored(found))
-        if self._tools.by_batch:
+        if self._parts.config.by_batch:
             factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
         weights, k = joint_weights(plan, weights), len(plan.rows)
         if k < layout.n or not self._trains_whole:
             outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
-        self._tools.timing.attribution_s += perf_counter() - begin
+        self._parts.timing.attribution_s += perf_counter() - begin
         small, alone = RowLayout(k, layout.repeat), None
         to_compare = not self._compared and 0 < k < layout.n
         try:
@@ -673,24 +549,28 @@ class InForward(NoSelection):
 
         None where processes keep equally many rows.
         """
-        world = self._tools.records.shard.world
-        return world.share_of_mean(k, self._tools.device) if world.size > 1 and self.by_chance else None
+        several = self._world.size > 1 and self.by_chance
+        return self._world.share_of_mean(k, self._parts.device) if several else None
 
-    def measuring(self, given: GivenLosses) -> MeasureLoss:
-        """Returns the function that averages losses of the loop over the chosen rows, and reads the signals of all."""
-
-        def measure(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, _: Any) -> Any:
-            layout = attribution.layout
-            found = self._beside(given, layout, outputs[1], targets, self._tools.reader.chosen_by)
-            plan, factor = self._choose_rows(attribution, found if given.all_count else without_ignored(found))
-            value = given.value(layout, joint_weights(plan, weights), plan.rows)
-            if self._tools.by_batch:
-                factor = given.part(layout, plan.rows)
-            elif given.has_total:
-                factor = None
-            return times(value, factor), narrow(found), plan.rows
-
-        return measure
+    def reduced(
+        self,
+        given: GivenLosses,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        _weights_over_n: Tensor | None,
+    ) -> tuple[Any, ...]:
+        """Averages losses that the loop computed itself over the chosen rows, and reads the signals of all."""
+        layout = attribution.layout
+        found = self._beside(given, layout, outputs[1], targets, self._parts.reader.chosen_by)
+        plan, factor = self._choose_rows(attribution, found if given.all_count else without_ignored(found))
+        value = given.value(layout, joint_weights(plan, weights), plan.rows)
+        if self._parts.config.by_batch:
+            factor = given.part(layout, plan.rows)
+        elif given.has_total:
+            factor = None
+        return times(value, factor), narrow(found), plan.rows
 
     def _compare(self, alone: Tensor | None, losses: Tensor) -> None:
         """Compares once the losses of the chosen rows by themselves with those that they had in the whole batch.
@@ -698,7 +578,7 @@ class InForward(NoSelection):
         Raises:
             ValueError: They differ, so that the loss of a sample depends on the rest of its batch.
         """
-        criterion = self._tools.reader.criterion
+        criterion = self._parts.reader.criterion
         assert criterion is not None
         if alone is not None:
             exact = losses.dtype in (torch.float32, torch.float64)
@@ -718,13 +598,16 @@ class InForward(NoSelection):
         Returns:
             The plan, and the factor of `_factor`.
         """
+        trains_own = self._parts.attributor.trains_model
+        if trains_own:
+            self._discard_foreign()
         chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
         if chosen is None:
-            ids, device = attribution.ids, self._tools.device
-            inactive = self._is_inactive(self._stage) or self._stage.is_whole_step
-            if not (self._attributor.trains_model or self._chosen_in_step):
-                self._before = self._stage.state_dict()
-            plan = self._stage.whole(len(ids), device) if inactive else self._stage.plan(ids, found)
+            ids, device = attribution.ids, self._parts.device
+            if not (trains_own or self._chosen_in_step):
+                self._before_step = self._stage.state_dict()
+            self._may_be_foreign = not trains_own
+            plan = self._stage.whole(len(ids), device) if self._stage.keeps_all else self._stage.plan(ids, found)
             chosen = attribution.key, plan, self._factor(len(plan.rows))
             self._chosen_in_step.append(chosen)
         _, plan, factor = chosen
@@ -737,8 +620,13 @@ class InForward(NoSelection):
 
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where the loop does not call `run.model`, whose backward pass costs the chosen rows only."""
-        elsewhere = self._attributor.meter.elsewhere
-        if self._warned or self._trained.module is None or not elsewhere or self._attributor.meter.cost.unknown is not None:
+        elsewhere = self._parts.attributor.meter.elsewhere
+        if (
+            self._warned
+            or self._trained.module is None
+            or not elsewhere
+            or self._parts.attributor.meter.cost.unknown is not None
+        ):
             return
         self._warned = True
         warnings.warn(
@@ -751,12 +639,18 @@ class InForward(NoSelection):
     def step_over(self) -> None:
         """Forgets the choices of the optimizer step that is over."""
         self._chosen_in_step.clear()
+        self._may_be_foreign = False
 
-    def disown(self) -> None:
-        """Takes back the choices of the optimizer step, and what the method learned by them."""
-        if self._chosen_in_step:
-            self._stage.load_state_dict(self._before)
+    def _discard_foreign(self) -> None:
+        """Takes back choices of this step by the losses of another model, and what the method learned by them.
+
+        That they are another model's shows when the first loss of the run's own model is credited: until then, a loop may well
+        compute the outputs without `run.model`.
+        """
+        if self._may_be_foreign and self._chosen_in_step:
+            self._stage.load_state_dict(self._before_step)
             self._chosen_in_step.clear()
+        self._may_be_foreign = False
 
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches that are not in use any more, and has the model train a whole step by itself."""
@@ -766,40 +660,26 @@ class InForward(NoSelection):
         self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
 
 
-class BeforeForward(NoSelection):
+class BeforeForward(BatchSelection):
     """A batch method chooses before the loop sees a batch, by a scoring pass or, where it needs no losses, without one.
 
     Args:
-        tools: Parts of the run.
+        parts: Parts of the run.
         stage: The batch method at work.
         scoring: How losses are computed.
         fills: Whether chosen rows are filled up to full batches.
     """
 
-    def __init__(self, tools: Tools, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
-        super().__init__(tools)
-        self.stage = self._stage = stage
-        self._scoring, self.fills, self.by_chance = scoring, fills, by_chance(stage.method)
-        self._known_losses = None if scoring.losses is None else scoring.losses.to(tools.device)
-        self._warned = False
-        self._uneven = UnevenLabels(tools.device) if tools.by_batch else None
-        if self._uneven is not None and tools.reader.criterion is not None:
-            self.measure = self._measure_by_rows
-
-    @property
-    def forward_passes(self) -> str | None:
-        """Whether batches are filled up, as they are wherever there is a pass before the loop's."""
-        return "twice" if self.fills else "once"
-
-    @property
-    def scores(self) -> bool:
-        """Whether there are scoring passes, and not of another model."""
-        return bool(self._stage.requires.signals) and self._known_losses is None and self._scoring.model is None
-
-    @property
-    def is_small(self) -> bool:
-        """Whether the chosen rows are not filled up to full batches."""
-        return not self.fills
+    def __init__(self, parts: Parts, stage: BatchStage, scoring: Scoring, *, fills: bool) -> None:
+        super().__init__(parts, stage)
+        self._stage, self._scoring, self.fills, self.is_small = stage, scoring, fills, not fills
+        self.forward_passes = "twice" if fills else "once"
+        self._known_losses = None if scoring.losses is None else scoring.losses.to(parts.device)
+        self.scores = bool(stage.requires.signals) and scoring.losses is None and scoring.model is None
+        self._warned, self._loss_of_rows = False, self.loss
+        self._uneven = UnevenLabels(parts.device) if parts.config.by_batch else None
+        if self._uneven is not None and parts.reader.criterion is not None:
+            self.loss = self._loss_by_rows
 
     def choose(self, batch: Any, ids: Tensor, epoch: int) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees.
@@ -809,53 +689,52 @@ class BeforeForward(NoSelection):
             ids: Ids of its rows, shape (n,), int64, on the host.
             epoch: Number of the epoch, 0-based.
         """
-        here = ids.to(self._tools.device, non_blocking=True)
-        if self._is_inactive(self._stage) or self._stage.is_whole_step:
-            return self._stage.whole(len(ids), self._tools.device)
+        here = ids.to(self._parts.device, non_blocking=True)
+        if self._stage.keeps_all:
+            return self._stage.whole(len(ids), self._parts.device)
         found = self._signals(batch, here, epoch) if self._stage.requires.signals else {}
         plan = self._stage.plan(here, found)
-        return part_of_batch(plan, len(ids)) if self._tools.by_batch else plan
+        return part_of_batch(plan, len(ids)) if self._parts.config.by_batch else plan
 
     def _signals(self, batch: Any, ids: Tensor, epoch: int) -> dict[str, Tensor]:
         """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
         if self._known_losses is not None:
             return {"loss": self._known_losses.index_select(0, ids)}
         if epoch % self._scoring.every_epochs:
-            self._attributor.write()
-            return {name: self._tools.records[name].index_select(0, ids) for name in self._stage.requires.signals}
-        return without_ignored(self._tools.passes.score(batch, ids, self._scoring))
+            self._parts.attributor.write()
+            return {name: self._parts.records[name].index_select(0, ids) for name in self._stage.requires.signals}
+        return without_ignored(self._parts.passes.score(batch, ids, self._scoring))
 
     def warn_of_labels(self) -> None:
         """Warns once where the losses were divided by a share of rows, and labels should have counted."""
         if self._uneven is not None:
             self._uneven.warn()
 
-    def measuring(self, given: GivenLosses) -> MeasureLoss:
-        """Returns the function that averages losses of the loop over all rows, and reads their signals."""
-        measure, uneven = super().measuring(given), self._uneven
-        if uneven is None:
-            return measure
-
-        def noted(outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, over_n: Tensor | None) -> Any:
-            if (counts := given.counts(attribution.layout)) is not None:
-                uneven.note(counts)
-            return measure(outputs, targets, attribution, weights, over_n)
-
-        return noted
-
-    def _measure_by_rows(
-        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, over_n: Tensor | None
+    def reduced(
+        self,
+        given: GivenLosses,
+        outputs: Any,
+        targets: Any,
+        attribution: Attribution,
+        weights: Tensor | None,
+        _weights_over_n: Tensor | None,
     ) -> tuple[Any, ...]:
-        criterion, device = self._tools.reader.criterion, self._tools.device
+        """Averages losses that the loop computed itself over all rows of its batch, and reads their signals."""
+        if self._uneven is not None and (counts := given.counts(attribution.layout)) is not None:
+            self._uneven.note(counts)
+        return super().reduced(given, outputs, targets, attribution, weights, _weights_over_n)
+
+    def _loss_by_rows(self, outputs: Any, targets: Any, attribution: Attribution, *weights: Any) -> tuple[Any, ...]:
+        criterion, device = self._parts.reader.criterion, self._parts.device
         assert self._uneven is not None
         assert criterion is not None
         self._uneven.note(criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets))
-        return self._tools.reader.measuring()(outputs, targets, attribution, weights, over_n)
+        return self._loss_of_rows(outputs, targets, attribution, *weights)
 
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where a scoring pass costs more than it saves on this model, as measured."""
         self.warn_of_labels()
-        scoring, ratio = self._scoring, self._stopwatch.ratio()
+        scoring, ratio = self._scoring, self._parts.stopwatch.ratio()
         cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
         if not self._stage.requires.signals or cheaper or self._warned or not ratio:
             return

@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from thresher import rng
-from thresher.attribution.accumulator import TRAINED, StepAccumulator
-from thresher.attribution.attributor import Attributor
-from thresher.cost import Cost
+from thresher.attribution.accumulator import TRAINED
 from thresher.distributed.bitmask import unpacked
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.order import KeptOrder
@@ -28,10 +26,9 @@ from thresher.distributed.sharded_records import from_bits, on_host_as_bits
 from thresher.loading.loader import SelectedLoader
 from thresher.methods import name_of
 from thresher.permutation import Permutation
-from thresher.records import Records
 from thresher.run.batch_selection import BatchStage
 from thresher.run.epochs import Epochs
-from thresher.run.optimizer_steps import Stopwatch
+from thresher.run.parts import Parts
 from thresher.shards import ALONE, Shard, World
 
 VERSION = 8
@@ -547,50 +544,40 @@ class SavedState:
     """Saves and loads a run, as one flat mapping of tensors and plain values.
 
     Args:
-        methods: Methods of the run, in the order of their stages.
-        settings: Text of what was chosen for the run and can be changed between saving and loading; a warning says so.
-        kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
-        loader: Loader of the run.
+        parts: Parts of the run.
         epochs: Epochs of the run.
-        attributor: Attributor of the run.
-        accumulator: Accumulator of the run.
-        records: Records of the run.
-        cost: Cost of the run.
-        stopwatch: Stopwatch of the run.
-        device: Device of the records, where the loop draws random numbers.
     """
 
-    methods: list[Any]
-    settings: str
-    kept: Tensor | None
-    loader: SelectedLoader
+    parts: Parts
     epochs: Epochs
-    attributor: Attributor
-    accumulator: StepAccumulator
-    records: Records
-    cost: Cost
-    stopwatch: Stopwatch
-    device: torch.device
+
+    @property
+    def _options(self) -> str:
+        """What was chosen for the run and can be changed between saving and loading; a warning says so."""
+        return " ".join(map(repr, self.parts.config.methods))
 
     def save(self) -> dict[str, Any]:
         """Returns everything that the run remembers."""
-        self.records.shard.world.meet("run.state_dict()")
+        self.parts.records.shard.world.meet("run.state_dict()")
         position = self.epochs.state_dict()
-        self.accumulator.settle()
-        self.stopwatch.update(self.cost)
+        self.parts.accumulator.settle()
+        self.parts.stopwatch.update(self.parts.cost)
         own = {
             "method": self._name(),
-            "settings": self.settings,
-            "n": self.loader.n,
+            "settings": self._options,
+            "n": self.parts.loader.n,
             **position,
-            **self.loader.state_dict(),
-            "cost": asdict(self.cost),
-            "rng": rng.capture(self.device, self.loader.generators()),
+            **self.parts.loader.state_dict(),
+            "cost": asdict(self.parts.cost),
+            "rng": rng.capture(self.parts.device, self.parts.loader.generators()),
         }
-        trained = self.accumulator.count_trained()
-        by_id = {"records": self.records.state_dict(), "trained": self.accumulator.counts.state_dict().get(TRAINED, trained)}
+        trained = self.parts.accumulator.count_trained()
+        by_id = {
+            "records": self.parts.records.state_dict(),
+            "trained": self.parts.accumulator.counts.state_dict().get(TRAINED, trained),
+        }
         is_fresh = not (position["active"] or position["epoch"])
-        return SavedForm(self.records.shard).made(own, by_id, self.kept, is_fresh=is_fresh)
+        return SavedForm(self.parts.records.shard).made(own, by_id, self.parts.config.kept, is_fresh=is_fresh)
 
     def load(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         """Goes on where a saved run stopped.
@@ -608,48 +595,48 @@ class SavedState:
         state = self._of_this_process(state)
         self._check(state, restore_rng=restore_rng)
         state |= {"waiting": _on_host(state["waiting"])}
-        self.accumulator.end_step()
-        self.accumulator.settle()
-        self.records.load_state_dict(state["records"])
-        vars(self.cost).update(state["cost"])
-        self.accumulator.meter.restart()
-        self.accumulator.count_trained()
-        self.accumulator.counts.load_state_dict({TRAINED: state["trained"]})
+        self.parts.accumulator.end_step()
+        self.parts.accumulator.settle()
+        self.parts.records.load_state_dict(state["records"])
+        vars(self.parts.cost).update(state["cost"])
+        self.parts.accumulator.meter.restart()
+        self.parts.accumulator.count_trained()
+        self.parts.accumulator.counts.load_state_dict({TRAINED: state["trained"]})
         self.epochs.load_state_dict(state)
-        self.loader.load_state_dict(state)
-        self.attributor.forget_batches()
+        self.parts.loader.load_state_dict(state)
+        self.parts.attributor.forget_batches()
         if restore_rng:
-            rng.restore(state["rng"], self.device, self.loader.generators())
+            rng.restore(state["rng"], self.parts.device, self.parts.loader.generators())
 
     def _of_this_process(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """Returns what this process goes on with, of the state of this or another number of processes."""
-        shard, ranks = self.records.shard, state["ranks"]
+        shard, ranks = self.parts.records.shard, state["ranks"]
         form = SavedForm(shard)
         self._check_kind(state)
         plan = form.plan(state)
         if len(ranks) == shard.world.size:
             own = ranks[shard.world.rank]
         else:
-            own = Resharding(ranks, plan, shard.world, self.loader).state()
+            own = Resharding(ranks, plan, shard.world, self.parts.loader).state()
         return form.joined(state, own, plan)
 
     def _name(self) -> str:
-        return "+".join(name_of(method) for method in self.methods)
+        return "+".join(name_of(method) for method in self.parts.config.methods)
 
     def _check(self, state: Mapping[str, Any], *, restore_rng: bool) -> None:
         try:
             check_batch_stage(state, self.epochs.selection.stage)
         except ValueError as error:
-            said = f"{error} The state was saved with {state['settings']}, this run has {self.settings}."
+            said = f"{error} The state was saved with {state['settings']}, this run has {self._options}."
             raise ValueError(said) from None
         passes = self.epochs.selection.forward_passes
         if state["passes"] != passes and not (self.epochs.may_switch and state["passes"] in ("once", "twice")):
             raise ValueError(f"load_state_dict: the state is of forward_passes={state['passes']!r}, this run has {passes!r}")
-        check_shuffle(state, self.loader)
-        check_generators(state, self.loader, self.device, restored=restore_rng)
+        check_shuffle(state, self.parts.loader)
+        check_generators(state, self.parts.loader, self.parts.device, restored=restore_rng)
         for what, saved, own in (
-            ("", state["settings"], self.settings),
-            ("epochs=", state["epochs"], self.epochs.settings.epochs),
+            ("", state["settings"], self._options),
+            ("epochs=", state["epochs"], self.parts.config.epochs),
         ):
             if saved != own:
                 warnings.warn(
@@ -675,13 +662,13 @@ class SavedState:
 
     def _check_kind(self, state: Mapping[str, Any]) -> None:
         """Refuses a state of another run."""
-        own, kept, given = state["ranks"][0], self.kept, state["kept"]
+        own, kept, given = state["ranks"][0], self.parts.config.kept, state["kept"]
         if own["method"] != self._name():
             raise ValueError(f"load_state_dict: the state is of method {own['method']!r}, this run has {self._name()!r}")
-        if own["n"] != self.loader.n:
-            raise ValueError(f"load_state_dict: the state is of {own['n']} samples, this run has {self.loader.n}")
-        if (own["plan"] is None) != self.loader.streams:
-            here, there = ("a stream", "a dataset with a length")[:: 1 if self.loader.streams else -1]
+        if own["n"] != self.parts.loader.n:
+            raise ValueError(f"load_state_dict: the state is of {own['n']} samples, this run has {self.parts.loader.n}")
+        if (own["plan"] is None) != self.parts.loader.streams:
+            here, there = ("a stream", "a dataset with a length")[:: 1 if self.parts.loader.streams else -1]
             raise ValueError(f"load_state_dict: the state is of {there}, the loader of this run reads {here}")
         if kept is not None and not torch.equal(kept, given.cpu()):
             raise ValueError(
@@ -690,7 +677,7 @@ class SavedState:
             )
         columns, own = (
             {name: getattr(column, "dtype", None) for name, column in found.items()}
-            for found in (state["records"], self.records)
+            for found in (state["records"], self.parts.records)
         )
         if columns != own:
             raise ValueError(f"load_state_dict: the state has columns {columns}, this run {own}")

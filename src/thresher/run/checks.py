@@ -3,7 +3,7 @@
 import gc
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -27,8 +27,9 @@ from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, ch
 from thresher.methods.full import FullData
 from thresher.passes.scoring import Scoring
 from thresher.plans import EpochPlan
-from thresher.run.batch_selection import by_chance, divides_by_batch
+from thresher.run.batch_selection import by_chance, divides_by_batch, divisible_before
 from thresher.run.optimizer_steps import parts_of
+from thresher.run.parts import RunConfig, SelectionMode
 from thresher.run.strata import Strata, given_codes, order_for
 from thresher.shards import ALONE, World
 from thresher.subset import SubsetBackward
@@ -150,39 +151,32 @@ def check_alike(world: World, settings: dict[str, Any], loader: Any) -> None:
     agree(world, {**settings, "samples": samples, **sizes, **facts})
 
 
-def check_several(world: World, given: "Arguments", method: EpochMethod, batch: BatchMethod | None, passes: str) -> None:
+def check_several(config: RunConfig) -> None:
     """Refuses what several processes cannot do together.
-
-    Args:
-        world: The processes.
-        given: Arguments of `attach`.
-        method: The epoch method.
-        batch: The batch method; None where there is none.
-        passes: Result of `passes_of`.
 
     Raises:
         ValueError: A loader or a method is not for several processes.
     """
+    loader, scoring, world, batch = config.loader, config.scoring, config.world, config.batch_method
     if world.size == 1:
         return
-    loader, scoring = given.loader, given.scoring
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(
             f"`loader` iterates over {type(loader.dataset).__name__}, an IterableDataset: {world.size} processes could have "
             "different numbers of batches. Use a map-style dataset, or one process."
         )
     check_shared(loader, world)
-    if requirements_of(method).full_pass:
+    if requirements_of(config.epoch_method).full_pass:
         raise ValueError(
-            f"{type(method).__name__} needs the gradients of all samples in one place, which {world.size} processes do not "
-            "have. Train in one process, or use another method, such as Kakurenbo."
+            f"{type(config.epoch_method).__name__} needs the gradients of all samples in one place, which {world.size} "
+            "processes do not have. Train in one process, or use another method, such as Kakurenbo."
         )
     if scoring is not None and scoring.every_epochs > 1:
         raise ValueError(
             "`scoring`: losses of earlier epochs are in the records of the process that holds a sample, not of the one that "
             "has it in a batch. Use every_epochs=1 in several processes."
         )
-    if batch is not None and passes == "none" and given.forward_passes != "twice" and by_chance(batch):
+    if batch is not None and config.mode is SelectionMode.WITHOUT_LOSSES and by_chance(batch):
         raise ValueError(
             f"{type(batch).__name__} keeps rows by chance and without losses, so that the processes would have batches of "
             "different sizes, or none. Use forward_passes='twice', which fills them up."
@@ -274,62 +268,8 @@ def split_by_stage(method: Any) -> Stages:
     return Stages(found.get("before"), found.get("epoch", FullData()), found.get("batch"))
 
 
-@dataclass(frozen=True)
-class Arguments:
-    """The arguments of `attach`, which describes them."""
-
-    method: Any
-    loader: Any
-    criterion: Any
-    model: Any
-    optimizer: Any
-    epochs: Any
-    forward: Any
-    forward_passes: Any
-    scoring: Any
-    signals: Any
-    seed: Any = 0
-    device: Any = None
-    on_nonfinite: Any = "keep"
-    spend: Any = None
-    keeps_rows: Any = False
-    stratify: Any = None
-    labels: Any = None
-
-
-class Checked(NamedTuple):
-    """What the checks made of the arguments.
-
-    Attributes:
-        before: Method that decides before training; None where there is none.
-        epoch_method: Method that decides before each epoch; all data where there is none.
-        batch_method: Method that decides inside each batch; None where there is none.
-        criterion: The user's criterion per sample; None where there is none.
-        samples: Number of samples of the dataset; None for a stream.
-        passes: "none" where no forward pass is needed to choose rows; "once", in the loop's own; "twice", in one before it.
-        kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
-        on_stream: Method that chooses rows in the place of the epoch method on a stream, which has no epoch to plan; None where
-            the loader does not stream, or all rows are kept.
-        world: Processes that train together.
-        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
-        strata: Puts plans into stratified order; None where they are not.
-    """
-
-    before: Any
-    epoch_method: EpochMethod
-    batch_method: BatchMethod | None
-    criterion: Criterion | None
-    samples: int | None
-    passes: str
-    kept: Tensor | None
-    on_stream: OnStream | None = None
-    world: World = ALONE
-    by_batch: bool = False
-    strata: Strata | None = None
-
-
-def check(given: Arguments, process_group: Any) -> Checked:
-    """Checks the arguments of `attach`, before anything is changed.
+def check(given: RunConfig, process_group: Any) -> RunConfig:
+    """Checks the arguments of `attach`, before anything is changed, and returns them with what follows from them.
 
     Args:
         given: The arguments.
@@ -348,30 +288,39 @@ def check(given: Arguments, process_group: Any) -> Checked:
     check_spend(given.spend, epoch_method, streams=streams)
     check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, given.seed)
     _check_types(given)
+    # From here on a process may fail by itself, and the others would wait for it: first all of them compare what they have.
     check_alike(world, _settings_of(given), given.loader)
     check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
     check_free("loader", type(given.loader).__name__, [given.loader])
-    criterion = None if given.criterion is None else adapt(given.criterion)
-    epoch_method, strata = _strata(given, epoch_method, criterion, world)
+    adapter = None if given.criterion is None else adapt(given.criterion)
+    epoch_method, strata = _strata(given, epoch_method, adapter, world)
     check_spend(given.spend, epoch_method, streams=streams)  # of the method that is trained with, which may be another one
-    check_needs(epoch_method, batch_method, criterion, given.model, given.optimizer, given.signals)
-    samples = None if streams else len(given.loader.dataset)
-    own_passes = check_wide(batch_method, given.forward_passes, given.scoring, given.model, given.signals)
-    passes = passes_of(batch_method, own_passes, given.scoring, model=given.model, adapter=criterion, n=samples)
-    check_counted_once(epoch_method, passes, given.forward_passes)
-    by_batch = divides_by_batch(batch_method, criterion, passes)
-    if given.model is not None:
-        check_wrappers(given.model, passes, _who_calls_it(epoch_method, batch_method, passes, given.scoring))
-    check_several(world, given, epoch_method, batch_method, passes)
-    kept = None if before is None or samples is None else kept_of(before, samples)
+    check_needs(epoch_method, batch_method, adapter, given.model, given.optimizer, given.signals)
+    config = replace(
+        given,
+        world=world,
+        before=before,
+        epoch_method=epoch_method,
+        batch_method=batch_method,
+        on_stream=_on_stream(epoch_method, given) if streams else None,
+        adapter=adapter,
+        samples=None if streams else len(given.loader.dataset),
+        strata=strata,
+    )
+    config = replace(config, mode=selection_mode(config), by_batch=divides_by_batch(batch_method))
+    check_counted_once(config)
+    check_divisor(config)
+    if config.model is not None:
+        check_wrappers(config.model, config.mode, _who_calls_it(config))
+    check_several(config)
+    config = replace(config, kept=None if before is None or streams else kept_of(before, len(given.loader.dataset)))
     for method in (epoch_method, batch_method):
-        _check_ids(method, samples, kept)
-    on_stream = _on_stream(epoch_method, given) if streams else None
-    return Checked(before, epoch_method, batch_method, criterion, samples, passes, kept, on_stream, world, by_batch, strata)
+        _check_ids(method, config.samples, config.kept)
+    return config
 
 
 def _strata(
-    given: Arguments, method: EpochMethod, criterion: Criterion | None, world: World
+    given: RunConfig, method: EpochMethod, adapter: Criterion | None, world: World
 ) -> tuple[EpochMethod, Strata | None]:
     """The epoch method of the run, and what batches are stratified by; None where they are not."""
     batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
@@ -385,17 +334,17 @@ def _strata(
     method, stratified = order_for(method, wanted, streams=streams, free=free)
     if not stratified:
         return method, None
-    of_values = criterion is not None and criterion.kind == "values" and given.labels is None
+    of_values = adapter is not None and adapter.kind == "values" and given.labels is None
     return method, Strata(None if of_values else given_codes(given.labels, given.loader))
 
 
-def _settings_of(given: Arguments) -> dict[str, Any]:
+def _settings_of(given: RunConfig) -> dict[str, Any]:
     """Arguments of `attach` that must be the same in all processes."""
     names = ("method", "epochs", "seed", "spend", "on_nonfinite", "forward_passes", "scoring", "stratify")
     return {name: getattr(given, name) for name in names}
 
 
-def _check_types(given: Arguments) -> None:
+def _check_types(given: RunConfig) -> None:
     if given.model is not None and not isinstance(given.model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(given.model).__name__}")
     if isinstance(given.model, torch.jit.ScriptModule):
@@ -414,26 +363,27 @@ def _check_types(given: Arguments) -> None:
         raise TypeError(f"`collate_keeps_rows` must be True or False, got {given.keeps_rows!r}")
 
 
-def _who_calls_it(epoch_method: EpochMethod, batch_method: BatchMethod | None, passes: str, scoring: Scoring | None) -> str:
+def _who_calls_it(config: RunConfig) -> str:
     """Name of a method for which the run calls the model beside the loop; empty where none needs that."""
-    if requirements_of(epoch_method).model:
-        return type(epoch_method).__name__
-    scores = passes == "twice" and (scoring is None or (scoring.losses is None and scoring.model is None))
-    return type(batch_method).__name__ if scores else ""
+    if requirements_of(config.epoch_method).model:
+        return type(config.epoch_method).__name__
+    scoring = config.scoring
+    others = scoring is not None and (scoring.losses is not None or scoring.model is not None)
+    return type(config.batch_method).__name__ if config.mode is SelectionMode.BEFORE_FORWARD and not others else ""
 
 
-def check_wrappers(model: nn.Module, passes: str, who: str) -> None:
+def check_wrappers(model: nn.Module, mode: SelectionMode, who: str) -> None:
     """Validates that `subset_backward` can be put into a model, and that the run can call the model beside the loop.
 
     Args:
         model: Argument of `attach`.
-        passes: Result of `passes_of`.
+        mode: Where and by what the rows of a batch are chosen.
         who: Name of the method for which the run calls the model; empty where none needs that.
 
     Raises:
         ValueError: The model is in wrappers of several processes in an order that does not allow it.
     """
-    if passes == "once" and not any(isinstance(part, SubsetBackward) for part in model.modules()):
+    if mode.is_in_forward and not any(isinstance(part, SubsetBackward) for part in model.modules()):
         check_wrapping(inside(model))
     if who and is_sharded(model):
         raise ValueError(
@@ -443,7 +393,7 @@ def check_wrappers(model: nn.Module, passes: str, who: str) -> None:
         )
 
 
-def optimizers_of(given: Arguments) -> list[Optimizer]:
+def optimizers_of(given: RunConfig) -> list[Optimizer]:
     """Returns the optimizer of `attach` and those that it holds; none where none was given."""
     return [] if given.optimizer is None else parts_of(given.optimizer)
 
@@ -454,7 +404,7 @@ def least_rows(model: nn.Module | None) -> int:
     return 2 if any(isinstance(part, _BatchNorm) for part in parts) else 1
 
 
-def _on_stream(method: EpochMethod, given: Arguments) -> OnStream | None:
+def _on_stream(method: EpochMethod, given: RunConfig) -> OnStream | None:
     """Returns the method that chooses rows of a stream in the place of an epoch method; None where all rows are kept."""
     kept, size, least = requirements_of(method).stream_share, given.loader.batch_size, least_rows(given.model)
     if kept is None or kept == 1:
@@ -578,53 +528,69 @@ def check_needs(
         raise ValueError(f"{name} needs signals that this criterion does not give. {why}")
 
 
-def passes_of(
-    method: BatchMethod | None, forward_passes: str, scoring: Scoring | None, *, model: Any, adapter: Any, n: int | None
-) -> str:
-    """Returns where a batch method gets its signals: "none" needed, "once" in the loop's forward pass, "twice" in one before.
+def selection_mode(config: RunConfig) -> SelectionMode:
+    """Returns where and by what the rows of a batch are chosen.
 
     Args:
-        method: The batch method; None where there is none.
-        forward_passes: Argument of `attach`.
-        scoring: Argument of `attach`.
-        model: Argument of `attach`.
-        adapter: The user's criterion per sample; None where there is none.
-        n: Number of samples of the dataset; None for a stream.
+        config: Options of the run; its mode is not read.
 
     Raises:
-        ValueError: Something that the method needs is missing, or settings contradict each other.
+        ValueError: Something that the method needs is missing, or options contradict each other.
     """
+    method, scoring, n = config.batch_method, config.scoring, config.samples
+    forward_passes = check_wide(method, config.forward_passes, scoring, config.model, config.signals)
     if method is None:
         if scoring is not None:
             raise ValueError("`scoring` is for methods that select in the batch; none was given")
-        return "none"
-    name = type(method).__name__
-    signals = requirements_of(method).signals
+        return SelectionMode.NONE if config.on_stream is None else SelectionMode.WITHOUT_LOSSES
+    name, signals = type(method).__name__, requirements_of(method).signals
     if not signals:
         if scoring is not None:
             raise ValueError(f"`scoring`: {name} needs no losses to choose by; leave it out")
-        return "none"
+        return SelectionMode.WITHOUT_LOSSES_FILLED if forward_passes == "twice" else SelectionMode.WITHOUT_LOSSES
     if scoring is not None and forward_passes == "once":
         raise ValueError("`scoring` is for forward_passes='twice': with 'once' the loop's own forward pass gives the losses")
     if scoring is not None and n is None and (scoring.every_epochs > 1 or scoring.losses is not None):
         raise ValueError("`scoring`: losses of earlier epochs need samples with ids, a map-style dataset")
     if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
         raise ValueError(f"`scoring`: `losses` are of {len(scoring.losses)} samples, the dataset has {n}")
-    for argument, given in (("model", model), ("criterion", adapter)):
+    for argument, given in (("model", config.model), ("criterion", config.adapter)):
         if given is None and not (argument == "criterion" and forward_passes == "once"):
             or_once = "" if argument == "model" else ", or forward_passes='once' where the loop calls run.reduce"
             raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}=...){or_once}")
-    return "twice" if scoring is not None or forward_passes == "twice" else "once"
+    if scoring is not None or forward_passes == "twice":
+        return SelectionMode.BEFORE_FORWARD
+    may_fall_back = forward_passes == "auto" and _can_choose_before(config, method)
+    return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
 
 
-def check_counted_once(method: EpochMethod, passes: str, forward_passes: str) -> None:
+def _can_choose_before(config: RunConfig, method: BatchMethod) -> bool:
+    """Whether a batch method that chooses in the loop's forward pass could go on with a scoring pass of the model."""
+    by_batch = divides_by_batch(method)
+    uneven = by_chance(method) and (config.world.size > 1 or by_batch)
+    return not (is_sharded(config.model) or uneven or (by_batch and not divisible_before(config.adapter)))
+
+
+def check_counted_once(config: RunConfig) -> None:
     """Refuses a scoring pass beside an epoch method that adds up the losses of a sample."""
-    if (
-        passes != "none"
-        and forward_passes != "once"
-        and any(c.merge == "sum" or callable(c.merge) for c in method.columns().values())
-    ):
+    method = config.epoch_method
+    scores = config.mode in (SelectionMode.BEFORE_FORWARD, SelectionMode.IN_FORWARD, SelectionMode.IN_FORWARD_AT_FIRST)
+    adds = any(column.merge == "sum" or callable(column.merge) for column in method.columns().values())
+    if scores and config.forward_passes != "once" and adds:
         raise ValueError(
             f"{type(method).__name__} adds up the losses of a sample, and a scoring pass would add them twice: pass "
             f"forward_passes='once'{way_around(method, 'sum')}"
         )
+
+
+def check_divisor(config: RunConfig) -> None:
+    """Refuses a criterion whose losses cannot be divided by the rows of the batch before the forward pass."""
+    adapter = config.adapter
+    if not config.by_batch or config.mode.is_in_forward or divisible_before(adapter):
+        return
+    how = "class weights" if adapter is not None and adapter.class_weights else "reduction='sum'"
+    raise ValueError(
+        f"`criterion`: {type(config.batch_method).__name__} divides the losses of the rows that it keeps by the rows of the "
+        f"batch. Before the forward pass this is a weight, and {how} of the criterion would cancel it or count it twice. Use "
+        "forward_passes='once', or a criterion without it."
+    )

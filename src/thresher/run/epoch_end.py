@@ -5,11 +5,11 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from thresher.attribution.accumulator import StepAccumulator
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
-from thresher.cost import UNSEEN, Cost
+from thresher.cost import UNSEEN
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
+from thresher.run.parts import Parts
 
 
 def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
@@ -133,27 +133,16 @@ class EpochEnd:
     """Follows one pass over the loader, from its first batch to the step after its last one, and ends the epoch.
 
     Args:
-        attributor: Attributor of the run.
-        accumulator: Accumulator of the run.
-        cost: Cost of the run.
+        parts: Parts of the run.
         close: Function that ends the epoch, given whether it is complete.
-        steps_are_seen: Whether there is an optimizer whose steps the run sees.
-        alone: Whether one process trains. Several end an epoch together, where the loop leaves the pass or steps, and not
-            where one of them reads a result.
+        single_process: Whether one process trains. Several end an epoch together, where the loop leaves the pass or steps, and
+            not where one of them reads a result.
     """
 
-    def __init__(
-        self,
-        attributor: Attributor,
-        accumulator: StepAccumulator,
-        cost: Cost,
-        close: Callable[[bool], None],
-        *,
-        steps_are_seen: bool,
-        alone: bool = True,
-    ) -> None:
-        self._attributor, self._accumulator, self._cost = attributor, accumulator, cost
-        self._close_epoch, self._steps_are_seen, self._alone = close, steps_are_seen, alone
+    def __init__(self, parts: Parts, close: Callable[[bool], None], *, single_process: bool) -> None:
+        self._attributor, self._accumulator, self._cost = parts.attributor, parts.accumulator, parts.cost
+        self._close_epoch, self._single_process = close, single_process
+        self._steps_are_seen = parts.config.optimizer is not None
         self.state = Pass.NONE
         self._closing = self._ahead = False
         self._at_begin = self._now()
@@ -201,7 +190,7 @@ class EpochEnd:
             RuntimeError: It stepped in another thread than the one that iterates the loader.
         """
         self._check_thread()
-        if not self._alone:
+        if not self._single_process:
             self._end(complete=True, at_once=self._last_step_done)
 
     def read(self) -> None:
@@ -210,7 +199,7 @@ class EpochEnd:
         The last group of an accumulation may stay without a step. Behind a prefetcher the step is still to come.
         """
         done = self._last_step_done if self._ahead else self._attributor.last_credited or not self._credited
-        if self._alone and done and self._thread == threading.get_ident():
+        if self._single_process and done and self._thread == threading.get_ident():
             self._end(complete=True)
 
     def finish(self, *, leaves: bool) -> bool:

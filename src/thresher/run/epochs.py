@@ -2,39 +2,34 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from thresher import rng
-from thresher.attribution.accumulator import StepAccumulator
-from thresher.attribution.attributor import Attributor
 from thresher.attribution.rows import AttributionError
-from thresher.cost import Cost
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan, PackedPlan, part_of_plan
 from thresher.distributed.sharded_records import ShardedRecords
 from thresher.exact import exact_mean
-from thresher.loading.loader import SelectedLoader
 from thresher.loading.order import EpochStart, OrderPlace, PieceOrder, SequentialOrder, TensorOrder, check_begins
 from thresher.methods._adapted import OnStream, OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
 from thresher.methods.full import FullData
 from thresher.passes.consistency import Comparison
-from thresher.passes.own import OwnPasses
 from thresher.plans import BatchPlan, EpochPlan
-from thresher.records import Records
-from thresher.run.batch_selection import BatchSelection, InForward
+from thresher.run.batch_selection import BatchSelection, BeforeForward, InForward
 from thresher.run.checks import NO_FURTHER_PLAN, check_attached_late_enough, has_group, release
 from thresher.run.epoch_end import EpochEnd, Pass, SilentEpochs, plans_by_losses
-from thresher.run.optimizer_steps import StepChecks, StepHooks
+from thresher.run.optimizer_steps import StepChecks, StepHooks, parameters_elsewhere
+from thresher.run.parts import Parts
 from thresher.run.schedule import BatchPlace, Position
-from thresher.run.strata import Strata
 from thresher.shards import ALONE, Shard, World, shard_of
 from thresher.timing import (
     ATTRIBUTION,
@@ -46,29 +41,8 @@ from thresher.timing import (
     STEPS,
     TRACING,
     TimeTold,
-    Timing,
     told,
 )
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """What a run was attached with.
-
-    Args:
-        epochs: Number of epochs of the whole training.
-        seed: Random seed of all draws.
-        on_nonfinite: "keep" or "raise", see `attach`.
-        spend: "steps", "batches" or None, see `attach`.
-        alone: Whether there is one method only, so that facts of its batches need no prefix in the history.
-    """
-
-    epochs: int
-    seed: int
-    on_nonfinite: Literal["keep", "raise"]
-    spend: Literal["steps", "batches"] | None
-    alone: bool
-
 
 ENOUGH_STEPS = 1200
 """Least number of steps of full training from which full-size batches in fewer steps lose little more than smaller batches."""
@@ -78,32 +52,15 @@ class Planner:
     """Makes the plans of a run.
 
     Args:
-        settings: Arguments of `attach`.
+        parts: Parts of the run.
         method: The epoch method, on the samples that pruning left where there was pruning.
-        loader: The loader of the run.
-        records: Records of all samples.
-        passes: Makes own forward passes.
         fills: Function that returns whether a batch method fills the rows that it chooses up to full batches.
-        steps_are_seen: Whether there is an optimizer, whose learning rate can be scaled.
-        strata: Puts plans into stratified order; None where they are in the order of the loader.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        method: EpochMethod | OnSubset,
-        loader: SelectedLoader,
-        records: Records,
-        passes: OwnPasses,
-        *,
-        fills: Callable[[], bool | None],
-        steps_are_seen: bool,
-        strata: Strata | None,
-    ) -> None:
-        self._settings, self._method, self._loader = settings, method, loader
-        self._records, self._passes, self._fills, self._steps_are_seen = records, passes, fills, steps_are_seen
-        self._strata = strata
-        self._said: set[str] = set()
+    def __init__(self, parts: Parts, method: EpochMethod | OnSubset, *, fills: Callable[[], bool | None]) -> None:
+        self._config, self._method, self._fills = parts.config, method, fills
+        self._loader, self._records, self._passes = parts.loader, parts.records, parts.passes
+        self._warned_of: set[str] = set()
 
     def plan(self, epoch: int, seed: int, *, timed: bool) -> HeldPlan:
         """Returns the plan of an epoch.
@@ -117,20 +74,20 @@ class Planner:
             TypeError: The method returned no plan.
             ValueError: The plan does not fit the training.
         """
-        generator, epochs = rng.seeded(seed, epoch), self._settings.epochs
+        generator, epochs = rng.seeded(seed, epoch), self._config.epochs
         known, shard = self._known(epoch), self._records.shard
         plan = self._method.plan_epoch(known, epoch=epoch, epochs=epochs, generator=generator)
         plan = self._checked(plan, shard_of(known))
         if self._gathers:
             plan = part_of_plan(plan, shard)
         timed = timed and plan.smaller_batches
-        if self._strata is not None:
+        if self._config.strata is not None:
             layout = lambda one: self._loader.rows_of_steps(self.hold(PackedPlan.of(one, shard, timed=timed)))  # noqa: E731
-            plan = self._strata.in_order(plan, self._records, layout, shard.world, generator)
+            plan = self._config.strata.in_order(plan, self._records, layout, shard.world, generator)
         held = self.hold(PackedPlan.of(plan, shard, timed=timed))
         self._records.remember(plan.remember)
-        if plan.note and plan.note not in self._said:
-            self._said.add(plan.note)
+        if plan.note and plan.note not in self._warned_of:
+            self._warned_of.add(plan.note)
             warnings.warn(plan.note, stacklevel=5)
         return held
 
@@ -149,7 +106,7 @@ class Planner:
         if self._gathers:
             assert isinstance(self._records, ShardedRecords)
             return self._records.gathered(title_of(method), way_around(method, "sharded"))
-        names = method.full_pass(epoch, self._settings.epochs) if requirements_of(method).full_pass else ()
+        names = method.full_pass(epoch, self._config.epochs) if requirements_of(method).full_pass else ()
         if not names:
             return self._records
         kept = method.kept if isinstance(method, OnSubset) else None
@@ -171,7 +128,7 @@ class Planner:
                 f"{shard.world.size} processes. Leave out Requirements(sharded=True)."
             )
         plan.check(shard)
-        plan = as_spent(plan, self._settings.spend, shard.world)
+        plan = as_spent(plan, self._config.spend, shard.world)
         if plan.smaller_batches and self._fills():
             raise ValueError(
                 f"{name} makes smaller batches, which the batch method would fill up with forward_passes='twice': use "
@@ -181,7 +138,7 @@ class Planner:
             raise ValueError(
                 f"{name} draws the order of training, but the loader's sampler has an order of its own: use shuffle=True"
             )
-        if plan.lr_scale != 1 and not self._steps_are_seen:
+        if plan.lr_scale != 1 and self._config.optimizer is None:
             raise ValueError(f"{name} scales the learning rate: pass attach(optimizer=...)")
         if plan.refresh is not None and not self._passes.possible:
             raise ValueError(f"{name} refreshes samples: pass attach(model=..., criterion=...)")
@@ -246,65 +203,33 @@ class Epochs:
     """Begins and ends the epochs of a run; the loader asks it and reports to it (`loading.loader.EpochControl`).
 
     Args:
-        settings: Options given to `attach`.
+        parts: Parts of the run.
         method: The epoch method, on the samples that pruning left where there was pruning.
-        loader: The loader of the run.
         selection: How the rows of batches are chosen.
-        attributor: Credits losses to samples.
-        accumulator: Collects the signals of a step.
-        passes: Makes own forward passes.
-        records: Records of all samples.
-        cost: Where samples and steps are counted.
-        timing: Books the time of the training.
-        steps_are_seen: Whether there is an optimizer whose steps the run sees.
-        strata: Puts plans into stratified order; None where they are in the order of the loader.
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        method: EpochMethod | OnSubset,
-        loader: SelectedLoader,
-        selection: BatchSelection,
-        *,
-        timing: Timing,
-        attributor: Attributor,
-        accumulator: StepAccumulator,
-        passes: OwnPasses,
-        records: Records,
-        cost: Cost,
-        steps_are_seen: bool,
-        strata: Strata | None = None,
-    ) -> None:
-        self.settings, self._method, self._loader = settings, method, loader
+    def __init__(self, parts: Parts, method: EpochMethod | OnSubset, selection: BatchSelection) -> None:
+        self.config, self._method, self._loader = parts.config, method, parts.loader
         self.selection, self._selection_attached = selection, selection
-        self._attributor, self._accumulator, self._passes = attributor, accumulator, passes
-        self._records, self._cost, self.timing = records, cost, timing
-        self._timed_from = cost.full_forward, cost.backward, selection.tracing_s
-        self.comparison = Comparison(passes, accumulator)
+        self._attributor, self._accumulator, self._passes = parts.attributor, parts.accumulator, parts.passes
+        self._records, self._cost, self.timing = parts.records, parts.cost, parts.timing
+        self._timed_from = self._cost.full_forward, self._cost.backward, selection.tracing_s
+        self.comparison = Comparison(self._passes, self._accumulator)
         """Compares the losses of own passes with those of the loop."""
         by_losses, who = plans_by_losses(method), method if selection.stage is None else selection.stage.method
-        self._silence = SilentEpochs(attributor, title_of(who), lambda: by_losses or isinstance(self.selection, InForward))
-        self._planner = Planner(
-            settings,
-            method,
-            loader,
-            records,
-            passes,
-            fills=lambda: self.selection.fills,
-            steps_are_seen=steps_are_seen,
-            strata=strata,
-        )
+        needs_losses = lambda: by_losses or isinstance(self.selection, InForward)  # noqa: E731
+        self._silence = SilentEpochs(self._attributor, title_of(who), needs_losses)
+        self._planner = Planner(parts, method, fills=lambda: self.selection.fills)
         self.hooks: StepHooks | None = None
-        """Scales the learning rate and counts steps; None without an optimizer."""
+        """Scales the learning rate and counts steps; None without an optimizer, and before `follow`."""
         self.step_checks: StepChecks | None = None
-        """Compares the steps with what the run takes them for; None without an optimizer."""
-        self._world = records.shard.world
-        self._alone, self._had_group = self._world.size == 1, has_group()
-        self.position = Position(loader, attributor, settings.epochs)
+        """Compares the steps with what the run takes them for; None where there are no hooks."""
+        self._world = self._records.shard.world
+        self._single_process, self._had_group = self._world.size == 1, has_group()
+        self.position = Position(self._loader, self._attributor, self.config.epochs)
         """How far the training is, for schedules that follow it."""
         self.epoch = 0
-        self._seed = settings.seed
+        self._seed = self.config.seed
         self._active = self._resumed = self._warned = False
         self._ran_out = True
         self._place = OrderPlace()
@@ -315,7 +240,17 @@ class Epochs:
         self._booked = dict.fromkeys(COUNTED, 0)
         self._warned_of_length = self._warned_of_evaluation = self._warned_of_time = self._saved_left = False
         self._at_begin = False, OrderPlace()
-        self.end = EpochEnd(attributor, accumulator, cost, self._end_epoch, steps_are_seen=steps_are_seen, alone=self._alone)
+        self.end = EpochEnd(parts, self._end_epoch, single_process=self._single_process)
+
+    def follow(self, optimizer: Optimizer, model: nn.Module | None) -> None:
+        """Follows the steps of the optimizer from now on: the last thing of `attach`, after which nothing is refused.
+
+        Args:
+            optimizer: The user's optimizer.
+            model: The user's model; None where there is none.
+        """
+        self.hooks = hooks = StepHooks(optimizer, self.step_over, self.trains, self.timing)
+        self.step_checks = StepChecks(hooks, type(optimizer).__name__, parameters_elsewhere(model, hooks))
 
     # What the loader asks and reports
 
@@ -351,10 +286,10 @@ class Epochs:
             self._place = OrderPlace()
             self._switch(self.selection.at_epoch_start())
         self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan))
-        if self.epoch >= self.settings.epochs and not self._warned_of_length and torch.is_grad_enabled():
+        if self.epoch >= self.config.epochs and not self._warned_of_length and torch.is_grad_enabled():
             self._warned_of_length = True
             warnings.warn(
-                f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.settings.epochs}, to which the schedules of "
+                f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.config.epochs}, to which the schedules of "
                 "methods refer. Pass the number of all epochs to attach. This is said once.",
                 stacklevel=3,
             )
@@ -372,6 +307,7 @@ class Epochs:
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees."""
         loading = self.timing.switch(SCORING_PASS)
+        assert isinstance(self.selection, BeforeForward)
         plan = self.selection.choose(batch, ids, self.epoch)
         self.timing.switch(loading)
         return plan
@@ -462,7 +398,7 @@ class Epochs:
     def progress(self) -> float:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
         # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
-        candidates, epochs = self._loader.candidates, self.settings.epochs
+        candidates, epochs = self._loader.candidates, self.config.epochs
         consumed, whole = min(self._consumed(self._place), candidates) if self._active else 0, max(1, candidates)
         epoch, consumed = (self.epoch + 1, 0) if self.end.due else (self.epoch, consumed)
         return min(1.0, (epoch * whole + consumed) / (epochs * whole))
@@ -477,15 +413,15 @@ class Epochs:
         """
         if self._loader.streams:
             raise ValueError("run.plan: an IterableDataset has no epoch plan; rows are chosen in every batch")
-        if self._plan is None and not self._alone:
-            raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self.settings.epochs))
+        if self._plan is None and not self._single_process:
+            raise RuntimeError(NO_FURTHER_PLAN.format(self.epoch + 1, self.config.epochs))
         plan = self.plan_if_any()
         assert plan is not None
         return plan
 
     def plan_ahead(self) -> None:
         """Makes the plan of the next epoch, where processes must make it together: no other event is common to all of them."""
-        if not self._alone and self.epoch < self.settings.epochs:
+        if not self._single_process and self.epoch < self.config.epochs:
             self.plan_if_any()
 
     def plan_if_any(self) -> HeldPlan | None:
@@ -545,7 +481,7 @@ class Epochs:
         """A way to save more time, as a sentence, where smaller batches save less than half of what they leave out."""
         entry, time = self._history[-1] if self._history else {}, told(self.timing.entries)
         requires, whole = requirements_of(self._method), self._loader.candidates
-        steps = self.settings.epochs * -(-whole // self._loader.batch_sampler.batch_size)
+        steps = self.config.epochs * -(-whole // self._loader.batch_sampler.batch_size)
         possible = "whole_steps" in entry and (requires.paced is not None or requires.stratify is not None)
         if not possible or steps < ENOUGH_STEPS or not time.epochs or time.error > MOST_ERROR:
             return ""
@@ -603,7 +539,7 @@ class Epochs:
         plan, stage = self.plan_if_any(), self.selection.stage
         self.close_books()
         return {
-            "epochs": self.settings.epochs,
+            "epochs": self.config.epochs,
             "seed": self._seed,
             "epoch": self.epoch,
             "active": self._active,
@@ -673,7 +609,7 @@ class Epochs:
             entry |= {"lr_scale": requirements_of(self._method).stream_lr_scale}
         if stage is not None:
             own = stage.facts()
-            entry |= own if self.settings.alone else {f"batch_{name}": value for name, value in own.items()}
+            entry |= own if len(self.config.methods) == 1 else {f"batch_{name}": value for name, value in own.items()}
             self.selection.warn_if_in_vain(1 - own.get("actual_fraction", 1.0))
         self._history.append(entry)
         if complete and self.step_checks is not None:
@@ -712,7 +648,7 @@ class Epochs:
         shard = self._records.shard
         some = shard.world.join(first + shard.first)[:5].tolist()
         message = f"{count} samples have a loss that is not finite (ids {some}{' ...' if count > 5 else ''})"
-        if self.settings.on_nonfinite == "raise":
+        if self.config.on_nonfinite == "raise":
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
         if not self._warned:
             self._warned = True

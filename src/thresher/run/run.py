@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -10,20 +10,16 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from thresher.attribution.accumulator import StepAccumulator
-from thresher.attribution.attributor import Attributor
 from thresher.attribution.model import TrackedModel
 from thresher.cost import Cost
-from thresher.loading.loader import SelectedLoader
 from thresher.loading.uncopied import Uncopied
-from thresher.losses.base import Criterion
 from thresher.losses.given import GivenLosses
 from thresher.methods.contract import as_written
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
 from thresher.run.epochs import Epochs
-from thresher.run.optimizer_steps import Stopwatch
+from thresher.run.parts import Parts
 from thresher.run.schedule import PacedLR, followed, paced
 from thresher.timing import told
 
@@ -138,42 +134,12 @@ def log_of(tracker: Any) -> Log:
     )
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The parts of a run; each owns one concern.
-
-    Args:
-        method: The method, the last one where there are several.
-        loader: The user's loader, its order filtered.
-        model: The user's model, tracked; None where `attach` was given none.
-        criterion: The user's criterion per sample; None where the loop calls `run.reduce` alone.
-        epochs: The beginning and the end of epochs, plans, progress and history.
-        attributor: Credits losses to samples.
-        accumulator: Collects the signals of a step.
-        records: Records of every sample.
-        cost: Counters of samples and steps.
-        stopwatch: Times forward and backward passes.
-        state: Saves and loads.
-    """
-
-    method: Any
-    loader: SelectedLoader
-    model: TrackedModel | None
-    criterion: Criterion | None
-    epochs: Epochs
-    attributor: Attributor
-    accumulator: StepAccumulator
-    records: Records
-    cost: Cost
-    stopwatch: Stopwatch
-    state: SavedState
-
-
 class Run(Uncopied):
     """A method attached to one training loop. Made by `attach`.
 
     Args:
-        parts: The parts of the run.
+        parts: Parts of the run.
+        epochs: Beginning and end of epochs, plans, progress and history.
 
     Attributes:
         method: The method, the last one where there are several.
@@ -193,10 +159,10 @@ class Run(Uncopied):
         (0, 0.0, 4, 2)
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self.method, self.loader, self.epochs = parts.method, parts.loader, parts.epochs.settings.epochs
-        self._epochs, self._criterion, self._comparison = parts.epochs, parts.criterion, parts.epochs.comparison
+    def __init__(self, parts: Parts, epochs: Epochs) -> None:
+        self._parts, self._epochs = parts, epochs
+        self.method, self.loader, self.epochs = parts.config.methods[-1], parts.loader, parts.config.epochs
+        self._criterion, self._comparison, self._state = parts.config.adapter, epochs.comparison, SavedState(parts, epochs)
         self._credit, self._stopwatch = parts.attributor.credit, parts.stopwatch
 
     # What the loop calls
@@ -237,7 +203,7 @@ class Run(Uncopied):
         if not torch.is_grad_enabled():
             return self._criterion.value(outputs, targets)
         selection = self._epochs.selection
-        value = self._credit(outputs, targets, ids, selection.measure, repeat)
+        value = self._credit(outputs, targets, ids, selection.loss, repeat)
         if value is None:
             return self._criterion.value(outputs, targets)
         return self._watched(value, outputs)
@@ -298,7 +264,7 @@ class Run(Uncopied):
         if not torch.is_grad_enabled():
             return given.plain()
         made, selection = (per_sample_losses, outputs), self._epochs.selection
-        if (value := self._credit(made, targets, ids, selection.measuring(given), repeat)) is None:
+        if (value := self._credit(made, targets, ids, partial(selection.reduced, given), repeat)) is None:
             return given.plain()
         return self._watched(value, made)
 
@@ -375,7 +341,7 @@ class Run(Uncopied):
             >>> schedule.get_last_lr()
             [0.0]
         """
-        return paced(scheduler, followed(self._parts), total)
+        return paced(scheduler, followed(self._epochs), total)
 
     # What it remembers and reports
 
@@ -559,7 +525,7 @@ class Run(Uncopied):
                 "a resumed run goes on after it",
                 stacklevel=2,
             )
-        return self._parts.state.save()
+        return self._state.save()
 
     def load_state_dict(self, state: Mapping[str, Any], *, restore_rng: bool = True) -> None:
         """Goes on where a saved run stopped: at the next `iter(run.loader)`, after the last batch that was yielded.
@@ -573,7 +539,7 @@ class Run(Uncopied):
             ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
                 changed.
         """
-        self._parts.state.load(state, restore_rng=restore_rng)
+        self._state.load(state, restore_rng=restore_rng)
 
     def detach(self, *, together: bool = True) -> None:
         """Ends the epoch in progress, takes the hooks off the optimizer and lets go of the data.

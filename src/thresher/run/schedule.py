@@ -109,15 +109,15 @@ class Position:
         return place.consumed // self._loader.batch_sampler.batch_size
 
 
-def followed(parts: Any) -> Position:
+def followed(epochs: Any) -> Position:
     """Returns how far the training of a run is, for a schedule that follows it.
 
     Args:
-        parts: Parts of the run.
+        epochs: Epochs of the run.
     """
-    if parts.epochs.step_checks is not None:
-        parts.epochs.step_checks.paced = True
-    return parts.epochs.position
+    if epochs.step_checks is not None:
+        epochs.step_checks.paced = True
+    return epochs.position
 
 
 class PacedLR(LRScheduler):
@@ -274,7 +274,7 @@ class ProgressLR(LRScheduler):
     def __init__(self, optimizer: Optimizer, run: Any, fn: Callable[[float], float]) -> None:
         if not callable(fn):
             raise TypeError(f"ProgressLR: `fn` must map progress to a factor, got {type(fn).__name__}")
-        self.fn, self._position = fn, followed(run._parts)
+        self.fn, self._position = fn, followed(run._epochs)
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | torch.Tensor]:

@@ -702,7 +702,7 @@ def test_values_compared_on_a_device_speak_at_the_end_of_the_epoch(monkeypatch):
 def test_nothing_is_held_of_batches_that_are_gone(skip, monkeypatch):
     """Neither the tensors of a batch nor what is known of them outlives its turn, credited or skipped."""
     trackers, make = [], RowTracker.__init__
-    monkeypatch.setattr(RowTracker, "__init__", lambda tracker: (make(tracker), trackers.append(tracker))[0])
+    monkeypatch.setattr(RowTracker, "__init__", lambda tracker, *more: (make(tracker, *more), trackers.append(tracker))[0])
     data = TensorDataset(torch.zeros(1000, 2), torch.zeros(1000, dtype=torch.int64))
     run = thresher.attach(thresher.FullData(), loader=DataLoader(data, 1), criterion=id_loss, model=Identity(), epochs=1)
     alive = []

@@ -1,0 +1,140 @@
+"""What a run is made of: the options of `attach` with what the checks found, and the parts that share the work."""
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.attribution.accumulator import StepAccumulator
+from thresher.attribution.attributor import Attributor
+from thresher.attribution.model import TrackedModel
+from thresher.cost import Cost
+from thresher.loading.loader import SelectedLoader
+from thresher.losses.base import Criterion, SignalReader
+from thresher.methods._adapted import OnStream
+from thresher.methods.contract import BatchMethod, EpochMethod
+from thresher.methods.full import FullData
+from thresher.passes.own import OwnPasses
+from thresher.records import Records
+from thresher.run.optimizer_steps import Stopwatch
+from thresher.run.strata import Strata
+from thresher.shards import ALONE, World
+from thresher.timing import Timing
+
+
+class SelectionMode(enum.Enum):
+    """Where and by what the rows of a batch are chosen. `checks.selection_mode` decides it, once."""
+
+    NONE = enum.auto()
+    """Every row that the loader yields is trained on."""
+    IN_FORWARD = enum.auto()
+    """By the losses of the loop's own forward pass."""
+    IN_FORWARD_AT_FIRST = enum.auto()
+    """The same; and BEFORE_FORWARD from the second epoch on, if the model turns out not to be traceable."""
+    BEFORE_FORWARD = enum.auto()
+    """By the losses of a scoring pass before the loop sees the batch; chosen rows are filled up to full batches."""
+    WITHOUT_LOSSES = enum.auto()
+    """Before the loop sees the batch, by no losses; the batches become smaller."""
+    WITHOUT_LOSSES_FILLED = enum.auto()
+    """The same; chosen rows are filled up to full batches."""
+
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether rows are chosen in the loop's own forward pass."""
+        return self in (SelectionMode.IN_FORWARD, SelectionMode.IN_FORWARD_AT_FIRST)
+
+    @property
+    def fills(self) -> bool:
+        """Whether chosen rows are filled up to full batches."""
+        return self in (SelectionMode.BEFORE_FORWARD, SelectionMode.WITHOUT_LOSSES_FILLED)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Options given to `attach`, which describes them, and what the checks made of them.
+
+    Attributes:
+        world: Processes that train together.
+        before: Method that decides before training; None where there is none.
+        epoch_method: Method that decides before each epoch; all data where there is none.
+        batch_method: Method that decides inside each batch; None where there is none.
+        on_stream: Method that chooses rows in the place of the epoch method on a stream, which has no epoch to plan; None where
+            the loader does not stream, or all rows are kept.
+        adapter: The user's criterion per sample; None where there is none.
+        samples: Number of samples of the dataset; None for a stream.
+        mode: Where and by what the rows of a batch are chosen.
+        by_batch: Whether the losses that a batch method kept are divided by the rows of the batch.
+        kept: Ids that pruning left, shape (K,), int64; None where there was no pruning.
+        strata: Puts plans into stratified order; None where they are in the order of the loader.
+    """
+
+    method: Any
+    loader: Any
+    criterion: Any
+    model: Any
+    optimizer: Any
+    epochs: Any
+    forward: Any
+    forward_passes: Any
+    scoring: Any
+    signals: Any
+    seed: Any
+    device: Any
+    on_nonfinite: Any
+    spend: Any
+    stratify: Any
+    labels: Any
+    keeps_rows: Any
+
+    world: World = ALONE
+    before: Any = None
+    epoch_method: EpochMethod = field(default_factory=FullData)
+    batch_method: BatchMethod | None = None
+    on_stream: OnStream | None = None
+    adapter: Criterion | None = None
+    samples: int | None = None
+    mode: SelectionMode = SelectionMode.NONE
+    by_batch: bool = False
+    kept: Tensor | None = None
+    strata: Strata | None = None
+
+    @property
+    def methods(self) -> list[Any]:
+        """The methods in the order of their stages; all data beside another method needs no mention."""
+        methods = [one for one in (self.before, self.epoch_method, self.batch_method) if one is not None]
+        return methods if len(methods) == 1 else [one for one in methods if not isinstance(one, FullData)]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Parts:
+    """The parts that the rooms of a run share; each owns one concern.
+
+    Args:
+        config: Options given to `attach`, and what the checks made of them.
+        device: Device of the records, where the loop draws random numbers.
+        loader: The user's loader, its order filtered.
+        model: The user's model, tracked; None where `attach` was given none.
+        attributor: Credits losses to samples.
+        accumulator: Collects the signals of a step.
+        reader: Reads signals.
+        passes: Makes own forward passes.
+        records: Records of all samples.
+        cost: Where samples and steps are counted.
+        stopwatch: Times forward and backward passes.
+        timing: Books the time of the training.
+    """
+
+    config: RunConfig
+    device: torch.device
+    loader: SelectedLoader
+    model: TrackedModel | None
+    attributor: Attributor
+    accumulator: StepAccumulator
+    reader: SignalReader
+    passes: OwnPasses
+    records: Records
+    cost: Cost
+    stopwatch: Stopwatch
+    timing: Timing
