@@ -145,7 +145,7 @@ def test_what_a_constructor_made_is_not_changed_afterwards():
         if module.startswith("run.")
         for function in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(function, ast.FunctionDef)
-        for made in [{name for name in _made_in(function)}]
+        for made in [set(_made_in(function))]
         for node in ast.walk(function)
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign)
         for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
