@@ -19,11 +19,10 @@ from subset_cases import conv_net, distance, numbers, trace_once_per_architectur
 from thresher.loading.order import TensorOrder
 from thresher.losses.adapters import adapt
 from thresher.methods.big_loss import BigLoss
-from thresher.methods.full import FullData
 from thresher.plans import BatchPlan
 from thresher.run.attach import build_run
 from thresher.run.batch_selection import Trained
-from thresher.run.checks import Arguments, Checked
+from thresher.run.parts import RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
 
@@ -154,8 +153,9 @@ def attached(model: nn.Module, optimizer: Any, method: Any, rank: int, *, sample
     mine = slice(rank * BATCH, (rank + 1) * BATCH)
     data = TensorDataset(*(samples or (X[:, mine].flatten(0, 1), Y[:, mine].flatten())))
     loader, criterion = DataLoader(data, batch), nn.CrossEntropyLoss()
-    given = Arguments(method, loader, criterion, model, optimizer, 2, None, "once", None, None)
-    return build_run(given, Checked(None, FullData(), method, adapt(criterion), len(data), "once", None))
+    given = {"method": method, "loader": loader, "criterion": criterion, "model": model, "optimizer": optimizer, "epochs": 2}
+    made = {"batch_method": method, "adapter": adapt(criterion), "samples": len(data), "mode": SelectionMode.IN_FORWARD}
+    return build_run(RunConfig(**given, **made, forward_passes="once"))
 
 
 def flops_of_all_rows() -> int:

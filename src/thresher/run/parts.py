@@ -73,20 +73,20 @@ class RunConfig:
     method: Any
     loader: Any
     criterion: Any
-    model: Any
-    optimizer: Any
     epochs: Any
-    forward: Any
-    forward_passes: Any
-    scoring: Any
-    signals: Any
-    seed: Any
-    device: Any
-    on_nonfinite: Any
-    spend: Any
-    stratify: Any
-    labels: Any
-    keeps_rows: Any
+    model: Any = None
+    optimizer: Any = None
+    forward: Any = None
+    forward_passes: Any = "auto"
+    scoring: Any = None
+    signals: Any = None
+    seed: Any = 0
+    device: Any = None
+    on_nonfinite: Any = "keep"
+    spend: Any = None
+    stratify: Any = None
+    labels: Any = None
+    keeps_rows: Any = False
 
     world: World = ALONE
     before: Any = None
