@@ -14,7 +14,7 @@ from thresher.distributed.layout import ShardLayout, fetch
 from thresher.distributed.order import DrawnOrder, KeptOrder, RankOrder
 from thresher.distributed.sharded_records import Arrivals
 from thresher.exact import exact_mean, kth_smallest
-from thresher.loading.smaller_batches import Deal, StepSizes
+from thresher.loading.smaller_batches import StepSizes
 from thresher.methods.forgetting import fewest
 from thresher.methods.infobatch import well_learned
 from thresher.methods.kakurenbo import hiding_candidates
@@ -156,14 +156,14 @@ def test_rows_that_are_drawn_are_those_of_one_process(data, steps, size):
     n = int(candidates.sum())
     keys = np.random.default_rng(n).choice(np.float32([-0.5, 0.0, 0.5, 1.0, np.inf]), n)
     order = np.random.default_rng(n).permutation(n)
-    deal, ends = Deal(StepSizes(1, 1, 1), torch.from_numpy(keys).__getitem__), np.cumsum(candidates)
+    sizes, ends = StepSizes(1, 1, 1, keys=torch.from_numpy(keys).__getitem__), np.cumsum(candidates)
     for worlds in (1, size):
         look = lambda world: DrawnOrder(lambda a, b: order[a:b], candidates, rows, keys.take, world)  # noqa: E731
         for drawn in [look(ALONE)] if worlds == 1 else on_ranks(worlds, look):
             assert len(drawn) == steps
             for step in range(steps):
                 ids = torch.from_numpy(order[ends[step] - candidates[step] : ends[step]])
-                expected = deal.draw(ids, int(rows[step])) if rows[step] else ids[:0]
+                expected = sizes.draw(ids, int(rows[step])) if rows[step] else ids[:0]
                 assert drawn.take(step).tolist() == expected.tolist()
 
 

@@ -57,11 +57,15 @@ class HeldBatches:
         """Lets go of what is not needed when a further batch is on its way."""
         held = self.recent[1 - BATCHES_AHEAD :]
         self._accumulator.next_batch(set(held))
+        waiting: list[YieldedBatch] = []
         for old in (*self._waiting, *self.recent):
             if old.credited:
-                old.forget()
                 self._newest = max(self._newest, old.number)
-        self._waiting = [old for old in (*self._waiting, *self.recent) if not old.credited and old not in held]
+                if old.tensors:
+                    old.forget()
+            elif old not in held:
+                waiting.append(old)
+        self._waiting = waiting
         for old in self._waiting[:-LABELS_AHEAD]:
             old.forget()
             self._older.append(old)
@@ -329,12 +333,13 @@ class Attributor:
         self._batches.make_room()
         ids = ids.to(self._device, non_blocking=True)
         self.meter.next_batch(len(ids))
-        record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(batch))
+        tensors = leaves(batch)
+        record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(tensors))
         if weights is not None:
             record.weights = weights.to(self._device, non_blocking=True)
             record.weights_over_n = record.weights / len(ids)
         self._batches.recent.append(record)
-        self._tracker.remember_batch(record, leaves(batch))
+        self._tracker.remember_batch(record, tensors)
         self._yielded += 1
 
     @property
@@ -387,9 +392,10 @@ class Attributor:
         self._batches.forget()
 
 
-def _none_ignored(batch: Any) -> bool:
+def _none_ignored(tensors: Sequence[Tensor]) -> bool:
     """Whether it is known without waiting for a device that no label of a batch is negative, as an ignored index is."""
-    labels: Sequence[Tensor] = [
-        leaf for leaf in leaves(batch) if leaf.dim() == 1 and leaf.numel() and not leaf.is_floating_point()
-    ]
-    return all(leaf.is_cpu and int(leaf.min()) >= 0 for leaf in labels)
+    for leaf in tensors:
+        is_labels = leaf.dim() == 1 and leaf.numel() and not leaf.is_floating_point()
+        if is_labels and not (leaf.is_cpu and int(leaf.min()) >= 0):
+            return False
+    return True

@@ -1,7 +1,6 @@
 """The tensors of one run whose rows are known: those that the loader yielded and those that the model returned for them."""
 
 import weakref
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,7 +128,7 @@ class RowTracker(Uncopied):
         """What the targets of the latest batches show against the ids that the loop states."""
         self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None
 
-    def remember_batch(self, batch: YieldedBatch, tensors: Iterable[Tensor]) -> None:
+    def remember_batch(self, batch: YieldedBatch, tensors: list[Tensor]) -> None:
         """Records the tensors of a batch that the loader yields.
 
         Args:
@@ -139,10 +138,10 @@ class RowTracker(Uncopied):
         n = len(batch.ids)
         rows = Rows(batch, 0, 1, n, 1)
         if self.sample_dimension is None:
-            batch.tensors = tuple(tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n)
+            batch.tensors = tuple([tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n])
         else:
-            batch.tensors = tuple(self.sample_dimension.with_samples_first(list(tensors), n))
-        batch.marked = tuple((tensor, tensor._version) for tensor in reversed(batch.tensors) if not tensor.is_inference())
+            batch.tensors = tuple(self.sample_dimension.with_samples_first(tensors, n))
+        batch.marked = tuple([(tensor, tensor._version) for tensor in reversed(batch.tensors) if not tensor.is_inference()])
         batch.whole = Attribution(batch.ids, rows.key, batch, RowLayout(n), rows.positions(), (), batch.all_count)
         for tensor in batch.tensors:
             self._remember(tensor, rows, None)
@@ -222,14 +221,22 @@ class RowTracker(Uncopied):
         Returns:
             The argument of `remember_outputs` for the outputs of that call.
         """
-        lookups = [self.look(leaf) for leaf in leaves(tree)]
-        changed = next((lookup.changed for lookup in lookups if lookup.changed is not None), None)
-        if changed is not None:
-            return Lookup(changed, CHANGED_INPUTS, refuse=True)
-        named = [lookup for lookup in lookups if lookup.rows is not None]
-        if len({lookup.rows.key for lookup in named if lookup.rows is not None}) > 1:
-            return Lookup(named[0].rows, "outputs of the model for inputs from different rows", refuse=True)
-        return next((lookup for lookup in named if lookup.refuse), named[0] if named else NOT_YIELDED)
+        named: list[tuple[Lookup, Rows]] = []
+        for leaf in leaves(tree):
+            lookup = self.look(leaf)
+            if lookup.changed is not None:
+                return Lookup(lookup.changed, CHANGED_INPUTS, refuse=True)
+            if lookup.rows is not None:
+                named.append((lookup, lookup.rows))
+        if not named:
+            return NOT_YIELDED
+        found, first = named[0]
+        for lookup, rows in named[1:]:
+            if rows.key != first.key:
+                return Lookup(first, "outputs of the model for inputs from different rows", refuse=True)
+            if lookup.refuse and not found.refuse:
+                found = lookup
+        return found
 
     def places(self) -> dict[tuple[int, int], TrackedTensor]:
         """Returns the tensors whose rows are known, by their place in the autograd graph."""
@@ -240,7 +247,8 @@ class RowTracker(Uncopied):
         if tracked is None:
             return
         known = self._by_storage.setdefault(tracked.storage.cdata, [])
-        known[:] = [one for one in known if one.lies != tracked.lies]
+        if known:
+            known[:] = [one for one in known if one.lies != tracked.lies]
         known.append(tracked)
 
     def _forget_the_dead(self) -> None:

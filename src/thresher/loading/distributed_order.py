@@ -2,8 +2,9 @@
 
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,10 +16,10 @@ from torch.utils.data.distributed import DistributedSampler
 from thresher.distributed.order import DrawnOrder, KeptOrder, Piece, RankBatches, RankOrder, continued
 from thresher.distributed.plan import HeldPlan
 from thresher.distributed.world import agree
-from thresher.loading.order import EpochRows, IdBatchSampler, KnownEnd, OrderPlace, as_ids, generators_of
+from thresher.loading.order import EpochCursor, IdBatchSampler, OrderPlace, as_ids, generators_of
 from thresher.loading.samplers import check_unchanged, inner_sampler, is_shard_of_accelerate, share_states
 from thresher.loading.shuffle import Shuffle
-from thresher.loading.smaller_batches import Deal, StepSizes, smaller_sizes
+from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.permutation import Permutation
 from thresher.shards import World
 
@@ -167,16 +168,6 @@ class SharedSampler:
         return as_ids(list(sampler), sampler, self.n).numpy()
 
 
-class RankRows(Protocol):
-    """The rows of one rank in an epoch, which can be read at any place."""
-
-    def __len__(self) -> int: ...
-
-    def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of rows from one number to another; fewer where they end."""
-        ...
-
-
 class OwnRows:
     """The rows of this process as an `Order` of the loader, with their weights; made when the first row is needed.
 
@@ -188,13 +179,13 @@ class OwnRows:
         plan: The plan.
     """
 
-    def __init__(self, make: Callable[[], RankRows], place: int, plan: HeldPlan) -> None:
+    def __init__(self, make: Callable[[], "RankOrder | RankBatches | DrawnRows"], place: int, plan: HeldPlan) -> None:
         self._make, self._place, self._plan = make, place, plan
-        self._made: RankRows | None = None
+        self._made: RankOrder | RankBatches | DrawnRows | None = None
         self._sorted, self._weights = np.empty(0, dtype=np.int64), None
 
     @property
-    def _rows(self) -> RankRows:
+    def _rows(self) -> "RankOrder | RankBatches | DrawnRows":
         if self._made is None:
             self._made = rows = self._make()
             if self._plan.asks_for_weights:
@@ -282,16 +273,14 @@ class SharedOrder:
         """Returns the number of ids that this process has in an epoch of full training."""
         return self.sizes.rows_of(self.n)
 
+    def length_of_stream(self) -> None:
+        """Returns None: several processes have no stream."""
+
     # The plan of an epoch
 
     def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of rows of this process in an epoch that follows a plan."""
         return self.sizes.rows_of(plan.rows)
-
-    def length(self, plan: HeldPlan | None) -> KnownEnd:
-        """Returns what is known of the end of an epoch before it is reached."""
-        assert plan is not None
-        return KnownEnd(self.samples_of(plan))
 
     def _sizes_of(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, least: int = 1) -> StepSizes | None:
         """Returns the numbers of the smaller batches of this process; None where an epoch has full batches.
@@ -309,8 +298,10 @@ class SharedOrder:
         size, drop_last = sizes.batch_size, sizes.drop_last
         return smaller_sizes(plan.own, plan.everything, lambda: staying, everything, size, drop_last, least=least)
 
-    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
-        """Returns how the smaller batches of this process are made; rows that are drawn are drawn before they are dealt.
+    def step_sizes(
+        self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1
+    ) -> StepSizes | None:
+        """Returns the sizes of the smaller batches of this process; rows that are drawn are drawn before they are dealt.
 
         Args:
             plan: The plan of an epoch.
@@ -323,11 +314,11 @@ class SharedOrder:
             ValueError: There are too few rows for the steps.
         """
         found = self._sizes_of(plan, sizes, everything, least)
-        return None if found is None else Deal(found._replace(candidates=found.rows))
+        return None if found is None else replace(found, candidates=found.rows)
 
     # An epoch
 
-    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+    def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:
         """Returns the rows of this process in an epoch; all processes call it together.
 
         Args:
@@ -343,11 +334,19 @@ class SharedOrder:
         """
         epoch, found = self.sizes.begin(place, drawn=plan.own.drawn), self._sizes_of(plan, sizes, everything)
         if found is not None:
-            Deal(found).step_at(place.stayed)
+            found.step_at(place.stayed)
         rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, plan)
-        return EpochRows(rows, None, place.stayed, rows)
+        smaller = None if found is None else replace(found, candidates=found.rows)
+        return EpochCursor(
+            order=rows,
+            stayed=place.stayed,
+            weights=None if plan.own.weights is None else rows.weights,
+            staying=self.samples_of(plan) if smaller is None else smaller.rows,
+            sizes=smaller,
+            consumed_by=partial(self._consumed_by, smaller),
+        )
 
-    def _make(self, plan: HeldPlan, epoch: int, found: StepSizes | None) -> RankRows:
+    def _make(self, plan: HeldPlan, epoch: int, found: StepSizes | None) -> RankOrder | RankBatches | DrawnRows:
         """Returns the rows of this process in an epoch; all processes call it together."""
         self._kept = None
         if plan.own.drawn:
@@ -372,18 +371,12 @@ class SharedOrder:
         agree(self._world, {"the checksum of the order that was drawn": zlib.crc32(ids.tobytes())})
         return lambda begin, end: ids[begin:end]
 
-    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
-        """Returns how many ids of full training this process has consumed with its first so many rows of the epoch.
-
-        Args:
-            drawn: The same number.
-            stayed: Number of rows, 1 or more.
-            deal: How smaller batches are made; None for full batches.
-        """
+    def _consumed_by(self, smaller: StepSizes | None, stayed: int) -> int:
+        """Returns how many ids of full training this process has consumed with its first so many rows, 1 or more."""
         everything = self.candidates(0)
         everything -= everything % self.sizes.batch_size if self.sizes.drop_last else 0
-        if deal is not None:
-            return -(-stayed * everything // deal.rows)
+        if smaller is not None:
+            return -(-stayed * everything // smaller.rows)
         if self._kept is None:
             return min(everything, stayed)
         return min(everything, -(-self._kept.place_after(stayed * self._world.size) * everything // self.n))

@@ -17,32 +17,30 @@ from torch.utils.data import DataLoader
 
 from thresher import rng
 from thresher.distributed.plan import HeldPlan
-from thresher.loading.collate_check import CheckedCollate, UnknownRows
+from thresher.loading.collate_check import CheckedBatch, CheckedCollate, UnknownRows
 from thresher.loading.distributed_order import SharedOrder
 from thresher.loading.local_order import UserOrder
 from thresher.loading.order import (
     EpochControl,
-    EpochOrders,
-    EpochRows,
+    EpochCursor,
     IdBatchSampler,
-    KnownEnd,
     MapStyleBatches,
     Order,
     OrderPlace,
     SequentialOrder,
     StreamBatches,
-    Weights,
 )
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
 from thresher.loading.settings import KEPT_SETTINGS, OfUser, SettingsAtAttach
-from thresher.loading.smaller_batches import Deal
+from thresher.loading.smaller_batches import StepSizes
 from thresher.loading.trees import to_device
-from thresher.loading.worker_draws import NotedCollate, ResumedDraws, begin_noted
+from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
 from thresher.shards import ALONE, World
 from thresher.timing import Timing
 
 Device = torch.device | None
+NOTHING = EpochCursor(order=SequentialOrder(0))
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 
@@ -74,17 +72,15 @@ class SelectedLoader(OfUser):
         self.row_buffer: RowBuffer | None = None
         """Rows that were selected and not yielded yet; None where batches go to the loop as they are."""
         self._waiting: tuple[Tensor, Tensor | None] = NONE_WAIT
-        self._deal: Deal | None = None
-        self._weights: Weights | None = None
         self._seen = 0
-        self._order: EpochOrders = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
+        self._order: UserOrder | SharedOrder = UserOrder(loader) if world.size == 1 else SharedOrder(loader, world)
         self.ids_of_sampler, self.order_state = self._order.ids_of_sampler, self._order.state_dict
         self.generators, self.sizes = self._order.generators, self._order.sizes
         self.streams, self.n = self._order.streams, self._order.n
         self._device = device
         self.device = device or torch.device("cpu")
         """Device on which the loop draws random numbers."""
-        self._ids = IdBatchSampler(self._order.sizes)
+        self._ids = self.ids = IdBatchSampler(self._order.sizes)
         self.unknown_rows = UnknownRows(declared=keeps)
         """Why the rows of batches are not their samples in order, as far as that is known."""
         self._resumed_draws = ResumedDraws(loader.num_workers, stay=loader.persistent_workers)
@@ -138,9 +134,9 @@ class SelectedLoader(OfUser):
             TypeError: The number is not known: a sampler of unknown order, a stream, or a batch method that keeps rows by
                 chance and fills them up to full batches.
         """
-        deal = None if self.streams else self.deal(self.control.held)
-        if deal is not None:
-            return deal.steps
+        sizes = None if self.streams else self.step_sizes(self.control.held)
+        if sizes is not None:
+            return sizes.steps
         stream: Any = self._user.dataset
         samples = len(stream) if self.streams else self._order.samples_of(self.control.held)
         full, rest = divmod(samples, self._ids.batch_size)
@@ -156,8 +152,8 @@ class SelectedLoader(OfUser):
         full, rest = divmod(rows, self._ids.batch_size)
         return full + bool(rest and not self._ids.drop_last)
 
-    def deal(self, plan: HeldPlan, *, least: int = 1) -> Deal | None:
-        """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
+    def step_sizes(self, plan: HeldPlan, *, least: int = 1) -> StepSizes | None:
+        """Returns the sizes of the smaller batches of a plan; None where an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
@@ -166,7 +162,7 @@ class SelectedLoader(OfUser):
         Raises:
             ValueError: There are too few rows for the steps, or it is not known how many ids the order has.
         """
-        return self._order.deal(plan, self._ids, self._samples, self._seen, least=least)
+        return self._order.step_sizes(plan, self._ids, self._samples, self._seen, least=least)
 
     def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of rows that this process has in an epoch that follows a plan."""
@@ -181,22 +177,11 @@ class SelectedLoader(OfUser):
         Raises:
             ValueError: There are too few rows for the steps of smaller batches.
         """
-        deal = self.deal(plan)
-        if deal is not None:
-            return np.diff(deal.sizes.ends(deal.rows)), True
+        sizes = self.step_sizes(plan)
+        if sizes is not None:
+            return np.diff(sizes.ends(sizes.rows)), True
         rows = self._order.samples_of(plan)
         return np.diff(np.append(np.arange(0, rows, self._ids.batch_size), rows)), not getattr(self.sizes, "by_batches", False)
-
-    def weights(self, ids: Tensor) -> Tensor | None:
-        """Returns the weights in the plan of some rows of the epoch.
-
-        Args:
-            ids: Ids of rows of the epoch in progress, shape (n,), int64, on the host.
-
-        Returns:
-            Weights, shape (n,), float32; None where all are 1.
-        """
-        return None if self._weights is None else self._weights.weights(ids.numpy())
 
     def __iter__(self) -> "EpochIterator":
         if self._closed:
@@ -207,72 +192,75 @@ class SelectedLoader(OfUser):
         if self._settings is not None:
             self._settings.check()
         self.stop()
-        self._ids.serve(SequentialOrder(0), None)  # the last epoch's order goes before the plan is made
+        self._ids.serve(NOTHING)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
         collate = self._loader.collate_fn
         if isinstance(collate, CheckedCollate) and self.num_workers:
             collate.calls = self._ids.served // self.num_workers  # new workers go on where the last ones were
         plan, place = self.control.begin()
         self.prepared.begin()
-        rows = None if plan is None else self._order.of_epoch(plan, place, self._ids, self._samples)
-        if place.consumed == 0:
-            self._begin_with(NONE_WAIT)
+        # The order comes before the workers: a sampler of several processes is refused before any of them waits for a batch.
+        cursor = None if plan is None else self._order.cursor(plan, place, self._ids, self._samples)
         resumed = self._epoch_start if place.consumed else None
-        if self._resumes_after_epochs and self.persistent_workers:
-            self._start_workers()
-        self._resumes_after_epochs = False
-        now = rng.capture(self.device, self.generators())
-        if resumed is None:
-            self._epoch_start = {**now, "workers_ran": self._workers_ran}
-        else:
-            if resumed["workers_ran"]:
-                self._start_workers()
-            rng.restore(resumed, self.device, self.generators())
-        begin = begin_noted if resumed is not None and self.num_workers and not self.streams else iter
-        if plan is None:
-            batches = map(self._resumed_draws.open, iter(self._loader))
-            candidates: Any = StreamBatches(batches, self._order.length(None).staying)
-        else:
-            assert rows is not None
-            self._serve(plan, rows, place.consumed)
-            candidates = MapStyleBatches(begin(self._loader), self._ids, ahead=self.num_workers > 0)
-        self._workers_ran = self.persistent_workers
-        if resumed is not None:
-            waiting = self._waiting
-            self._begin_with(NONE_WAIT)
-            replayed = candidates.skip(place.consumed, self._keep_waiting(waiting)) if plan is None else self._ids.replay()
-            # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
-            rng.restore({**now, "generators": []}, self.device)
-            if (rows is None or rows.stayed is None) and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
-                raise RuntimeError(
-                    f"{type(self._order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
-                    "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
-                    "generator."
-                )
-            if plan is not None and len(waiting[0]):
-                self._fetch(*waiting)
-            if self.row_buffer is not None:
-                self.row_buffer.count()
-        iterator = EpochIterator(self, self.control, candidates, place, self._ids)
+        candidates = self._start(cursor) if resumed is None else self._resume(cursor, place, resumed)
+        iterator = EpochIterator(self, self.control, candidates, cursor or NOTHING, place)
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
 
-    def _serve(self, plan: HeldPlan, rows: EpochRows, consumed: int) -> None:
-        """Has the ids of an epoch come from its order; see `IdBatchSampler.serve`."""
-        deal, length = self.deal(plan), self._order.length(plan)
-        if deal is not None:
-            length = KnownEnd(deal.rows, length.drawn)
-        self._deal, self._weights = deal, rows.weights
-        self._ids.serve(rows.order, rows.keeps, consumed=consumed, stayed=rows.stayed, length=length, deal=deal)
+    def _start(self, cursor: EpochCursor | None) -> "MapStyleBatches | StreamBatches":
+        """Begins an epoch with its first batch."""
+        self._begin_with(NONE_WAIT)
+        # Random numbers are drawn as by the user's loader: persistent workers draw their seed when they start, which they have
+        # done before this epoch in a run without an interruption; then the epoch draws its own, and the sampler comes last.
+        if self._resumes_after_epochs and self.persistent_workers:
+            self._start_workers()
+        self._resumes_after_epochs = False
+        self._epoch_start = {**rng.capture(self.device, self.generators()), "workers_ran": self._workers_ran}
+        candidates = self._candidates(cursor, 0, iter)
+        self._workers_ran = self.persistent_workers
+        return candidates
 
-    def consumed_at(self, drawn: int, stayed: int) -> int:
-        """Returns how many ids of full training were consumed at a place of the epoch's order.
+    def _resume(
+        self, cursor: EpochCursor | None, place: OrderPlace, began: rng.RandomStates
+    ) -> "MapStyleBatches | StreamBatches":
+        """Goes on with an interrupted epoch."""
+        # It begins once more with the random states of then, and draws again what it had consumed: then what it has still to
+        # draw is the same.
+        self._resumes_after_epochs = False
+        now = rng.capture(self.device, self.generators())
+        if began["workers_ran"]:
+            self._start_workers()
+        rng.restore(began, self.device, self.generators())
+        candidates = self._candidates(cursor, place.consumed, begin_noted if self.num_workers else iter)
+        self._workers_ran = self.persistent_workers
+        waiting = self._waiting
+        self._begin_with(NONE_WAIT)
+        if isinstance(candidates, StreamBatches):
+            replayed = candidates.skip(place.consumed, self._keep_waiting(waiting))
+        else:
+            replayed = self._ids.replay()
+        # The loader's generators stay as replayed: the loop's own random numbers go on where they were.
+        rng.restore({**now, "generators": []}, self.device)
+        if (cursor is None or cursor.stayed is None) and zlib.crc32(replayed.numpy().tobytes()) != place.checksum:
+            raise RuntimeError(
+                f"{type(self._order.sampler).__name__} did not repeat the order of the interrupted epoch: it "
+                "must depend only on the global random states and its `generator`. Resume between epochs, or give it a "
+                "generator."
+            )
+        if cursor is not None and len(waiting[0]):
+            self._fetch(*waiting)
+        if self.row_buffer is not None:
+            self.row_buffer.count()
+        return candidates
 
-        Args:
-            drawn: Number of ids of the order that were drawn.
-            stayed: Number of these that stayed.
-        """
-        return self._order.consumed_at(drawn, stayed, self._deal)
+    def _candidates(
+        self, cursor: EpochCursor | None, consumed: int, begin: Callable[[Any], Iterator[Any]]
+    ) -> "MapStyleBatches | StreamBatches":
+        """Begins the user's loader, and returns the batches that it makes of an epoch."""
+        if cursor is None:
+            return StreamBatches(map(self._opened, iter(self._loader)), self._order.length_of_stream())
+        self._ids.serve(cursor, consumed=consumed)
+        return MapStyleBatches(begin(self._loader), self._ids, ahead=self.num_workers > 0)
 
     def last_yielded(self, seen: int) -> None:
         """Lets go of rows that make no further batch, since the last batch of an epoch of so many samples was yielded."""
@@ -348,13 +336,13 @@ class SelectedLoader(OfUser):
         """Starts persistent workers, which draw their seed then; an epoch that found them running drew none."""
         if not self._workers_ran:
             with rng.undisturbed(self.device, self.generators()):
-                self._ids.serve(SequentialOrder(0), None)
+                self._ids.serve(NOTHING)
                 begin_noted(self._loader)
             self._workers_ran = self.persistent_workers
 
     def passes(self, order: Order) -> Iterator[tuple[Any, Tensor]]:
         """Yields the batches of some samples, in order and on the device, with their ids, for the run's own forward passes."""
-        self._ids.serve(order, None, drop_last=False)
+        self._ids.serve(EpochCursor(order=order), drop_last=False)
         for batch in iter(self._loader):
             self._workers_ran = self.persistent_workers
             batch_ids, *_ = self._ids.on_the_way.popleft()
@@ -362,8 +350,14 @@ class SelectedLoader(OfUser):
 
     def moved(self, batch: Any) -> Any:
         """Returns the batch of the user's collate function, on the device of the model."""
-        batch = self.unknown_rows.open(self._resumed_draws.open(batch))
+        batch = self._opened(batch)
         return batch if self._device is None else to_device(batch, self._device)
+
+    def _opened(self, batch: Any) -> Any:
+        """Returns the batch of the user's collate function, out of what our own collate functions put around it."""
+        if type(batch) is NotedBatch:
+            batch = self._resumed_draws.open(batch)
+        return self.unknown_rows.open(batch) if type(batch) is CheckedBatch else batch
 
     def stop(self) -> None:
         """Ends the iterator that has the epoch."""
@@ -384,8 +378,8 @@ class EpochIterator:
         loader: The loader.
         control: The run that the loader belongs to.
         candidates: Batches before the selection inside the batch, with their ids.
+        cursor: The rows of the epoch.
         place: Where in the epoch's order the pass begins.
-        sizes: Where the batch size is set, and whether a last batch that is not full is dropped.
     """
 
     def __init__(
@@ -393,12 +387,12 @@ class EpochIterator:
         loader: SelectedLoader,
         control: EpochControl,
         candidates: MapStyleBatches | StreamBatches,
+        cursor: EpochCursor,
         place: OrderPlace,
-        sizes: IdBatchSampler,
     ) -> None:
         self._loader, self._control, self._candidates = loader, control, candidates
-        self._place, self._sizes = place, sizes
-        self._left = sizes.left_after(place) if place.consumed else None
+        self._cursor, self._place, self._sizes = cursor, place, loader.ids
+        self._left = self._sizes.left_after(place) if place.consumed else None
         self._exhausted = self._done = False
 
     def __iter__(self) -> "EpochIterator":
@@ -434,10 +428,14 @@ class EpochIterator:
         return batch
 
     def _yield(self, batch: Any, ids: Tensor, weights: Tensor | None, *, last: bool) -> None:
-        self._loader.prepared.yielded(len(ids), last=last)
+        if self._loader.prepared.in_use:
+            self._loader.prepared.yielded(len(ids), last=last)
         if last:
             self._loader.last_yielded(self._place.consumed + (self._left or 0))
-        self._control.yielded(batch, ids, self._place, weights, last=last)
+        if self._cursor.weights is not None:  # of the plan, beside those of a batch method
+            own = self._cursor.weights(ids.numpy())
+            weights = weights if own is None else own if weights is None else own * weights
+        self._control.on_batch(batch, ids, self._place, weights, last=last)
 
     def _leaves_nothing(self, row_buffer: RowBuffer) -> bool:
         """Whether the rows that wait and those of the candidates to come make no further batch, as far as it is known."""
@@ -458,7 +456,7 @@ class EpochIterator:
             batch = self._loader.moved(batch)
             timing.switch(before)
         self._left = self._sizes.in_batches(left)
-        consumed = self._loader.consumed_at(drawn, stayed)
+        consumed = self._cursor.consumed_at(drawn, stayed)
         self._place = OrderPlace(consumed, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
         return batch, ids
 
@@ -477,13 +475,13 @@ class EpochIterator:
         self._candidates = StreamBatches(iter(()))
         self._loader.last_yielded(self._place.consumed + (self._left or 0))
         self._loader.prepared.end(whole=True)
-        self._control.left(exhausted=True)
+        self._control.on_loop_exit(exhausted=True)
 
 
 def _gone(control: EpochControl | None) -> None:
     """Notes that the iterator of a pass is gone."""
     if control is not None:
-        control.left(exhausted=False)
+        control.on_loop_exit(exhausted=False)
 
 
 def _rows_of(candidates: int, size: int, control: EpochControl) -> int | None:

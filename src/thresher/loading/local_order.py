@@ -1,6 +1,7 @@
 """The order in which the user's loader reads its dataset."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,9 +19,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from thresher.distributed.plan import HeldPlan
 from thresher.loading.order import (
-    EpochRows,
+    EpochCursor,
     IdBatchSampler,
-    KnownEnd,
     Order,
     OrderPlace,
     SamplerOrder,
@@ -32,7 +32,7 @@ from thresher.loading.order import (
 )
 from thresher.loading.samplers import check_unchanged, is_seeded_by_epoch
 from thresher.loading.shuffle import Shuffle, ShufflePasses
-from thresher.loading.smaller_batches import Deal, deal_of, smaller_sizes
+from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with tensors."""
@@ -159,8 +159,10 @@ class UserOrder:
         """Returns the generators that the loader draws from."""
         return generators_of(self.sampler, self._loader)
 
-    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
-        """Returns how the smaller batches of a plan are made; None where an epoch has full batches.
+    def step_sizes(
+        self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1
+    ) -> StepSizes | None:
+        """Returns the sizes of the smaller batches of a plan; None where an epoch has full batches.
 
         Args:
             plan: The plan of an epoch.
@@ -177,13 +179,9 @@ class UserOrder:
         everything = self.candidates(seen) if everything is None else everything
         ids, size, drop_last = partial(self.samples_of, plan), sizes.batch_size, sizes.drop_last
         found = smaller_sizes(plan.own, plan.everything, ids, everything, size, drop_last, least=least)
-        return None if found is None else deal_of(plan, found)
+        return found if found is None or plan.own.keys is None else replace(found, keys=plan.keys)
 
-    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
-        """Returns how many ids of the order were drawn."""
-        return drawn
-
-    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
+    def cursor(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochCursor:
         """Returns the rows of an epoch: the order of the sampler, and what its plan leaves of it.
 
         Args:
@@ -193,10 +191,19 @@ class UserOrder:
             everything: Number of samples of full training; None for those of the order.
         """
         order, stayed = self._order_of(plan, place)
-        return EpochRows(order, None if plan.own.drawn or plan.everything else plan.keeps, stayed, plan)
+        smaller = self.step_sizes(plan, sizes, everything, 0)
+        return EpochCursor(
+            order=order,
+            keeps=None if plan.own.drawn or plan.everything else plan.keeps,
+            stayed=stayed,
+            weights=None if plan.own.weights is None else plan.weights,
+            staying=_known(lambda: self.samples_of(plan)) if smaller is None else smaller.rows,
+            drawn=_known(lambda: len(self.sampler)),
+            sizes=smaller,
+        )
 
     def _order_of(self, plan: HeldPlan, place: OrderPlace) -> tuple[Order, int | None]:
-        """Returns the ids of an epoch before its plan leaves samples out, and `EpochRows.stayed`."""
+        """Returns the ids of an epoch before its plan leaves samples out, and `EpochCursor.stayed`."""
         self.check_unchanged(ids=plan.rows != self.n)
         if self.passes is None:
             return self._from_start(plan), None
@@ -223,15 +230,9 @@ class UserOrder:
             return len(self.sampler) if hasattr(self.sampler, "__len__") else self.n
         return seen if seen or not hasattr(self.dataset, "__len__") else len(self.dataset)  # pyright: ignore[reportArgumentType]
 
-    def length(self, plan: HeldPlan | None) -> KnownEnd:
-        """Returns what is known of the end of an epoch before it is reached.
-
-        Args:
-            plan: The plan of the epoch; None for a stream.
-        """
-        if plan is None:
-            return KnownEnd(_known(lambda: len(self.dataset)))  # pyright: ignore[reportArgumentType]
-        return KnownEnd(_known(lambda: self.samples_of(plan)), _known(lambda: len(self.sampler)))
+    def length_of_stream(self) -> int | None:
+        """Returns the number of samples of a stream; None where it is not known."""
+        return _known(lambda: len(self.dataset))  # pyright: ignore[reportArgumentType]
 
     def samples_of(self, plan: HeldPlan) -> int:
         """Returns the number of samples in an epoch that follows a plan.

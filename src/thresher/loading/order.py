@@ -8,6 +8,7 @@ import operator
 import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice, repeat
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from thresher.distributed.plan import HeldPlan
 from thresher.loading.row_buffer import rows_of
 from thresher.loading.samplers import is_seeded_by_epoch
 from thresher.loading.settings import checked_batch_size
-from thresher.loading.smaller_batches import Deal
+from thresher.loading.smaller_batches import StepSizes
 from thresher.plans import BatchPlan
 
 
@@ -40,23 +41,15 @@ class OrderPlace(NamedTuple):
     checksum: int = 0
 
 
-class EpochStart(NamedTuple):
-    """Where an epoch begins.
-
-    Attributes:
-        plan: The plan of the epoch; None for a stream.
-        place: Where in its order the epoch begins; an interrupted epoch goes on where it stopped.
-    """
-
-    plan: HeldPlan | None
-    place: OrderPlace
-
-
 class EpochControl(Protocol):
     """What a loader asks of the run that it belongs to, and reports to it."""
 
-    def begin(self) -> EpochStart:
-        """Begins an epoch, or goes on with an interrupted one."""
+    def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
+        """Begins an epoch, or goes on with an interrupted one.
+
+        Returns:
+            The plan, None for a stream; and the place in the epoch's order where it begins, or goes on.
+        """
         ...
 
     @property
@@ -72,11 +65,11 @@ class EpochControl(Protocol):
         """Returns how many rows of a candidate batch of n stay; None where that is not known."""
         ...
 
-    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
+    def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
         """Notes a batch on the device, the ids of its rows, the place after it, weights, and whether it is the last one."""
         ...
 
-    def left(self, *, exhausted: bool) -> None:
+    def on_loop_exit(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
         ...
 
@@ -236,16 +229,33 @@ def generators_of(sampler: Any, loader: Any) -> list[torch.Generator]:
     return own[:1] if len(own) == 2 and own[0] is own[1] else own
 
 
-class KnownEnd(NamedTuple):
-    """What is known of the end of an order before it is reached, so that no id has to be drawn early.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EpochCursor:
+    """One epoch as the loader iterates it: what its plan leaves of an order, and what is known of its end.
+
+    An end that is known lets the last batch be known when it is yielded, without an id being drawn early.
 
     Attributes:
-        staying: Number of ids that the plan lets stay; None where it is not known.
+        order: Ids before the plan is applied.
+        keeps: Function of ids that returns which of them stay; None where all do.
+        stayed: Number of ids that stayed before the place that an interrupted epoch has reached, where the order begins at the
+            place; None where it begins with the first id.
+        weights: Function of ids that returns the weights of these samples in the plan; None where all are 1.
+        staying: Number of ids that stay in the whole epoch; None where it is not known.
         drawn: Number of ids of the whole order; None where it is not known.
+        sizes: Sizes of smaller batches; None for full batches.
+        consumed_by: Function of a number of rows that returns how many ids of full training are consumed with them; None where
+            that is the number of ids that were drawn.
     """
 
+    order: Order
+    keeps: Keeps | None = None
+    stayed: int | None = None
+    weights: Callable[[NDArray[np.int64]], Tensor | None] | None = None
     staying: int | None = None
     drawn: int | None = None
+    sizes: StepSizes | None = None
+    consumed_by: Callable[[int], int] | None = None
 
     def left(self, stayed: int, position: int) -> int | None:
         """Returns the number of ids still to come; None where it is not known.
@@ -258,9 +268,15 @@ class KnownEnd(NamedTuple):
             return max(0, self.staying - stayed)
         return 0 if self.drawn is not None and position >= self.drawn else None
 
+    def consumed_at(self, drawn: int, stayed: int) -> int:
+        """Returns how many ids of full training were consumed at a place of the epoch's order.
 
-UNKNOWN_END = KnownEnd()
-"""The epoch's end is not known in advance."""
+        Args:
+            drawn: Number of ids of the order that were drawn.
+            stayed: Number of these that stayed.
+        """
+        return drawn if self.consumed_by is None else self.consumed_by(stayed)
+
 
 LOOKED_UP = 2**13
 """Number of ids that are looked up in the plan at once, unless a batch has more."""
@@ -281,12 +297,11 @@ class IdBatchSampler(Sampler[list[int]]):
         """Ids of batches, how many ids of the order were drawn and had stayed by then, and how many come; None: not known."""
         self.served = 0
         self._batches: Iterator[list[int]] = iter(())
-        self._order: Order = SequentialOrder(0)
-        self._keeps: Keeps | None = None
+        self._cursor = EpochCursor(order=SequentialOrder(0))
         self._consumed, self._stayed = 0, 0
         self.drops_last = sizes.drop_last
         """Whether a last batch that is not full is dropped in this iteration."""
-        self._found: Iterator[tuple[Tensor, int]] = iter(())
+        self._pieces: Iterator[tuple[Tensor, int]] = iter(())
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._batches
@@ -301,41 +316,29 @@ class IdBatchSampler(Sampler[list[int]]):
         """Whether the user's loader drops a last batch that is not full, as it is now."""
         return self._sizes.drop_last
 
-    def serve(
-        self,
-        order: Order,
-        keeps: Keeps | None,
-        *,
-        consumed: int = 0,
-        stayed: int | None = None,
-        drop_last: bool | None = None,
-        length: KnownEnd = UNKNOWN_END,
-        deal: Deal | None = None,
-    ) -> None:
+    def serve(self, cursor: EpochCursor, *, consumed: int = 0, drop_last: bool | None = None) -> None:
         """Prepares the next iteration.
 
         Args:
-            order: Ids before the plan is applied.
-            keeps: Function of ids that returns which of them stay; None where all do.
-            consumed: Number of ids of the order that an interrupted epoch has consumed already.
-            stayed: Number of these that stayed, where the order begins after them. Default: they are drawn again.
+            cursor: The rows of the epoch.
+            consumed: Number of ids of the order that an interrupted epoch has consumed already. Where the order does not begin
+                after them, they are drawn again.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
-            length: Known end of the order.
-            deal: How smaller batches are made; None for full batches.
         """
         self.on_the_way.clear()
-        drawn = 0 if stayed is None else consumed
-        self._order, self._keeps, self._consumed, self._stayed = order, keeps, consumed - drawn, stayed or 0
+        drawn = 0 if cursor.stayed is None else consumed
+        self._cursor, self._consumed, self._stayed = cursor, consumed - drawn, cursor.stayed or 0
         self.replayed = torch.empty(0, dtype=torch.int64)
-        self._length, self.size = length, self.batch_size
-        self.drops_last = deal is None and (self.drop_last if drop_last is None else drop_last)
-        self._found = self._full(consumed) if deal is None else self._dealt(deal, drawn)
-        self._deal = deal
+        self.size = self.batch_size
+        self.drops_last = cursor.sizes is None and (self.drop_last if drop_last is None else drop_last)
+        self._pieces = (
+            self._kept_ids(consumed, repeat(self.size)) if cursor.sizes is None else self._of_steps(cursor.sizes, drawn)
+        )
         self._batches = self._iterate()
 
     def left_after(self, place: OrderPlace) -> int | None:
         """Returns the number of ids that come in batches after a place of the order that is served; None: not known."""
-        return self.in_batches(self._length.left(place.stayed, place.consumed))
+        return self.in_batches(self._cursor.left(place.stayed, place.consumed))
 
     def in_batches(self, ids: int | None) -> int | None:
         """Returns how many of so many further ids come in batches, where a last batch that is not full is dropped."""
@@ -343,48 +346,45 @@ class IdBatchSampler(Sampler[list[int]]):
 
     def replay(self) -> Tensor:
         """Draws the ids that an interrupted epoch has consumed, once, and returns those that were trained on."""
-        consumed, self._consumed = self._consumed, 0
-        if consumed and self._deal is None:
-            ids = self._order.take(consumed)
-            self.replayed = ids if self._keeps is None else ids[torch.from_numpy(self._keeps(ids.numpy()))]
+        consumed, self._consumed, keeps = self._consumed, 0, self._cursor.keeps
+        if consumed and self._cursor.sizes is None:
+            ids = self._cursor.order.take(consumed)
+            self.replayed = ids if keeps is None else ids[torch.from_numpy(keeps(ids.numpy()))]
         elif consumed:
             batches, position = [], 0
             while position < consumed:
-                ids, position = next(self._found)
+                ids, position = next(self._pieces)
                 batches.append(ids)
             self.replayed = torch.cat(batches)
         return self.replayed
 
     def _iterate(self) -> Iterator[list[int]]:
         stayed = self._stayed + len(self.replay())
-        for ids, position in self._found:
+        for ids, position in self._pieces:
             if self.drops_last and len(ids) < self.size:
                 return
             stayed += len(ids)
-            self.on_the_way.append((ids, position, stayed, self._length.left(stayed, position)))
+            self.on_the_way.append((ids, position, stayed, self._cursor.left(stayed, position)))
             self.served += 1
             yield ids.tolist()
 
-    def _full(self, drawn: int) -> Iterator[tuple[Tensor, int]]:
-        return self._pieces(drawn, repeat(self.size))
-
-    def _dealt(self, deal: Deal, position: int) -> Iterator[tuple[Tensor, int]]:
-        """Yields the rows of each step, and how many ids were drawn by then."""
-        sizes = deal.sizes
-        first = sizes.step_after(self._stayed, deal.rows)
-        candidates = self._pieces(position, sizes.parts(deal.candidates, first))
-        for rows, (ids, position) in zip(sizes.parts(deal.rows, first), candidates, strict=False):
-            yield deal.draw(ids, rows), position
+    def _of_steps(self, sizes: StepSizes, position: int) -> Iterator[tuple[Tensor, int]]:
+        """Yields the rows of each step of smaller batches, and how many ids were drawn by then."""
+        first = sizes.step_after(self._stayed, sizes.rows)
+        candidates = self._kept_ids(position, sizes.parts(sizes.candidates, first))
+        for rows, (ids, position) in zip(sizes.parts(sizes.rows, first), candidates, strict=False):
+            yield sizes.draw(ids, rows), position
         # Later epochs have the order that they have in full training, which draws the rest and one more.
-        self._order.skip(max(0, (self._length.drawn or 0) - position) + 1)
+        self._cursor.order.skip(max(0, (self._cursor.drawn or 0) - position) + 1)
 
-    def _pieces(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
+    def _kept_ids(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         """Yields the next ids that the plan keeps, in pieces, and how many ids were drawn by then."""
-        return self._all(drawn, sizes) if self._keeps is None else self._staying(drawn, self._keeps, sizes)
+        keeps = self._cursor.keeps
+        return self._all(drawn, sizes) if keeps is None else self._staying(drawn, keeps, sizes)
 
     def _all(self, drawn: int, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
         for size in sizes:
-            ids = self._order.take(size)
+            ids = self._cursor.order.take(size)
             drawn += len(ids)
             if len(ids):
                 yield ids, drawn
@@ -392,14 +392,14 @@ class IdBatchSampler(Sampler[list[int]]):
                 return
 
     def _staying(self, drawn: int, keeps: Keeps, sizes: Iterator[int]) -> Iterator[tuple[Tensor, int]]:
+        order, exhausted = self._cursor.order, False
         found = places = torch.empty(0, dtype=torch.int64)
-        exhausted = False
         for size in sizes:
             while len(found) < size and not exhausted:
                 # No id is taken early from a sampler of the user; known orders are looked up in the plan many at a time.
-                unknown = isinstance(self._order, SamplerOrder)
+                unknown = isinstance(order, SamplerOrder)
                 wanted = max(size - len(found), 0 if unknown else LOOKED_UP)
-                piece = self._order.take(wanted)
+                piece = order.take(wanted)
                 exhausted = len(piece) < wanted
                 stays = torch.from_numpy(np.flatnonzero(keeps(piece.numpy())))
                 found, places = torch.cat([found, piece[stays]]), torch.cat([places, stays + drawn])
@@ -498,91 +498,3 @@ def check_begins(stream: Any) -> None:
             "its own: samples would be skipped twice. Load the state of the run alone, which reads the stream from its "
             "beginning."
         )
-
-
-class Weights(Protocol):
-    """The weights that the plan of an epoch gives to samples."""
-
-    def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
-        """Returns the weights of samples of the epoch, shape (k,), float32; None where all are 1."""
-        ...
-
-
-class EpochRows(NamedTuple):
-    """The rows of an epoch.
-
-    Attributes:
-        order: Ids of the epoch.
-        keeps: Function of ids that returns which of them stay; None where all do.
-        stayed: Number of ids that stayed before the place that an interrupted epoch has reached, where the order begins at the
-            place; None where it begins with the first id.
-        weights: Weights of the samples.
-    """
-
-    order: Order
-    keeps: Keeps | None
-    stayed: int | None
-    weights: Weights
-
-
-class EpochOrders(Protocol):
-    """The orders of the user's sampler; `UserOrder` in one process, `SharedOrder` in several."""
-
-    n: int
-    sampler: Any
-    streams: bool
-
-    @property
-    def is_free(self) -> bool:
-        """Whether the order is a plain shuffle, which a plan with an order of its own may replace."""
-        ...
-
-    @property
-    def yields_once(self) -> bool:
-        """Whether no sample can come twice in an epoch."""
-        ...
-
-    @property
-    def sizes(self) -> Any:
-        """Batch size and `drop_last`, as attributes of an object."""
-        ...
-
-    def ids_of_sampler(self) -> Tensor | None:
-        """Returns the ids that the sampler can yield, shape (K,), int64, ascending; None where these are all ids."""
-        ...
-
-    def generators(self) -> list[torch.Generator]:
-        """Returns the generators that the loader draws from."""
-        ...
-
-    def candidates(self, seen: int) -> int:
-        """Returns the number of ids per epoch of full training; for a stream without a length `seen`."""
-        ...
-
-    def samples_of(self, plan: HeldPlan) -> int:
-        """Returns the number of samples in an epoch that follows a plan; it raises TypeError where that is not known."""
-        ...
-
-    def length(self, plan: HeldPlan | None) -> KnownEnd:
-        """Returns what is known of the end of an epoch before it is reached."""
-        ...
-
-    def deal(self, plan: HeldPlan, sizes: IdBatchSampler, everything: int | None, seen: int, *, least: int = 1) -> Deal | None:
-        """Returns how the smaller batches of a plan are made; None where an epoch has full batches."""
-        ...
-
-    def of_epoch(self, plan: HeldPlan, place: OrderPlace, sizes: IdBatchSampler, everything: int | None) -> EpochRows:
-        """Returns the rows of an epoch."""
-        ...
-
-    def consumed_at(self, drawn: int, stayed: int, deal: Deal | None) -> int:
-        """Returns how many ids of full training were consumed at a place of an epoch's order."""
-        ...
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Returns what the orders of the sampler depend on, as plain values; None where that need not be saved."""
-        ...
-
-    def load_state_dict(self, state: Any, *, active: bool, consumed: int) -> None:
-        """Goes on with the orders of a run that was saved."""
-        ...

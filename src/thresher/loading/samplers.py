@@ -82,6 +82,8 @@ class PreparedLoader:
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader if is_prepared(loader) else None
+        self.in_use = self._loader is not None
+        """Whether accelerate reads where this epoch ends."""
         self._begun = False
 
     def begin(self) -> None:
@@ -89,6 +91,7 @@ class PreparedLoader:
         accelerate = sys.modules.get("accelerate.state")
         if self._loader is None and accelerate is not None:
             self._loader = EpochFlags(accelerate.GradientState())  # one for all; a loop may prepare its parts after `attach`
+            self.in_use = True
         if self._loader is not None:
             self.end(whole=False)
             self._loader.begin()

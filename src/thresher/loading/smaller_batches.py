@@ -4,13 +4,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.distributed.plan import HeldPlan, PackedPlan
+from thresher.distributed.plan import PackedPlan
 from thresher.timing import whole_steps
 
 ByIds = Callable[[NDArray[np.int64]], Tensor]
@@ -21,20 +20,27 @@ class SmallerBatchesError(ValueError):
     """A training cannot make the smaller batches of a plan."""
 
 
-class StepSizes(NamedTuple):
-    """How many rows and candidates each step of an epoch has.
+@dataclass(frozen=True, eq=False)
+class StepSizes:
+    """How many rows and candidates each step of an epoch has, and how the rows are drawn from the candidates.
 
-    Attributes:
+    Args:
         steps: Number of steps, 1 or more.
         rows: Number of rows of all steps together, at least `steps`.
         candidates: Number of ids of the epoch's order that the rows are drawn from, at least `rows`.
         whole: Numbers of the steps that train on all rows of a batch of full training, ascending; they show what it would take.
         batch_size: Number of rows of such a step.
+        keys: Function of ids, shape (n,), that returns numbers of these samples, shape (n,), float32: of the candidates of a
+            step, those with the smallest keys are its rows. None where all candidates are.
 
     Example:
+        >>> import torch
         >>> sizes = StepSizes(steps=4, rows=14, candidates=20, whole=(1,), batch_size=5)
-        >>> list(sizes.parts(14)), list(sizes.parts(20))
-        ([3, 5, 3, 3], [5, 5, 5, 5])
+        >>> list(sizes.parts(14)), list(sizes.parts(20)), list(sizes.parts(14, first=sizes.step_after(8, 14)))
+        ([3, 5, 3, 3], [5, 5, 5, 5], [3, 3])
+        >>> keys = torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8])
+        >>> StepSizes(steps=3, rows=4, candidates=8, keys=keys.__getitem__).draw(torch.tensor([7, 0, 6]), 2)
+        tensor([7, 0])
     """
 
     steps: int
@@ -42,6 +48,7 @@ class StepSizes(NamedTuple):
     candidates: int
     whole: tuple[int, ...] = ()
     batch_size: int = 0
+    keys: ByIds | None = None
 
     def before(self, step: int, total: int) -> int:
         """Returns the part of a number that the steps before one have; other than whole steps, they differ by one at most.
@@ -87,44 +94,6 @@ class StepSizes(NamedTuple):
         """
         return bisect_left(range(self.steps + 1), part, key=lambda step: self.before(step, total))
 
-
-@dataclass(frozen=True, eq=False)
-class Deal:
-    """How many rows each step of an epoch has, and how they are drawn from its candidates.
-
-    Args:
-        sizes: Numbers of rows and candidates.
-        keys: Function of ids, shape (n,), that returns numbers of these samples, shape (n,), float32: of the candidates of a
-            step, those with the smallest keys are its rows. None where all candidates are.
-
-    Example:
-        >>> import torch
-        >>> sizes = StepSizes(steps=3, rows=4, candidates=8)
-        >>> deal = Deal(sizes, keys=torch.tensor([5.0, 4, 3, 2, 1, 0, 9, 8]).__getitem__)
-        >>> list(sizes.parts(8)), list(sizes.parts(4)), list(sizes.parts(4, first=sizes.step_after(2, 4)))
-        ([2, 3, 3], [1, 1, 2], [2])
-        >>> deal.draw(torch.tensor([7, 0, 6]), 2)
-        tensor([7, 0])
-    """
-
-    sizes: StepSizes
-    keys: ByIds | None = None
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return self.sizes.steps
-
-    @property
-    def rows(self) -> int:
-        """Number of rows of all steps together."""
-        return self.sizes.rows
-
-    @property
-    def candidates(self) -> int:
-        """Number of ids of the epoch's order that the rows are drawn from."""
-        return self.sizes.candidates
-
     def step_at(self, rows: int) -> int:
         """Returns the number of the step that follows the first so many rows.
 
@@ -134,8 +103,8 @@ class Deal:
         Raises:
             ValueError: The rows are not those of whole steps, as those of other batch sizes.
         """
-        step = self.sizes.step_after(rows, self.rows)
-        if self.sizes.before(step, self.rows) != rows:
+        step = self.step_after(rows, self.rows)
+        if self.before(step, self.rows) != rows:
             raise ValueError(
                 f"The epoch in progress has trained on {rows} rows, which are not those of the first steps of an epoch with "
                 f"{self.rows} rows in {self.steps} steps. Go on with as many processes, and the batch size, as before, or save "
@@ -228,13 +197,3 @@ def smaller_sizes(
     # At most half of the rows are in whole steps, and the others leave enough for every step.
     spare = min(rows // 2, rows - least * steps) // batch_size
     return StepSizes(steps, rows, candidates, whole_steps(steps, spare) if plan.timed else (), batch_size)
-
-
-def deal_of(plan: HeldPlan, sizes: StepSizes) -> Deal:
-    """Returns how the smaller batches of a plan are made.
-
-    Args:
-        plan: The plan of an epoch.
-        sizes: Numbers of the smaller batches.
-    """
-    return Deal(sizes, None if plan.own.keys is None else plan.keys)

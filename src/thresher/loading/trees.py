@@ -1,7 +1,7 @@
 """Nested batches: tensors in tuples, lists, mappings, dataclasses and other objects, as collate functions return them."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -22,8 +22,8 @@ def attributes_of(tree: Any) -> tuple[str, ...]:
     return tuple(vars(tree))
 
 
-def leaves(tree: Any, *, objects: bool = True) -> Iterator[Tensor]:
-    """Yields every tensor of a nested structure, in order.
+def leaves(tree: Any, *, objects: bool = True) -> list[Tensor]:
+    """Returns every tensor of a nested structure, in order.
 
     Args:
         tree: Nested structure.
@@ -34,17 +34,23 @@ def leaves(tree: Any, *, objects: bool = True) -> Iterator[Tensor]:
         >>> [leaf.item() for leaf in leaves({"x": torch.tensor(1), "y": [torch.tensor(2), "text"]})]
         [1, 2]
     """
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for value in tree.values():
-            yield from leaves(value, objects=objects)
-    elif isinstance(tree, tuple | list):
-        for value in tree:
-            yield from leaves(value, objects=objects)
-    elif objects or is_dataclass(tree):
-        for name in attributes_of(tree):
-            yield from leaves(getattr(tree, name), objects=objects and is_dataclass(tree))
+    found: list[Tensor] = []
+    todo = [(tree, objects)]  # a stack rather than recursion: every step flattens its batch, its inputs and its outputs
+    while todo:
+        part, inside = todo.pop()
+        if isinstance(part, Tensor):
+            found.append(part)
+            continue
+        if isinstance(part, Mapping):
+            parts: Any = [*part.values()]
+        elif isinstance(part, tuple | list):
+            parts = part
+        elif inside or is_dataclass(part):
+            parts, inside = [getattr(part, name) for name in attributes_of(part)], inside and is_dataclass(part)
+        else:
+            continue
+        todo += [(one, inside) for one in reversed(parts)]
+    return found
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any, kind: type = Tensor, *, objects: bool = True) -> Any:
@@ -94,7 +100,10 @@ def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any]
 
 def to_device(tree: Any, device: torch.device) -> Any:
     """Moves the tensors of a batch; a batch that is on the device already is returned as it is, the very same object."""
-    if all(leaf.device == device for leaf in leaves(tree)):
+    for leaf in leaves(tree):
+        if leaf.device != device:
+            break
+    else:
         return tree
     return map_leaves(lambda leaf: leaf.to(device, non_blocking=True), tree)
 

@@ -38,10 +38,8 @@ class ResumedDraws:
         self._way_out = "save between epochs, and use persistent_workers=False" if stay else "save between epochs"
         self._warned = False
 
-    def open(self, batch: Any) -> Any:
+    def open(self, batch: NotedBatch) -> Any:
         """Returns the batch that the collate function returned."""
-        if type(batch) is not NotedBatch:
-            return batch
         if batch.drew and not self._warned:
             self._warned = True
             warnings.warn(

@@ -272,7 +272,7 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
         )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
-    deal = loader.deal(epochs.held, least=least_rows(config.model))
+    sizes = loader.step_sizes(epochs.held, least=least_rows(config.model))
     where = "where the loop computes its losses" if config.criterion is None else f"of the outputs of {config.criterion!r}"
     for signal in undefined_signals(method, config.adapter, config.signals):
         warnings.warn(
@@ -281,7 +281,7 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
             f"{way_around(method, signal)}.",
             stacklevel=4,
         )
-    if config.epochs == 1 and requires.smaller_batches and deal is not None:
+    if config.epochs == 1 and requires.smaller_batches and sizes is not None:
         warnings.warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.", stacklevel=4)
 
 

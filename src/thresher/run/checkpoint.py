@@ -525,9 +525,9 @@ class Resharding:
         order = self._first["shuffle"]
         held = HeldPlan(plan, ShardLayout(self._n, 1), ALONE)
         kept = KeptOrder(Permutation(self._n, order["seed"], order["begun"]).piece, self._n, held.keeps, ALONE)
-        deal, consumed = self._loader.deal(held), self._stayed
-        if deal is not None:
-            consumed = deal.sizes.before(deal.step_at(self._stayed), deal.candidates)
+        sizes, consumed = self._loader.step_sizes(held), self._stayed
+        if sizes is not None:
+            consumed = sizes.before(sizes.step_at(self._stayed), sizes.candidates)
         return kept.place_after(consumed)
 
     def _cost(self, like: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan, PackedPlan, part_of_plan
 from thresher.distributed.sharded_records import ShardedRecords
 from thresher.exact import exact_mean
-from thresher.loading.order import EpochStart, OrderPlace, PieceOrder, SequentialOrder, TensorOrder, check_begins
+from thresher.loading.order import OrderPlace, PieceOrder, SequentialOrder, TensorOrder, check_begins
 from thresher.methods._adapted import OnStream, OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
 from thresher.methods.full import FullData
@@ -232,7 +232,8 @@ class Epochs:
         self._seed = self.config.seed
         self._active = self._resumed = self._warned = False
         self._ran_out = True
-        self._place = OrderPlace()
+        self._place, self._consumed = OrderPlace(), 0
+        self._batch_size = self._loader.batch_sampler.batch_size
         self._was_timed = False
         """Whether an epoch of smaller batches is over, the first of which has whole steps for the forecast of time."""
         self._plan: HeldPlan | None = None
@@ -254,7 +255,7 @@ class Epochs:
 
     # What the loader asks and reports
 
-    def begin(self) -> EpochStart:
+    def begin(self) -> tuple[HeldPlan | None, OrderPlace]:
         """Begins an epoch, or goes on with an interrupted one."""
         check_attached_late_enough(self._had_group)
         if self._resumed and self._place.consumed and self._loader.streams:
@@ -283,7 +284,7 @@ class Epochs:
         if not resumed:
             self.close_books()
             self._records.start_epoch()
-            self._place = OrderPlace()
+            self._place, self._consumed = OrderPlace(), 0
             self._switch(self.selection.at_epoch_start())
         self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan))
         if self.epoch >= self.config.epochs and not self._warned_of_length and torch.is_grad_enabled():
@@ -297,12 +298,12 @@ class Epochs:
         self._active, self._ran_out = True, False
         self.end.begin()
         self._attributor.begin_epoch(ids_repeat=plan is None or plan.own.drawn or not self._loader.yields_once)
-        self.position.begin_pass(None if plan is None else self._loader.deal(plan))
+        self.position.begin_pass(None if plan is None else self._loader.step_sizes(plan))
         if self.hooks is not None:
             self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.own.lr_scale
         if self.step_checks is not None:
             self.step_checks.begin_epoch(self._attributor.batches, resumed=resumed)
-        return EpochStart(plan, self._place)
+        return plan, self._place
 
     def choose(self, batch: Any, ids: Tensor) -> BatchPlan:
         """Returns the rows of a candidate batch that the loop sees."""
@@ -317,14 +318,14 @@ class Epochs:
         stage = self.selection.stage
         return n if stage is None else stage.method.count(n)
 
-    def yielded(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
+    def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
         """Notes a batch that is on its way to the loop.
 
         Args:
             batch: The batch, on the device.
             ids: Ids of its rows, shape (n,), int64, on the host.
             place: Where the epoch's order goes on after it.
-            weights: Weights of the rows that a batch method gave, shape (n,); None where there are none.
+            weights: Weights of the rows, of the plan and of a batch method, shape (n,); None where all are 1.
             last: Whether it is the last batch of the epoch.
         """
         begin = perf_counter()
@@ -337,17 +338,14 @@ class Epochs:
         self.selection.batch_yielded(number)
         if number == 0:
             self._passes.check(batch)
-        own = self._loader.weights(ids)
-        weights = weights if own is None else own if weights is None else own * weights
         self._attributor.yielded(batch, ids, weights)
-        by_now = self._consumed(place) - self._consumed(self._place)
-        self._cost.full_forward += by_now
-        self._cost.full_backward += by_now
-        self._place = place
+        before, self._place, self._consumed = self._consumed, place, self._consumed_by(place)
+        self._cost.full_forward += self._consumed - before
+        self._cost.full_backward += self._consumed - before
         self.timing.attribution_s += perf_counter() - begin
-        self.timing.yielded(len(ids), whole=self.selection.is_whole(len(ids), self._loader.batch_sampler.batch_size))
+        self.timing.yielded(len(ids), whole=self.selection.is_whole(len(ids), self._batch_size))
 
-    def _consumed(self, place: OrderPlace) -> int:
+    def _consumed_by(self, place: OrderPlace) -> int:
         """Returns how many samples full training would have trained on up to a place; a last batch may be dropped."""
         if self._loader.streams:
             return place.consumed
@@ -356,7 +354,7 @@ class Epochs:
             return min(place.consumed, whole)
         return min(whole, -(-place.stayed * whole // max(1, self._loader.samples_of(plan))))
 
-    def left(self, *, exhausted: bool) -> None:
+    def on_loop_exit(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
         self.timing.end()
         if exhausted:
@@ -373,8 +371,9 @@ class Epochs:
         self.end.forget()
         self.position.take_back_pass()
         self._resumed, place = self._at_begin
-        self._cost.full_forward -= (back := self._consumed(self._place) - self._consumed(place))
-        self._cost.full_backward -= back
+        back, self._consumed = self._consumed, self._consumed_by(place)
+        self._cost.full_forward -= back - self._consumed
+        self._cost.full_backward -= back - self._consumed
         self._active, self._place = self._resumed, place
         self.timing.drop()
         if stage is not None:
@@ -399,7 +398,7 @@ class Epochs:
         """Share of all epochs' candidate samples that are consumed, in [0, 1]."""
         # No candidates: a dataset smaller than a batch where the last is dropped, or a stream whose length is not known yet.
         candidates, epochs = self._loader.candidates, self.config.epochs
-        consumed, whole = min(self._consumed(self._place), candidates) if self._active else 0, max(1, candidates)
+        consumed, whole = min(self._consumed, candidates) if self._active else 0, max(1, candidates)
         epoch, consumed = (self.epoch + 1, 0) if self.end.due else (self.epoch, consumed)
         return min(1.0, (epoch * whole + consumed) / (epochs * whole))
 
@@ -563,6 +562,7 @@ class Epochs:
             self.selection.stage.load_state_dict(state["batch_stage"])
         self.epoch, self._active, self._seed = state["epoch"], state["active"], state["seed"]
         self._place = OrderPlace(state["consumed"], state["stayed"], state["checksum"])
+        self._consumed = self._consumed_by(self._place)
         self._ran_out = state["ran_out"]
         self._resumed = self._active
         self.position.resume(self.epoch, self._place.consumed)
@@ -590,21 +590,21 @@ class Epochs:
             self.timing.switch(before)
         self._accumulator.come_home()
         if complete:
-            rest = max(0, self._loader.candidates - self._consumed(self._place))
+            rest = max(0, self._loader.candidates - self._consumed)
             self._cost.full_forward += rest
             self._cost.full_backward += rest
         self.end.forget()
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:
-            deal = self._loader.deal(plan)
+            sizes = self._loader.step_sizes(plan)
             entry |= {
-                "kept": plan.rows if deal is None else deal.rows * self._world.size,
+                "kept": plan.rows if sizes is None else sizes.rows * self._world.size,
                 "refreshed": plan.refreshed,
                 "lr_scale": plan.own.lr_scale,
                 **plan.own.facts,
             }
-            if deal is not None:
-                entry["whole_steps"], self._was_timed = len(deal.sizes.whole), True
+            if sizes is not None:
+                entry["whole_steps"], self._was_timed = len(sizes.whole), True
         else:
             entry |= {"lr_scale": requirements_of(self._method).stream_lr_scale}
         if stage is not None:
@@ -616,7 +616,7 @@ class Epochs:
             full = -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
             self.step_checks.end_epoch(self.epoch, self._attributor.batches, full)
         self.epoch += 1
-        self._plan, self._active, self._place = None, False, OrderPlace()
+        self._plan, self._active, self._place, self._consumed = None, False, OrderPlace(), 0
         self._settle()
         self.plan_ahead()
 

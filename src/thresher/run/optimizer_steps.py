@@ -22,23 +22,26 @@ def parts_of(optimizer: Any) -> list[Optimizer]:
 
     SAM, Lookahead and the wrappers of trainers hold the optimizer whose `step` really runs, and may call it without their own.
     """
-    own = {id(parameter) for parameter in _parameters(optimizer)}
+    own = _parameters(optimizer)
     found: list[Optimizer] = [optimizer]
     for one in found:
         for inner in _held(one):
-            if all(inner is not other for other in found) and any(id(parameter) in own for parameter in _parameters(inner)):
+            if all(inner is not other for other in found) and own & _parameters(inner):
                 found.append(inner)
     return found
 
 
-def _held(optimizer: Any) -> Iterator[Optimizer]:
-    for value in list(vars(optimizer).values()):
+def _held(optimizer: Any) -> list[Optimizer]:
+    held: list[Optimizer] = []
+    for value in vars(optimizer).values():
         several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-        yield from (one for one in several if isinstance(one, Optimizer))
+        held += [one for one in several if isinstance(one, Optimizer)]
+    return held
 
 
-def _parameters(optimizer: Any) -> Iterator[torch.Tensor]:
-    return (parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"])
+def _parameters(optimizer: Any) -> set[int]:
+    groups = getattr(optimizer, "param_groups", ())
+    return set().union(*[map(id, group["params"]) for group in groups])
 
 
 def _mark(lr: Any) -> Any:
@@ -283,7 +286,7 @@ class StepChecks:
 
 def parameters_elsewhere(model: Any, hooks: StepHooks) -> list[Tensor]:
     """Returns the parameters of a model that need gradients and that no part of an optimizer has."""
-    own = {id(one) for part in hooks.parts for group in part.param_groups for one in group["params"]}
+    own = set[int]().union(*map(_parameters, hooks.parts))
     return [one for one in ([] if model is None else model.parameters()) if one.requires_grad and id(one) not in own]
 
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from thresher.attribution.attributor import Attributor
 from thresher.loading.loader import SelectedLoader
-from thresher.loading.smaller_batches import Deal
+from thresher.loading.smaller_batches import StepSizes
 
 PLACES = 1024
 """Number of batches whose places are held until their losses are credited."""
@@ -47,11 +47,11 @@ class Position:
         self._places: deque[BatchPlace] = deque(maxlen=PLACES)
         self._before: BatchPlace | None = None
         self._first = 0
-        self._deal: Deal | None = None
+        self._sizes: StepSizes | None = None
 
-    def begin_pass(self, deal: Deal | None) -> None:
+    def begin_pass(self, sizes: StepSizes | None) -> None:
         """Notes how the smaller batches of the epoch are made; None where it has full batches."""
-        self._before, self._first, self._deal = self._reached(), self._attributor.batches, deal
+        self._before, self._first, self._sizes = self._reached(), self._attributor.batches, sizes
 
     def take_back_pass(self) -> None:
         """Forgets the batches of the pass, in which nothing was trained."""
@@ -104,8 +104,8 @@ class Position:
         """Returns the number of batches of a full epoch that are over at a place."""
         if place.last:
             return in_epoch
-        if self._deal is not None:
-            return self._deal.sizes.step_after(place.consumed, self._deal.candidates)
+        if self._sizes is not None:
+            return self._sizes.step_after(place.consumed, self._sizes.candidates)
         return place.consumed // self._loader.batch_sampler.batch_size
 
 

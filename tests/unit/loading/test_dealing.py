@@ -1,5 +1,7 @@
 """Smaller batches: as many steps as full training, of sizes that differ by one at most."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from depth import depth
 from thresher import EpochPlan
 from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan, PackedPlan
-from thresher.loading.smaller_batches import Deal, StepSizes, deal_of, smaller_sizes
+from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 from thresher.shards import ALONE
 
 
@@ -24,19 +26,19 @@ def test_the_smallest_keys_are_drawn_in_the_order_of_the_candidates(data):
     n = data.draw(st.integers(1, 30))
     keys = torch.tensor(data.draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, float("inf")]), min_size=n, max_size=n)))
     ids, rows = torch.randperm(n, generator=torch.Generator().manual_seed(n)), data.draw(st.integers(1, n))
-    drawn = Deal(StepSizes(1, rows, n), keys.__getitem__).draw(ids, rows)
+    drawn = StepSizes(1, rows, n, keys=keys.__getitem__).draw(ids, rows)
     by_key = sorted(range(n), key=lambda place: (float(keys[ids[place]]), place))
     assert drawn.tolist() == [int(ids[place]) for place in sorted(by_key[:rows])]
 
 
 def test_without_keys_all_candidates_are_rows():
-    assert Deal(StepSizes(1, 2, 3)).draw(torch.tensor([2, 0, 1]), 2).tolist() == [2, 0, 1]
+    assert StepSizes(1, 2, 3).draw(torch.tensor([2, 0, 1]), 2).tolist() == [2, 0, 1]
 
 
 def made(plan, n, ids, everything, batch_size, drop_last, *, least=1):
     held = HeldPlan.of(plan, ShardLayout(n, 1), ALONE)
     sizes = smaller_sizes(held.own, held.everything, ids, everything, batch_size, drop_last, least=least)
-    return None if sizes is None else deal_of(held, sizes)
+    return sizes if sizes is None or held.own.keys is None else replace(sizes, keys=held.keys)
 
 
 def dealt(n, plan, *, batch_size=4, drop_last=False, ids=None):
@@ -59,8 +61,8 @@ def drawn(n, share, width=2.0):
     ],
 )
 def test_rows_and_candidates_of_a_draw(n, share, width, drop_last, steps, rows, candidates):
-    deal = dealt(n, drawn(n, share, width), drop_last=drop_last)
-    assert deal is not None and (deal.steps, deal.rows, deal.candidates) == (steps, rows, candidates)
+    found = dealt(n, drawn(n, share, width), drop_last=drop_last)
+    assert found is not None and (found.steps, found.rows, found.candidates) == (steps, rows, candidates)
 
 
 def test_full_training_has_full_batches():
@@ -70,15 +72,15 @@ def test_full_training_has_full_batches():
 
 
 def test_the_samples_of_a_plan_are_all_dealt():
-    deal = dealt(18, EpochPlan(torch.arange(7), smaller_batches=True))
-    assert deal is not None and (deal.steps, deal.rows, deal.candidates, deal.keys) == (5, 7, 7, None)
+    found = dealt(18, EpochPlan(torch.arange(7), smaller_batches=True))
+    assert found is not None and (found.steps, found.rows, found.candidates, found.keys) == (5, 7, 7, None)
 
 
 def test_a_draw_from_some_ids_drops_as_large_a_part_of_them_as_full_training_does():
     """Full training drops 10 of 26 samples; a half of 20 samples is then 6 of 12, not 8 of 16."""
     plan = EpochPlan(torch.arange(20), smaller_batches=True, keys=torch.rand(20), share=0.5, width=2.0)
-    deal = dealt(26, plan, batch_size=16, drop_last=True)
-    assert deal is not None and (deal.steps, deal.rows, deal.candidates) == (1, 6, 12)
+    found = dealt(26, plan, batch_size=16, drop_last=True)
+    assert found is not None and (found.steps, found.rows, found.candidates) == (1, 6, 12)
 
 
 def test_of_a_draw_from_some_ids_no_smallest_share_is_named():
@@ -91,8 +93,8 @@ def test_of_a_draw_from_some_ids_no_smallest_share_is_named():
 
 def test_keys_of_some_ids_are_those_of_the_dataset():
     plan = EpochPlan(torch.tensor([1, 3, 5, 7]), smaller_batches=True, keys=torch.tensor([4.0, 3, 2, 1]), share=0.5)
-    deal = made(plan, 8, lambda: 4, 4, 2, False)
-    assert deal is not None and deal.keys is not None and deal.keys(plan.ids.numpy()).tolist() == [4, 3, 2, 1]
+    found = made(plan, 8, lambda: 4, 4, 2, False)
+    assert found is not None and found.keys is not None and found.keys(plan.ids.numpy()).tolist() == [4, 3, 2, 1]
 
 
 def test_less_than_one_row_a_batch_is_refused_with_the_smallest_share():
@@ -117,8 +119,8 @@ def test_the_smallest_share_that_is_named_is_enough(n, batch_size, least, drop_l
     with pytest.raises(ValueError, match=f"{few}: the smallest share is") as said:
         spent(too_little)
     named = float(str(said.value).split("the smallest share is ")[1].split(". Give")[0])
-    deal = spent(named)
-    assert deal is None or deal.rows >= least * steps
+    found = spent(named)
+    assert found is None or found.rows >= least * steps
     assert named <= min(1, 1.01 * least * steps / most)
 
 
@@ -137,10 +139,10 @@ def test_the_cost_is_the_share(n, batch_size, share, drop_last):
     most = steps * batch_size if drop_last else n
     if not most or round(share * most) < steps:
         return
-    deal = dealt(n, drawn(n, share), batch_size=batch_size, drop_last=drop_last)
-    rows = most if deal is None else deal.rows
+    found = dealt(n, drawn(n, share), batch_size=batch_size, drop_last=drop_last)
+    rows = most if found is None else found.rows
     assert abs(rows / most - share) <= 0.5 / most + 1e-9
-    assert deal is None or (deal.steps == steps and deal.rows <= deal.candidates <= most)
+    assert found is None or (found.steps == steps and found.rows <= found.candidates <= most)
 
 
 @given(st.integers(1, 60), st.integers(1, 9), st.data())
@@ -155,7 +157,7 @@ def test_whole_steps_have_all_rows_of_a_batch_and_the_others_what_is_left(steps,
     assert list(sizes.parts(steps * batch_size)) == [batch_size] * steps
 
 
-def test_a_deal_goes_on_after_any_step():
+def test_smaller_batches_go_on_after_any_step():
     cases = [(1, 1), (3, 4), (7, 7), (10, 33), (9, 100)]
     for sizes in [*(StepSizes(steps, rows, rows) for steps, rows in cases), StepSizes(10, 33, 50, (2, 5), 8)]:
         parts = list(sizes.parts(sizes.rows))
@@ -169,8 +171,8 @@ def test_a_plan_that_is_timed_has_whole_steps_and_the_same_number_of_rows():
     held = HeldPlan(PackedPlan.of(drawn(n, 0.5), ShardLayout(n, 1).shard(ALONE), timed=True), ShardLayout(n, 1), ALONE)
     sizes = smaller_sizes(held.own, held.everything, lambda: n, n, batch_size, False)
     assert sizes is not None and len(sizes.whole) == 6 and sizes.rows == 240
-    deal = deal_of(held, sizes)
-    drawn_rows = [len(deal.draw(torch.arange(10 * step, 10 * step + 10), rows)) for step, rows in enumerate(sizes.parts(240))]
+    sizes = replace(sizes, keys=held.keys)
+    drawn_rows = [len(sizes.draw(torch.arange(10 * step, 10 * step + 10), rows)) for step, rows in enumerate(sizes.parts(240))]
     assert [step for step, rows in enumerate(drawn_rows) if rows == 10] == list(sizes.whole) and sum(drawn_rows) == 240
 
 
@@ -182,9 +184,9 @@ def test_whole_steps_take_at_most_half_of_the_rows_and_leave_enough_for_each_ste
 
 
 def test_the_step_at_a_number_of_rows():
-    deal = Deal(StepSizes(steps=3, rows=4, candidates=4))
-    assert [deal.step_at(rows) for rows in (0, 1, 2, 4)] == [0, 1, 2, 3]
+    sizes = StepSizes(steps=3, rows=4, candidates=4)
+    assert [sizes.step_at(rows) for rows in (0, 1, 2, 4)] == [0, 1, 2, 3]
     with pytest.raises(
         ValueError, match="trained on 3 rows, which are not those of the first steps of an epoch with 4 rows in 3"
     ):
-        deal.step_at(3)
+        sizes.step_at(3)

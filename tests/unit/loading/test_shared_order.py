@@ -39,11 +39,17 @@ def rows_of(world: Any, make: Any, *, batch: int = 7, place: OrderPlace | None =
     order = SharedOrder(DataLoader(range(N), batch, sampler=sampler, drop_last=drop_last), world)  # pyright: ignore
     plan = held(make(block_of(world)), world)
     sizes = IdBatchSampler(order.sizes)
-    found = order.of_epoch(plan, place or OrderPlace(), sizes, None)
+    found = order.cursor(plan, place or OrderPlace(), sizes, None)
     ids = found.order.take(N)
-    deal = order.deal(plan, sizes, None, 0)
-    places = [order.consumed_at(k, k, deal) for k in range(1, len(ids) + 1)] if place is None else []
-    return ids, found.weights.weights(ids.numpy()), places, order.samples_of(plan), plan.rows, plan.refreshing()(0, N)
+    places = [found.consumed_at(k, k) for k in range(1, len(ids) + 1)] if place is None else []
+    return (
+        ids,
+        None if found.weights is None else found.weights(ids.numpy()),
+        places,
+        order.samples_of(plan),
+        plan.rows,
+        plan.refreshing()(0, N),
+    )
 
 
 def whole_order() -> list[int]:
@@ -77,7 +83,7 @@ def test_an_interrupted_epoch_goes_on_at_its_rows():
         loader = DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank, seed=5))
         order = SharedOrder(loader, world)
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=70)
-        return order.of_epoch(
+        return order.cursor(
             held(make(block_of(world)), world), OrderPlace(70, 35), IdBatchSampler(order.sizes), None
         ).order.take(N)
 
@@ -92,7 +98,7 @@ def test_another_epoch_than_the_interrupted_one():
         plan = held(EpochPlan(block_of(world)), world)
         order.load_state_dict({"begun": 2, "epoch": 2}, active=True, consumed=7)
         sampler.set_epoch(3)
-        order.of_epoch(plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
+        order.cursor(plan, OrderPlace(7, 7), IdBatchSampler(order.sizes), None)
 
     with pytest.raises(RuntimeError, match=r"of epoch 2 of its DistributedSampler, whose epoch is 3 now.*set_epoch\(2\)"):
         on_ranks(2, begin)
@@ -105,7 +111,7 @@ def test_a_dataset_that_has_grown():
         order = SharedOrder(DataLoader(data, 7, sampler=DistributedSampler(data, 1, 0)), world)
         plan = held(EpochPlan(torch.arange(N)), world)
         data.append(0)
-        order.of_epoch(plan, OrderPlace(), IdBatchSampler(order.sizes), None)
+        order.cursor(plan, OrderPlace(), IdBatchSampler(order.sizes), None)
 
     with pytest.raises(ValueError, match="had 3000 samples when `attach` was called and has 3001 now"):
         on_ranks(1, begin)
@@ -130,10 +136,10 @@ def test_rows_that_are_drawn_in_each_step(size):
         order = SharedOrder(loader, world)
         plan = held(plan_of(world), world)
         sizes = IdBatchSampler(order.sizes)
-        deal = order.deal(plan, sizes, None, 0)
-        assert deal is not None
-        rows = order.of_epoch(plan, OrderPlace(), sizes, None).order
-        return [rows.take(count).tolist() for count in deal.sizes.parts(deal.rows)]
+        smaller = order.step_sizes(plan, sizes, None, 0)
+        assert smaller is not None
+        rows = order.cursor(plan, OrderPlace(), sizes, None).order
+        return [rows.take(count).tolist() for count in smaller.parts(smaller.rows)]
 
     steps = [sorted(chain(*parts)) for parts in zip(*on_ranks(size, take), strict=True)]
     alone = [sorted(step) for step in on_ranks(1, lambda world: _alone(world, plan_of_one(scores)))[0]]
@@ -158,7 +164,7 @@ def test_steps_with_other_numbers_of_rows():
         order = SharedOrder(DataLoader(range(N), 7, sampler=DistributedSampler(range(N), 2, world.rank)), world)
         plan = held(EpochPlan(block_of(world)[::2], smaller_batches=True), world)
         order.load_state_dict({"begun": 0, "epoch": 0}, active=True, consumed=10)
-        order.of_epoch(plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)
+        order.cursor(plan, OrderPlace(10, 5), IdBatchSampler(order.sizes), None)
 
     with pytest.raises(ValueError, match="trained on 5 rows, which are not those of the first steps"):
         on_ranks(2, begin)

@@ -52,7 +52,7 @@ def share_of(criterion: Any, targets: Any) -> Tensor | float:
         7.0
     """
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or not _are_classes(targets):
-        return float(len(next(leaves(targets))))
+        return float(len(leaves(targets)[0]))
     counts = targets != criterion.ignore_index
     weights = counts if criterion.weight is None else criterion.weight[(targets * counts).to(criterion.weight.device)]
     return (weights * counts.to(weights.device)).sum() * (len(targets) / targets.numel())
