@@ -34,8 +34,10 @@ def parts_of(optimizer: Any) -> list[Optimizer]:
 def _held(optimizer: Any) -> list[Optimizer]:
     held: list[Optimizer] = []
     for value in vars(optimizer).values():
-        several = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-        held += [one for one in several if isinstance(one, Optimizer)]
+        if isinstance(value, Optimizer):
+            held.append(value)
+        elif value and isinstance(value, dict | list | tuple):
+            held += [one for one in (value.values() if isinstance(value, dict) else value) if isinstance(one, Optimizer)]
     return held
 
 
