@@ -100,6 +100,7 @@ class CheckedCollate:
     def __call__(self, samples: Any) -> Any:
         """Returns the batch of the user's collate function, as a `CheckedBatch` where it was checked."""
         number, self.calls = self.calls, self.calls + 1
+        # Comparing takes longer than collating: at batches 0, 1, 2, 4, 8, ... it costs next to nothing over an epoch.
         if number & (number - 1) or (n := self._number_of(samples)) < 2:
             return self.collate(samples)
         # Copies, because a collate function may change its samples in place.

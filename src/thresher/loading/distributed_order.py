@@ -125,11 +125,14 @@ class SharedSampler:
             ValueError: The number of samples has changed.
         """
         check_unchanged(self._dataset, self.n)
+        # accelerate gives all processes one random state before each epoch; its loader is not iterated, so that it is done
+        # here.
         share_states(self._loader)
         sampler, epoch = self.sampler, int(getattr(self.sampler, "epoch", 0))
         if drawn:
             self._epoch = None
             return epoch
+        # A loop calls set_epoch before each epoch, and a resumed one may have counted from 0.
         if place.consumed and epoch != self._epoch:
             raise RuntimeError(
                 f"The run goes on in the middle of an epoch whose order is that of epoch {self._epoch} of its "
@@ -153,6 +156,8 @@ class SharedSampler:
         if isinstance(sampler, Shuffle):
             agree(self._world, known)
             return Permutation(self.n, sampler.seed, epoch).piece
+        # Samplers with a generator of their own may differ between processes, which would train on some samples twice and on
+        # others never.
         ids = self._all_ids()
         agree(self._world, {**known, "the checksum of the order of the epoch": zlib.crc32(ids.tobytes())})
         return lambda begin, end: ids[begin:end].astype(np.int64, copy=False)
@@ -189,6 +194,8 @@ class OwnRows:
         if self._made is None:
             self._made = rows = self._make()
             if self._plan.asks_for_weights:
+                # Weights lie with the owners of the samples: all are asked for once an epoch, together, and looked up in every
+                # step.
                 self._sorted = np.sort(rows.take(0, len(rows)))
                 self._weights = self._plan.weights(self._sorted)
         return self._made
@@ -232,6 +239,7 @@ class DrawnRows:
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
         """Returns the ids of rows from one number to another, those of whole steps; fewer where they end."""
+        # Steps are drawn whole; the ranks then take every W-th row, and so have the same number of rows.
         first, last = (int(np.searchsorted(self._ends, min(row, self._sizes.rows))) for row in (begin, end))
         parts = [self._drawn.take(step)[self._world.rank :: self._world.size] for step in range(first, last)]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
@@ -333,6 +341,7 @@ class SharedOrder:
             ValueError: An interrupted epoch goes on, whose steps had other numbers of rows.
         """
         epoch, found = self.sizes.begin(place, drawn=plan.own.drawn), self._sizes_of(plan, sizes, everything)
+        # Refused before any process begins to draw, as the order of a step cannot be continued in its middle.
         if found is not None:
             found.step_at(place.stayed)
         rows = OwnRows(partial(self._make, plan, epoch, found), place.stayed, plan)

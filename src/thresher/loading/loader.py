@@ -124,6 +124,7 @@ class SelectedLoader(OfUser):
 
         0 for a stream without a length, until an epoch of it is over.
         """
+        # A last batch that is dropped is no part of full training, either.
         total = self._order.candidates(self._seen)
         return total - total % self._ids.batch_size if self._ids.drop_last else total
 
@@ -139,6 +140,7 @@ class SelectedLoader(OfUser):
             return sizes.steps
         stream: Any = self._user.dataset
         samples = len(stream) if self.streams else self._order.samples_of(self.control.held)
+        # Rows that a batch method keeps of the last, smaller candidate batch count as well.
         full, rest = divmod(samples, self._ids.batch_size)
         rest = 0 if self._ids.drop_last else rest
         if self.row_buffer is None or self.row_buffer.size is None:
@@ -193,9 +195,11 @@ class SelectedLoader(OfUser):
             self._settings.check()
         self.stop()
         self._ids.serve(NOTHING)  # the last epoch's order goes before the plan is made: at 10^9 samples both would not fit
+        # Workers end with their pass, and with them the count of batches that were compared with their samples.
         collate = self._loader.collate_fn
         if isinstance(collate, CheckedCollate) and self.num_workers:
             collate.calls = self._ids.served // self.num_workers  # new workers go on where the last ones were
+        # The run first: it ends the epoch before, which may make passes over this very loader, and makes the plan.
         plan, place = self.control.begin()
         self.prepared.begin()
         # The order comes before the workers: a sampler of several processes is refused before any of them waits for a batch.
@@ -203,6 +207,7 @@ class SelectedLoader(OfUser):
         resumed = self._epoch_start if place.consumed else None
         candidates = self._start(cursor) if resumed is None else self._resume(cursor, place, resumed)
         iterator = EpochIterator(self, self.control, candidates, cursor or NOTHING, place)
+        # An iterator that is gone tells the run that the loop has left its pass; a strong reference would keep the run alive.
         control = weakref.ref(self.control)
         self.current = weakref.ref(iterator, lambda _: _gone(control()))
         return iterator
@@ -281,6 +286,7 @@ class SelectedLoader(OfUser):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the rows that were selected and not yielded yet, and how the epoch began, as tensors and plain values."""
+        # Rows that were loaded with a state, and not read again yet, are saved as they are.
         own = self.row_buffer is None or len(self._waiting[0])
         ids, weights = self._waiting if own or self.row_buffer is None else self.row_buffer.waiting
         return {
@@ -322,6 +328,8 @@ class SelectedLoader(OfUser):
         """Reads again the rows that were selected and not trained on when the epoch was interrupted."""
         assert self.row_buffer is not None
         settings = {name: getattr(self._loader, name) for name in KEPT_SETTINGS}
+        # The samples are read a second time, so that an augmentation draws other random numbers; the first batch shows whether
+        # it does.
         noted = NotedCollate(self._user.collate_fn)
         settings |= {"collate_fn": noted, "persistent_workers": False}
         with rng.undisturbed(self.device, self.generators()):
@@ -368,6 +376,7 @@ class SelectedLoader(OfUser):
         self.stop()
         self._closed = True
         self._held()
+        # The dataset and its workers go, and attributes of the loader can still be read.
         self._loader = DataLoader((), batch_sampler=self._ids)  # pyright: ignore[reportArgumentType]
 
 
@@ -404,6 +413,7 @@ class EpochIterator:
     def __next__(self) -> Any:
         if self._done:
             raise StopIteration
+        # Two passes at once would share one order, and each would get a part of its ids.
         if self._loader.current() is not self:
             raise RuntimeError(
                 "this pass over run.loader was ended by a newer one; iterate the newer one. To read the data within an epoch, "
@@ -419,7 +429,9 @@ class EpochIterator:
                 raise
             self._yield(batch, ids, None, last=self._left == 0)
             return batch
+        # From here on rows are chosen before the loop sees a batch.
         self._fill(row_buffer)
+        # The rest of an epoch is a smaller batch, as in the plain loop, or is dropped with drop_last.
         if not row_buffer.rows or (not row_buffer.full and self._sizes.drop_last):
             self._end()
             raise StopIteration
@@ -455,6 +467,7 @@ class EpochIterator:
         else:  # the loop would have moved the batch by itself
             batch = self._loader.moved(batch)
             timing.switch(before)
+        # Known when the batch is yielded, so that the last one can be told to accelerate, and the epoch ends with its step.
         self._left = self._sizes.in_batches(left)
         consumed = self._cursor.consumed_at(drawn, stayed)
         self._place = OrderPlace(consumed, stayed, zlib.crc32(ids.numpy().tobytes(), self._place.checksum))
@@ -472,6 +485,7 @@ class EpochIterator:
 
     def _end(self) -> None:
         self._done = True
+        # Workers that are not persistent end here, and not when the loop lets go of its iterator.
         self._candidates = StreamBatches(iter(()))
         self._loader.last_yielded(self._place.consumed + (self._left or 0))
         self._loader.prepared.end(whole=True)

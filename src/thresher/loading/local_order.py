@@ -62,6 +62,7 @@ class UserOrder:
 
     def _has_all_once(self) -> bool:
         draws = isinstance(self.sampler, RandomSampler)
+        # A RandomSampler with replacement, or with num_samples, has draws that tensors do not repeat.
         once = not draws or (not self.sampler.replacement and self.sampler.num_samples == self.n)
         return once and len(self.sampler.data_source) == self.n
 
@@ -72,6 +73,7 @@ class UserOrder:
 
     def _find_some_ids(self) -> Tensor | None:
         sampler, kind = self.sampler, type(self.sampler)
+        # Shares are planned of the samples that the sampler has: a plan of others would keep too few.
         if kind is SubsetRandomSampler:
             ids = as_ids(sampler.indices, sampler, self.n)
         elif kind is WeightedRandomSampler:
@@ -92,6 +94,7 @@ class UserOrder:
         Raises:
             ValueError: The sampler yields fewer ids than the dataset has, and it is not known which.
         """
+        # A sampler that is shorter than the dataset may have a part of it (which one?), or draw fewer samples of all.
         draws = (RandomSampler, WeightedRandomSampler)  # these draw from all ids that they have
         if not self.streams and self.some_ids is None and type(self.sampler) not in draws and self.candidates(0) < self.n:
             raise ValueError(
@@ -204,7 +207,9 @@ class UserOrder:
 
     def _order_of(self, plan: HeldPlan, place: OrderPlace) -> tuple[Order, int | None]:
         """Returns the ids of an epoch before its plan leaves samples out, and `EpochCursor.stayed`."""
+        # Asked in each epoch: an active-learning loop may have added samples since.
         self.check_unchanged(ids=plan.rows != self.n)
+        # A Shuffle begins anywhere; of other orders the first ids must be drawn again to reach a place.
         if self.passes is None:
             return self._from_start(plan), None
         if len(self.sampler.data_source) > self.n:
@@ -218,6 +223,7 @@ class UserOrder:
     def _from_start(self, plan: HeldPlan) -> Order:
         if plan.own.drawn:
             return TensorOrder(lambda: plan.own.ids)
+        # The ids of a sampler of the user are taken one by one, when the plain loader would.
         if not self.is_known:
             return SamplerOrder(self.sampler, self.n)
         if isinstance(self.sampler, SequentialSampler):

@@ -123,6 +123,7 @@ class TensorOrder:
         piece = self._ids[self._position : self._position + k]
         self._position += len(piece)
         if len(piece) < k:
+            # Only an order that is read to its end draws the second permutation, as the sampler would.
             self._finish()
             self._finish = lambda: None
         return piece.long()
@@ -161,6 +162,7 @@ def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
     small = torch.int32 if n < 2**31 else torch.int64
 
     def permute() -> Tensor:
+        # RandomSampler draws the seed of its permutation from the global state, and only when its first id is asked for.
         own = generator
         if own is None:
             own = torch.Generator()
@@ -325,6 +327,7 @@ class IdBatchSampler(Sampler[list[int]]):
                 after them, they are drawn again.
             drop_last: Whether a last batch that is not full is dropped; None: as the user's loader does.
         """
+        # Ids of batches that a pass before has asked for and never yielded.
         self.on_the_way.clear()
         drawn = 0 if cursor.stayed is None else consumed
         self._cursor, self._consumed, self._stayed = cursor, consumed - drawn, cursor.stayed or 0
@@ -351,6 +354,7 @@ class IdBatchSampler(Sampler[list[int]]):
             ids = self._cursor.order.take(consumed)
             self.replayed = ids if keeps is None else ids[torch.from_numpy(keeps(ids.numpy()))]
         elif consumed:
+            # Which candidates were rows of their step depends on the sizes of the steps: the steps are drawn once more.
             batches, position = [], 0
             while position < consumed:
                 ids, position = next(self._pieces)
@@ -361,9 +365,11 @@ class IdBatchSampler(Sampler[list[int]]):
     def _iterate(self) -> Iterator[list[int]]:
         stayed = self._stayed + len(self.replay())
         for ids, position in self._pieces:
+            # Dropped here and not by the sampler: what is too few after the plan is another number of ids.
             if self.drops_last and len(ids) < self.size:
                 return
             stayed += len(ids)
+            # Workers ask for batches before these are yielded: their ids wait here in the order of the batches.
             self.on_the_way.append((ids, position, stayed, self._cursor.left(stayed, position)))
             self.served += 1
             yield ids.tolist()
@@ -431,6 +437,7 @@ class MapStyleBatches:
         Raises:
             StopIteration: There is no further batch.
         """
+        # Without workers a batch is drawn when it is asked for, so that anything left over is of a batch that failed.
         if not self._ahead:
             self._ids.on_the_way.clear()
         try:

@@ -35,6 +35,7 @@ def is_per_sample(tree: Any, n: int) -> bool:
         return tree.ndim > 0 and len(tree) == n
     if type(tree) not in (list, tuple) or len(tree) != n:
         return False
+    # A pair [x, y] of a batch of two samples is a list of two things, and no list of two samples.
     whole = [leaf.dim() > 0 and len(leaf) == n for leaf in leaves(tree)]
     alike = len({(item.dtype, item.dim()) if isinstance(item, Tensor) else type(item) for item in tree}) == 1
     return not any(whole) or (alike and not all(whole))
@@ -75,6 +76,7 @@ def take_rows(columns: list[Any], rows: Tensor) -> list[Any]:
         if isinstance(column, Tensor):
             found.append(column.index_select(0, rows.to(column.device, non_blocking=True)))
             continue
+        # Only lists and arrays need the numbers on the host; for tensors alone nothing waits for the device.
         numbers = rows.tolist() if numbers is None else numbers
         found.append(column[numbers] if isinstance(column, np.ndarray) else type(column)(column[i] for i in numbers))
     return found
@@ -166,6 +168,7 @@ class RowBuffer:
         if len(plan.rows):
             whole = self._part(batch, ids, None)
             weights = None if plan.weights is None else plan.weights.to(ids.device)
+            # The whole batch goes to the loop as it is, without a copy of its tensors.
             entire = len(plan.rows) == len(ids) and not plan.drawn
             chosen = whole if entire else whole.rows(plan.rows.to(ids.device))
             self._put(chosen._replace(weights=weights), entire=entire)
@@ -190,6 +193,8 @@ class RowBuffer:
                 + (f", others before it had {len(self._kinds or ())}" if kinds else "")
                 + ": its rows cannot be told apart. Collate to tensors, arrays or lists of the batch's length."
             )
+        # A part without an entry per sample, such as a graph or a padding length, can be passed on only while it is the same
+        # for all.
         if not self._kinds:
             self._kinds, self._rest = kinds, rest
         elif self._varies is None and (varies := differing_part(self._rest, rest)):
@@ -214,6 +219,7 @@ class RowBuffer:
         while wanted:
             part = self._parts.pop(0)
             n = len(part.ids)
+            # Rows that do not fit wait for the next batch, in their order.
             if n > wanted:
                 self._parts.insert(0, part.rows(torch.arange(wanted, n)))
                 part = part.rows(torch.arange(wanted))

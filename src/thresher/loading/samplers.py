@@ -92,6 +92,7 @@ class PreparedLoader:
         if self._loader is None and accelerate is not None:
             self._loader = EpochFlags(accelerate.GradientState())  # one for all; a loop may prepare its parts after `attach`
             self.in_use = True
+        # accelerate keeps a list of loaders in use: one that was left early must leave it before it enters again.
         if self._loader is not None:
             self.end(whole=False)
             self._loader.begin()
@@ -118,6 +119,7 @@ class PreparedLoader:
             whole: Whether every batch was asked for; else it is over where the last one was yielded.
         """
         if self._loader is not None and self._begun:
+            # An epoch that was left at its last batch counts, as with a prepared loader.
             self._loader.iteration += whole or self._loader.end_of_dataloader
             self._loader.end()
             self._begun = False
@@ -187,6 +189,7 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         return
     if loader.batch_sampler is None:
         raise ValueError("`loader` has batch_size=None: batches must be made by the loader. Give it a batch_size.")
+    # A batch sampler that buckets by length, say, would have batches of mixed lengths after a plan.
     known = type(loader.batch_sampler) in (BatchSampler, StratifiedBatchSampler)
     if not known and not (several and is_shard_of_accelerate(loader.batch_sampler)):
         raise ValueError(
@@ -246,6 +249,7 @@ def check_iteration(loader: DataLoader[Any]) -> None:
     """
     streams = isinstance(loader.dataset, IterableDataset)
     for name in OF_ITERATION:
+        # The class that defines the method, wherever it is in the line of its parents.
         kind = next(kind for kind in loader.__class__.__mro__ if name in vars(kind))
         if kind is not DataLoader and not (streams and name == "__len__"):
             why = (

@@ -42,6 +42,7 @@ class OfUser(Uncopied):
         return getattr(self._user, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        # A loop that sets batch_size or a sampler on run.loader means its own loader, which takes or refuses that.
         if name in OF_THE_USER:
             setattr(self._user, name, value)
         else:

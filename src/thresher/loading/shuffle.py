@@ -89,6 +89,7 @@ class Shuffle(Sampler[int]):
         epoch, consumed = operator.index(epoch), None if consumed is None else operator.index(consumed)
         if epoch < 0:
             raise ValueError(f"Shuffle.set_epoch: `epoch` must be 0 or more, got {epoch}")
+        # Trainers call set_epoch(epoch) before each epoch: that must not take back the place of a resumed one.
         if consumed is None and self.consumed:
             if epoch != self.epoch:
                 raise ValueError(

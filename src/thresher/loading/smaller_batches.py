@@ -58,6 +58,7 @@ class StepSizes:
             total: The number: `rows` or `candidates`.
         """
         whole = bisect_left(self.whole, step)
+        # Integer arithmetic: every process and every resumed run cuts the same parts.
         rest = total - len(self.whole) * self.batch_size
         return whole * self.batch_size + (step - whole) * rest // (self.steps - len(self.whole))
 
@@ -121,6 +122,7 @@ class StepSizes:
         """
         if self.keys is None or len(ids) <= rows:
             return ids
+        # Ties are broken by the order of the epoch, as the draw over several processes breaks them.
         order = self.keys(ids.numpy()).argsort(stable=True)
         return ids.index_select(0, order[:rows].sort().values)
 
@@ -183,6 +185,7 @@ def smaller_sizes(
         staying = staying * most // max(1, everything)  # as large a part of them is dropped as of all samples
     staying = min(staying, most)
     rows = staying if plan.keys is None else round(plan.share * staying)
+    # Batches of full training need no cutting, and draw the same random numbers as without a plan.
     if rows == most:
         return None
     if rows < least * steps:

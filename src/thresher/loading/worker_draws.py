@@ -76,6 +76,7 @@ class NotedCollate:
         before, last = rng.capture(torch.device("cpu")), self._last
         # The seed of a worker is known for torch alone: the first samples are compared with what follows from it.
         fresh = torch.Generator().manual_seed(torch.initial_seed()).get_state()
+        # Between two batches of a worker nothing else draws: a difference is of reading the samples.
         drew = differing_part(before, last) is not None if last is not None else not torch.equal(before["torch"], fresh)
         batch = self.collate(samples)
         self._last = rng.capture(torch.device("cpu"))
@@ -88,6 +89,7 @@ def begin_noted(loader: Any) -> Iterator[Any]:
     Args:
         loader: DataLoader with workers; persistent ones go on to note it in later passes.
     """
+    # The workers get a copy of the collate function when they start; the loader has its own back at once.
     collate = loader.collate_fn
     loader.collate_fn = NotedCollate(collate)
     try:

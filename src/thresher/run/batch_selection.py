@@ -150,6 +150,7 @@ class UnevenLabels:
 
     def note(self, counts: Tensor) -> None:
         """Notes how many labels count in each sample of a batch, shape (n,); nothing waits for the device."""
+        # A flag on the device, read once an epoch: the step waits for nothing.
         if len(counts):
             self._uneven |= counts.min() != counts.max()
 
@@ -241,6 +242,7 @@ class BatchStage:
 
     def _generator(self) -> torch.Generator:
         """Returns the generator of this step, whatever was drawn before."""
+        # The draw of a step depends on the seed and the number of the step alone: a resumed run draws the same.
         block, place = divmod(self.step, SEEDS)
         if self._seeds[0] != (self.seed, block):
             keys = (self.seed, block, OF_BATCHES, *([self._rank] if self._rank else []))
@@ -334,6 +336,8 @@ class Trained:
             warnings.warn(COMPILED_AROUND, stacklevel=4)
         if model is None or self._parts or not subset:
             return
+        # A model that torch.compile returned is compiled inside of the wrapper; one in DistributedDataParallel is wrapped
+        # inside of it, so that gradients are still reduced.
         self._whole = made = subset_backward(as_given if self._parallel is None else compiled_like(as_given, inside(model)))
         self._parts = [made]
         if self._parallel is None:
@@ -365,6 +369,7 @@ class Trained:
         """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer."""
         if self._averages is None:
             return self.is_plain
+        # All processes choose in the same way, or one would wait for a scoring pass that the others do not make.
         found = torch.tensor(self.is_plain, dtype=torch.int32, device=self._averages.device)
         distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
         return bool(found)
@@ -378,6 +383,7 @@ class Trained:
         if not self._parts:
             return
         self._parts[0].meter = meter
+        # The backward pass of what lies around the wrapped part costs all rows, or fewer, as its operations decide.
         if self._parts[0] is not self._whole:
             meter.make_unknown(
                 "only a part of the model has the backward pass of subset_backward, and the cost of the rest depends on its "
@@ -515,23 +521,31 @@ class InForward(BatchSelection):
         reader, layout = self._parts.reader, attribution.layout
         criterion = reader.criterion
         assert criterion is not None
+        # The loop would multiply the losses of the kept rows with weights of all rows.
         if criterion.keeps_positions:
             raise ValueError(kept_losses_only(self._stage.method, criterion.own))
+        # Choosing takes time that full training does not take; the criterion itself does.
         begin = perf_counter()
         all_count = attribution.all_count and criterion.ignores_negatives_of(targets)
         found = reader.signals(outputs, targets, layout, reader.chosen_by, all_count=all_count)
+        # A sample all of whose labels are ignored has a loss of NEVER_SEEN, which a method takes for "not seen yet".
         plan, factor = self._choose_rows(attribution, found if all_count else without_ignored(found))
+        # Before the rows are taken: the divisor is that of the targets of the whole batch.
         if self._parts.config.by_batch:
             factor = part_of_divisor(criterion, targets, layout, plan.rows, joint_weights(plan, weights), weights)
         weights, k = joint_weights(plan, weights), len(plan.rows)
+        # A step that trains the model itself has the plain loss of the whole batch, so that its time is that of full training.
         if k < layout.n or not self._trains_whole:
             outputs, targets = (take_samples(tree, plan, layout) for tree in (outputs, targets))
         self._parts.timing.attribution_s += perf_counter() - begin
         small, alone = RowLayout(k, layout.repeat), None
+        # A loss whose value for a row depends on the other rows (contrastive, in-batch negatives) would be another one for the
+        # kept rows; the first step shows it.
         to_compare = not self._compared and 0 < k < layout.n
         try:
             if to_compare:
                 alone = criterion.signals_alone(outputs, targets, small)
+            # Other processes wait in the backward pass for gradients of every parameter.
             if not k:
                 value = gradient_of_nothing(outputs)
             elif weights is None:
@@ -601,6 +615,8 @@ class InForward(BatchSelection):
         trains_own = self._parts.attributor.trains_model
         if trains_own:
             self._discard_foreign()
+        # A second criterion for the same rows, as of an auxiliary head, keeps the same rows; the key of given ids is None, and
+        # asks anew.
         chosen = next((one for one in self._chosen_in_step if one[0] is not None and one[0] == attribution.key), None)
         if chosen is None:
             ids, device = attribution.ids, self._parts.device
@@ -656,6 +672,7 @@ class InForward(BatchSelection):
         """Forgets the choices of batches that are not in use any more, and has the model train a whole step by itself."""
         self._trains_whole = self._stage.is_whole_step
         self._trained.train_whole(self._trains_whole)
+        # A prefetcher asks for batches before the loss of an earlier one is computed.
         first = number - BATCHES_AHEAD
         self._chosen_in_step = [one for one in self._chosen_in_step if one[0] is not None and one[0][0] > first]
 
@@ -689,6 +706,7 @@ class BeforeForward(BatchSelection):
             ids: Ids of its rows, shape (n,), int64, on the host.
             epoch: Number of the epoch, 0-based.
         """
+        # The ids are on the host for the loader, and on the device for the records.
         here = ids.to(self._parts.device, non_blocking=True)
         if self._stage.keeps_all:
             return self._stage.whole(len(ids), self._parts.device)
@@ -700,6 +718,7 @@ class BeforeForward(BatchSelection):
         """Signals to choose by: given ones, those of an earlier epoch, or those of a scoring pass."""
         if self._known_losses is not None:
             return {"loss": self._known_losses.index_select(0, ids)}
+        # Losses of this step may still wait in the accumulator, and stale ones are read from the records.
         if epoch % self._scoring.every_epochs:
             self._parts.attributor.write()
             return {name: self._parts.records[name].index_select(0, ids) for name in self._stage.requires.signals}

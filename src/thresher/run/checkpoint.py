@@ -129,6 +129,7 @@ def sum_of(values: Tensor, first: int) -> int:
     total = 0
     for start in range(0, len(values), SUMMED_AT_ONCE):
         bits = values[start : start + SUMMED_AT_ONCE].contiguous().view(BITS[values.element_size()]).long()
+        # Weighted by place: a sum alone would not notice values that changed places.
         places = torch.arange(first + start, first + start + len(bits), device=bits.device)
         total += int((bits * (2 * places + 1)).sum())
     return total % 2**31
@@ -144,6 +145,7 @@ def check_batch_stage(state: Mapping[str, Any], stage: BatchStage | None) -> Non
     Raises:
         ValueError: It has not, since the method was made with other settings.
     """
+    # The first state has the shapes of the settings, such as one value per base method.
     own = {} if stage is None else stage.method.init_state()
     saved = {} if state["batch_stage"] is None else state["batch_stage"]["state"]
     for name in {**own, **saved}:
@@ -158,6 +160,7 @@ def _takes_the_place(value: Any, first: Any) -> bool:
     """Whether a value may follow a first one; a dimension that was empty may have grown."""
     if not isinstance(first, Tensor) or not isinstance(value, Tensor):
         return type(value) is type(first) or {type(value), type(first)} == {int, float}
+    # A window of losses, as of Selective-Backprop, begins empty and grows.
     sizes = zip(value.shape, first.shape, strict=False)
     return value.dtype == first.dtype and value.dim() == first.dim() and all(size in (0, now) for now, size in sizes)
 
@@ -180,6 +183,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
     """
     saved, own = state["shuffle"], loader.order_state()
     was, now = _order_of(saved), _order_of(own)
+    # A drawn plan brings its own order, which is in the state.
     if state["consumed"] and state["plan"] is not None and not state["plan"]["drawn"]:
         if was != now:
             raise ValueError(
@@ -210,6 +214,7 @@ def check_generators(state: Mapping[str, Any], loader: SelectedLoader, device: t
     Raises:
         ValueError: They cannot.
     """
+    # In the middle of an epoch its beginning is drawn again, from the states that it began with.
     replays = bool(state["consumed"])
     parts = [("epoch_start", state["epoch_start"])] if replays else []
     way_out = "save between epochs" if replays else "pass restore_rng=False"
@@ -347,6 +352,8 @@ class SavedForm:
         plan, tensors = self._split(own["plan"], sums, is_fresh=is_fresh)
         records = {name: self._out(f"records.{name}", column, sums) for name, column in by_id["records"].items()}
         trained = self._out("trained", by_id["trained"], sums)
+        # The tensors by id have sums of their own, which do not depend on how they are spread; the digest is of everything
+        # else.
         kept, ranks = None if kept is None else kept.clone(), of_all({**own, "plan": plan, "sums": sums}, self._world)
         parts = {"kept": kept, "records": records, "trained": trained, "plan": tensors, "ranks": ranks}
         return {"version": VERSION, "digest": digest_of(kept, ranks), **parts}
@@ -387,6 +394,7 @@ class SavedForm:
                 value = plan[name].clone()
                 if name in OF_KEPT:
                     value = torch.zeros(block).masked_scatter_(self._marks(plan["ids"]), value)
+            # torch.distributed.checkpoint loads in place, into tensors that are there before.
             elif is_fresh:
                 size, dtype = (-(-block // 8), torch.uint8) if name in MARKS else (block, torch.float32)
                 value = torch.zeros(size, dtype=dtype)
@@ -446,6 +454,7 @@ def of_all(own: Mapping[str, Any], world: World) -> tuple[Any, ...]:
         return (own,)
     file = io.BytesIO()
     torch.save(own, file)
+    # The states of ranks differ in size, so that they travel as bytes, one after the other.
     text = np.frombuffer(file.getvalue(), dtype=np.uint8)
     ends = np.cumsum(world.gather(np.array([len(text)])))
     parts = np.split(world.join(text), ends[:-1])
@@ -517,6 +526,7 @@ class Resharding:
             "cost": self._cost(like["cost"]),
         }
         if world.size == 1 and self._plan is not None and state["active"] and self._stayed:
+            # Several processes count consumed rows each; the order of one process has a place in ids.
             state["consumed"] = self._place_alone(self._plan)
         return state
 
@@ -591,6 +601,7 @@ class SavedState:
             ValueError: The state is damaged, or belongs to another method, loader, number of samples or version; nothing was
                 changed.
         """
+        # Everything is checked before anything changes: a refused state leaves the run as it was.
         check_form(state)
         state = self._of_this_process(state)
         self._check(state, restore_rng=restore_rng)
@@ -602,6 +613,7 @@ class SavedState:
         self.parts.accumulator.meter.restart()
         self.parts.accumulator.count_trained()
         self.parts.accumulator.counts.load_state_dict({TRAINED: state["trained"]})
+        # The epochs first: they decide by the state whether the loader has a buffer of rows.
         self.epochs.load_state_dict(state)
         self.parts.loader.load_state_dict(state)
         self.parts.attributor.forget_batches()

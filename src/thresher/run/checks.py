@@ -314,6 +314,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
         check_wrappers(config.model, config.mode, _who_calls_it(config))
     check_several(config)
     config = replace(config, kept=None if before is None or streams else kept_of(before, len(given.loader.dataset)))
+    # After pruning: a method that looks samples up by their ids is asked for the ids that training has.
     for method in (epoch_method, batch_method):
         _check_ids(method, config.samples, config.kept)
     return config
@@ -325,11 +326,13 @@ def _strata(
     """The epoch method of the run, and what batches are stratified by; None where they are not."""
     batches, requires, wanted = given.loader.batch_sampler, requirements_of(method), given.stratify
     if wanted == "auto":
+        # A user who has given the loader stratified batches wants them of the plans, too.
         own = isinstance(batches, StratifiedBatchSampler) and not (requires.smaller_batches or requires.own_order)
         wanted = "class" if own else "auto" if requires.stratify is not None else None
     if wanted is None:
         return method, None
     streams = isinstance(given.loader.dataset, IterableDataset)
+    # Only a plain shuffle may be replaced by another order: any other order means something.
     free = streams or (UserOrder(given.loader) if world.size == 1 else SharedOrder(given.loader, world)).is_free
     method, stratified = order_for(method, wanted, streams=streams, free=free)
     if not stratified:
@@ -522,6 +525,7 @@ def check_needs(
         )
     wanted = {column.signal or column_name for column_name, column in method.columns().items()}
     wanted |= set(() if batch is None else requirements_of(batch).signals)
+    # An optional signal that is missing is said when the run is built, with what the method does instead.
     lacking = (wanted - requires.optional.keys()) & NOT_OF_VALUES
     if lacking and signals is None and adapter is not None and adapter.kind == "values":
         why = unreadable(adapter.own, lacking, way_around(method, *sorted(lacking)))

@@ -55,6 +55,7 @@ class SilentEpochs:
             steps_are_seen: Whether a training of the batches would have shown; without steps, only one batch is a look.
         """
         if self._since is not None:
+            # Looking at the first batch, as for a plot, is no silent epoch.
             batches, _, passed, steps, _ = (new - old for new, old in zip(self._seen(), self._since, strict=True))
             if (batches <= 1 or steps_are_seen) and not (passed or steps):
                 self._since = None
@@ -79,10 +80,12 @@ class SilentEpochs:
         before, now = self._since, self._seen()
         self._since = None
         batches, credited, passed, steps, evaluated = (new - old for new, old in zip(now, before, strict=True))
+        # A pass without a batch, as over an empty shard, says nothing about losses.
         if credited or not batches:
             self._silent = 0
             return
         self._silent += 1
+        # Neither losses nor forward passes of the run were seen: what the loop computes is unknown, and so is its cost.
         if not passed:
             self._meter.make_unknown(WITHOUT_GRADIENTS if evaluated else UNSEEN)
         if evaluated and not passed:
@@ -177,10 +180,12 @@ class EpochEnd:
                 work is done.
         """
         self.state = AFTER.get((self.state, "exhausted" if exhausted else "gone"), self.state)
+        # Losses of the pass may still wait to be written; whether its last step is over shows in them.
         if exhausted:
             self._accumulator.flush()
             self._end(complete=True, at_once=self._last_step_done)
         self._ahead = self._ahead and not self._attributor.last_credited
+        # A later loss of a batch of this pass is an error of a loop that stores its batches, which this tells apart.
         self._attributor.pass_over()
 
     def step_over(self) -> None:
@@ -190,6 +195,7 @@ class EpochEnd:
             RuntimeError: It stepped in another thread than the one that iterates the loader.
         """
         self._check_thread()
+        # In several processes all of them step together, so that all end the epoch here; a read is of one process alone.
         if not self._single_process:
             self._end(complete=True, at_once=self._last_step_done)
 
@@ -198,6 +204,7 @@ class EpochEnd:
 
         The last group of an accumulation may stay without a step. Behind a prefetcher the step is still to come.
         """
+        # A prefetcher asks for the end of the pass before the last batches are trained on.
         done = self._last_step_done if self._ahead else self._attributor.last_credited or not self._credited
         if self._single_process and done and self._thread == threading.get_ident():
             self._end(complete=True)
@@ -208,6 +215,7 @@ class EpochEnd:
         Args:
             leaves: Whether the loop is known to have left the pass, also where it keeps the iterator.
         """
+        # Read before the state changes: an epoch that was left early is over as well, and is not complete.
         complete = self.state in (Pass.ALL_YIELDED, Pass.OVER)
         if leaves and self.state is not Pass.NONE and self.trained:  # it keeps the iterator, or has left early
             self.state = Pass.OVER
@@ -216,6 +224,7 @@ class EpochEnd:
 
     def _end(self, *, complete: bool, at_once: bool = True) -> None:
         """Ends an epoch that is over; the passes that this takes may ask the run for its plan or its records."""
+        # The end runs passes over the loader, which report here again.
         if self._closing or not (at_once and self.due):
             return
         self._check_thread()
@@ -234,6 +243,7 @@ class EpochEnd:
     def trained(self) -> bool:
         """Whether the loop trained in the pass: a loss was credited, the optimizer stepped, or the model ran with gradients."""
         self._accumulator.flush()
+        # One fact of three is enough: a loop may compute its losses itself, have no optimizer, or call another model.
         return any(now > then for now, then in zip(self._now()[1:4], self._at_begin[1:4], strict=True))
 
     @property
@@ -254,6 +264,8 @@ class EpochEnd:
         batches, credited, steps, *_ = self._at_begin
         if self._attributor.batches == batches or self._accumulator.credited == credited:
             return True
+        # Accumulated gradients: the loss of the last batch is credited, and its step is still to come. Without any step in the
+        # pass, the loop makes none.
         waits = self._steps_are_seen and self._cost.steps > steps and self._accumulator.in_step
         return self._attributor.last_credited and not waits
 
@@ -268,6 +280,7 @@ class EpochEnd:
         here = threading.get_ident()
         if here == self._thread:
             return
+        # The thread of a loop that ended, as of a notebook cell or of a trainer that was stopped, binds nobody.
         if self._thread not in {thread.ident for thread in threading.enumerate()}:
             self._thread = here
             return

@@ -260,7 +260,9 @@ class Epochs:
         check_attached_late_enough(self._had_group)
         if self._resumed and self._place.consumed and self._loader.streams:
             check_begins(self._loader.dataset)
+        # The last batch of the pass before may still have to be compared.
         self.comparison.compare()
+        # A pass that ended without its end being seen (the loop kept its iterator, or left by break) ends here.
         if self._active and not self._resumed:
             left = self.epoch
             if not self.end.finish(leaves=True):
@@ -275,13 +277,16 @@ class Epochs:
                 )
         self._saved_left = False
         resumed = self._resumed
+        # The share of candidates that a yielded row stands for is that of the plan, so that a pass is counted by itself.
         self._accumulator.meter.begin_pass()
         self._at_begin = resumed, self._place if resumed else OrderPlace()
         if not resumed:
+            # Judged before the plan is made: a method that chooses by losses must not plan a third epoch without any.
             self._silence.begin()
         plan = self.plan_if_any()
         self._resumed = False
         if not resumed:
+            # The last step of an epoch may come after its pass, so that its books close when the next one begins.
             self.close_books()
             self._records.start_epoch()
             self._place, self._consumed = OrderPlace(), 0
@@ -299,6 +304,8 @@ class Epochs:
         self.end.begin()
         self._attributor.begin_epoch(ids_repeat=plan is None or plan.own.drawn or not self._loader.yields_once)
         self.position.begin_pass(None if plan is None else self._loader.step_sizes(plan))
+        # The scale is set anew in each epoch and holds for steps on losses of the run: between epochs there is nothing to put
+        # back.
         if self.hooks is not None:
             self.hooks.scale = requirements_of(self._method).stream_lr_scale if plan is None else plan.own.lr_scale
         if self.step_checks is not None:
@@ -330,12 +337,15 @@ class Epochs:
         """
         begin = perf_counter()
         self.end.yielded(last=last)
+        # After `end.yielded`, which asks whether the batch before was credited, and before the batch gets its number.
         number = self._attributor.batches
         self.position.yielded(BatchPlace(number, self.epoch, place.consumed, last))
+        # A comparison of the batch before is read now: by then the device has computed its losses.
         if self.comparison.pending:
             self.comparison.compare()
             self.comparison.yielded(number, batch)
         self.selection.batch_yielded(number)
+        # A batch that own passes cannot read is refused before the first step, not when the first epoch has been trained.
         if number == 0:
             self._passes.check(batch)
         self._attributor.yielded(batch, ids, weights)
@@ -429,6 +439,7 @@ class Epochs:
         if self._plan is None and not self._loader.streams:
             self._settle()
             before = self.timing.switch(PLANNING)
+            # A few smaller batches of the first epoch are whole, so that the time of full training is measured and not guessed.
             self._plan = self._planner.plan(self.epoch, self._seed, timed=not self._was_timed)
             self.timing.switch(before)
         return self._plan
@@ -467,6 +478,8 @@ class Epochs:
             tracing_s=self.selection.tracing_s - tracing,
         )
         saves, epochs = self.selection.stage is not None or not isinstance(self._method, FullData), len(self.timing.entries)
+        # Said at doubling intervals, since a short training is judged by noise; asked again, since a longer one may be judged
+        # better.
         if self._warned_of_time or not saves or epochs < 2 or epochs & (epochs - 1):  # after 2, 4, 8, ... epochs
             return
         time = told(self.timing.entries)
@@ -497,6 +510,7 @@ class Epochs:
 
         A closure computes the loss inside of the step: then a batch waits for it.
         """
+        # A loss that was credited belongs to this step; a batch that waits may get its loss in the closure of the step.
         running = self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED)
         return running or self._accumulator.in_step or not self._attributor.last_credited
 
@@ -509,6 +523,7 @@ class Epochs:
         self.end.step_over()
         if self.end.state in (Pass.RUNNING, Pass.ALL_YIELDED):  # else the end of the epoch may be in it, which books itself
             self.timing.attribution_s += perf_counter() - begin
+        # A loop that keeps its iterator may evaluate next, which is no time of the training.
         if self.end.state is Pass.ALL_YIELDED:  # the loop may keep the iterator, and do something else first
             self.timing.end()
 
@@ -554,6 +569,7 @@ class Epochs:
         """Goes on at the position that `state_dict` returned."""
         self._history = [dict(entry) for entry in state["history"]]
         self._plan = None if state["plan"] is None else self._planner.hold(PackedPlan(**state["plan"]))
+        # A model that could not be traced may be traceable where the run goes on, and the other way round: the state decides.
         attached = self._selection_attached
         if isinstance(attached, InForward) and attached.instead is not None:
             self._switch(attached if state["passes"] == "once" else attached.instead)
@@ -567,6 +583,7 @@ class Epochs:
         self._resumed = self._active
         self.position.resume(self.epoch, self._place.consumed)
         self.end.forget()
+        # A run that is resumed has the whole steps behind it that the forecast of time needs.
         self._was_timed = any("whole_steps" in entry for entry in self._history)
         self._booked = {name: sum(entry.get(name, 0) for entry in self._history) for name in COUNTED}
         self.timing.forget()
@@ -588,11 +605,14 @@ class Epochs:
             before = self.timing.switch(REFRESH)
             self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
             self.timing.switch(before)
+        # Every process sends the losses of samples that others own: the next plan reads them.
         self._accumulator.come_home()
         if complete:
+            # What a plan left out of a complete epoch, full training would have trained on.
             rest = max(0, self._loader.candidates - self._consumed)
             self._cost.full_forward += rest
             self._cost.full_backward += rest
+        # From here on no read ends this epoch a second time.
         self.end.forget()
         entry: dict[str, Any] = {"epoch": self.epoch, "complete": complete}
         if plan is not None:
@@ -617,6 +637,7 @@ class Epochs:
             self.step_checks.end_epoch(self.epoch, self._attributor.batches, full)
         self.epoch += 1
         self._plan, self._active, self._place, self._consumed = None, False, OrderPlace(), 0
+        # The plan of the next epoch reads the records, so that the last losses are written and checked before it is made.
         self._settle()
         self.plan_ahead()
 
@@ -628,6 +649,7 @@ class Epochs:
             FloatingPointError: Losses are not finite, with on_nonfinite="raise".
         """
         self._accumulator.settle()
+        # Comparisons on a device are read once an epoch: read in the step they would make the host wait.
         doubts, self._accumulator.doubts = self._accumulator.doubts, []
         if self._world.total(bool(doubts) and not bool(torch.stack(doubts).all())):
             raise AttributionError(

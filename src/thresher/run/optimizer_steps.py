@@ -82,6 +82,7 @@ class StepHooks:
         self._innermost = {id(part) for part in innermost}
         self._leading = innermost[0]
         me: weakref.ref[StepHooks] = weakref.ref(self)
+        # A run that nobody holds any more leaves the optimizer as it was; the hooks hold the run weakly.
         self._unhook = weakref.finalize(self, _remove, [undo for part in self.parts for undo in _hooked(part, me)])
         self._unhook.atexit = False
 
@@ -96,6 +97,7 @@ class StepHooks:
         if self._depth > 1:  # a step that calls its parent's, or that of an optimizer inside, runs the hooks twice
             return
         self._updated = False
+        # A schedule that steps within the epoch shows in the rates of the steps.
         mark = _mark(self._leading.param_groups[0].get("lr"))
         self.changes += mark != self._last and self._last is not None
         self._last = mark
@@ -108,6 +110,7 @@ class StepHooks:
         lr = group["lr"]
         before = lr.clone() if isinstance(lr, torch.Tensor) else lr
         if isinstance(lr, torch.Tensor):
+            # In place: a compiled or captured optimizer has the address of this tensor.
             lr.mul_(self.scale)
         else:
             group["lr"] = lr * self.scale
@@ -140,6 +143,7 @@ class StepHooks:
         """
         begin = time.perf_counter()
         self._depth -= 1
+        # GradScaler skips the inner step where gradients overflow; a wrapper whose own step runs has trained on nothing then.
         self._updated |= id(part) in self._innermost
         if not self._depth:
             self._restore()
@@ -175,6 +179,7 @@ def _hooked(part: Optimizer, hooks: "weakref.ref[StepHooks]") -> Iterator[Callab
 
     yield part.register_step_pre_hook(before).remove
     yield part.register_step_post_hook(after).remove
+    # A post hook does not run where the step raises: the guard around the step restores the rates in any case.
     step, had_own = part.step, "step" in vars(part)
     holder = weakref.ref(part)
 
@@ -243,6 +248,8 @@ class StepChecks:
             batches: Number of batches since the run began.
             full: Number of batches of an epoch over all samples.
         """
+        # A schedule of a fixed number of steps shows by changes of the rate within the epoch and by fewer batches than full
+        # training has.
         batches -= self._batches
         if not self._whole or self.by_progress or self.paced or batches >= full or self._hooks.changes < CHANGES:
             return

@@ -200,9 +200,11 @@ class Run(Uncopied):
         """
         if self._criterion is None:
             raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
+        # An evaluation, or a log of the validation loss: nothing is trained on, so that nothing is credited.
         if not torch.is_grad_enabled():
             return self._criterion.value(outputs, targets)
         selection = self._epochs.selection
+        # The selection is asked for in every call: with forward_passes="auto" it may be another one from the second epoch on.
         value = self._credit(outputs, targets, ids, selection.loss, repeat)
         if value is None:
             return self._criterion.value(outputs, targets)

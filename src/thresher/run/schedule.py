@@ -96,12 +96,14 @@ class Position:
 
     def _reached(self) -> BatchPlace | None:
         """Returns the place of the batch that was trained on last; None where none was."""
+        # Up to the batch that was trained on: behind a prefetcher, the loader is several batches further.
         trained = self._attributor.newest_trained
         known = (place for place in reversed(self._places) if trained is None or place.number <= trained)
         return next(known, self._before)
 
     def _batches_by(self, place: BatchPlace, in_epoch: int) -> int:
         """Returns the number of batches of a full epoch that are over at a place."""
+        # Smaller last batches, or rows left out at the end, do not leave an epoch unfinished.
         if place.last:
             return in_epoch
         if self._sizes is not None:

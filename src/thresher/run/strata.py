@@ -114,16 +114,19 @@ class Strata:
         Returns:
             The plan of all ranks, drawn.
         """
+        # Records are of this rank's block, and ids are of all samples.
         first = 0 if world.size == 1 else records.shard.first  # pyright: ignore[reportAttributeAccessIssue]
         ids = plan.ids.numpy()
         own = ids - first if first else ids
         ids = world.join(ids)
         codes = self.codes[ids] if self.codes is not None else _recorded(records, (STRATUM,), own, world)
         keys = strata_keys(codes, scores := _recorded(records, SCORES, own, world))
+        # Drawn before it is known whether there are classes, so that later draws of the plan do not depend on that.
         numbers = np.random.default_rng(int(torch.randint(2**62, (), generator=generator)))
         if keys is None or not len(keys) or (keys == keys[0]).all():
             return plan
         by_score = scores is not None
+        # At 10^8 samples each of these columns is hundreds of megabytes.
         del codes, scores
         sorted_rows = np.argsort(keys, kind="stable").astype(np.int32 if len(ids) < 2**31 else np.int64)
         if not by_score:  # within a class the order is random
@@ -131,6 +134,7 @@ class Strata:
                 numbers.shuffle(stratum)
         del keys
         weights = None if plan.weights is None else world.join(plan.weights.numpy())
+        # The number of rows of each step follows from the plan of all ranks, before the rows have their order.
         plan = replace(plan, ids=torch.from_numpy(ids), weights=None, drawn=True, lots=None)
         rows = _dealt(sorted_rows, *layout(plan), world.size, numbers)
         ordered = np.empty_like(ids)
