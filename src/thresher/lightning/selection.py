@@ -225,7 +225,7 @@ def own_state(saved: Any) -> dict[str, Any]:
     now = distributed.get_world_size() if has_group() else None
     if before != now:
         raise ValueError(
-            f"thresher.lightning.Selection: the checkpoint was saved {_said(before)}, and this training runs {_said(now)}. "
+            f"thresher.lightning.Selection: the checkpoint was saved {_with(before)}, and this training runs {_with(now)}. "
             "Go on with as many, and with the same strategy."
         )
     if not isinstance(saved, list):
@@ -234,7 +234,7 @@ def own_state(saved: Any) -> dict[str, Any]:
     return torch.load(io.BytesIO(saved[distributed.get_rank()].numpy().tobytes()), weights_only=True, map_location="cpu")
 
 
-def _said(processes: int | None) -> str:
+def _with(processes: int | None) -> str:
     return "without a process group" if processes is None else f"by {processes} processes with a strategy of several devices"
 
 
@@ -382,7 +382,7 @@ def check_length(loader: SelectedLoader, method: Any, *, processes: int) -> None
             and fills them up to full batches.
     """
     length_of(loader)
-    epoch_method = split_by_stage(method_of(method)).epoch
+    epoch_method = split_by_stage(method_of(method))[1]
     if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         raise not_supported(
             f"{type(epoch_method).__name__} beside a {type(loader.sampler).__name__}, which may repeat samples,",

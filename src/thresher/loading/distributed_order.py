@@ -33,7 +33,7 @@ class SharedSampler:
 
     Attributes:
         n: Number of samples of the dataset.
-        sampler: The sampler, inside of a batch sampler of accelerate and of `DealtRows`.
+        sampler: The sampler, inside of a batch sampler of accelerate and of `ShardedSampler`.
     """
 
     def __init__(self, loader: DataLoader[Any], world: World) -> None:
@@ -246,7 +246,7 @@ class DrawnRows:
 
 
 class SharedOrder:
-    """What `UserOrder` is for one process: the user's sampler, and what is known of the order that it yields.
+    """The order that several processes share, as `UserOrder` is the order of one process.
 
     Args:
         loader: The user's loader, which `check_shared` has let pass.
@@ -374,7 +374,7 @@ class SharedOrder:
         return rows
 
     def _drawn(self, plan: HeldPlan) -> Piece:
-        """Returns the order that a plan has drawn, in the place of that of the sampler."""
+        """Returns the order of a plan that was drawn, which replaces the sampler's."""
         ids = plan.own.ids.numpy()
         # Each process has drawn it by itself, from records that all of them have gathered.
         agree(self._world, {"the checksum of the order that was drawn": zlib.crc32(ids.tobytes())})

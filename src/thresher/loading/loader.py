@@ -268,13 +268,13 @@ class SelectedLoader(OfUser):
         return MapStyleBatches(begin(self._loader), self._ids, ahead=self.num_workers > 0)
 
     def last_yielded(self, seen: int) -> None:
-        """Lets go of rows that make no further batch, since the last batch of an epoch of so many samples was yielded."""
+        """Drops buffered rows after the last batch of an epoch, which had `seen` samples."""
         self._seen = seen
         if self.row_buffer is not None:
             self.row_buffer.clear()
 
     def select_before_loop(self, fills: bool | None, *, by_chance: bool = False) -> None:
-        """Selects, from now on, before the loop sees a batch.
+        """Turns the selection of rows before the loop sees a batch on or off, from the next batch on.
 
         Args:
             fills: Whether the rows are filled up to full batches; None: nothing is selected before the loop.
@@ -305,7 +305,7 @@ class SelectedLoader(OfUser):
         self._order.load_state_dict(state["shuffle"], active=state["active"], consumed=state["consumed"])
 
     def _begin_with(self, waiting: tuple[Tensor, Tensor | None]) -> None:
-        """Begins the next pass with these rows, which waited when the epoch was interrupted."""
+        """Sets the rows that the next pass begins with: those that waited when the epoch was interrupted."""
         self._waiting = waiting
         if self.row_buffer is not None:
             self.row_buffer.clear()
@@ -362,7 +362,7 @@ class SelectedLoader(OfUser):
         return batch if self._device is None else to_device(batch, self._device)
 
     def _opened(self, batch: Any) -> Any:
-        """Returns the batch of the user's collate function, out of what our own collate functions put around it."""
+        """Unwraps the batch of the user's collate function from what our own collate functions add to it."""
         if type(batch) is NotedBatch:
             batch = self._resumed_draws.open(batch)
         return self.unknown_rows.open(batch) if type(batch) is CheckedBatch else batch
@@ -372,7 +372,7 @@ class SelectedLoader(OfUser):
         self.current = lambda: None
 
     def close(self) -> None:
-        """Lets go of the data and of persistent workers."""
+        """Releases the data and persistent workers."""
         self.stop()
         self._closed = True
         self._held()

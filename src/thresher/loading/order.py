@@ -66,11 +66,11 @@ class EpochControl(Protocol):
         ...
 
     def on_batch(self, batch: Any, ids: Tensor, place: OrderPlace, weights: Tensor | None, *, last: bool) -> None:
-        """Notes a batch on the device, the ids of its rows, the place after it, weights, and whether it is the last one."""
+        """Called before a batch goes to the loop: the batch, the ids and weights of its rows, and the place after it."""
         ...
 
     def on_loop_exit(self, *, exhausted: bool) -> None:
-        """Notes that the loop has left the pass: all batches were asked for, or its iterator is gone."""
+        """Called when the loop leaves the pass: all batches were asked for, or its iterator is gone."""
         ...
 
 
@@ -491,7 +491,7 @@ class StreamBatches:
 
 
 def check_begins(stream: Any) -> None:
-    """Refuses a stream of Hugging Face `datasets` that a state of its own has put into the middle, where a run is resumed.
+    """Refuses a stream of Hugging Face `datasets` that has loaded a state of its own, where a run is resumed.
 
     Args:
         stream: Dataset of the loader; the run is about to skip what the interrupted epoch had read of it.

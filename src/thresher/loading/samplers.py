@@ -13,7 +13,7 @@ from thresher.loading.stratified import StratifiedBatchSampler
 from thresher.shards import World
 
 
-class DealtRows(Sampler[int]):
+class ShardedSampler(Sampler[int]):
     """Sampler that yields every W-th id of another sampler, as a DistributedSampler deals out its own order.
 
     All processes get equally many ids: the order is continued with its beginning, or its end is left out.
@@ -25,7 +25,7 @@ class DealtRows(Sampler[int]):
         drop_last: Whether the last ids are left out where the processes would not all get equally many.
 
     Example:
-        >>> list(DealtRows(range(5), 2, 0, drop_last=False)), list(DealtRows(range(5), 2, 1, drop_last=False))
+        >>> list(ShardedSampler(range(5), 2, 0, drop_last=False)), list(ShardedSampler(range(5), 2, 1, drop_last=False))
         ([0, 2, 4], [1, 3, 0])
     """
 
@@ -138,9 +138,9 @@ def is_shard_of_accelerate(batches: Any) -> bool:
 
 
 def inner_sampler(batches: Any) -> Any:
-    """Returns the sampler of a batch sampler, inside of one of accelerate and of `DealtRows`."""
+    """Returns the sampler of a batch sampler, inside of one of accelerate and of `ShardedSampler`."""
     sampler = (batches.batch_sampler if is_shard_of_accelerate(batches) else batches).sampler
-    return sampler.whole if isinstance(sampler, DealtRows) else sampler
+    return sampler.whole if isinstance(sampler, ShardedSampler) else sampler
 
 
 def is_seeded_by_epoch(sampler: Any) -> bool:
@@ -200,9 +200,9 @@ def check_loader(loader: Any, *, plans_epochs: bool = True, several: bool = Fals
         raise ValueError(
             "`loader` has in_order=False: batches may come back in another order than their ids were drawn. Use in_order=True."
         )
-    sampler = loader.sampler if isinstance(loader.sampler, DealtRows) else inner_sampler(loader.batch_sampler)
+    sampler = loader.sampler if isinstance(loader.sampler, ShardedSampler) else inner_sampler(loader.batch_sampler)
     replicas = getattr(loader.batch_sampler, "num_processes", getattr(sampler, "num_replicas", None))
-    if not several and isinstance(sampler, DistributedSampler | Shuffle | DealtRows) and replicas not in (1, None):
+    if not several and isinstance(sampler, DistributedSampler | Shuffle | ShardedSampler) and replicas not in (1, None):
         raise ValueError(
             f"`loader` has a {type(sampler).__name__} for {replicas} processes, and there is no process group of several "
             "processes: call torch.distributed.init_process_group before attach. In one process use num_replicas=1, or "
@@ -286,7 +286,7 @@ def check_shared(loader: DataLoader[Any], world: World) -> None:
     sampler: Any = inner_sampler(batches)
     dataset: Any = loader.dataset
     name, size = type(sampler).__name__, len(dataset)
-    if by_batches or isinstance(outer, DealtRows):
+    if by_batches or isinstance(outer, ShardedSampler):
         dealt: Any = (batches.num_processes, batches.process_index) if by_batches else (outer.num_replicas, outer.rank)
         if by_batches and not batches.even_batches and not batches.drop_last:
             raise ValueError("`loader` was prepared with even_batches=False: processes could have different numbers of batches")

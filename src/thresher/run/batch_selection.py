@@ -146,7 +146,7 @@ class UnevenLabels:
 
     def __init__(self, device: torch.device) -> None:
         self._uneven = torch.zeros((), dtype=torch.bool, device=device)
-        self._said = False
+        self._warned = False
 
     def note(self, counts: Tensor) -> None:
         """Notes how many labels count in each sample of a batch, shape (n,); nothing waits for the device."""
@@ -156,9 +156,9 @@ class UnevenLabels:
 
     def warn(self) -> None:
         """Warns once where samples had different numbers of labels; it waits for the device."""
-        if self._said or not self._uneven:
+        if self._warned or not self._uneven:
             return
-        self._said = True
+        self._warned = True
         warnings.warn(
             "The method divides kept losses by the rows of the batch, and samples of one batch had different numbers of labels "
             "that count. Where rows are chosen before the forward pass without the labels of their whole batch, the mean over "

@@ -4,7 +4,7 @@ import gc
 import weakref
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -229,19 +229,11 @@ NOT_OF_VALUES = {"correct", "confidence", "uncertainty"} | ABOUT_CLASSES
 """Signals that are not defined for a regression."""
 
 
-class Stages(NamedTuple):
-    """The methods of one run, by the stage at which they decide."""
-
-    before: Any
-    epoch: EpochMethod
-    batch: BatchMethod | None
-
-
 PROTOCOLS: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch": BatchMethod}
 
 
-def split_by_stage(method: Any) -> Stages:
-    """Returns the methods of `attach(method)` by stage; all data in each epoch where no method decides that."""
+def split_by_stage(method: Any) -> tuple[Any, EpochMethod, BatchMethod | None]:
+    """Returns the methods that decide before training, before each epoch (by default all data), and in each batch."""
     methods = list(method) if isinstance(method, list | tuple) else [method]
     found: dict[str, Any] = {}
     for one in methods:
@@ -265,7 +257,7 @@ def split_by_stage(method: Any) -> Stages:
         found[stage] = one
     if not found:
         raise ValueError("`method` must be one method, or a list with at most one method a stage; got an empty list")
-    return Stages(found.get("before"), found.get("epoch", FullData()), found.get("batch"))
+    return found.get("before"), found.get("epoch", FullData()), found.get("batch")
 
 
 def check(given: RunConfig, process_group: Any) -> RunConfig:

@@ -49,7 +49,7 @@ class SilentEpochs:
         self._since = self._seen()
 
     def begin_again(self, *, steps_are_seen: bool) -> None:
-        """Forgets an epoch that begins once more, since the pass before was only a look at some batches.
+        """Forgets a pass that only looked at some batches: its epoch begins once more.
 
         Args:
             steps_are_seen: Whether a training of the batches would have shown; without steps, only one batch is a look.
@@ -165,14 +165,14 @@ class EpochEnd:
         """Forgets the pass: its epoch was ended, or a saved run takes its place."""
         self.state = Pass.NONE
 
-    def yielded(self, *, last: bool) -> None:
+    def on_batch(self, *, last: bool) -> None:
         """Notes a batch of the pass, and whether it is the last one."""
         if last:
             self.state = AFTER.get((self.state, "last batch"), self.state)
             self._ahead = self._attributor.runs_ahead
         self._note_thread()
 
-    def leave(self, *, exhausted: bool) -> None:
+    def on_loop_exit(self, *, exhausted: bool) -> None:
         """Notes that the loop has left the pass; where its last step is over, an exhausted epoch ends at once.
 
         Args:

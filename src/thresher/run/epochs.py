@@ -336,10 +336,10 @@ class Epochs:
             last: Whether it is the last batch of the epoch.
         """
         begin = perf_counter()
-        self.end.yielded(last=last)
-        # After `end.yielded`, which asks whether the batch before was credited, and before the batch gets its number.
+        self.end.on_batch(last=last)
+        # After that call, which asks whether the batch before was credited, and before this batch gets its number.
         number = self._attributor.batches
-        self.position.yielded(BatchPlace(number, self.epoch, place.consumed, last))
+        self.position.on_batch(BatchPlace(number, self.epoch, place.consumed, last))
         # A comparison of the batch before is read now: by then the device has computed its losses.
         if self.comparison.pending:
             self.comparison.compare()
@@ -370,7 +370,7 @@ class Epochs:
         if exhausted:
             self.comparison.compare()
             self._ran_out = True
-        self.end.leave(exhausted=exhausted)
+        self.end.on_loop_exit(exhausted=exhausted)
         if self._active and self.end.evaluates:
             self._silence.end(complete=False)
             self._take_back()

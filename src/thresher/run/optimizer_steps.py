@@ -47,7 +47,7 @@ def _parameters(optimizer: Any) -> set[int]:
 
 
 def _mark(lr: Any) -> Any:
-    """What a learning rate is known by without waiting for the device that may hold it."""
+    """Returns what shows that a learning rate has changed, without waiting for the device that may hold it."""
     return (id(lr), lr._version) if isinstance(lr, torch.Tensor) else lr
 
 
@@ -228,7 +228,7 @@ class StepChecks:
         """Whether a schedule follows the training, by `run.pace` or as `ProgressLR`."""
         self._whole = False
         self._versions = self._batches = 0
-        self._said: set[str] = set()
+        self._warned_of: set[str] = set()
 
     def begin_epoch(self, batches: int, *, resumed: bool) -> None:
         """Begins an epoch after so many batches; of a resumed one those before are not known."""
@@ -288,8 +288,8 @@ class StepChecks:
             )
 
     def _warn(self, cause: str, message: str) -> None:
-        if cause not in self._said:
-            self._said.add(cause)
+        if cause not in self._warned_of:
+            self._warned_of.add(cause)
             warnings.warn(f"{message} This warning is given once.", stacklevel=6)
 
 
@@ -365,5 +365,5 @@ class Stopwatch:
         return statistics.median(ratios) if len(ratios) >= 3 else None
 
     def update(self, cost: Cost) -> None:
-        """Puts the measured ratio into a cost; one that was measured before stays where there is none yet."""
+        """Writes the measured ratio to a cost; an earlier ratio stays while none is measured."""
         cost.backward_to_forward = self.ratio() or cost.backward_to_forward

@@ -58,7 +58,7 @@ class Position:
         while self._places and self._places[-1].number >= self._first:
             self._places.pop()
 
-    def yielded(self, place: BatchPlace) -> None:
+    def on_batch(self, place: BatchPlace) -> None:
         """Notes a batch that is on its way to the loop."""
         self._places.append(place)
 

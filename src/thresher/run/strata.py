@@ -146,7 +146,7 @@ class Strata:
 
 
 def _recorded(records: Mapping[str, Tensor], names: tuple[str, ...], rows: NDArray[Any], world: World) -> NDArray[Any] | None:
-    """Returns the first of some columns that is recorded, of some rows, and those of the other ranks; None without any."""
+    """Returns a column of some rows, and of the rows of all other ranks: the first that is recorded; None if none is."""
     for name in names:
         if name in records:
             column = records[name].index_select(0, torch.from_numpy(rows).to(records[name].device))

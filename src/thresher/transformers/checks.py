@@ -114,7 +114,7 @@ def check_known_length(loader: SelectedLoader, method: Any, *, processes: int) -
             and fills them up to full batches.
     """
     batches_in_epoch(loader)
-    epoch_method = split_by_stage(method_of(method)).epoch
+    epoch_method = split_by_stage(method_of(method))[1]
     if processes == 1 and not loader.yields_once and not isinstance(epoch_method, FullData):
         sampler = type(inner_sampler(loader.batch_sampler)).__name__
         raise unsupported(

@@ -13,7 +13,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from thresher.loading.samplers import DealtRows
+from thresher.loading.samplers import ShardedSampler
 from thresher.loading.settings import KEPT_SETTINGS
 from thresher.loading.shuffle import Shuffle
 
@@ -138,7 +138,7 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
     if isinstance(sampler, Shuffle):
         part: Any = Shuffle(sampler.data_source, sampler.seed, num_replicas=size, rank=rank, drop_last=drop_last)
     else:
-        part = DealtRows(sampler, size, rank, drop_last=drop_last)
+        part = ShardedSampler(sampler, size, rank, drop_last=drop_last)
     return DataLoader(loader.dataset, batch // size, sampler=part, drop_last=drop_last, in_order=loader.in_order, **settings)
 
 
