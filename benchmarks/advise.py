@@ -26,12 +26,12 @@ from torch.utils.data import DataLoader, Dataset
 import thresher
 from benchmarks.measure import Side, lines, seconds_in_turns
 from benchmarks.overhead import about
-from thresher.cli.advise import ADVISED_METHODS
-from thresher.experiments.advise.advise import Advice, advise
-from thresher.experiments.recipes.running import task_of
-from thresher.experiments.training.specs import Spec, parse_methods
-from thresher.experiments.training.store import write_json
-from thresher.experiments.training.trainable import Training
+from thresher_lab.advise.advise import Advice, advise
+from thresher_lab.cli.advise import ADVISED_METHODS
+from thresher_lab.recipes.running import task_of
+from thresher_lab.training.specs import Spec, parse_methods
+from thresher_lab.training.store import write_json
+from thresher_lab.training.trainable import Training
 
 RESULTS = Path(__file__).resolve().parent / "results" / "advise.json"
 TASKS = {"mnist-5k": "mnist-5k", "resnet8": "fashion-mnist-resnet8@1280", "input": "benchmarks/advise.py:build"}

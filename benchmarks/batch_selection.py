@@ -25,8 +25,8 @@ from torch import Tensor, nn
 import thresher
 from benchmarks.measure import Side, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import about
-from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.base import Task
+from thresher_lab.tasks import built_in
+from thresher_lab.tasks.base import Task
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "batch_selection.json"
 TASKS = ("fashion-mnist", "fashion-mnist-resnet8")

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thresher.experiments.advise.findings import MEASURED, Measurement, Record, kind_of_label
+from thresher_lab.advise.findings import MEASURED, Measurement, Record, kind_of_label
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -19,7 +19,7 @@ import thresher
 from benchmarks.measure import Side, judgement, lines, seconds_in_turns
 from benchmarks.overhead import about
 from thresher import rng
-from thresher.experiments.training.store import write_json
+from thresher_lab.training.store import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results" / "grad_match.json"
 LIMIT = 5.0

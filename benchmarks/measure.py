@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from thresher.experiments.advise.pace import Spent, take_turns, torch_threads
+from thresher_lab.advise.pace import Spent, take_turns, torch_threads
 
 AGAIN = "{} again (A/A)"
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.marks import between_marks
-from thresher.experiments.comparison.summary import is_share, left_out_sentence, listed, rates_sentences, time_beside_cost
-from thresher.experiments.training.files import markdown_table
-from thresher.report.cards import result_cells
+from thresher_lab.comparison.summary import is_share, left_out_sentence, listed, rates_sentences, time_beside_cost
+from thresher_lab.report.cards import result_cells
+from thresher_lab.training.files import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

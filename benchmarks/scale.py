@@ -28,7 +28,7 @@ from benchmarks.many_ranks import Size
 from benchmarks.marks import between_marks
 from benchmarks.measure import Row, Side, compare, judgement, lines, ratios_table, seconds_in_turns
 from benchmarks.overhead import BATCH, Attached, CheapDataset, Shift, about, as_it_is, fill, randperm, resident, start_epoch
-from thresher.experiments.training.store import write_json
+from thresher_lab.training.store import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results" / "scale.json"
 N, QUICK_N = 10**8, 10**6

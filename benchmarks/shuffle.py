@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 import thresher
 from benchmarks.measure import Side, judgement, lines, seconds_in_turns
 from benchmarks.overhead import about
-from thresher.experiments.training.store import write_json
 from thresher.permutation import PIECE, Permutation
+from thresher_lab.training.store import write_json
 
 RESULTS = Path(__file__).resolve().parent / "results" / "shuffle.json"
 MOST_NS, MOST_S = 15.0, 0.2

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 import thresher
 from benchmarks.measure import Interval, Side, judgement, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import ROOT, about
-from thresher.experiments.advise.pace import torch_threads
-from thresher.experiments.tasks import vision
-from thresher.report.panels import Curve, Panel, check_figure_path, write_panels
 from thresher.subset import kept_rows
+from thresher_lab.advise.pace import torch_threads
+from thresher_lab.report.panels import Curve, Panel, check_figure_path, write_panels
+from thresher_lab.tasks import vision
 
 RESULTS = ROOT / "benchmarks" / "results" / "subset_backward.json"
 BATCH, CLASSES, SIZE = 128, 10, 32

@@ -19,8 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
 from benchmarks.marks import between_marks
-from thresher.experiments.training.files import markdown_table
 from thresher.timing import told
+from thresher_lab.training.files import markdown_table
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "time-told.json"

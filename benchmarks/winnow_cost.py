@@ -34,12 +34,12 @@ from benchmarks.marks import between_marks
 from benchmarks.measure import Interval, Side, compare, lines, median_interval, seconds_in_turns
 from benchmarks.overhead import TEN_MILLION, about, attached, randperm, start_epoch
 from benchmarks.winnow.tasks import plain_cnn
-from thresher.experiments.tasks import built_in
-from thresher.experiments.tasks.base import Data, Task
-from thresher.experiments.tasks.networks import perceptron
-from thresher.experiments.training.files import markdown_table
 from thresher.loading.smaller_batches import StepSizes
 from thresher.records import NEVER_SEEN
+from thresher_lab.tasks import built_in
+from thresher_lab.tasks.base import Data, Task
+from thresher_lab.tasks.networks import perceptron
+from thresher_lab.training.files import markdown_table
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results" / "winnow_cost.json"
 SHARES = (0.5, 0.35)

@@ -30,14 +30,14 @@ SLOWEST = (
     "integration/report/test_in_browser.py",
     "integration/test_subset_training.py",
     "conformance/test_roster.py",
-    "unit/experiments/training/test_loop.py",
+    "lab/training/test_loop.py",
     "integration/cli/test_time_to_target_command.py",
     "reference/test_planted.py",
     "integration/cli/test_advise_command.py",
     "unit/subset/test_module.py",
     "integration/cli/test_own_training.py",
     "property/test_subset_backward.py",
-    "unit/report/test_page.py",
+    "lab/report/test_page.py",
 )
 """Files that take longest, below tests/, the slowest first."""
 

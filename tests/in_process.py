@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from thresher.experiments.comparison.workers import Finished, Trainer
+from thresher_lab.comparison.workers import Finished, Trainer
 
 
 class InProcessWorkers:

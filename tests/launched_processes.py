@@ -17,14 +17,14 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 import thresher
 from depth import depth
-from thresher.experiments.comparison.compare import Watcher, compare
-from thresher.experiments.comparison.controls import Job
-from thresher.experiments.recipes import running
-from thresher.experiments.recipes.running import SmokeTask
-from thresher.experiments.training.loop import train
-from thresher.experiments.training.processes import number_of_processes, own_rank
-from thresher.experiments.training.specs import MethodSpec, parse_methods
-from thresher.experiments.training.trainable import Training
+from thresher_lab.comparison.compare import Watcher, compare
+from thresher_lab.comparison.controls import Job
+from thresher_lab.recipes import running
+from thresher_lab.recipes.running import SmokeTask
+from thresher_lab.training.loop import train
+from thresher_lab.training.processes import number_of_processes, own_rank
+from thresher_lab.training.specs import MethodSpec, parse_methods
+from thresher_lab.training.trainable import Training
 
 BATCH, EPOCHS, SEED = 64, 3, 1
 PARTS, WHOLE = 264, 256

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from thresher.experiments.tasks import vision
+from thresher_lab.tasks import vision
 
 with contextlib.suppress(ValueError):  # torchmetrics imports it where it is installed, also where it is for another torch
     vision.optional("torchvision")

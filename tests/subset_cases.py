@@ -10,11 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from thresher.experiments.tasks import vision
 from thresher.loading.trees import leaves
 from thresher.subset import SubsetBackward, subset_backward
 from thresher.subset.graphs import Graphs
 from thresher.subset.trace_key import Settings
+from thresher_lab.tasks import vision
 
 VISION = ("torchvision", "timm")
 

@@ -1,4 +1,4 @@
-"""Checks the docstrings of src/thresher; prints `file:line: name: what is wrong` for each finding.
+"""Checks the docstrings below src; prints `file:line: name: what is wrong` for each finding.
 
 It refuses
 
@@ -6,7 +6,7 @@ It refuses
 - an entry for a parameter that does not exist, and a parameter of a public function that its `Args:` section leaves out,
 - words that a reader does not understand without knowing the code.
 
-Use: `python tools/check_docstrings.py [FOLDER ...]`; the default is src/thresher. The exit code is 1 where something is found.
+Use: `python tools/check_docstrings.py [FOLDER ...]`; the default is src. The exit code is 1 where something is found.
 """
 
 import ast
@@ -170,4 +170,4 @@ def main(folders: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["src/thresher"]))
+    sys.exit(main(sys.argv[1:] or ["src"]))

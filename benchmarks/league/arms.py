@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.winnow.jobs import ARMS as WINNOW_ARMS
 from benchmarks.winnow.jobs import Arm, Design, Done, Job, chosen_factor, looks_of, train_arm
 from benchmarks.winnow.tasks import problem_of
-from thresher.experiments.comparison.controls import as_placebo
-from thresher.experiments.training.specs import MethodSpec, Spec
+from thresher_lab.comparison.controls import as_placebo
+from thresher_lab.training.specs import MethodSpec, Spec
 
 TASKS = ("fashion-10k", "fashion-10k-noisy", "fashion-imbalanced", "bike", "text")
 DESIGN = Design(shares=(0.5,), seeds=5, tasks=TASKS)

@@ -9,8 +9,8 @@ from benchmarks.league.arms import CONTROLS, DESIGN, ENTRIES, PLACEBO, TASKS, ar
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Done
 from benchmarks.winnow.table import MARGIN, TITLES
-from thresher.experiments.comparison.statistics import Paired, against_controls, findings
-from thresher.experiments.training.files import markdown_table
+from thresher_lab.comparison.statistics import Paired, against_controls, findings
+from thresher_lab.training.files import markdown_table
 
 BEGIN, END = "<!-- tables of benchmarks.league -->", "<!-- end of the tables -->"
 TOP = "<!-- top of benchmarks.league -->", "<!-- end of the top -->"

@@ -20,11 +20,11 @@ from benchmarks.winnow.table import between_marks
 from benchmarks.winnow.tasks import Problem, Sets, held_out, problem_of, with_wrong
 from thresher import Winnow
 from thresher.cost import Cost
-from thresher.experiments.tasks import TASKS
-from thresher.experiments.training.loop import train
-from thresher.experiments.training.specs import MethodSpec
-from thresher.experiments.training.trainable import Training
 from thresher.methods.winnow import LEAST_SPREAD, MEASURED_FROM, SOONEST
+from thresher_lab.tasks import TASKS
+from thresher_lab.training.loop import train
+from thresher_lab.training.specs import MethodSpec
+from thresher_lab.training.trainable import Training
 
 BEGIN, END = "<!-- table of benchmarks.winnow.guards -->", "<!-- end of the table of benchmarks.winnow.guards -->"
 """Lines of a page that the table stands between."""

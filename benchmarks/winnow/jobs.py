@@ -13,10 +13,10 @@ import torch
 
 from benchmarks.winnow.measures import Measures, measures_of
 from benchmarks.winnow.tasks import PROBLEMS, Problem, problem_of
-from thresher.experiments.comparison.controls import FULL_TRAINING
-from thresher.experiments.training.loop import train
-from thresher.experiments.training.specs import MethodSpec, Spec
-from thresher.experiments.training.trainable import Training
+from thresher_lab.comparison.controls import FULL_TRAINING
+from thresher_lab.training.loop import train
+from thresher_lab.training.specs import MethodSpec, Spec
+from thresher_lab.training.trainable import Training
 
 FIRST_LOOK = 1000
 """First seed of those that rates are chosen with, which are never counted."""

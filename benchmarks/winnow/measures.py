@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.winnow.tasks import Part, Problem
-from thresher.experiments.tasks.base import confusion_matrix, outputs_of
+from thresher_lab.tasks.base import confusion_matrix, outputs_of
 
 AT_ONCE = 500
 """Number of samples that are evaluated at once."""

@@ -27,11 +27,11 @@ from benchmarks.winnow.characters import characters
 from benchmarks.winnow.jobs import SHORT, Arm, Done, Job, chosen_factor, load, looks_of, run_missing, train_arm
 from benchmarks.winnow.table import said
 from benchmarks.winnow.tasks import PROBLEMS, Problem, fashion, problem_of
-from thresher.experiments.comparison.controls import FULL_TRAINING
-from thresher.experiments.comparison.statistics import ALPHA, Paired, holm
-from thresher.experiments.tasks.networks import resnet8
-from thresher.experiments.training.files import markdown_table
-from thresher.experiments.training.specs import MethodSpec, Spec
+from thresher_lab.comparison.controls import FULL_TRAINING
+from thresher_lab.comparison.statistics import ALPHA, Paired, holm
+from thresher_lab.tasks.networks import resnet8
+from thresher_lab.training.files import markdown_table
+from thresher_lab.training.specs import MethodSpec, Spec
 
 SEEDS = range(8)
 LARGEST_LOSS, MOST_LOSS = 0.7, 1.0

@@ -8,8 +8,8 @@ from typing import Any
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import ARMS, OWN_RATE, Arm, Design, Done, Job, chosen_factor
 from benchmarks.winnow.tasks import problem_of
-from thresher.experiments.comparison.statistics import ALPHA, Paired, against_controls, findings, holm
-from thresher.experiments.training.files import markdown_table
+from thresher_lab.comparison.statistics import ALPHA, Paired, against_controls, findings, holm
+from thresher_lab.training.files import markdown_table
 
 MARGIN = 0.2
 """Loss in points that does not matter."""

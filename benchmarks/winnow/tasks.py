@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from thresher.experiments.tasks import TASKS
-from thresher.experiments.tasks.base import Data, EvaluationBatches, Task
-from thresher.experiments.tasks.networks import resnet8, small_cnn
+from thresher_lab.tasks import TASKS
+from thresher_lab.tasks.base import Data, EvaluationBatches, Task
+from thresher_lab.tasks.networks import resnet8, small_cnn
 
 SPARE = 25_000
 """Number of the first training images of Fashion-MNIST that are trained on or chosen with; later ones are for testing."""

@@ -13,11 +13,11 @@ import torch
 import thresher
 from depth import depth
 from thresher import methods
-from thresher.methods._placebo import placebo_of, why_no_placebo
 from thresher.methods.contract import check_declaration
 from thresher.scores import Scores
 from thresher.testing import check_method
 from thresher.testing.check import CHECK_SAMPLES
+from thresher_lab.training.placebo import placebo_of, why_no_placebo
 
 
 def some_scores(unknown: list[int]) -> Scores:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset, TensorDataset
 import thresher
 from depth import depth
 from helpers import assert_same
-from thresher.experiments.tasks import vision
+from thresher_lab.tasks import vision
 
 FOLDER = Path(__file__).parents[2] / "examples" / "loaders"
 N, EPOCHS = 22, 3

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from thresher import cli
-from thresher.experiments.comparison import workers
+from thresher_lab import cli
+from thresher_lab.comparison import workers
 
 
 class ThreadWorker:

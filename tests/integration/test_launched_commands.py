@@ -14,9 +14,9 @@ import torch.multiprocessing as mp
 
 import launched_processes as cases
 from made_once import made_once
-from thresher.experiments.comparison.compare import compare
-from thresher.experiments.training.specs import parse_methods
-from thresher.experiments.training.store import Checkpoint
+from thresher_lab.comparison.compare import compare
+from thresher_lab.training.specs import parse_methods
+from thresher_lab.training.store import Checkpoint
 
 SIZE = 2
 MEASURED = ("wall_s", "cpu_s", "step_s", "step_memory", "backward_to_forward", "ratio", "cost", "device", "busy")

@@ -11,10 +11,10 @@ import torch
 
 from depth import DEEP, depth
 from subset_cases import optional
-from thresher.cli.train import train_recipe as trained
-from thresher.experiments.recipes import running
-from thresher.experiments.recipes import schema as loading
-from thresher.experiments.recipes.task import RecipeTask
+from thresher_lab.cli.train import train_recipe as trained
+from thresher_lab.recipes import running
+from thresher_lab.recipes import schema as loading
+from thresher_lab.recipes.task import RecipeTask
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,10 +9,10 @@ from typer.testing import CliRunner
 
 from depth import depth
 from in_process import InProcessWorkers
-from thresher.cli.reproduce import reproduce as command
-from thresher.experiments.comparison import compare as comparison
-from thresher.experiments.reproduction import ARTEFACTS
-from thresher.experiments.reproduction.artefact import Artefact, ArtefactPart, reproduce
+from thresher_lab.cli.reproduce import reproduce as command
+from thresher_lab.comparison import compare as comparison
+from thresher_lab.reproduction import ARTEFACTS
+from thresher_lab.reproduction.artefact import Artefact, ArtefactPart, reproduce
 
 SAMPLES, EPOCHS = 200, 4
 QUICK = ("diet-sb-e",)

@@ -28,7 +28,7 @@ for _ in range(2):
         optimizer.zero_grad()
 print(thresher.__file__)
 print(run.cost.backward)
-others = {"accelerate", "scipy", "sklearn", "typer", "rich", "pydantic", "yaml", "lightning", "transformers"} & set(sys.modules)
+others = {"accelerate", "lightning", "plotly", "pyarrow", "pydantic", "rich", "scipy", "sklearn", "thresher_lab", "transformers", "typer", "yaml"} & set(sys.modules)
 print(sorted(others))
 """
 
@@ -64,7 +64,7 @@ def run_outside(installed, tmp_path, *arguments):
 
 def test_contents(installed):
     names = zipfile.ZipFile(installed[0]).namelist()
-    assert {"thresher/py.typed", "thresher/experiments/recipes/resnet50.yaml", "thresher/report/page.html.jinja"} <= set(names)
+    assert {"thresher/py.typed", "thresher_lab/recipes/resnet50.yaml", "thresher_lab/report/page.html.jinja"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]
 
@@ -77,7 +77,7 @@ def test_trains_outside_the_repository(installed, tmp_path):
 
 
 def test_command_line(installed, tmp_path):
-    listing = run_outside(installed, tmp_path, "-m", "thresher.cli", "methods")
+    listing = run_outside(installed, tmp_path, "-m", "thresher_lab.cli", "methods")
     assert all(name in listing for name in ("kakurenbo", "infobatch", "uniform", "full"))
 
 

@@ -16,7 +16,7 @@ import thresher
 from thresher import rng
 
 SOURCE = Path(thresher.__file__).parent
-ENTRIES = {"thresher.cli.__main__"}
+ENTRIES = {"thresher_lab.cli.__main__"}
 """Modules that run a command when they are imported."""
 
 VOCABULARY = ("plans", "records", "schedules", "selection", "cost", "permutation", "rng")
@@ -25,9 +25,9 @@ PUBLIC_ROOMS = ("scores",)
 
 
 def modules_with_examples() -> Iterator[str]:
-    for path in sorted(SOURCE.rglob("*.py")):
+    for path in sorted(path for package in (SOURCE, SOURCE.with_name("thresher_lab")) for path in package.rglob("*.py")):
         if ">>> " in path.read_text(encoding="utf-8"):
-            parts = ("thresher", *path.relative_to(SOURCE).with_suffix("").parts)
+            parts = path.relative_to(SOURCE.parent).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 

@@ -11,15 +11,15 @@ import thresher
 SOURCE = Path(thresher.__file__).parent
 
 FLOORS = (
+    ("thresher_lab.cli",),
+    ("thresher_lab.report",),
+    ("thresher_lab.reproduction",),
+    ("thresher_lab.comparison",),
+    ("thresher_lab.advise",),
+    ("thresher_lab.recipes",),
+    ("thresher_lab.tasks",),
+    ("thresher_lab.training",),
     ("__init__", "__main__"),
-    ("cli",),
-    ("report",),
-    ("experiments.reproduction",),
-    ("experiments.comparison",),
-    ("experiments.advise",),
-    ("experiments.recipes",),
-    ("experiments.tasks",),
-    ("experiments.training",),
     ("testing",),
     ("lightning", "transformers", "rl"),
     ("run",),
@@ -40,10 +40,12 @@ VOCABULARY = FLOORS[-1]
 
 
 def modules() -> dict[str, Path]:
+    """The modules of the library by their names in it, and those of the laboratory by their whole names."""
     found = {}
-    for path in sorted(SOURCE.rglob("*.py")):
-        parts = path.relative_to(SOURCE).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
+    for root, package in ((SOURCE, ()), (SOURCE.with_name("thresher_lab"), ("thresher_lab",))):
+        for path in sorted(root.rglob("*.py")):
+            parts = (*package, *path.relative_to(root).with_suffix("").parts)
+            found[".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)] = path
     return found
 
 
@@ -52,7 +54,7 @@ MODULES = modules()
 
 def room_of(module: str) -> str:
     parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "experiments" and len(parts) > 1 else parts[0]
+    return ".".join(parts[:2]) if parts[0] == "thresher_lab" and len(parts) > 1 else parts[0]
 
 
 def imported(path: Path) -> Iterator[str]:
@@ -67,7 +69,7 @@ def imported(path: Path) -> Iterator[str]:
         for name in names:
             if name == "thresher":
                 yield "__init__"
-            elif name.startswith("thresher."):
+            elif name.startswith(("thresher.", "thresher_lab.")):
                 yield longest(name.removeprefix("thresher."))
 
 
@@ -80,7 +82,7 @@ def longest(name: str) -> str:
     return name
 
 
-@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__", "experiments", "experiments.tasks.template"}))
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"__init__", "thresher_lab", "thresher_lab.tasks.template"}))
 def test_imports_follow_the_floors(module):
     own = room_of(module)
     wrong = []
@@ -96,7 +98,7 @@ def test_imports_follow_the_floors(module):
 
 
 def test_every_room_has_its_floor():
-    assert {room_of(module) for module in MODULES} - {"experiments"} == set(HEIGHT)
+    assert {room_of(module) for module in MODULES} - {"thresher_lab"} == set(HEIGHT)
 
 
 def test_no_circle():

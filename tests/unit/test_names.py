@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "thresher"
+SOURCE = ROOT / "src"
 FOLDERS = ("src", "tests", "benchmarks", "examples", "tools")
 
 FORMER = {

@@ -27,10 +27,10 @@ import pytest
 import thresher
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "thresher"
+SOURCE = ROOT / "src"
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 
-OURS = re.compile(r"(?<![\w./-])thresher(?:\.[A-Za-z_]\w*)+(?![\w/-])")
+OURS = re.compile(r"(?<![\w./-])thresher(?:_lab)?(?:\.[A-Za-z_]\w*)+(?![\w/-])")
 QUOTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\([^`\n]*\))?`")
 WORD = re.compile(r"`([a-z_]\w*)`")
 
@@ -82,14 +82,14 @@ class Names:
     """The names of the modules and classes in a folder.
 
     Args:
-        source: Folder of the package `thresher`.
+        source: Folder of the packages.
     """
 
     def __init__(self, source: Path) -> None:
         self.modules: dict[tuple[str, ...], set[str]] = {}
         self.classes: dict[str, list[tuple[set[str], list[str]]]] = defaultdict(list)
-        for path in (*sorted(source.rglob("*.py")), source / "__init__.pyi"):
-            parts = ("thresher", *path.relative_to(source).with_suffix("").parts)
+        for path in (*sorted(source.rglob("*.py")), source / "thresher" / "__init__.pyi"):
+            parts = path.relative_to(source).with_suffix("").parts
             parts = parts[:-1] if parts[-1] == "__init__" else parts
             tree = ast.parse(path.read_text(encoding="utf-8"))
             self.modules.setdefault(parts, set()).update(top_level(tree))
@@ -133,7 +133,7 @@ class Names:
 
 NAMES = Names(SOURCE)
 ROOMS = {parts[1] for parts in NAMES.modules if len(parts) > 1}
-"""Packages and modules of `thresher`; two of them have the names of the packages that they are for."""
+"""Packages and modules of both packages; two of them have the names of the packages that they are for."""
 
 GONE = """
 thresher.feed thresher.Winow thresher.methods._ranked thresher.methods.winnow.Winow thresher.Winnow.actve `loading.loader.Feed`
@@ -155,7 +155,7 @@ def test_a_name_that_is_gone_is_found_and_no_other():
 @pytest.mark.parametrize("module", ["loading/loader.py", "methods/_base.py"])
 def test_the_names_of_a_module_that_goes_are_gone(tmp_path, module):
     for path in SOURCE.rglob("*.py*"):
-        if path.suffix in {".py", ".pyi"} and path != SOURCE / module:
+        if path.suffix in {".py", ".pyi"} and path != SOURCE / "thresher" / module:
             copy = tmp_path / path.relative_to(SOURCE)
             copy.parent.mkdir(parents=True, exist_ok=True)
             copy.write_bytes(path.read_bytes())
@@ -190,7 +190,7 @@ def test_every_name_in_words_is_one_of_something():
 def test_the_docstring_of_a_package_names_what_it_has():
     found = []
     for path in sorted(SOURCE.rglob("__init__.py")):
-        package = ("thresher", *path.relative_to(SOURCE).parts[:-1])
+        package = path.relative_to(SOURCE).parts[:-1]
         inside = {parts[len(package)] for parts in NAMES.modules if parts[: len(package)] == package and parts != package}
         known = inside | NAMES.modules[package] | {parts[0] for parts in NAMES.modules} | ROOMS
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""

@@ -18,7 +18,7 @@ const withoutExplanations = {
 
 await build({
   entryPoints: ["entry.js"],
-  outfile: "../../src/thresher/report/plotly.js",
+  outfile: "../../src/thresher_lab/report/plotly.js",
   bundle: true,
   minify: true,
   format: "iife",

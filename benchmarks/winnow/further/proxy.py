@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.winnow.tasks import plain_cnn
-from thresher.experiments.tasks.base import Data, Task
 from thresher.methods.winnow import draw_keys
 from thresher.selection import Values, on_host
+from thresher_lab.tasks.base import Data, Task
 
 Score = Literal["loss", "uncertainty"]
 

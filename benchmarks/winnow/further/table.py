@@ -9,7 +9,7 @@ from benchmarks.marks import between_marks
 from benchmarks.winnow.further.trainings import BASE, FACTORS, TASKS, WAYS, Way, chosen_factor, counted_of
 from benchmarks.winnow.jobs import Done
 from benchmarks.winnow.table import said
-from thresher.experiments.comparison.statistics import ALPHA, Paired, holm
+from thresher_lab.comparison.statistics import ALPHA, Paired, holm
 
 BEGIN, END = "<!-- tables of benchmarks.winnow.further -->", "<!-- end of the tables of benchmarks.winnow.further -->"
 """Lines of a page that the tables stand between."""

@@ -15,11 +15,11 @@ from benchmarks.winnow.jobs import FIRST_LOOK, Done, Job
 from benchmarks.winnow.measures import AT_ONCE
 from benchmarks.winnow.tasks import Part, Problem, problem_of
 from thresher import Winnow
-from thresher.experiments.comparison.controls import FULL_TRAINING
-from thresher.experiments.tasks.base import Data, Task
-from thresher.experiments.training.loop import train
-from thresher.experiments.training.specs import MethodSpec, Spec
-from thresher.experiments.training.trainable import Training
+from thresher_lab.comparison.controls import FULL_TRAINING
+from thresher_lab.tasks.base import Data, Task
+from thresher_lab.training.loop import train
+from thresher_lab.training.specs import MethodSpec, Spec
+from thresher_lab.training.trainable import Training
 
 TASKS = ("fashion-10k", "fashion-augmented-10", "fashion-10k-noisy")
 BUDGET = 0.5

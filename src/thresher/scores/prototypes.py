@@ -67,7 +67,7 @@ def centroids_of(features: Tensor, clusters: int, seed: int) -> Tensor:
             from sklearn.cluster import KMeans
             from sklearn.exceptions import ConvergenceWarning
         except ImportError as error:
-            raise ImportError("prototypes need scikit-learn for k-means: pip install 'thresher[experiments]'") from error
+            raise ImportError("prototypes need scikit-learn for k-means: pip install scikit-learn") from error
         warnings.simplefilter("ignore", ConvergenceWarning)  # with fewer different samples than clusters, centroids coincide
         found = KMeans(clusters, n_init=STARTS, random_state=seed).fit(unit.numpy())  # pyright: ignore[reportArgumentType]
     return torch.from_numpy(found.cluster_centers_)

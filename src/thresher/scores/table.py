@@ -221,9 +221,7 @@ def pyarrow() -> tuple[Any, Any]:
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        raise ImportError(
-            "the Parquet files of scores and samples need pyarrow: pip install 'thresher[experiments]'"
-        ) from error
+        raise ImportError("the Parquet files of scores and samples need pyarrow: pip install pyarrow") from error
     return pa, pq
 
 

@@ -3,7 +3,7 @@ import re
 import subprocess
 import sys
 
-PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
+PROCESS = [sys.executable, "-W", "error", "-m", "thresher_lab.cli"]
 
 SLOW = """
 import time

@@ -12,10 +12,10 @@ import pytest
 
 from depth import depth
 from integration.inline import call_in_process, train_in_threads
-from thresher.experiments.comparison.summary import closing
-from thresher.experiments.training.folders import sole_use
+from thresher_lab.comparison.summary import closing
+from thresher_lab.training.folders import sole_use
 
-PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
+PROCESS = [sys.executable, "-W", "error", "-m", "thresher_lab.cli"]
 N = 512
 METHODS = "kakurenbo:tau=0.0,infobatch:prune_fraction=0.3"
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from thresher.experiments.advise.pace import Pace
-from thresher.experiments.comparison import dry_run
-from thresher.experiments.comparison.dry_run import Passes, Prices
+from thresher_lab.advise.pace import Pace
+from thresher_lab.comparison import dry_run
+from thresher_lab.comparison.dry_run import Passes, Prices
 
 MADE_UP = Prices(2.0, 3.0, 1.0, 10.0, 0.5, 0.0, Pace(0.0, 1.0, 2.0, 0.0, 1.0), {"infobatch": Passes(0.5, 0.75, 0.75)})
 
@@ -21,7 +21,7 @@ def priced(monkeypatch):
 def test_a_real_one_says_what_it_does_and_writes_nothing(tmp_path):
     out = tmp_path / "out"
     given = ["--methods", "uniform:keep=0.5", "--epochs", "1", "--seeds", "0", "--out", str(out), "--dry-run"]
-    command = [sys.executable, "-W", "error", "-m", "thresher.cli", "compare", "digits@200", *given]
+    command = [sys.executable, "-W", "error", "-m", "thresher_lab.cli", "compare", "digits@200", *given]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(line.startswith("compare --dry-run: ") for line in done.stderr.splitlines())

@@ -10,18 +10,18 @@ import pytest
 
 from depth import depth
 
-CAPTURES = Path(__file__).parents[2] / "unit" / "cli" / "captures"
+CAPTURES = Path(__file__).parents[2] / "lab" / "cli" / "captures"
 WIDTHS = depth((60, 120), (60, 80, 100, 120))
 SHOWS = """
 import sys, time
 sys.path[:] = {path!r}
 from rich.console import Console
 from test_summary import results_of
-from thresher.cli._progress import progress_on
-from thresher.cli._comparison import print_summary
-from thresher.experiments.comparison.controls import Job
+from thresher_lab.cli._progress import progress_on
+from thresher_lab.cli._comparison import print_summary
+from thresher_lab.comparison.controls import Job
 
-from thresher.experiments.training.specs import MethodSpec
+from thresher_lab.training.specs import MethodSpec
 
 console, job = Console(), Job.of(MethodSpec("selective_backprop", {{"keep": 0.33}}), 0)
 print_summary(console, results_of())

@@ -3,10 +3,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from thresher.cli.app import app
-from thresher.experiments.comparison.compare import compare
-from thresher.experiments.comparison.workers import RunError
-from thresher.experiments.training.specs import parse_methods
+from thresher_lab.cli.app import app
+from thresher_lab.comparison.compare import compare
+from thresher_lab.comparison.workers import RunError
+from thresher_lab.training.specs import parse_methods
 
 
 @pytest.fixture

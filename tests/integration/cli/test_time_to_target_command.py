@@ -3,7 +3,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 
-PROCESS = [sys.executable, "-W", "error", "-m", "thresher.cli"]
+PROCESS = [sys.executable, "-W", "error", "-m", "thresher_lab.cli"]
 ARGUMENTS = ["time-to-target", "--task", "digits@400", "--epochs", "2", "--jobs", "1"]
 
 

@@ -9,15 +9,15 @@ import pytest
 
 from depth import DEEP
 from integration.inline import train_in_threads
-from thresher.experiments.comparison.compare import compare
-from thresher.experiments.comparison.summary import conclude, summarise
-from thresher.experiments.training.shown import ids_to_show, write_shown
-from thresher.experiments.training.specs import parse_methods
-from thresher.report.chart_images import write_chart_images
-from thresher.report.first_screen import bottom_line
-from thresher.report.loading import load_comparison, runs_by_method
-from thresher.report.page import SECTIONS, write_report
-from unit.report.cases import HOSTILE, comparison, save
+from lab.report.cases import HOSTILE, comparison, save
+from thresher_lab.comparison.compare import compare
+from thresher_lab.comparison.summary import conclude, summarise
+from thresher_lab.report.chart_images import write_chart_images
+from thresher_lab.report.first_screen import bottom_line
+from thresher_lab.report.loading import load_comparison, runs_by_method
+from thresher_lab.report.page import SECTIONS, write_report
+from thresher_lab.training.shown import ids_to_show, write_shown
+from thresher_lab.training.specs import parse_methods
 
 selenium = pytest.importorskip("selenium", reason="needs selenium")
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService  # noqa: E402

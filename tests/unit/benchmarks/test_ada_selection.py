@@ -8,7 +8,7 @@ from benchmarks.ada_selection import ARMS, BEGIN, CLOSE, END, EPOCHS, EQUAL, LOW
 from benchmarks.marks import between_marks
 from benchmarks.winnow.jobs import Job, load
 
-from thresher.experiments.training.specs import parse_methods
+from thresher_lab.training.specs import parse_methods
 
 ROOT = Path(__file__).parents[3]
 

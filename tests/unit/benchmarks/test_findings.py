@@ -5,7 +5,7 @@ import json
 import pytest
 from benchmarks import findings
 
-from thresher.experiments.advise.findings import MEASURED
+from thresher_lab.advise.findings import MEASURED
 
 
 def test_the_package_holds_what_the_results_say():

@@ -19,7 +19,7 @@ from benchmarks.league.arms import (
 from benchmarks.league.table import page, results, summary, top, values, with_tables, with_top
 
 from thresher import methods
-from thresher.experiments.comparison.statistics import Paired, findings
+from thresher_lab.comparison.statistics import Paired, findings
 
 ROOT = Path(__file__).parents[3]
 

@@ -28,7 +28,7 @@ from benchmarks.winnow.tasks import PROBLEMS, Sets, problem_of
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.tasks.networks import perceptron
+from thresher_lab.tasks.networks import perceptron
 
 TASKS = ("fashion-20k", "mnist-5k", "bike", "text", "relief", "fashion-resnet8")
 DESIGN = replace(SHORT, tasks=TASKS, shares=(0.5,))

@@ -15,8 +15,8 @@ from benchmarks.measure import Interval
 from benchmarks.winnow_cost import LIMIT, SHARES, Found, Sizes, epoch_figures, plan_figures
 from torch.utils.data import TensorDataset
 
-from thresher.experiments.tasks.base import Data, Task
-from thresher.experiments.tasks.networks import perceptron
+from thresher_lab.tasks.base import Data, Task
+from thresher_lab.tasks.networks import perceptron
 
 PAGE = Path(__file__).parents[3] / "docs" / "winnow.md"
 

@@ -171,7 +171,7 @@ def test_prototypes_refuse(monkeypatch):
     with pytest.raises(ValueError, match="13 `clusters` of 12 samples with finite features; ask for fewer"):
         prototypes(net(), data(), 13)
     monkeypatch.setitem(sys.modules, "sklearn.cluster", None)
-    with pytest.raises(ImportError, match=r"pip install 'thresher\[experiments\]'"):
+    with pytest.raises(ImportError, match=r"pip install scikit-learn"):
         prototypes(net(), data(), 2)
 
 

@@ -189,7 +189,7 @@ def test_a_damaged_file_is_named(tmp_path):
 def test_without_pyarrow_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     for call in (lambda: full().save(tmp_path / "s.parquet"), lambda: Scores.load(tmp_path / "s.parquet")):
-        with pytest.raises(ImportError, match=r"pip install 'thresher\[experiments\]'"):
+        with pytest.raises(ImportError, match=r"pip install pyarrow"):
             call()
 
 

@@ -1,0 +1,414 @@
+"""Advice on a training: what selection could save on it, what to try, in sentences.
+
+The probe trains for some epochs, or until its time is up, and asks every method that plans epochs what it would leave out by
+the losses of these epochs, and by the losses if all samples but one were learned. Then it times the loader, the parts of a step
+and the steps of each method in turns. Loading and computing take `overlap * max + (1 - overlap) * sum` together, where the
+overlap is that of full training: 0 where one waits for the other, 1 where workers load while the model computes.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from thresher_lab.advise.findings import STANDINGS, record_of
+from thresher_lab.advise.forecast import ALIKE, GRADIENT_NORM, INPUT_BOUND, Outlook, loss_summary, outlook_of
+from thresher_lab.advise.pace import torch_threads
+from thresher_lab.advise.probe import Probe, Says, quietly
+from thresher_lab.advise.variance import about_strata
+from thresher_lab.recipes.running import task_of
+from thresher_lab.tasks.script import errors_placed
+from thresher_lab.training.samples import EASY
+from thresher_lab.training.specs import Spec
+from thresher_lab.training.store import versions
+
+WORTHWHILE = 0.05
+"""Share of the time below which a saving is not worth the trouble."""
+AT_RANDOM = ("uniform", "random_backprop")
+"""Methods that choose samples at random: they are controls, and what they save is not recommended."""
+RANDOM_HALF = "uniform:keep=0.5"
+"""Method to compare where no choice of samples is recommended: half of the samples of each epoch, at random."""
+HALF = 0.5
+"""Share of the cost that short runs are trained at next."""
+MOST_NAMED = 2
+"""Largest number of methods in the next command: each of them is trained with its controls."""
+
+
+def worth_trying(rows: Sequence[Mapping[str, Any]], outlook: Outlook) -> list[Mapping[str, Any]]:
+    """Returns the methods that are worth a comparison, the best first.
+
+    Those come first that were better than controls of the same cost where they were measured, then those of which it is not
+    decided, and then those that were not measured; those that were worse are not named. Among equals, time decides.
+
+    Args:
+        rows: Entries of `methods` in the advice.
+        outlook: Numbers of the probe about any choice of samples.
+    """
+    if outlook.alike:
+        return []
+    saving = [row for row in rows if row["refused"] is None and row["at_most"] >= WORTHWHILE]
+    chosen = [row for row in saving if not draws_blindly(row) and row["record"]["standing"] != "behind"]
+    return sorted(chosen, key=lambda row: (STANDINGS.index(row["record"]["standing"]), -row["at_most"]))
+
+
+def draws_blindly(row: Mapping[str, Any]) -> bool:
+    """Returns whether a method chooses at random: always, or for want of a signal.
+
+    Args:
+        row: Entry of `methods` in the advice.
+    """
+    return row["method"].startswith(AT_RANDOM) or bool(row["missing"])
+
+
+def named_methods(worth: Sequence[str], specs: Sequence[Spec]) -> list[str]:
+    """Returns the recommended methods that the next command has, as on the command line.
+
+    Args:
+        worth: Labels of the recommended methods, the best first.
+        specs: All methods that were asked for.
+    """
+    texts = {spec.label: spec.text for spec in specs}
+    return [texts[name] for name in worth[:MOST_NAMED]]
+
+
+def next_command(
+    task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None, budget: Sequence[float] = ()
+) -> str:
+    """Returns the command that compares methods on a training, as a shell reads it.
+
+    Args:
+        task: Name of the training.
+        methods: Methods as on the command line; without any, and without a budget, a random half of the samples is compared.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+        budget: Shares of the cost of full training that Winnow is compared at, too. Default: none.
+
+    Example:
+        >>> next_command("fashion-mnist@20000", ["winnow:share=0.5", "infobatch"], epochs=10)
+        'thresher compare fashion-mnist@20000 --methods winnow:share=0.5,infobatch --epochs 10 --out runs/fashion-mnist-20000'
+    """
+    named = re.split(r"[\\/]", task)[-1].partition(".py:")[0]
+    folder = f"runs/{re.sub(r'[^A-Za-z0-9_]+', '-', named).strip('-') or 'training'}"
+    arms = ["--methods", ",".join(methods) or RANDOM_HALF] if methods or not budget else []
+    return _command("compare", task, [*arms, *_budget_option(budget)], epochs, data, "--out", folder)
+
+
+def larger_budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
+    """Returns the command that tries a budget halfway from a share to the whole cost in short runs.
+
+    Args:
+        task: Name of the training.
+        share: Share of the cost that was too small.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+
+    Example:
+        >>> larger_budget_command("digits", 0.5, epochs=20)
+        'thresher advise digits --budget 0.75 --epochs 20'
+    """
+    return budget_command(task, (1 + share) / 2, epochs=epochs, data=data)
+
+
+def budget_command(task: str, share: float, *, epochs: int, data: Path | None = None) -> str:
+    """Returns the command that trains short runs at a share of the cost.
+
+    Args:
+        task: Name of the training.
+        share: Share of the cost.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+
+    Example:
+        >>> budget_command("digits", 0.5, epochs=20)
+        'thresher advise digits --budget 0.5 --epochs 20'
+    """
+    return _command("advise", task, _budget_option([share]), epochs, data)
+
+
+def _budget_option(shares: Sequence[float]) -> list[str]:
+    return ["--budget", ",".join(f"{share:.12g}" for share in shares)] if shares else []
+
+
+def _command(name: str, task: str, arms: Sequence[str], epochs: int, data: Path | None, *more: str) -> str:
+    given = [] if data is None else ["--data", str(data)]
+    return shlex.join(["thresher", name, task, *arms, "--epochs", str(epochs), *given, *more])
+
+
+ROUNDS_TO_ZERO = 0.005
+"""Share that is 0 in whole percent."""
+COMPUTING_PARTS = ("forward", "backward", "optimizer")
+
+
+def sentences(advice: Mapping[str, Any]) -> list[str]:
+    """Returns the advice in sentences.
+
+    Args:
+        advice: Result of `advise`, without the sentences.
+    """
+    step, rows = advice["step"], [row for row in advice["methods"] if row["refused"] is None]
+    parts = ", ".join(f"{name} {in_percent(step[name] / step['full'])}" for name in COMPUTING_PARTS)
+    said = [f"A step takes {_milliseconds(step['full'])}: waiting for input {in_percent(step['waiting'])}, {parts}."]
+    if step["waiting"] >= INPUT_BOUND:
+        said.append(_about_input(step, rows))
+    said += [_about_method(row, advice) for row in advice["methods"]]
+    said += [
+        f"{row['method']} {does} here: this training does not give the signal `{signal}`."
+        for row in rows
+        for signal, does in row["missing"].items()
+    ]
+    said.append(
+        f"Two forward passes save time only while less than {in_percent(advice['break_even_keep'])} of a batch is kept: the "
+        f"scoring pass takes {in_percent(step['scoring'] / step['compute'])} of the time of training on the batch."
+    )
+    if advice["trace"]["fallback"] is not None:
+        said.append(
+            "One forward pass saves no part of the backward pass here, because the model cannot be traced: "
+            f"{advice['trace']['fallback']}."
+        )
+    outlook = outlook_in(advice)
+    strata = [about_strata(advice["strata"], advice["steps"])] if "strata" in advice else []
+    return [*said, _about_losses(advice), *strata, about_outlook(outlook), *_conclusion(rows, outlook)]
+
+
+def outlook_in(advice: Mapping[str, Any]) -> Outlook:
+    """Returns the numbers of the probe about any choice of samples.
+
+    Args:
+        advice: Result of `advise`.
+    """
+    return Outlook(**{name: advice["outlook"][name] for name in ("rho", "before", "gain", "half_share", "waiting")})
+
+
+def _about_input(step: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> str:
+    """Returns what waiting for the loader means for methods of either stage."""
+    said = f"Your input pipeline takes {in_percent(step['waiting'])} of a step."
+    batch = [row["saves"] for row in rows if row["stage"] == "batch"]
+    if batch:
+        verdict = "cannot help" if max(batch) < WORTHWHILE else f"can save little, {in_percent(max(batch))} at most"
+        said += f" Methods that select in the batch load every candidate: they {verdict}."
+    epoch = [row for row in rows if row["stage"] == "epoch"]
+    can = [row["method"] for row in epoch if row["at_most"] >= WORTHWHILE]
+    cannot = [row for row in epoch if row["at_most"] < WORTHWHILE]
+    if can:
+        said += f" Methods that plan epochs do not load the samples that they leave out: {_listed(can)} can help."
+    reasons = ((True, "the samples left out are loaded for a forward pass"), (False, "too few samples are left out"))
+    for refreshes, why in reasons:
+        if names := [row["method"] for row in cannot if row["refreshes"] == refreshes]:
+            said += f" This does not hold for {_listed(names)}: {why}."
+    return said
+
+
+def _about_method(row: Mapping[str, Any], advice: Mapping[str, Any]) -> str:
+    name = row["method"]
+    if row["refused"] is not None:
+        return f"{name} cannot be used here: {row['refused']}"
+    if row["at_most"] < ROUNDS_TO_ZERO:
+        longer = f": it takes {in_percent(-row['saves'])} longer than full training" if -row["saves"] >= ROUNDS_TO_ZERO else ""
+        return f"{name} saves no time{longer}."
+    if row["stage"] == "batch":
+        return f"{name} can save {in_percent(row['saves'])} of the time at most."
+    forwards = ", which still cost a forward pass" if row["forwarded"] else ""
+    does = f"it leaves out {in_percent(row['left_out'])} of the samples of {advice['epochs']} epochs{forwards}"
+    if row["at_most"] - row["saves"] < ROUNDS_TO_ZERO:
+        return f"{name} can save {in_percent(row['saves'])} of the time at most: {does}."
+    saving = "saves no time" if row["saves"] < ROUNDS_TO_ZERO else f"can save {in_percent(row['saves'])} of the time"
+    return (
+        f"{name} {saving}, judged by the losses in the probe: {does}. If all samples were learned, it could save "
+        f"{in_percent(row['at_most'])}."
+    )
+
+
+def _about_losses(advice: Mapping[str, Any]) -> str:
+    """Returns how far the samples are learned."""
+    losses = advice["losses"]
+    epochs = advice["probe"]["epochs"]
+    after = f"After {epochs:.2g} epoch{'' if epochs == 1 else 's'} of the probe"
+    easy = f"{in_percent(losses.get('easy_share', 0.0))} of the samples have a loss below {in_percent(EASY)} of the largest"
+    sure = "" if losses["trusted"] is None else f", {in_percent(losses['trusted'])} are right and confident"
+    return f"{after}, {easy}{sure}, and {in_percent(losses['below_mean'])} have a loss below the mean."
+
+
+def about_outlook(outlook: Outlook) -> str:
+    """Returns what the spread of the gradient norms and the time of half a batch say, in one sentence.
+
+    Args:
+        outlook: The two, as measured.
+    """
+    rho = "" if outlook.rho is None else f"rho {outlook.rho:.2f}"
+    if outlook.rho is None or outlook.gain is None:
+        choice = "The criterion does not show how unlike the samples are"
+    elif outlook.rho >= ALIKE and not outlook.settled:
+        choice = (
+            f"The gradients of the samples are still alike ({rho}), as they are before a network has learned: the "
+            "probe was too short to say whether a choice of samples can help"
+        )
+    elif outlook.alike:
+        choice = f"The gradients of the samples are much alike ({rho}), so that no choice beats a random one by much"
+    else:
+        choice = (
+            f"The gradients of the samples are unlike ({rho}; 1 is all alike), so that the best unbiased choice "
+            f"could get {outlook.gain:.2g} times as much out of the same cost as random samples"
+        )
+    smaller = f"half a batch takes {in_percent(outlook.half_share)} of the time of a whole one"
+    if outlook.by_steps:
+        return f"{choice}; and {smaller}, so that only fewer steps save time, as with spend='steps'."
+    if outlook.waiting >= INPUT_BOUND:
+        return f"{choice}; and {smaller}, but waiting for input takes longer than both."
+    return f"{choice}; and {smaller}, so that smaller batches save time, too."
+
+
+def _conclusion(rows: Sequence[Mapping[str, Any]], outlook: Outlook) -> list[str]:
+    """Returns what to do, in sentences."""
+    if outlook.hopeless:
+        return ["Nothing will help here: the samples are alike, and smaller batches save no time. Train for fewer epochs."]
+    if outlook.alike:
+        return [
+            "Choosing samples will not help here, because they are alike. Fewer epochs, smaller batches or "
+            f"random samples ({RANDOM_HALF}) do the same."
+        ]
+    worth = worth_trying(rows, outlook)
+    if worth:
+        order = ", in this order" * (len(worth) > 1)
+        said = [f"Try first: {_listed([row['method'] for row in worth])}{order}.", _reason(worth[0])]
+        return said + _warning(rows, worth[0])
+    if all(row["at_most"] < WORTHWHILE for row in rows):
+        return [f"Selection cannot help here: none of these methods could save {in_percent(WORTHWHILE)} of the time."]
+    return [f"None of these methods is recommended: compare random samples ({RANDOM_HALF}) first.", *_warning(rows, None)]
+
+
+def _reason(row: Mapping[str, Any]) -> str:
+    """Returns what a recommendation rests on."""
+    record, saves = row["record"], in_percent(row["at_most"])
+    time = f"here it could save {saves} of the time. What it does to the result, `thresher compare` measures."
+    if record["standing"] == "not measured":
+        return f"{row['method']} was not measured by this project; {time}"
+    of = f"of {_trainings(record['on'])} that this project measured{', with other settings' * record['other_settings']}"
+    better = f"was better than a control of the same cost on {len(record['better_on']) or 'none'} {of}"
+    known, under = len(record["interval_on"]), f"all of it was below 0 on {_where(record['under_zero_on'])}"
+    below = f"the interval reached below the margin on {len(record['below_on'])} of {known or 'none'}, and {under}"
+    named = f" ({_listed(record['better_on'])})" if record["better_on"] else ""
+    return f"{row['method']} {better}{named}, and worse on {_where(record['worse_on'])}. Against full training, {below}; {time}"
+
+
+def _warning(rows: Sequence[Mapping[str, Any]], best: Mapping[str, Any] | None) -> list[str]:
+    """Returns why methods are not recommended that would save more time, or any."""
+    least = WORTHWHILE if best is None else best["at_most"]
+    behind = [
+        row for row in rows if row["record"]["standing"] == "behind" and row["at_most"] >= least and not draws_blindly(row)
+    ]
+    return [
+        f"{row['method']} could save {in_percent(row['at_most'])}, but was worse than a control of the same cost where this "
+        f"project measured it: {_where(row['record']['worse_on'])}."
+        for row in behind
+    ]
+
+
+def _trainings(names: Sequence[str]) -> str:
+    return f"{len(names)} training{'s' * (len(names) > 1)}"
+
+
+def _where(names: Sequence[str]) -> str:
+    return _listed(names) if names else "none"
+
+
+def in_percent(share: float) -> str:
+    """Returns a share in whole percent."""
+    return f"{round(100 * share)} %"
+
+
+def _milliseconds(seconds: float) -> str:
+    """Returns a time in milliseconds: three digits, or all of a number of 100 and more."""
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000 * seconds:.3g} ms"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+PLANNED_EPOCHS = 20
+PROBE_SECONDS = 60.0
+
+Advice = dict[str, Any]
+
+
+def advise(
+    task: str,
+    specs: Sequence[Spec],
+    *,
+    epochs: int = PLANNED_EPOCHS,
+    data: Path | None = None,
+    seconds: float = PROBE_SECONDS,
+    seed: int = 0,
+    threads: int = 1,
+    says: Says = quietly,
+) -> Advice:
+    """Probes a training and estimates for each method what share of the time it could save.
+
+    Args:
+        task: Name of the training, see `recipes.running.task_of`.
+        specs: Methods other than full training.
+        epochs: Number of epochs of the planned training; the schedules of methods refer to it. Default: 20.
+        data: Folder with the data, for tasks that take one.
+        seconds: Time limit for the epochs of the probe, in seconds. Default: 60.
+        seed: Random seed of the training and of the order in which things are timed. Default: 0.
+        threads: Number of CPU threads of torch during the probe. Default: 1, as in a comparison.
+        says: Function that is called with a line about what is done now, and how long it takes at most. Default: none.
+
+    Returns:
+        Plain values: task, epochs, device, versions, probe, step, outlook, losses, trace, break_even_keep, methods, strata (see
+        `variance.VarianceRatio`; None: not known), steps, worth_trying (the best first), next, compare (commands), sentences.
+        The entry of a method has `record`, see `findings.Record`, `saves`, the share of the wall time of full training that it
+        saves with the losses of the probe, and `at_most`, that share if all samples but one were learned; below 0 if slower.
+
+    Raises:
+        ValueError: An argument is out of its range, the training has no batch, or its `evaluate` returns no number.
+        FileNotFoundError: The data is missing.
+    """
+    _check_ranges(epochs, threads, seconds)
+    trainable = task_of(task)
+    with torch_threads(threads), errors_placed(trainable):
+        says("reading the data, and preparing the training")
+        training = trainable.training(trainable.load(trainable.find(data)), seed)
+        probe = Probe(training, epochs=epochs, seed=seed, says=says)
+        probe.try_evaluate()
+        pace, signals, rows = probe.forecasts(specs, seconds)
+        strata = probe.variance_ratio()
+    rows = _with_records(specs, rows, traced=probe.fallback is None)
+    outlook = outlook_of([known[GRADIENT_NORM].numpy() for known in signals if GRADIENT_NORM in known], pace)
+    advice = {
+        "task": task,
+        "epochs": epochs,
+        "device": str(probe.device),
+        "versions": versions(),
+        "probe": {"samples": probe.seen, "epochs": probe.trained},
+        "step": pace.as_dict(),
+        "outlook": outlook.as_dict(),
+        "losses": loss_summary(signals[-1]),
+        "trace": {"fallback": probe.fallback},
+        "break_even_keep": pace.break_even,
+        "methods": rows,
+        "strata": None if strata is None else strata.as_dict(),
+        "steps": epochs * len(training.loader),
+    }
+    return advice | _recommended(task, specs, rows, outlook, epochs, data) | {"sentences": sentences(advice)}
+
+
+def _check_ranges(epochs: int, threads: int, seconds: float) -> None:
+    if epochs < 1 or threads < 1 or not seconds > 0:
+        allowed = "`epochs` and `threads` must be 1 or more and `seconds` above 0"
+        raise ValueError(f"advise: {allowed}, got {epochs}, {threads} and {seconds}")
+
+
+def _with_records(specs: Sequence[Spec], rows: Sequence[Advice], *, traced: bool) -> list[Advice]:
+    """Returns the entries of methods with what was measured of them."""
+    return [row | {"record": record_of(spec, traced=traced).as_dict()} for spec, row in zip(specs, rows, strict=True)]
+
+
+def _recommended(
+    task: str, specs: Sequence[Spec], rows: Sequence[Advice], outlook: Outlook, epochs: int, data: Path | None
+) -> Advice:
+    """Returns the methods that are worth trying, the best first, and the next commands."""
+    worth = [row["method"] for row in worth_trying(rows, outlook)]
+    compare = next_command(task, named_methods(worth, specs), epochs=epochs, data=data)
+    return {"worth_trying": worth, "next": budget_command(task, HALF, epochs=epochs, data=data), "compare": compare}

@@ -1,0 +1,130 @@
+"""The answer of `thresher advise` in a few lines: whether selection can help, why, and what rests on which measurements.
+
+The probe shows what time could be saved. What that costs in the metric it does not show: only short runs with a smaller
+budget do, and in the end a comparison. So nothing is called safe here.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from thresher_lab.advise.advise import RANDOM_HALF, WORTHWHILE, in_percent, outlook_in
+from thresher_lab.advise.budget import BudgetFinding, seeds_agree
+from thresher_lab.advise.forecast import ALIKE, Outlook
+from thresher_lab.advise.variance import about_strata
+
+CanHelp = Literal["yes", "no", "unknown"]
+
+IN_WORDS: dict[CanHelp, str] = {"yes": "Yes", "no": "No", "unknown": "Unknown"}
+OF_SHORT_RUNS: dict[BudgetFinding, CanHelp] = {"free": "yes", "between": "unknown", "lost": "no", "unknown": "unknown"}
+"""What short runs at a share say on a training whose samples differ."""
+
+
+def answer_of(advice: Mapping[str, Any]) -> CanHelp:
+    """Returns whether selection can help on a training.
+
+    Args:
+        advice: Result of `advise`, with the entry `budget` where short runs were trained.
+    """
+    outlook = outlook_in(advice)
+    if outlook.alike or not _saves(advice):
+        return "no"
+    if _too_short(outlook) or outlook.rho is None or not advice["worth_trying"]:
+        return "unknown"
+    return "yes" if "budget" not in advice else _of_short_runs(advice)
+
+
+def answer_lines(advice: Mapping[str, Any]) -> list[str]:
+    """Returns the answer in lines: whether selection can help, why, what is known of the loss, and the next command.
+
+    Args:
+        advice: Result of `advise`, with the entry `budget` where short runs were trained.
+    """
+    strata = [about_strata(advice["strata"], advice["steps"])] if advice.get("strata") is not None else []
+    return [_headline(advice), f"Why: {_why(advice)}", *_on_the_loss(advice), *strata, _before_next(advice), advice["next"]]
+
+
+def _headline(advice: Mapping[str, Any]) -> str:
+    answer = answer_of(advice)
+    said = f"Can selection help here? {IN_WORDS[answer]}"
+    if answer != "yes":
+        return f"{said}."
+    return (
+        f"{said}, as far as short runs show." if "budget" in advice else f"{said}, it can save time. What it loses is unknown."
+    )
+
+
+def _why(advice: Mapping[str, Any]) -> str:
+    outlook, worth = outlook_in(advice), advice["worth_trying"]
+    rho = "" if outlook.rho is None else f" (rho {outlook.rho:.2f}; 1 is all alike)"
+    if outlook.alike:
+        smaller = ", and smaller batches save no time" if outlook.by_steps else ""
+        return f"the samples are much alike{rho}, so that no choice beats a random one by much{smaller}."
+    if not _saves(advice):
+        return f"none of these methods could save {in_percent(WORTHWHILE)} of the time."
+    if _too_short(outlook):
+        return f"the samples are still alike{rho}, as they are before a network has learned: the probe was too short."
+    if not worth:
+        return "the methods that could save time draw at random here, or were worse than a control where they were measured."
+    saving = f"{worth[0]} could save {in_percent(_row(advice, worth[0])['at_most'])} of the time"
+    if outlook.rho is None:
+        return f"{saving}, but the criterion does not show how unlike the samples are."
+    if "budget" in advice and answer_of(advice) == "no":
+        return f"{saving}, but the training is not finished at this cost."
+    return f"the samples are unlike{rho}, and {saving}."
+
+
+def _on_the_loss(advice: Mapping[str, Any]) -> list[str]:
+    """Returns what is known of the loss: from short runs here, else from other trainings."""
+    if "budget" in advice:
+        return list(advice["budget"]["sentences"])
+    outlook = outlook_in(advice)
+    if outlook.alike:
+        others = "" if outlook.by_steps else f", and so do smaller batches and random samples ({RANDOM_HALF})"
+        return [f"Fewer epochs do the same{others}."]
+    if not advice["worth_trying"]:
+        return ["A smaller budget without a choice of samples may still do: fewer epochs, or smaller batches."]
+    name = advice["worth_trying"][0]
+    return [f"Measured elsewhere: {on_the_interval(name, _row(advice, name)['record'])}"]
+
+
+def on_the_interval(name: str, record: Mapping[str, Any]) -> str:
+    """Returns how far the measured losses of a method reach, as a sentence; it calls nothing safe.
+
+    Args:
+        name: Name of the method.
+        record: Result of `findings.Record.as_dict`.
+    """
+    known, below, under = record["interval_on"], record["below_on"], record["under_zero_on"]
+    if not known:
+        return f"no interval of the difference to full training is known for {name}."
+    of = f"{len(known)} training{'s' * (len(known) > 1)}"
+    other = " with other settings" if record["other_settings"] else ""
+    reached = f"the interval of the difference to full training reached below the margin on {len(below)} of {of}"
+    return f"for {name}{other}, {reached}, and all of it was below 0 on {len(under)} of them."
+
+
+def _before_next(advice: Mapping[str, Any]) -> str:
+    if "budget" not in advice:
+        return "Next (trains short runs, which show what half of the cost loses here):"
+    return "Next:"
+
+
+def _of_short_runs(advice: Mapping[str, Any]) -> CanHelp:
+    """Returns what the best of the shares says; one whose seeds do not agree says nothing."""
+    found: list[CanHelp] = [
+        OF_SHORT_RUNS[loss["finding"]] if seeds_agree(loss, points=advice["budget"]["points"]) else "unknown"
+        for loss in advice["budget"]["losses"]
+    ]
+    return min(found, key=("yes", "unknown", "no").index)
+
+
+def _too_short(outlook: Outlook) -> bool:
+    return outlook.rho is not None and outlook.rho >= ALIKE and not outlook.settled
+
+
+def _saves(advice: Mapping[str, Any]) -> bool:
+    return any(row["at_most"] >= WORTHWHILE for row in advice["methods"] if row["refused"] is None)
+
+
+def _row(advice: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return next(row for row in advice["methods"] if row["method"] == name)

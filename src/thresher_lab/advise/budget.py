@@ -1,0 +1,161 @@
+"""Whether a smaller budget costs accuracy on a training, from short runs at full cost and with smaller batches.
+
+Where a training is finished early, smaller batches lose little. Where it is not, as with strong augmentation or few epochs,
+every way to spend less loses, and no choice of samples brings that back. No signal inside of one run shows which it is; two
+short runs do.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from thresher_lab.advise.advise import larger_budget_command, next_command
+from thresher_lab.advise.pace import torch_threads
+from thresher_lab.advise.probe import Says, quietly
+from thresher_lab.recipes.running import task_of
+from thresher_lab.training.loop import train
+from thresher_lab.training.specs import MethodSpec, Spec
+
+FREE, NOT_FREE = 0.4, 1.2
+"""Losses of smaller batches in short runs, in points, up to which half of the cost lost nothing, and from which it did."""
+
+LARGEST = 0.8
+"""Share of the cost up to which a larger one, halfway to the whole cost, is tried."""
+BudgetFinding = Literal["free", "between", "lost", "unknown"]
+"""What a loss in short runs is; not known where the metric is no share."""
+SAID_OF_LOSSES: dict[BudgetFinding, str] = {
+    "free": "Where that was up to 0.4 points, Winnow lost little or nothing: `thresher compare --budget` shows it.",
+    "between": "That is between what was free and what was not elsewhere; `thresher compare --budget` measures it.",
+    "lost": (
+        "The training is not finished at this cost: expect a loss, however the samples are chosen. A larger share may be free."
+    ),
+    "unknown": (
+        "The metric is no share, so that no limit is known for it; `thresher compare --budget` measures the whole training."
+    ),
+}
+SEEDS_DIFFER = "The seeds do not agree on whether that is a loss that matters; `thresher compare --budget` measures it."
+"""Said in place of the former where a seed by itself shows something else than the mean."""
+
+SEEDS = (0, 1)
+SHORTEST = 2
+"""Smallest number of epochs of a short run."""
+
+TrainShort = Callable[[Spec, int], float]
+"""Function from a method and a seed to the metric at the end of a short run."""
+
+
+def budget_advice(
+    task: str,
+    shares: Sequence[float],
+    *,
+    epochs: int,
+    data: Path | None = None,
+    threads: int = 1,
+    says: Says = quietly,
+) -> dict[str, Any]:
+    """Trains short runs at full cost and with smaller batches, and returns what smaller batches lose.
+
+    Args:
+        task: Name of the training, see `recipes.running.task_of`.
+        shares: Shares of the cost of full training, each within (0, 1).
+        epochs: Number of epochs of the planned training; short runs have a quarter of them.
+        data: Folder with the data, for tasks that take one.
+        threads: Number of CPU threads of torch. Default: 1, as in a comparison.
+        says: Function that is called with a line about what is done now. Default: none.
+
+    Returns:
+        Plain values: epochs of a short run, seeds, name and mean of the metric at full cost, losses and sentences. The entry
+        of a share has `lost`, the metric at full cost minus that with smaller batches, mean over the seeds, and `finding`.
+
+    Raises:
+        ValueError: A share is smaller than one sample for each batch.
+        FileNotFoundError: The data is missing.
+    """
+    trainable, short = task_of(task), max(SHORTEST, round(epochs / 4))
+    loaded, names = trainable.load(trainable.find(data)), list[str]()
+
+    def metric(spec: Spec, seed: int) -> float:
+        says(f"training short run {len(names) + 1} of {len(SEEDS) * (1 + len(shares))}, {short} epochs")
+        found = train(trainable, loaded, spec, seed=seed, epochs=short)["metric"]
+        names.append(found["name"])
+        return found["value"]
+
+    with torch_threads(threads):
+        losses = smaller_losses(metric, shares)
+    found = {"epochs": short, "seeds": list(SEEDS), "metric": names[0], **losses}
+    return found | {"sentences": budget_sentences(found)}
+
+
+def next_after_budget(
+    found: Mapping[str, Any], task: str, methods: Sequence[str], *, epochs: int, data: Path | None = None
+) -> str:
+    """Returns the command that goes on from short runs, as a shell reads it.
+
+    It compares the shares that are not shown to lose. Where all are, it tries a larger one, or, where that would save next to
+    nothing, it compares them all the same, which measures what is lost.
+
+    Args:
+        found: Result of `budget_advice`.
+        task: Name of the training.
+        methods: Recommended methods as on the command line, which are compared, too, but for Winnow, whose share is the budget.
+        epochs: Number of epochs of the planned training.
+        data: Folder with the data that was given. Default: none.
+    """
+    shares = [loss["share"] for loss in found["losses"]]
+    within = [loss["share"] for loss in found["losses"] if loss["finding"] != "lost"]
+    if not within and max(shares) <= LARGEST:
+        return larger_budget_command(task, max(shares), epochs=epochs, data=data)
+    others = [method for method in methods if not method.startswith("winnow")]
+    return next_command(task, others, epochs=epochs, data=data, budget=within or shares)
+
+
+def smaller_losses(metric: TrainShort, shares: Sequence[float]) -> dict[str, Any]:
+    """Returns the mean metric at full cost, and what smaller batches lose at each share.
+
+    Args:
+        metric: Function that trains a short run.
+        shares: Shares of the cost.
+    """
+    full = [metric(MethodSpec("full"), seed) for seed in SEEDS]
+    points, losses = all(0 <= value <= 1 for value in full), []
+    for share in shares:
+        spec = MethodSpec("uniform", {"keep": share}, {"spend": "batches"})
+        lost = [at_full - metric(spec, seed) for at_full, seed in zip(full, SEEDS, strict=True)]
+        finding = _finding(100 * fmean(lost)) if points else "unknown"
+        losses.append({"share": share, "lost": fmean(lost), "by_seed": lost, "finding": finding})
+    return {"full": fmean(full), "points": points, "losses": losses}
+
+
+def _finding(points: float) -> BudgetFinding:
+    return "free" if points <= FREE else "between" if points < NOT_FREE else "lost"
+
+
+def seeds_agree(loss: Mapping[str, Any], *, points: bool) -> bool:
+    """Returns whether each seed by itself shows what the mean over the seeds does.
+
+    Args:
+        loss: Entry of `losses`.
+        points: Whether the metric is a share, so that limits are known.
+    """
+    return not points or all(_finding(100 * lost) == loss["finding"] for lost in loss["by_seed"])
+
+
+def budget_sentences(found: Mapping[str, Any]) -> list[str]:
+    """Returns what the short runs show.
+
+    Args:
+        found: Result of `budget_advice`, without the sentences.
+    """
+    unit, scale = (" points", 100) if found["points"] else ("", 1)
+    said = []
+    for loss in found["losses"]:
+        lost = scale * loss["lost"]
+        amount = f"lose {lost:.2f}{unit} of {found['metric']}" if lost > 0 else "lose nothing"
+        apart = max(loss["by_seed"]) - min(loss["by_seed"])
+        shown = SAID_OF_LOSSES[loss["finding"]] if seeds_agree(loss, points=found["points"]) else SEEDS_DIFFER
+        said.append(
+            f"At {loss['share']:g} of the cost, smaller batches {amount} in short runs of {found['epochs']} epochs; "
+            f"the seeds differ by {scale * apart:.2f}{unit}. {shown}"
+        )
+    return said

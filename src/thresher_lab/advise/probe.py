@@ -1,0 +1,361 @@
+"""A training that is tried for a short while: what its samples' losses are, and what the parts of its steps take."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, default_collate
+
+import thresher
+from thresher.loading.trees import to_device
+from thresher.methods.contract import requirements_of
+from thresher.plans import EpochPlan
+from thresher.records import NEVER_SEEN, Column
+from thresher_lab.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
+from thresher_lab.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps
+from thresher_lab.advise.variance import ROUND_BATCHES, VARIANCE_ROUNDS, VarianceRatio, variance_ratio
+from thresher_lab.training.loop import Clock, as_number, fresh_accelerator, sizes_of
+from thresher_lab.training.specs import Spec
+from thresher_lab.training.trainable import Training
+
+PROBED_EPOCHS = 3
+"""Largest number of epochs of the probe: what methods leave out changes most in the first ones."""
+TIMED_STEPS = 6
+"""Smallest number of batches that are timed at a time; a third and a half of them are whole numbers."""
+TIMED_ROUNDS = 9
+TIMED_SECONDS = 0.1
+"""Smallest time that is measured at once, in seconds, so that a short disturbance of the machine is a small one."""
+LEAST_HALVED = 4
+"""Smallest batch of which half a batch is timed: BatchNorm needs two samples."""
+
+Says = Callable[[str], None]
+"""Function that is called with a line about what is done now, and how long it takes at most."""
+
+
+def quietly(_: str) -> None:
+    """Says nothing."""
+
+
+@dataclass(frozen=True)
+class RecordSignals:
+    """A method that leaves no sample out and only records signals.
+
+    Args:
+        recorded: Columns of its records, by name.
+    """
+
+    stage: ClassVar[Literal["epoch"]] = "epoch"
+    recorded: Mapping[str, Column]
+
+    def columns(self) -> dict[str, Column]:
+        """Returns the columns that the method was given."""
+        return dict(self.recorded)
+
+    def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
+        """Returns a plan of all samples."""
+        return EpochPlan(torch.arange(len(next(iter(records.values())))))
+
+
+class Probe:
+    """A training that is tried for a short while.
+
+    Args:
+        training: The training.
+        epochs: Number of epochs of the training that is planned.
+        seed: Random seed of all draws.
+        says: Function that is called with what is done now. Default: none.
+
+    Attributes:
+        seen: Number of samples that the first epochs trained on.
+        trained: Number of epochs that were trained, a fraction where the last one was not finished.
+        trace_s: Seconds that tracing the model took; 0 where no method needed it.
+        fallback: Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it.
+
+    Raises:
+        ValueError: The training's loader has no batch.
+    """
+
+    def __init__(self, training: Training, *, epochs: int, seed: int, says: Says = quietly) -> None:
+        if not len(training.loader):
+            raise ValueError(
+                f"advise: the loader of {len(training.loader.dataset)} samples has no batch; "  # pyright: ignore[reportArgumentType]
+                "give it more of them, or drop_last=False"
+            )
+        self._accelerator = fresh_accelerator()
+        self._model, self._optimizer = self._accelerator.prepare(training.model, training.optimizer)
+        self._traced = thresher.subset_backward(self._model)
+        self._training, self._epochs, self._seed, self._says = training, epochs, seed, says
+        self.device: torch.device = self._accelerator.device
+        self.seen, self.trained, self.trace_s = 0, 0.0, 0.0
+        self._prepared = prepared_loader(training.loader, TIMED_STEPS, self.device, seed)
+        self._halves = self._prepared_halves()
+        self._loader_steps = TIMED_STEPS
+
+    def try_evaluate(self) -> None:
+        """Evaluates the model once, so that a mistake in `evaluate` is told before anything takes long.
+
+        Raises:
+            ValueError: `evaluate` does not return a number.
+        """
+        self._says("calling `evaluate` once, so that a mistake in it is told now")
+        with self._modes_kept():
+            as_number(self._training.evaluate(self._model))
+
+    @property
+    def fallback(self) -> str | None:
+        """Reason why `subset_backward` cannot trace the model; None where it can, or where no method needed it."""
+        return self._traced.fallback
+
+    def refusal(self, spec: Spec) -> str | None:
+        """Returns the reason why a method cannot be attached to this training; None where it can."""
+        if not is_foreseeable(spec.create()):
+            return "advise tries out methods that choose in the batch, or by the last signals of samples, one at a time"
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the advice says what it makes of the method
+                self._attach(spec.create(), self._training.loader, self._model, **spec.attachment()).detach()
+        except (TypeError, ValueError) as error:
+            return str(error)
+        return None
+
+    def missing(self, spec: Spec) -> dict[str, str]:
+        """Returns the signals that this training does not give and a method can do without, each with what it does then."""
+        optional, columns = requirements_of(spec.create()).optional, columns_of(spec)
+        given = self._recordable({column.signal or name: column for name, column in columns.items()})
+        return {signal: does for signal, does in optional.items() if signal not in given}
+
+    def first_epochs(self, specs: Sequence[Spec], seconds: float) -> list[dict[str, Tensor]]:
+        """Trains for `PROBED_EPOCHS` epochs or until a time limit, and returns what methods would record.
+
+        Args:
+            specs: Methods whose columns are recorded beside the loss.
+            seconds: Time limit in seconds.
+
+        Returns:
+            One dictionary per epoch, from the name of a signal to a tensor of shape (seen,). An epoch that was not finished is
+            there only if it is the first.
+        """
+        columns: dict[str, Column] = {}
+        for spec in specs:
+            columns |= {column.signal or name: column for name, column in columns_of(spec).items()}
+        columns |= {name: Column(torch.float32, fill=NEVER_SEEN) for name in ("loss", GRADIENT_NORM)}
+        recording = RecordSignals(self._recordable(columns))
+        run = self._attach(recording, self._training.loader, self._model)
+        schedule = thresher.ProgressLR(self._optimizer, run, self._training.schedule)
+        end, late, found = time.monotonic() + seconds, False, []
+        epochs = min(PROBED_EPOCHS, self._epochs)
+        for epoch in range(epochs):
+            self._says(f"training epoch {epoch + 1} of {epochs} of the probe: all of them take {seconds:g} s at most")
+            for batch in run.loader:
+                self._step(run.model, run.criterion, batch)
+                schedule.step()
+                late = time.monotonic() > end
+                if late:
+                    break
+            if not (found and late):
+                known = run.trained.cpu() > 0
+                found.append({name: column.cpu()[known] for name, column in run.records.items()})
+            if late:
+                break
+        self.seen, self.trained = len(found[-1]["loss"]), round(run.progress * self._epochs, 6)
+        run.detach()
+        return found
+
+    def forecasts(self, specs: Sequence[Spec], seconds: float) -> tuple[Pace, list[dict[str, Tensor]], list[dict[str, Any]]]:
+        """Trains the first epochs, times steps, and foretells what methods do to the time of training.
+
+        Args:
+            specs: The methods.
+            seconds: Time limit for the first epochs, in seconds.
+
+        Returns:
+            The pace of full training, the signals after each epoch, and one entry per method, see `forecast`.
+        """
+        torch.manual_seed(self._seed)
+        refusals = {spec.label: self.refusal(spec) for spec in specs}
+        possible = [spec for spec in specs if refusals[spec.label] is None]
+        signals = self.first_epochs(possible, seconds)
+        pace, own = self.pace(possible)
+        rows = [forecast(spec, refusals[spec.label], pace, own, signals, self._epochs, self._seed) for spec in specs]
+        missing = {spec.label: self.missing(spec) for spec in possible}
+        return pace, signals, [row | {"missing": missing.get(row["method"], {})} for row in rows]
+
+    def pace(self, specs: Sequence[Spec]) -> tuple[Pace, dict[str, float]]:
+        """Times full training and the methods.
+
+        Returns:
+            The pace of full training, and for each method, by its label, the seconds that it computes for a batch. Methods that
+            plan epochs are timed inside the loop, where they leave nothing out; methods that choose in the batch with all that
+            they do.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] * 0  # the steps that are timed leave the weights as they are
+        self._trace(specs)
+        sides: dict[str, Callable[[], Spent]] = {
+            "compute": lambda: self._over_prepared(self._plain_step),
+            "loader": lambda: self._over_loader(lambda _: None),
+            "forward": lambda: self._over_prepared(self._loss_of),
+            "both": lambda: self._over_prepared(self._gradient_of),
+            "scoring": self._scoring,
+        }
+        if self._halves is not None:
+            sides["half"] = lambda: self._over_prepared(self._plain_step, self._halves)
+        if self._may_overlap:
+            sides["loop"] = lambda: self._over_loader(self._plain_step)
+        sides |= {spec.label: (lambda spec=spec: self._over_run(spec)) for spec in specs}
+        self._lengthen(sides)
+        self._says_how_long(sides)
+        one_thread = self.device.type == "cpu" and torch.get_num_threads() == 1
+        alone = sides.keys() - {"loader", "loop"} if one_thread else ()
+        seconds = median_seconds(sides, TIMED_ROUNDS, self._seed, by_cpu=alone)
+        return pace_of(seconds), {spec.label: seconds[spec.label] for spec in specs}
+
+    def variance_ratio(self) -> VarianceRatio | None:
+        """Returns the variance of the gradient of stratified batches over that of random ones; None where it is not known."""
+        self._says(f"gradients of {2 * VARIANCE_ROUNDS * ROUND_BATCHES} batches, stratified and random")
+
+        def backward(batch: Any) -> None:
+            self._accelerator.backward(self._loss_of(to_device(batch, self.device)))
+
+        trained = [one for one in self._model.parameters() if one.requires_grad]
+        return variance_ratio(self._training.loader, backward, trained, self._seed)
+
+    @property
+    def _may_overlap(self) -> bool:
+        return self._training.loader.num_workers > 0 or self.device.type != "cpu"
+
+    def _prepared_halves(self) -> DataLoader[Any] | None:
+        """Returns half batches; None where batches are too small."""
+        if sizes_of(self._training.loader)[1] < LEAST_HALVED:
+            return None
+        return prepared_loader(self._training.loader, TIMED_STEPS, self.device, self._seed, halves=True)
+
+    def _recordable(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        """Returns those columns whose signals this training gives; values replace each other."""
+        found = {}
+        for name, column in columns.items():
+            last = Column(column.dtype, column.fill, signal=column.signal)
+            try:
+                self._attach(RecordSignals({name: last}), self._training.loader, self._model).detach()
+            except ValueError:
+                continue
+            found[name] = last
+        return found
+
+    def _attach(self, method: Any, loader: DataLoader[Any], model: nn.Module, **settings: Any) -> thresher.Run:
+        return thresher.attach(
+            method,
+            loader=loader,
+            criterion=self._training.criterion,
+            model=model,
+            optimizer=self._optimizer,
+            epochs=self._epochs,
+            seed=self._seed,
+            # Batches that were collated before come from a function of ours, which keeps the rows where the user's does.
+            collate_keeps_rows=self._training.loader.collate_fn is default_collate,
+            **settings,
+        )
+
+    def _trace(self, specs: Sequence[Spec]) -> None:
+        """Traces the model before anything is timed, where a method chooses in the training's own forward pass."""
+        if any(chooses_in_forward(spec) for spec in specs):
+            clock = Clock()
+            with clock.running(), warnings.catch_warnings(action="ignore"):  # a sentence of the advice gives the reason
+                self._traced(next(iter(self._prepared))[0])
+            self.trace_s = clock.cpu_s
+
+    def _lengthen(self, sides: Mapping[str, Callable[[], Spent]]) -> None:
+        """Sets the number of batches so that timing them takes `TIMED_SECONDS`; the first call of each side warms up."""
+        for name in ("compute", "loader"):
+            sides[name]()
+        times = _repeats(sides["compute"]().wall)
+        for loader in filter(None, (self._prepared, self._halves)):
+            dataset: PreparedBatches = loader.dataset  # pyright: ignore[reportAssignmentType]
+            dataset.times = times
+        self._loader_steps = TIMED_STEPS * _repeats(sides["loader"]().wall)
+
+    def _says_how_long(self, sides: Mapping[str, Callable[[], Spent]]) -> None:
+        """Says about how long the timing takes: the first side takes about as long as each of the others."""
+        begun = time.monotonic()
+        sides["compute"]()
+        seconds = (time.monotonic() - begun) * len(sides) * (TIMED_ROUNDS + 1)
+        self._says(f"timing {len(sides)} kinds of steps in {TIMED_ROUNDS} rounds: about {max(1, round(seconds))} s")
+
+    def _plain_step(self, batch: Any) -> None:
+        self._step(self._model, self._training.criterion, batch)
+
+    def _step(self, model: nn.Module, criterion: Callable[..., Tensor], batch: Any) -> None:
+        x, y = batch
+        self._accelerator.backward(criterion(model(x), y).mean())
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+    def _loss_of(self, batch: Any) -> Tensor:
+        x, y = batch
+        return self._training.criterion(self._model(x), y).mean()
+
+    def _gradient_of(self, batch: Any) -> None:
+        self._accelerator.backward(self._loss_of(batch))
+        self._optimizer.zero_grad()
+
+    def _over_prepared(self, act: Callable[[Any], Any], loader: DataLoader[Any] | None = None) -> Spent:
+        """Times steps over the prepared batches, or over those of another loader of such batches."""
+        batches = self._prepared if loader is None else loader
+        return time_steps(batches, act, len(batches))
+
+    def _scoring(self) -> Spent:
+        with self._modes_kept(), torch.no_grad():
+            self._model.eval()
+            return self._over_prepared(self._loss_of)
+
+    @contextmanager
+    def _modes_kept(self) -> Iterator[None]:
+        """Puts every part of the model back into the mode it had: some are in evaluation mode for good."""
+        modes = [(part, part.training) for part in self._model.modules()]
+        yield
+        for part, mode in modes:
+            part.training = mode
+
+    def _over_loader(self, act: Callable[[Any], Any]) -> Spent:
+        """Times steps of the user's loader, after it drew its order and the batches that workers made ahead are used up."""
+        loader = self._training.loader
+        batches = (to_device(batch, self.device) for batch in loader)
+        ahead = min(1 + loader.num_workers * (loader.prefetch_factor or 0), len(loader) // 2)
+        for batch in islice(batches, ahead):
+            act(batch)
+        steps = min(max(self._loader_steps, 2 * loader.num_workers), len(loader) - ahead)
+        return time_steps(islice(batches, steps), act, steps)
+
+    def _over_run(self, spec: Spec) -> Spent:
+        """Times an attached epoch over the prepared batches, or as many epochs as pass between two scorings of the method."""
+        settings = spec.attachment()
+        method: Any = spec.create()
+        whole = method if method.stage == "batch" else RecordSignals(self._recordable(columns_of(spec)))
+        run = self._attach(whole, self._prepared, self._traced if chooses_in_forward(spec) else self._model, **settings)
+        epochs = spec.batch.get("score_every", 1)
+        batches = chain.from_iterable(run.loader for _ in range(epochs))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* with two forward passes it saves time on this")
+            found = time_steps(batches, lambda batch: self._step(run.model, run.criterion, batch), epochs * len(self._prepared))
+        run.detach()
+        return found
+
+
+def _repeats(seconds: float) -> int:
+    """Returns how often `TIMED_STEPS` batches of `seconds` each must be repeated to take `TIMED_SECONDS`."""
+    return max(1, math.ceil(TIMED_SECONDS / TIMED_STEPS / seconds))
+
+
+def chooses_in_forward(spec: Spec) -> bool:
+    """Returns whether a method chooses by the losses of the training's own forward pass, if the model can be traced.
+
+    Args:
+        spec: The method.
+    """
+    return spec.settings.get("forward_passes") in ("once", "auto") and not any(key.startswith("score_") for key in spec.batch)

@@ -1,0 +1,376 @@
+"""Running a comparison, or foretelling what it would train, and printing its results on a terminal of any width."""
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from thresher_lab.cli._console import STANDARD_OUTPUT, announcer, open_console, write_result
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+LEAST_VERDICT = 30
+"""Columns that a verdict needs beside the numbers; where there are fewer, it stands below them."""
+GAPS = 2 * 6
+
+CAPTION = """\
+Cost, CPU time and the peak memory of a step are shares of full training; "?" is not known. Controls, at the cost of the \
+method above them: uniform@ trains on a random subset each epoch, shorter@ for fewer epochs, smaller@ with smaller batches, \
+and placebo@ as the method does, with its losses or scores permuted among samples. Intervals are for \
+one comparison; verdicts are corrected for their number, and may be open although an interval excludes 0."""
+"""Text below the result of a comparison."""
+
+TWO_LINES = ("difference to full\n[95 % interval]", "\ncost", "CPU\ntime", "step\nmemory")
+"""Headings of the table after that of the metric."""
+NUMBERS = 15, 24, 7, 6, 6
+"""Columns of the numbers in a block."""
+
+
+def print_summary(console: "Console", results: dict[str, Any]) -> None:
+    """Prints the verdicts of a comparison with their numbers, each in full, and what to do.
+
+    Args:
+        console: Console to print to, 60 columns wide or more.
+        results: Content of results.json.
+    """
+    from thresher_lab.comparison.summary import closing, rates_sentences, time_beside_cost
+
+    if _table_width(results) <= console.width:
+        console.print(summary_table(results))
+    else:
+        for line in _blocks(results, console.width):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print()
+    for sentence in closing(results) + time_beside_cost(results) + rates_sentences(results):
+        console.print(sentence, markup=False, highlight=False)
+    console.print(f"\n{CAPTION}\n", markup=False, highlight=False)
+
+
+def summary_table(results: dict[str, Any]) -> "Table":
+    """Returns the table of the summary in results.json.
+
+    Args:
+        results: Content of results.json.
+    """
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=_title(results), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("\nmethod", width=_name_width(results))
+    for heading in (f"{_metric(results)},\n%" if _whole(results) else f"\n{_metric(results)}", *TWO_LINES):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("\nverdict", min_width=LEAST_VERDICT)
+    for row in results["summary"]:
+        table.add_row(_name_cell(row), *_numbers(row, results), row["verdict"])
+    return table
+
+
+def _table_width(results: dict[str, Any]) -> int:
+    cells = [_numbers(row, results) for row in results["summary"]]
+    headings = [len(_metric(results)) + 1, 18, 5, 4, 6]
+    widths = [max(wide, *(len(row[place]) for row in cells)) for place, wide in enumerate(headings)]
+    return _name_width(results) + sum(widths) + LEAST_VERDICT + GAPS
+
+
+def _blocks(results: dict[str, Any], width: int) -> Iterator[str]:
+    """Yields lines: for each method its name, its numbers below each other, and its verdict, wrapped."""
+    yield from wrap(_title(results), width)
+    unit = ", %" if _whole(results) else ""
+    yield from wrap(f"{_metric(results)}{unit}; difference to full [95 % interval]; cost; CPU time; memory of a step", width)
+    for row in results["summary"]:
+        yield ""
+        indent = "  " if row["control_of"] else ""
+        yield from wrap(row["method"], width, initial_indent=indent, subsequent_indent=indent + "    ")
+        cells = zip(_numbers(row, results), NUMBERS, strict=True)
+        yield (indent + "".join(cell.rjust(wide) for cell, wide in cells)).rstrip()
+        yield from wrap(row["verdict"], width, initial_indent=indent + "    ", subsequent_indent=indent + "    ")
+
+
+def _title(results: dict[str, Any]) -> str:
+    seeds = len({run["seed"] for run in results["runs"]})
+    return f"{results['task']}, {results['epochs']} epochs, {seeds} seed{'s' if seeds > 1 else ''}, {results['device']}"
+
+
+def _metric(results: dict[str, Any]) -> str:
+    return results["runs"][0]["metric"]["name"]
+
+
+def _whole(results: dict[str, Any]) -> bool:
+    from thresher_lab.comparison.summary import is_share
+
+    return is_share(results["runs"])
+
+
+def _name_width(results: dict[str, Any]) -> int:
+    named = [(_name_cell(row), word) for row in results["summary"] for word in row["method"].split()]
+    return max(len(word) + len(cell) - len(cell.lstrip()) for cell, word in named)
+
+
+def _name_cell(row: dict[str, Any]) -> str:
+    return f"  {row['method']}" if row["control_of"] else row["method"]
+
+
+def _numbers(row: dict[str, Any], results: dict[str, Any]) -> tuple[str, ...]:
+    show, signed = _forms(_whole(results))
+    spread = "" if row["std"] is None else f" ± {show(row['std'])}"
+    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*map(signed, row["ci95"]))
+    difference = "" if row["difference"] is None else f"{signed(row['difference'])}{bounds}"
+    memory = "?" if row.get("memory_ratio") is None else f"{row['memory_ratio']:.2f}"
+    return f"{show(row['mean'])}{spread}", difference, f"{row['cost_ratio']:.3f}", f"{row['cpu_ratio']:.2f}", memory
+
+
+def _forms(whole: bool) -> tuple[Callable[[float], str], Callable[[float], str]]:
+    """Returns how values and differences are written: in percent and points where the metric is a share."""
+    if whole:
+        return (lambda value: f"{100 * value:.2f}"), (lambda value: f"{100 * value:+.2f}")
+    return (lambda value: f"{value:.4g}"), (lambda value: f"{value:+.3g}")
+
+
+def print_dry_run(
+    task: str,
+    methods: str,
+    seeds: str,
+    epochs: int,
+    out: Path,
+    *,
+    json: Path | None = None,
+    quiet: bool = False,
+    most: int | None = None,
+    factors: Sequence[float] = (),
+    **options: Any,
+) -> None:
+    """Prints what a comparison would train, and about how long.
+
+    Args:
+        task: Name of a task, or the user's own training as FILE.py:FUNCTION.
+        methods: Methods as on the command line, separated by commas.
+        seeds: Seeds as on the command line, separated by commas.
+        epochs: Number of epochs of every run.
+        out: Folder of the comparison.
+        json: File for the result as JSON; "-" for the standard output, and then nothing else is printed there.
+        quiet: Whether to print no progress. Default: False.
+        most: Largest number of seeds, where they are added until every verdict is decided. Default: none are added.
+        factors: Factors on the learning rate that every arm is tried with first. Default: none.
+        options: Further arguments of `dry_run`.
+    """
+    says = announcer("compare --dry-run", quiet=quiet)
+    says("loading torch, for some seconds")
+    from thresher_lab.comparison.dry_run import dry_run
+    from thresher_lab.training.specs import parse_methods, parse_seeds
+
+    found = dry_run(task, parse_methods(methods), parse_seeds(seeds), epochs, out, says=says, **options)
+    console = open_console(to_stderr=json == STANDARD_OUTPUT)
+    for line in dry_run_lines(found):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if most is not None:
+        console.print(
+            f"With --until-decided, up to {most} seeds: at most {most / len(parse_seeds(seeds)):.2g} times as long.",
+            markup=False,
+            highlight=False,
+        )
+    if factors:
+        from thresher_lab.comparison.compare import LOOK_SEEDS
+
+        found["rates"] = {"factors": [*factors], "seeds": [*LOOK_SEEDS], "in_time": False}
+        times = 1 + len(factors) * len(LOOK_SEEDS) / len(parse_seeds(seeds))
+        console.print(
+            f"With --rates, {len(factors)} factors are tried with {len(LOOK_SEEDS)} seeds first. This is not in the time "
+            f"above, which it makes {times:.2g} times as long where nothing is tried yet; and "
+            "finished runs with another rate are not counted as finished here.",
+            markup=False,
+            highlight=False,
+        )
+    if json is not None:
+        write_result(json, found)
+
+
+def dry_run_lines(found: Mapping[str, Any]) -> list[str]:
+    """Returns one line for each method and control, and then what they take together.
+
+    Args:
+        found: Result of `comparison.dry_run.dry_run`.
+    """
+    by_label: dict[str, list[Mapping[str, Any]]] = {}
+    for run in found["runs"]:
+        by_label.setdefault(run["label"], []).append(run)
+    lines = [_line(label, runs) for label, runs in by_label.items()]
+    waiting = [run for run in found["runs"] if not run["finished"]]
+    lines += found["left_out"]
+    if found["not_estimated"]:
+        lines.append(f"Taken to last as long as full training: {', '.join(found['not_estimated'])}.")
+    if not waiting:
+        return [*lines, f"All {len(found['runs'])} runs are finished; the command only writes the report."]
+    finished = len(found["runs"]) - len(waiting)
+    return [
+        *lines,
+        f"{_counted(len(waiting), 'run')} to train, {finished} finished: about {_long(found['wall_s'])} with "
+        f"{_counted(found['jobs'], 'process', 'processes')} side by side on a machine of {_counted(found['cores'], 'core')} "
+        f"that does nothing else, {_long(found['cpu_s'])} of CPU time.",
+        "Controls are at the cost of the finished runs of a method; before there are any, at an estimated cost.",
+    ]
+
+
+def _line(label: str, runs: list[Mapping[str, Any]]) -> str:
+    finished = sum(run["finished"] for run in runs)
+    done = f", {finished} finished" if finished else ""
+    count, epochs = _counted(len(runs), "run"), _counted(runs[0]["epochs"], "epoch")
+    return f"{'  ' * runs[0]['control']}{label}: {count} of {epochs}{done}; about {_long(runs[0]['seconds'])} each"
+
+
+def _counted(number: int, one: str, several: str = "") -> str:
+    """Returns a number with its noun, whose plural ends with s where no other is given."""
+    return f"{number} {one if number == 1 else several or f'{one}s'}"
+
+
+def _long(seconds: float) -> str:
+    """Returns a time in words: seconds below two minutes, and else hours, minutes and seconds."""
+    return (
+        f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else str(timedelta(seconds=round(seconds)))
+    )
+
+
+def run_and_print(
+    task: str,
+    methods: str,
+    seeds: str,
+    epochs: int,
+    out: Path,
+    *,
+    json: Path | None = None,
+    quiet: bool = False,
+    **options: Any,
+) -> dict[str, Any] | None:
+    """Runs a comparison and prints its verdicts, what to do, and the paths of the report and the results.
+
+    Of several processes that train together the first one does the latter.
+
+    Args:
+        task: Name of a task, or the user's own training as FILE.py:FUNCTION.
+        methods: Methods as on the command line, separated by commas.
+        seeds: Seeds as on the command line, separated by commas.
+        epochs: Number of epochs of every run.
+        out: Folder for the results.
+        json: File for the summary as JSON; "-" for the standard output, and then nothing else is printed there.
+        quiet: Whether to print no progress. Default: False.
+        options: Further arguments of `comparison.compare`; `most` for the largest number of seeds, which are added until every
+            verdict is decided; `factors` on the learning rate that every arm is tried with.
+
+    Returns:
+        Content of results.json; None in all processes but the first.
+
+    Raises:
+        typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
+        ValueError: An argument is not valid, or does not fit the others.
+        FileNotFoundError: The data is not there.
+    """
+    from thresher_lab.cli._console import STANDARD_OUTPUT, open_console, write_result
+    from thresher_lab.report.page import write_report
+    from thresher_lab.training.processes import own_rank
+    from thresher_lab.training.store import RESULTS
+
+    console = open_console(to_stderr=json == STANDARD_OUTPUT)
+    results = run_with_progress(console, task, methods, seeds, epochs, out, quiet=quiet, **options)
+    if own_rank():
+        return None
+    print_summary(console, results)
+    console.print(f"{write_report(out, options.get('data'))}\n{out / RESULTS}", markup=False, highlight=False, soft_wrap=True)
+    if json is not None:
+        write_result(json, {name: results[name] for name in ("task", "epochs", "margin", "summary")})
+    return results
+
+
+TRIED_RATES = "0.5,1,2"
+"""Factors on the learning rate that are tried after a method has lost."""
+LARGEST_SHARE = 0.9
+"""Share of the cost up to which a larger one is tried after a method has lost."""
+
+
+def after_a_loss(results: Mapping[str, Any], methods: str, given: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Returns what to do after a method has lost, as a sentence and as the command for it.
+
+    The first reason for a loss is a learning rate that does not suit fewer samples; the second is a share that is too small.
+
+    Args:
+        results: Content of results.json.
+        methods: Methods as on the command line.
+        given: Further options of the command by name, such as `seeds`; None where an option was not given.
+
+    Returns:
+        None where no method has lost, or another one is picked, or nothing is left to try.
+    """
+    from thresher_lab.comparison.summary import conclude, listed
+    from thresher_lab.training.specs import parse_methods
+
+    pick = conclude(results).pick
+    lost = [row for row in results["summary"] if row["control_of"] is None and row.get("finding") == "loses"]
+    if not lost or (pick is not None and pick["control_of"] is None):
+        return None
+    options = {name: value for name, value in given.items() if value is not None}
+    names = [row["method"] for row in lost]
+    loses = f"{listed(names)} {'loses' if len(names) == 1 else 'lose'}"
+    if not results.get("rates"):
+        texts = [spec.text for spec in parse_methods(methods) if spec.label in names]
+        said, arms = f"{loses} at the learning rate of the training. Another rate may suit fewer samples:", "--methods"
+        value, options = ",".join(texts), {"rates": TRIED_RATES, **options}
+    else:
+        larger = round((1 + max(row["cost_ratio"] for row in lost)) / 2, 2)
+        if larger > LARGEST_SHARE:
+            return None
+        said, arms, value = f"{loses} with the best of the learning rates, too. Try a larger share:", "--budget", f"{larger:g}"
+    parts = [part for name, one in options.items() for part in (f"--{name}", str(one))]
+    return said, shlex.join(["thresher", "compare", results["task"], arms, value, *parts])
+
+
+def run_with_progress(
+    console: "Console", task: str, methods: str, seeds: str, epochs: int, out: Path, *, quiet: bool = False, **options: Any
+) -> dict[str, Any]:
+    """Runs a comparison with progress on a console, and returns its results; see `run_and_print`.
+
+    Raises:
+        typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
+        ValueError: An argument is not valid, or does not fit the others.
+        FileNotFoundError: The data is not there.
+    """
+    from thresher_lab.cli._progress import progress_on
+    from thresher_lab.comparison.compare import chosen_rates, compare, compare_until_decided
+    from thresher_lab.training.specs import parse_methods, parse_seeds
+
+    run = compare_until_decided if "most" in options else compare
+    with explained_interruptions(out):
+        specs, numbers, factors = parse_methods(methods), parse_seeds(seeds), options.pop("factors", None)
+        with progress_on(console, quiet=quiet) as watcher:
+            options |= {"watcher": watcher}
+            if factors:
+                tries = {name: value for name, value in options.items() if name != "most"}
+                options["rates"] = chosen_rates(task, specs, numbers, epochs, out, factors, **tries)
+            return run(task, specs, numbers, epochs, out, **options)
+
+
+@contextmanager
+def explained_interruptions(folder: Path) -> Iterator[None]:
+    """Prints where the finished runs are if training is interrupted or a run fails, and then ends the command.
+
+    Args:
+        folder: Folder of the finished runs.
+
+    Raises:
+        typer.Exit: With code 130 after Ctrl-C, with code 1 if a run failed.
+    """
+    from thresher_lab.comparison.workers import RunError
+
+    try:
+        yield
+    except RunError as error:
+        typer.echo(f"{error.__cause__}\nthresher: {error}. Finished runs are kept in {folder}.", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped. Finished runs are kept in {folder}; the same command goes on from there.", err=True)
+        raise typer.Exit(130) from None

@@ -1,0 +1,149 @@
+"""`thresher compare`: trains methods beside full training and beside controls of the same cost."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thresher_lab.cli._comparison import after_a_loss, print_dry_run, run_and_print
+from thresher_lab.cli._console import (
+    DEFAULT_MARGIN,
+    STANDARD_OUTPUT,
+    DataOption,
+    EpochsOption,
+    JsonOption,
+    OptionalTaskOption,
+    OutOption,
+    QuietOption,
+    ScriptArgument,
+    SeedsOption,
+    training_of,
+)
+
+COMPARED_METHODS_HELP = (
+    "Methods to compare, separated by commas; settings follow after colons, such as infobatch,kakurenbo:tau=0.5. "
+    "`thresher methods` lists the methods and their settings."
+)
+BUDGET_HELP = (
+    "Shares of the cost of full training, separated by commas, such as 0.5,0.35,0.25: trains the method winnow with each of "
+    "them. The report draws the metric over the cost."
+)
+CONTROLS_HELP = (
+    "Controls at the cost of each method, separated by commas: uniform (a random subset each epoch), shorter (fewer epochs), "
+    "smaller (as many steps, with smaller batches), placebo (the method with its losses or scores permuted among samples). "
+    'Default: all four, without those that a method or the training cannot have, which the output names; "" trains none.'
+)
+COMPARED_JOBS_HELP = (
+    "Number of processes that train side by side, with one thread each. Default: 2. Under torchrun or accelerate launch all "
+    "processes train each run together instead."
+)
+MARGIN_HELP = (
+    "A loss of the metric up to this size does not matter: in percentage points where the metric is a share, else in the unit "
+    "of the metric."
+)
+
+
+QUICK_HELP = "Train with the first seed only, and without controls: a first look, which shows nothing for certain."
+RATES_HELP = (
+    "Factors on the learning rate, separated by commas, such as 0.5,1,2: every method and every control is tried with each "
+    "of them, on two seeds that do not count, and is compared with the one of the largest metric. Default: the "
+    "rate of the training."
+)
+UNTIL_HELP = (
+    "Add seeds until every verdict is decided, or until there are --max-seeds of them. The verdicts are corrected for the "
+    "number of looks."
+)
+DRY_RUN_HELP = (
+    "Print what would run, what is finished already, and about how long the rest takes, after a short probe; nothing is "
+    "trained that is kept, and nothing is written."
+)
+
+
+def compare(
+    *,
+    script: ScriptArgument = None,
+    task: OptionalTaskOption = None,
+    methods: Annotated[str | None, typer.Option(help=COMPARED_METHODS_HELP)] = None,
+    budget: Annotated[str | None, typer.Option(help=BUDGET_HELP)] = None,
+    epochs: EpochsOption,
+    out: OutOption,
+    seeds: SeedsOption = "0,1,2",
+    data: DataOption = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help=COMPARED_JOBS_HELP)] = None,
+    margin: Annotated[float, typer.Option(help=MARGIN_HELP)] = DEFAULT_MARGIN,
+    controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
+    rates: Annotated[str | None, typer.Option(help=RATES_HELP)] = None,
+    track: Annotated[
+        str | None,
+        typer.Option(help="Tracker of accelerate that logs every epoch: tensorboard, wandb, mlflow, trackio, ..."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help=QUICK_HELP)] = False,
+    until_decided: Annotated[bool, typer.Option("--until-decided", help=UNTIL_HELP)] = False,
+    max_seeds: Annotated[int, typer.Option(min=3, help="Largest number of seeds with --until-decided.")] = 12,
+    restart: Annotated[bool, typer.Option("--restart", help="Delete the runs in --out, and begin anew.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN_HELP)] = False,
+    json: JsonOption = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Train every method with every seed, beside full training and controls of the same cost.
+
+    Prints a table with a verdict on each method, and writes DIR/results.json and DIR/report.html. Started by torchrun or
+    accelerate launch (`torchrun --nproc-per-node 2 -m thresher compare ...`), all processes train each run together.
+    """
+    from thresher_lab.comparison.controls import parse_budget, parse_controls, parse_rates
+
+    if methods is None and budget is None:
+        raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
+    training = training_of(script, task)
+    kinds = None if controls is None else parse_controls(controls)
+    kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]
+    asked = ",".join(filter(None, (methods, *kept)))
+    if quick and (until_decided or controls or rates):
+        raise ValueError("compare: --quick trains one seed without controls; leave out --until-decided, --controls and --rates")
+    factors = {} if rates is None else {"factors": parse_rates(rates)}
+    if quick:
+        seeds, kinds = seeds.partition(",")[0], ()
+    if dry_run:
+        if restart:
+            raise ValueError("compare: --dry-run deletes nothing; leave out --restart, or give an --out that is not there yet")
+        given = {"data": data, "jobs": jobs, "controls": kinds, "most": max_seeds if until_decided else None, **factors}
+        print_dry_run(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
+        return
+    if restart:
+        _begin_anew(out, training, asked, seeds)
+    most = {"most": max_seeds} if until_decided else {}
+    given = {"data": data, "jobs": jobs, "margin": margin, "track": track, "controls": kinds, **most, **factors}
+    results = run_and_print(training, asked, seeds, epochs, out, json=json, quiet=quiet, **given)
+    again = {"epochs": epochs, "seeds": seeds, "rates": rates, "controls": controls, "data": data, "jobs": jobs, "out": out}
+    _print_next(results, asked, again, margin, to_stderr=json == STANDARD_OUTPUT)
+    if quick:
+        what = "This was a quick look: one seed, and no controls. Repeat the command without --quick for a verdict."
+        typer.echo(what, err=json == STANDARD_OUTPUT)
+
+
+def _print_next(
+    results: Mapping[str, Any] | None, methods: str, given: dict[str, Any], margin: float, *, to_stderr: bool
+) -> None:
+    """Prints the next command after a method has lost, in the first process."""
+    own_margin = {} if margin == DEFAULT_MARGIN else {"margin": f"{margin:.12g}"}
+    after = None if results is None else after_a_loss(results, methods, given | own_margin)
+    if after is not None:
+        typer.echo("\n{}\n{}".format(*after), err=to_stderr)
+
+
+def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:
+    """Deletes the runs of a comparison in the first process, after what the command was given is known to be possible."""
+    from thresher.scores.table import pyarrow
+    from thresher_lab.recipes.running import task_of
+    from thresher_lab.training.processes import own_rank
+    from thresher_lab.training.specs import parse_methods, parse_seeds
+    from thresher_lab.training.store import restart
+
+    pyarrow()
+    task_of(training)
+    for spec in parse_methods(methods):
+        spec.create()
+    parse_seeds(seeds)
+    if own_rank() == 0:
+        restart(out)

@@ -1,0 +1,54 @@
+"""`thresher prune`: writes the ids of the samples that pruning by a score keeps."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from thresher_lab.cli._console import ForceOption, check_new
+
+
+def prune(
+    *,
+    scores: Annotated[
+        Path | None, typer.Argument(metavar="[SCORES]", help="File from `thresher score`. Give either this or --from-run.")
+    ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            help="Run of a comparison, DIR/runs/NAME.parquet. The score of a sample is how often the run trained on it."
+        ),
+    ] = None,
+    keep: Annotated[float, typer.Option(help="Share of the samples to keep.")] = 0.75,
+    which: Annotated[
+        str, typer.Option(help="Which samples to keep: hard, easy, or window (the hardest without the --offset hardest).")
+    ] = "hard",
+    offset: Annotated[
+        float, typer.Option(help="Share of the samples that are dropped as too hard, with --which window.")
+    ] = 0.0,
+    per_class_floor: Annotated[float, typer.Option(help="Smallest share to keep of each class.")] = 0.0,
+    out: Annotated[Path, typer.Option(help="File to write the ids to: .parquet, or .txt with one id per line.")] = Path(
+        "kept.parquet"
+    ),
+    force: ForceOption = False,
+) -> None:
+    """Write the ids of a fixed subset of the samples, to train on with any tool."""
+    from thresher import scores as static
+    from thresher.methods.prune import Prune
+    from thresher_lab.comparison.scoring import check_export, export, kept_of_classes
+
+    check_export(out)
+    check_new(out, force=force)
+    if from_run is not None and scores is None:
+        table = static.from_run(from_run)
+    elif scores is not None and from_run is None:
+        table = static.Scores.load(scores)
+    else:
+        raise typer.BadParameter("give either a file of scores or --from-run")
+    method = Prune(table, keep=keep, which=which, offset=offset, per_class_floor=per_class_floor)  # pyright: ignore[reportArgumentType]
+    kept = method.kept(table.samples)
+    export(kept, out)
+    typer.echo(f"{out}: {len(kept):,} of {table.samples:,} samples kept, {which} by {table.name}")
+    if shares := kept_of_classes(table, kept):
+        least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
+        typer.echo(f"share kept per class: from {shares[least]:.0%} (class {least}) to {shares[most]:.0%} (class {most})")

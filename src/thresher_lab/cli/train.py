@@ -1,0 +1,130 @@
+"""`thresher train`: trains a recipe at full size, or tries it out in seconds."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from thresher_lab.cli._console import QuietOption
+
+RECIPE_HELP = "Name of a recipe, as listed by `thresher recipes`, or your own FILE.yaml."
+BATCH_HELP = (
+    "Number of samples of one forward and backward pass, over all processes. Default: that of the recipe. The learning rate is "
+    "scaled to the samples of a step."
+)
+ACCUMULATE_HELP = "Number of batches whose gradients are added up before each step. Default: that of the recipe, mostly 1."
+DATA_HELP = "Folder with the data of the recipe; `thresher recipes NAME` says which data it needs."
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE|FILE.yaml", help=RECIPE_HELP)],
+    data: Annotated[Path | None, typer.Option(help=DATA_HELP)] = None,
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Try the recipe out: a small network and few samples, on generated data.")
+    ] = False,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            help="A single method, in the same form as in `thresher compare`. Default: the recipe's method.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(min=1, help="Number of epochs in place of the recipe's; its schedules are stretched or compressed."),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed for weight initialisation, sample order and selection.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and model.pt. Default: runs/RECIPE.")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="File with the weights to start from: the model.pt of the recipe that this one names.")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=1, help=BATCH_HELP),
+    ] = None,
+    accumulate: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="K", help=ACCUMULATE_HELP),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Number of processes that load data. Default: one per CPU core; none with --smoke."),
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Train one of the papers' experiments. If training is interrupted, the same command continues after the last full epoch.
+
+    ACCELERATE_MIXED_PRECISION=bf16 or `accelerate config` set the precision. Started by torchrun or accelerate launch
+    (`torchrun --nproc-per-node 8 -m thresher train ...`), all processes train together with the batch size of the recipe, or
+    that of --batch-size.
+    """
+    out = out or Path("runs") / (Path(recipe).stem + "-smoke" * smoke)
+    many = 0 if smoke else max(1, (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    results = train_recipe(
+        recipe, out, data=data, smoke=smoke, method=method, epochs=epochs, seed=seed, weights=weights,
+        batch_size=batch_size, accumulate=accumulate, workers=many if workers is None else workers, quiet=quiet,
+    )  # fmt: skip
+    metric, cost = results["runs"][0]["metric"], results["runs"][0]["cost"]["ratio"]
+    typer.echo(f"\n{metric['name']} {metric['value']:.4f} at {cost:.3f} of the cost of full training")
+    for one in () if smoke else results["published"]:
+        typer.echo(f"published: {one['what']} {one['value']} ({one['where']})")
+    typer.echo(out / "results.json")
+
+
+def train_recipe(
+    recipe: str,
+    out: Path,
+    *,
+    data: Path | None = None,
+    smoke: bool = False,
+    method: str | None = None,
+    epochs: int | None = None,
+    seed: int = 0,
+    weights: Path | None = None,
+    batch_size: int | None = None,
+    accumulate: int | None = None,
+    workers: int = 0,
+    quiet: bool = False,
+) -> dict[str, Any]:
+    """Trains a recipe with progress on stderr, and returns its results.
+
+    Args:
+        recipe: Name of a recipe, or path of a YAML file.
+        out: Folder for the results.
+        data: Folder with the data of the recipe.
+        smoke: Whether to train a small network on generated data instead.
+        method: Specification of a method in place of the recipe's.
+        epochs: Number of epochs in place of the recipe's.
+        seed: Random seed for weight initialisation, sample order and selection.
+        weights: File with the weights to start from.
+        batch_size: Number of samples of one forward and backward pass in place of the recipe's.
+        accumulate: Number of batches whose gradients are added up before each step in place of the recipe's.
+        workers: Number of processes that load data.
+        quiet: Whether to print no progress. Default: False.
+
+    Raises:
+        ValueError: The recipe or an argument is not valid.
+        FileNotFoundError: The data is not there.
+    """
+    from thresher_lab.recipes.batches import rate_note
+    from thresher_lab.recipes.running import CHECKPOINT, SmokeTask, run
+    from thresher_lab.recipes.task import RecipeTask
+
+    options = {"weights": weights, "workers": workers} | ({} if epochs is None else {"shortened": epochs})
+    named = SmokeTask.at(recipe, out / "made-up", **options) if smoke else RecipeTask.of(recipe, **options)
+    task = named.batched(batch_size, accumulate)
+    spec = task.spec(method)
+    says: Callable[[str], None] = (lambda _: None) if quiet else partial(typer.echo, err=True)
+    if note := rate_note(named.settings, task.settings):
+        typer.echo(note, err=True)  # also with --quiet: it is no progress
+    says(f"{task.settings.title}: {spec.label}, {task.epochs} epochs")
+    if (out / CHECKPOINT).is_file():
+        says(f"continues from {out / CHECKPOINT}")
+
+    def print_epoch(done: int, metric: float) -> None:
+        says(f"[{done}/{task.epochs}] {task.settings.metric} {metric:.4f}")
+
+    return run(task, spec, out=out, data=data, seed=seed, progress=print_epoch)

@@ -1,0 +1,472 @@
+"""Trains methods, full training and controls of the same cost, with the same seeds, until the verdicts are decided if asked."""
+
+import math
+import statistics
+import sys
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from thresher.scores.table import pyarrow
+from thresher_lab.comparison.controls import (
+    CONTROLS,
+    FULL_TRAINING,
+    Arm,
+    Control,
+    Job,
+    Rates,
+    as_placebo,
+    has_controls,
+    why_no_placebo_of,
+)
+from thresher_lab.comparison.summary import DEFAULT_MARGIN, any_busy, kind_of, summarise
+from thresher_lab.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
+from thresher_lab.recipes.running import task_of
+from thresher_lab.training.folders import sole_use
+from thresher_lab.training.loop import TEXTBOOK, with_costs
+from thresher_lab.training.processes import check_joined, number_of_processes, of_first
+from thresher_lab.training.samples import LOSS_BINS
+from thresher_lab.training.specs import Spec
+from thresher_lab.training.store import LOOKS, RUNS, Store, versions
+
+JOBS = 2
+"""Number of runs that are trained side by side by default."""
+
+
+class Watcher:
+    """Functions that are called as a comparison proceeds; subclasses override those that they need."""
+
+    def planned(self, runs: int, epochs: int) -> None:
+        """Is called once, with the largest possible number of runs (finished ones included) and the epochs of each."""
+
+    def started(self, job: Job) -> None:
+        """Is called when a run begins."""
+
+    def advanced(self, job: Job, epochs: int, metric: float) -> None:
+        """Is called after each epoch of a run, with the number of epochs so far and the value of the metric."""
+
+    def finished(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
+        """Is called when a run is over, or was found finished (`reused`)."""
+
+    def shared(self, job: Job) -> None:
+        """Is called when a control is the same as that of another method, which makes one run fewer."""
+
+    def left_out(self, method: str, control: Control, why: str) -> None:
+        """Is called when a control that was not asked for by name is not trained for a method, with the reason."""
+
+    def warned(self, text: str) -> None:
+        """Is called when something warned in the process of a run, with the warning; writes it to the standard error."""
+        sys.stderr.write(f"{text}\n")
+
+    def dropped(self, job: Job) -> None:
+        """Is called when the training of a run that was started is refused, which makes one run fewer."""
+
+
+def compare(
+    task: str,
+    methods: Sequence[Spec],
+    seeds: Sequence[int],
+    epochs: int,
+    out: Path,
+    *,
+    data: Path | None = None,
+    jobs: int | None = None,
+    controls: Sequence[Control] | None = None,
+    margin: float = DEFAULT_MARGIN,
+    looks: Sequence[int] = (),
+    rates: Rates | None = None,
+    track: str | None = None,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Trains every method and full training with every seed, and for each run of a method controls of the same cost.
+
+    The controls of a run, at its counted cost, are a fresh random subset in each epoch; full data for a share of the epochs,
+    within which the learning rate decays; as many steps as full training, with smaller batches that are drawn uniformly; and a
+    placebo: the method with its signals permuted among the samples. Methods whose costs agree in three digits after the point
+    share their controls, except for the placebo. Finished runs are kept in `out`, and the same call goes on where it was
+    stopped. Several processes of torchrun or accelerate launch call it and train each run together.
+
+    Args:
+        task: Name of the task, see `recipes.running.task_of`.
+        methods: Methods to compare; full training is added where it is missing.
+        seeds: Distinct random seeds; a seed gives all methods the same initial weights and shuffling.
+        epochs: Number of epochs of every run, 1 or more.
+        out: Folder for runs/, comparison.json and results.json.
+        data: Folder with the data, for tasks that take one.
+        jobs: Number of processes that train side by side. Default: 2; 1 where several train a run.
+        controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible; the results name the others.
+        margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again.
+        looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
+        rates: Factors on the learning rate by arm, see `chosen_rates`. Default: 1 for all.
+        track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
+        watcher: Object whose functions are called as runs proceed. Default: none.
+
+    Returns:
+        The content of results.json, with the keys runs and summary among others.
+
+    Raises:
+        ValueError: An argument is not possible, or the folder is in use; most errors come before anything is trained.
+        FileNotFoundError: The data is missing.
+        RunError: A run failed; finished runs are kept.
+    """
+    _check_arguments(seeds, epochs, jobs, margin, track)
+    for spec in filter(has_controls, methods if "placebo" in (controls or ()) else ()):
+        as_placebo(spec)
+    watcher, where = watcher or Watcher(), {"task": task, "epochs": epochs, "folder": task_of(task).find(data)}
+    workers = _workers(jobs, watcher, **where, samples=out / RUNS, track=track, track_to=out / "trackers")
+    if isinstance(workers, TogetherWorkers) and not workers.leads([Job.of(one, seeds[0]) for one in (FULL_TRAINING, *methods)]):
+        return of_first(None)
+    with sole_use(out):
+        comparison = ComparedRuns(Store(out, folder_identity(task, epochs)), methods, seeds, controls, watcher, rates)
+        watcher.planned(comparison.expected, epochs)
+        with workers:
+            comparison.work(workers)
+        return of_first(_saved_results(comparison, task, epochs, margin, {len(seeds), *looks}))
+
+
+def _workers(jobs: int | None, watcher: Watcher, **where: Any) -> Workers | TogetherWorkers:
+    """Returns those who train: processes of their own, or the processes that were started to train together."""
+    if number_of_processes() == 1:
+        return Workers(jobs or JOBS, **where)
+    return TogetherWorkers(lambda event: watcher.advanced(event.job, event.epochs, event.metric), **where)
+
+
+def folder_identity(task: str, epochs: int) -> dict[str, Any]:
+    """Returns what all runs of a folder have in common.
+
+    Args:
+        task: Name of the task.
+        epochs: Number of epochs of every run.
+    """
+    recipe = task_of(task).recipe
+    return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
+
+
+def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float, sizes: set[int]) -> dict[str, Any]:
+    """Writes results.json, and returns its content."""
+    runs, looks = comparison.runs(), comparison.store.looks_with(sizes)
+    device = ", ".join(sorted({run.pop("device") for run in runs}))
+    classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
+    left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
+    results = {
+        "task": task,
+        "epochs": epochs,
+        "device": device,
+        "processes": number_of_processes(),
+        "versions": versions(),
+        "margin": margin,
+        "looks": looks,
+        "rates": {"factors": [*rates.factors], "seeds": [*rates.seeds]} if (rates := comparison.rates).factors else None,
+        "loss_bins": LOSS_BINS.tolist(),
+        "classes": classes,
+        "busy": any_busy(runs),
+        "left_out": left_out,
+        "runs": runs,
+        "summary": summarise(runs, margin, looks),
+    }
+    comparison.store.save_results(results)
+    return results
+
+
+def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin: float, track: str | None) -> None:
+    """Checks the arguments of `compare` that do not depend on the task."""
+    if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
+        raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
+    pyarrow()  # which the workers need for the histories of samples
+    check_joined()
+    if (processes := number_of_processes()) > 1 and jobs not in (None, 1):
+        raise ValueError(
+            f"--jobs {jobs}: {processes} processes train each run together, one run after the other. Leave --jobs out, or "
+            "start the command by itself to train runs side by side."
+        )
+    if not margin > 0:
+        raise ValueError(f"compare: `margin` must be above 0, got {margin}")
+    if track is not None:
+        check_tracker(track)
+
+
+def check_tracker(name: str) -> None:
+    """Raises ValueError if accelerate does not know a tracker, or if the package of the tracker is not installed."""
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS, get_available_trackers
+
+    available = [str(tracker) for tracker in get_available_trackers()]
+    if name not in available:
+        why = "its package is not installed" if name in LOGGER_TYPE_TO_CLASS else "accelerate has no such tracker"
+        raise ValueError(f"--track {name}: {why}; installed: {', '.join(available) or 'none'}")
+
+
+class ComparedRuns:
+    """The runs of a comparison: those that wait, and those that are done.
+
+    Args:
+        store: Files of the comparison.
+        methods: Methods to compare.
+        seeds: Random seeds.
+        kinds: Kinds of controls; None for all that are possible.
+        watcher: Object whose functions are called as runs proceed.
+        rates: Factors on the learning rate. Default: 1 for all.
+
+    Attributes:
+        store: Files of the comparison.
+        rates: Factors on the learning rate.
+        left_out: Reasons for which controls are left out, by the label of the method and the kind of the control.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        methods: Sequence[Spec],
+        seeds: Sequence[int],
+        kinds: Sequence[Control] | None,
+        watcher: Watcher,
+        rates: Rates | None = None,
+    ) -> None:
+        others = [spec for spec in methods if spec.name != FULL_TRAINING.name]
+        self.watcher = watcher
+        self.left_out: dict[tuple[str, Control], str] = {}
+        self.store, self.rates = store, rates or Rates()
+        of_full = self.rates.of(FULL_TRAINING.label)
+        specs = (FULL_TRAINING, *others)
+        self._asked = [Job.of(spec, seed, self.rates.of(spec.label), of_full) for spec in specs for seed in seeds]
+        self._queue = deque(self._asked)
+        self._done: dict[str, dict[str, Any]] = {}
+        self._refused: dict[str, str] = {}
+        self._by_name = kinds is not None
+        self._kinds = {spec.label: self._kinds_of(spec, kinds) for spec in (FULL_TRAINING, *others)}
+        self._controls: dict[str, dict[Control, Job]] = {}
+
+    @property
+    def expected(self) -> int:
+        """Number of runs, with the controls, if no two methods share a control."""
+        return sum(1 + len(self._kinds[job.label]) for job in self._asked)
+
+    def work(self, workers: Workers | TogetherWorkers) -> None:
+        """Trains until no run is waiting."""
+        while True:
+            while workers.free and (job := self._next()) is not None:
+                workers.start(job)
+                self.watcher.started(job)
+            if not workers.busy:
+                return
+            try:
+                event = workers.next_event()
+            except RunRefusedError as refused:
+                self._refuse(refused)
+                continue
+            if isinstance(event, Advanced):
+                self.watcher.advanced(event.job, event.epochs, event.metric)
+            elif isinstance(event, Warned):
+                self.watcher.warned(event.text)
+            else:
+                self.store.save_run(event.job.key, event.run)
+                self._finish(event.job, event.run, reused=False)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """Returns all runs, with costs that can be compared; the controls of a run follow it."""
+        runs = []
+        for asked in self._asked:
+            runs.append(self._run(asked))
+            for kind, job in self._controls.get(asked.key, {}).items():
+                if (asked.label, kind) not in self.left_out:
+                    runs.append(self._run(job) | {"control_of": asked.label})
+        return runs
+
+    def _kinds_of(self, spec: Spec, kinds: Sequence[Control] | None) -> Sequence[Control]:
+        """Returns the kinds of controls that a method has; of all of them, where none are asked for by name."""
+        if not has_controls(spec):
+            return ()
+        if self.rates.everywhere is not None:  # a placebo has the rate of its method
+            return [kind for kind in (CONTROLS if kinds is None else kinds) if kind != "placebo"]
+        if kinds is not None:
+            return kinds
+        reason = why_no_placebo_of(spec)
+        if reason:
+            self._leave_out(spec.label, "placebo", reason)
+        return [kind for kind in CONTROLS if kind != "placebo" or not reason]
+
+    def _leave_out(self, method: str, kind: Control, why: str) -> None:
+        if (method, kind) not in self.left_out:
+            self.left_out[method, kind] = why
+            self.watcher.left_out(method, kind, why)
+
+    def _refuse(self, refused: RunRefusedError) -> None:
+        """Leaves out smaller batches that cannot be made: for all seeds of a method, because seeds are compared in pairs.
+
+        Raises:
+            RunRefusedError: They were asked for by name, or are what the method itself makes.
+        """
+        if self._by_name or any(job.key == refused.job.key for job in self._asked):
+            raise refused
+        self._refused[refused.job.key] = refused.why
+        self.watcher.dropped(refused.job)
+        for asked in self._asked:
+            self._check_refused(asked)
+
+    def _check_refused(self, asked: Job) -> None:
+        for kind, job in self._controls.get(asked.key, {}).items():
+            if job.key in self._refused:
+                self._leave_out(asked.label, kind, self._refused[job.key])
+
+    def _next(self) -> Job | None:
+        """Returns the next job whose run is not in the store; None where there is none."""
+        while self._queue:
+            job = self._queue.popleft()
+            run = self.store.run(job.key)
+            if run is None:
+                return job
+            self._finish(job, run, reused=True)
+        return None
+
+    def _finish(self, job: Job, run: dict[str, Any], *, reused: bool) -> None:
+        self._done[job.key] = run
+        self.watcher.finished(job, run, reused=reused)
+        if not all(asked.key in self._done for asked in self._asked if asked.spec == FULL_TRAINING):
+            return
+        for asked in self._asked:
+            if asked.needs_control and asked.key in self._done and asked.key not in self._controls:
+                self._add_controls(asked)
+
+    def _add_controls(self, asked: Job) -> None:
+        known = {job.key for jobs in self._controls.values() for job in jobs.values()}
+        cost = self._run(asked)["cost"]["ratio"]
+        kinds = self._kinds[asked.label]
+        self._controls[asked.key] = {
+            kind: Job.control(kind, asked.seed, cost, asked.spec, self.rates.of(asked.label, kind)) for kind in kinds
+        }
+        for job in self._controls[asked.key].values():
+            if job.key in known:
+                self.watcher.shared(job)
+            else:
+                self._queue.append(job)
+        self._check_refused(asked)
+
+    def _run(self, job: Job) -> dict[str, Any]:
+        """Returns a finished run, with its cost by one ratio of backward to forward time for all runs.
+
+        Each run measures its own ratio over a few steps, which is noisy: the cost of a control would depend on what else the
+        machine did. The ratio for all is the median over the runs of full training; the folder keeps it.
+        """
+        if self.store.backward_to_forward is None:
+            full = [self._done[job.key] for job in self._asked if job.spec == FULL_TRAINING]
+            measured = [run["cost"]["backward_to_forward"] or TEXTBOOK for run in full]
+            self.store.backward_to_forward = statistics.median(measured)
+        ratio = self.store.backward_to_forward
+        run = with_costs(self._done[job.key], ratio)
+        return run | self.store.beside(job.key) | {"cost": run["cost"] | {"backward_to_forward": ratio}}
+
+
+LOOK_SEEDS = (10_000, 10_001)
+"""Seeds of the runs that rates are chosen by, and that do not count."""
+
+
+def chosen_rates(
+    task: str, methods: Sequence[Spec], seeds: Sequence[int], epochs: int, out: Path, factors: Sequence[float], **options: Any
+) -> Rates:
+    """Tries every arm of a comparison with the same factors on its learning rate, and returns the best factor of each.
+
+    A control is tried at the cost of its method, and a placebo is not tried: it has the rate of its method. Where two factors
+    are equally good, the one nearer to 1 is chosen.
+
+    Args:
+        task: Name of the task, see `compare`.
+        methods: Methods to compare.
+        seeds: Seeds that count.
+        epochs: Number of epochs of every run.
+        out: Folder of the comparison; the runs are in its folder `LOOKS`.
+        factors: Factors on the learning rate.
+        options: Further arguments of `compare`.
+
+    Raises:
+        ValueError: A seed that counts is one of `LOOK_SEEDS`, a factor makes a training fail, or an argument of `compare` is
+            not possible.
+    """
+    if shared := sorted({*seeds} & {*LOOK_SEEDS}):
+        raise ValueError(
+            f"--rates: tries rates with the seeds {LOOK_SEEDS}, which must not count; leave {shared} out of --seeds"
+        )
+    found: dict[Arm, dict[float, list[float]]] = {}
+    for factor in factors:
+        try:
+            results = compare(task, methods, LOOK_SEEDS, epochs, out / LOOKS, rates=Rates(everywhere=factor), **options)
+        except RunValueError as error:
+            raise ValueError(
+                f"--rates: with the factor {factor:g}, {error}. Leave this factor out, if it is the reason."
+            ) from error
+        for run in results["runs"]:
+            arm: Any = (run["control_of"] or run["method"], kind_of(run))
+            found.setdefault(arm, {}).setdefault(factor, []).append(run["metric"]["value"])
+    chosen = {
+        arm: max(tried, key=lambda factor, tried=tried: (mean(tried[factor]), -abs(factor - 1))) for arm, tried in found.items()
+    }
+    return Rates(chosen, factors, LOOK_SEEDS)
+
+
+GROWTH = 1.5
+"""Factor by which the number of seeds grows from one look to the next."""
+
+
+def look_sizes(first: int, most: int) -> list[int]:
+    """Returns the numbers of seeds after which the verdicts are looked at: few looks, because each of them costs power.
+
+    Args:
+        first: Number of seeds at the first look, 1 or more.
+        most: Largest number of seeds.
+
+    Example:
+        >>> look_sizes(3, 12)
+        [3, 5, 8, 12]
+    """
+    sizes = [min(first, most)]
+    while sizes[-1] < most:
+        sizes.append(min(most, max(sizes[-1] + 1, math.ceil(GROWTH * sizes[-1]))))
+    return sizes
+
+
+def undecided(results: dict[str, Any]) -> list[str]:
+    """Returns the methods of which a verdict is not decided, against full training or against a control.
+
+    Args:
+        results: Content of results.json.
+    """
+    methods = [row for row in results["summary"] if row["control_of"] is None and row["finding"] is not None]
+    return [
+        row["method"] for row in methods if "unclear" in (row["finding"], *(one["finding"] for one in row["against"].values()))
+    ]
+
+
+def compare_until_decided(
+    task: str, methods: Sequence[Spec], seeds: Sequence[int], epochs: int, out: Path, *, most: int, **options: Any
+) -> dict[str, Any]:
+    """Compares with more and more seeds until every verdict is decided, or until there are as many seeds as allowed.
+
+    Looking several times finds differences by chance more often than looking once. So the verdicts are corrected for the number
+    of looks, which is fixed beforehand.
+
+    Args:
+        task: Name of the task, see `compare`.
+        methods: Methods to compare.
+        seeds: Seeds of the first look; the smallest numbers that are not among them are added.
+        epochs: Number of epochs of every run.
+        out: Folder of the comparison.
+        most: Largest number of seeds, at least as many as `seeds`.
+        options: Further arguments of `compare`.
+
+    Returns:
+        The content of results.json after the last look.
+
+    Raises:
+        ValueError: `most` is smaller than the number of seeds, or an argument of `compare` is not possible.
+    """
+    if most < len(seeds):
+        raise ValueError(f"--max-seeds {most} is less than the {len(seeds)} seeds of --seeds; give at least as many")
+    sizes = look_sizes(len(seeds), most)
+    more = [number for number in range(most + len(seeds)) if number not in seeds]
+    results: dict[str, Any] = {}
+    for size in sizes:
+        now = [*seeds, *more][:size]
+        results = compare(task, methods, now, epochs, out, looks=sizes, **options)
+        if not undecided(results):
+            break
+    return results

@@ -1,0 +1,133 @@
+"""Reads from the files of a run what happened to one sample."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from string import Formatter
+from typing import Any
+
+from thresher import methods
+from thresher.methods.registry import nearest_name
+from thresher_lab.comparison.controls import CONTROLS
+from thresher_lab.training.files import JsonRun, read_checked
+from thresher_lab.training.samples import class_name
+from thresher_lab.training.store import RUNS
+
+REMEDY = "Delete the files of the run; the same `thresher compare` makes them again"
+COLUMNS = ("id", "trained", "hidden", "loss_by_epoch", "trained_by_epoch")
+
+
+@dataclass(frozen=True)
+class SampleEpoch:
+    """One epoch of a sample.
+
+    Attributes:
+        epoch: Number of the epoch, from 0.
+        loss: Last known loss of the sample at the end of the epoch.
+        trained: Number of times that the sample was trained on in the epoch.
+        rule: Rule by which the sample was skipped; "" where it was trained on.
+    """
+
+    epoch: int
+    loss: float
+    trained: int
+    rule: str
+
+
+@dataclass(frozen=True)
+class SampleHistory:
+    """All epochs of a sample.
+
+    Attributes:
+        title: Summary of the epochs in one line.
+        epochs: The epochs in order.
+    """
+
+    title: str
+    epochs: list[SampleEpoch]
+
+
+def history_of(run: Path, sample: int) -> SampleHistory:
+    """Reads the history of one sample from the Parquet file of a run.
+
+    Args:
+        run: Path of the Parquet file, or of the run without a suffix, or the beginning of it where the runs of no other method
+            begin so; of several seeds the lowest is read, which the title names.
+        sample: Id of the sample.
+
+    Raises:
+        FileNotFoundError: There is no such run; the message lists the runs in the same folder.
+        ValueError: Runs of several methods begin so, there is no such sample, or a file is damaged.
+    """
+    import pyarrow.parquet as pq
+
+    stem = _stem_of(run)
+    table, details = run.with_name(f"{stem}.parquet"), run.with_name(f"{stem}.json")
+    for path in (table, details):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such file of a run. {REMEDY}")
+    run_of = read_checked(details, JsonRun, REMEDY)
+    missing = [name for name in COLUMNS if name not in pq.read_schema(table).names]
+    if missing:
+        raise ValueError(f"{table}: the columns {', '.join(missing)} are missing. {REMEDY}")
+    rows = pq.read_table(table, filters=[("id", "==", sample)]).to_pylist()
+    if not rows:
+        raise ValueError(f"{table} has no sample {sample}; ids are 0 to {pq.read_metadata(table).num_rows - 1}")
+    epochs = len(rows[0]["loss_by_epoch"])
+    if len(run_of["history"]) != epochs:
+        raise ValueError(f"{details}: `history` has {len(run_of['history'])} epochs, {table.name} has {epochs}. {REMEDY}")
+    return _history_from(rows[0], run_of)
+
+
+def _stem_of(run: Path) -> str:
+    """Returns the name of the run that a path names or begins to name."""
+    given = run.name.removesuffix(".parquet").removesuffix(".json")
+    there = sorted(path.stem for path in run.parent.glob("*.parquet"))
+    found = [given] if given in there else [name for name in there if name.startswith(given)]
+    if not found and (inside := sorted(path.stem for path in (run / RUNS).glob("*.parquet"))):
+        raise FileNotFoundError(f"{run} is a comparison; give one of its runs, such as {run / RUNS / inside[0]}")
+    if not found:
+        near = nearest_name(given, [name.rpartition("-seed")[0] for name in there])
+        question = f"did you mean {near!r}? There are" if near else "there are"
+        raise FileNotFoundError(f"{run}: no such run of a comparison; {question} {', '.join(there) or 'none'}")
+    if len({name.rpartition("-seed")[0] or name for name in found}) > 1:
+        raise ValueError(f"{run}: several runs begin so: {', '.join(found)}; give more of the name")
+    return min(found, key=_seed_of)
+
+
+def _seed_of(name: str) -> int:
+    """Returns the seed in the name of a run, 0 where it has none: runs that differ by it alone are of one method."""
+    seed = name.rpartition("-seed")[2].partition("-")[0]
+    return int(seed) if seed.isdigit() else 0
+
+
+def _history_from(row: dict[str, Any], run: dict[str, Any]) -> SampleHistory:
+    rule = rule_of(run)
+    epochs = [
+        SampleEpoch(entry["epoch"], loss, times, "" if times else _skip_reason(rule, entry))
+        for entry, loss, times in zip(run["history"], row["loss_by_epoch"], row["trained_by_epoch"], strict=True)
+    ]
+    target = f" (class {class_name(row['target'], run.get('classes'))})" if "target" in row else ""
+    title = (
+        f"sample {row['id']}{target} under {run['method']}, seed {run['seed']}: trained on {row['trained']} times, "
+        f"skipped in {row['hidden']} of {len(epochs)} epochs"
+    )
+    return SampleHistory(title, epochs)
+
+
+def rule_of(run: dict[str, Any]) -> str:
+    """Returns the rule by which the method of a run skips samples, with the settings of the run."""
+    name = run["method"].partition(" ")[0].partition(":")[0].partition("@")[0]
+    info = methods.infos().get(name)
+    if info is None:
+        return CONTROLS[name].rule if name in CONTROLS else methods.MethodInfo("", "", "").rule
+    wanted = {field for _, field, _, _ in Formatter().parse(info.rule) if field}
+    return info.rule.format(**{field: run["settings"].get(field, "its setting") for field in wanted})
+
+
+def _skip_reason(rule: str, entry: dict[str, Any]) -> str:
+    share = entry.get("actual_fraction")
+    if share is not None:
+        share += entry.get("dropped_fraction", 0.0)
+    if share == 0:
+        return "not among the samples of the loader's epoch: by its sampler or drop_last"
+    return rule if share is None else f"{rule} ({share:.1%} of the samples were skipped)"

@@ -1,0 +1,525 @@
+"""Worker processes that train side by side, or processes of torchrun that train each job together."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import thresher
+from thresher_lab.comparison.controls import FULL_TRAINING, Job
+from thresher_lab.training.processes import of_first, own_rank
+from thresher_lab.training.store import BESIDE
+from thresher_lab.training.trainable import Training
+
+QUIET = {"KINETO_LOG_LEVEL": "99", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+"""Environment of workers: torch would write to their standard error stream that it measures memory."""
+
+
+PACKAGES = (Path(thresher.__file__).parent, Path(__file__).parents[1])
+"""Folders of the library and of the laboratory."""
+
+
+class RunError(RuntimeError):
+    """A run raised an error, or its process died."""
+
+
+class RunValueError(ValueError):
+    """A run raised ValueError: the data or the model does not allow a setting."""
+
+
+class RunRefusedError(RunValueError):
+    """A run was refused because its training cannot make smaller batches; nothing was trained.
+
+    Args:
+        job: The job.
+        why: Message of the error that refused it.
+
+    Attributes:
+        job: The job.
+        why: Message of the error that refused it.
+    """
+
+    def __init__(self, job: Job, why: str) -> None:
+        super().__init__(f"{job.name}: {why}")
+        self.job, self.why = job, why
+
+
+@dataclass(frozen=True)
+class Advanced:
+    """The message of a worker that an epoch of a job is over.
+
+    Args:
+        job: The job.
+        epochs: Number of epochs that are over.
+        metric: Value of the metric after the last of them.
+    """
+
+    job: Job
+    epochs: int
+    metric: float
+
+
+@dataclass(frozen=True)
+class Warned:
+    """The message of a worker that something warned in its process.
+
+    Args:
+        text: The warning, with its place where that is not in Thresher.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Finished:
+    """The message of a worker that a job is done.
+
+    Args:
+        job: The job.
+        run: Results of the run, see `training.loop.train`.
+    """
+
+    job: Job
+    run: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The message of a worker that a job raised an error, and what to raise for it.
+
+    Args:
+        job: The job.
+        why: Message of the error.
+        kind: Error to raise.
+        trace: Traceback as a text.
+    """
+
+    job: Job
+    why: str
+    kind: type[RunError | RunValueError]
+    trace: str
+
+    @property
+    def error(self) -> RunError | RunValueError:
+        """The error that is raised where the comparison runs; the traceback is that of the job."""
+        refused = issubclass(self.kind, RunRefusedError)
+        error = self.kind(self.job, self.why) if refused else self.kind(f"{self.job.name}: {self.why}")
+        error.__cause__ = _RemoteError(self.trace)
+        return error
+
+
+class Workers:
+    """A context in which jobs are trained, `count` at a time.
+
+    Args:
+        count: Number of processes.
+        task: Name of the task.
+        epochs: Number of epochs of full training.
+        folder: Folder with the data, see `Task.load`.
+        samples: Folder for the histories of samples, one file per run, see `Store.runs`. None, the default, writes none.
+        track: Name of a tracker of accelerate. Default: None.
+        track_to: Folder for a tracker that writes files.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        task: str,
+        epochs: int,
+        folder: Path | None,
+        samples: Path | None = None,
+        track: str | None = None,
+        track_to: Path | None = None,
+    ) -> None:
+        self._count = count
+        self._arguments = (task, epochs, folder, samples, {"trackers": track, "track_to": track_to})
+        self._processes: dict[Connection, Any] = {}
+        self._busy: dict[Connection, Job] = {}
+
+    def __enter__(self) -> "Workers":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the processes at once: jobs in progress are lost, events that were returned are not."""
+        for process in self._processes.values():
+            process.kill()
+        for connection, process in self._processes.items():
+            process.join()
+            connection.close()
+        self._processes.clear()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is in progress."""
+        return bool(self._busy)
+
+    @property
+    def free(self) -> bool:
+        """Whether one more job can start at once."""
+        return len(self._busy) < self._count
+
+    def start(self, job: Job) -> None:
+        """Hands a job to an idle process, or to a new one where none is idle."""
+        idle = next((connection for connection in self._processes if connection not in self._busy), None)
+        connection = idle or self._spawn()
+        self._busy[connection] = job
+        with self._alive(connection):
+            connection.send(job)
+
+    def next_event(self) -> Advanced | Warned | Finished:
+        """Waits for the next message of a worker and returns it.
+
+        Raises:
+            RunRefusedError: The training of a run cannot make smaller batches. Other runs go on.
+            RunValueError: A run raised another ValueError.
+            RunError: A run raised another error, or its process died.
+        """
+        connection: Any = wait(list(self._busy))[0]
+        with self._alive(connection):
+            event = connection.recv()
+        if not isinstance(event, Advanced | Warned):
+            del self._busy[connection]
+        if isinstance(event, Failed):
+            raise event.error
+        return event
+
+    @contextmanager
+    def _alive(self, connection: Connection) -> Iterator[None]:
+        """Turns a broken connection into a `RunError` that names the run."""
+        try:
+            yield
+        except (EOFError, ConnectionError) as error:
+            process = self._processes[connection]
+            process.join()
+            raise RunError(f"{self._busy[connection].name}: its process died with exit code {process.exitcode}") from error
+
+    def _spawn(self) -> Connection:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, *self._arguments))
+        with interrupts_deferred(), _quiet():
+            process.start()
+            self._processes[ours] = process
+        theirs.close()
+        return ours
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Gives processes that are started inside the environment `QUIET`, but for what the user has set."""
+    new = {name: value for name, value in QUIET.items() if name not in os.environ}
+    os.environ.update(new)
+    try:
+        yield
+    finally:
+        for name in new:
+            del os.environ[name]
+
+
+class _RemoteError(Exception):
+    """The traceback of a run that failed in its process."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Defers SIGINT (Ctrl-C) to the end of the block; processes that are started inside do not receive it.
+
+    The terminal sends SIGINT to all of its processes. In this one, a signal handler notes it, and the handler that was
+    installed before runs after the block. A signal mask alone would not do: it holds for one thread, the kernel delivers
+    the signal to any other, and Python then runs the handler in the main thread. In threads other than the main one, no
+    handler can run and none is installed. Processes that are started inside inherit the mask with SIGINT blocked until they
+    ignore the signal themselves (`_work`).
+    """
+    with _noted_by_handler(), _blocked_in_this_thread():
+        yield
+
+
+@contextmanager
+def _noted_by_handler() -> Iterator[None]:
+    """Delivers SIGINT to the installed handler after the block instead of within."""
+    before = signal.getsignal(signal.SIGINT)
+    # A handler that Python did not install (None) cannot be put back.
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    noted: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            signal.raise_signal(signal.SIGINT)
+
+
+@contextmanager
+def _blocked_in_this_thread() -> Iterator[None]:
+    """Blocks SIGINT in the mask of this thread, which new processes inherit, where the system has such masks."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # the first process would start it, and that unblocks SIGINT
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _leave_with_parent() -> None:
+    """Ends this process when its parent process has ended, for whatever reason."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(connection: Connection, *arguments: Any) -> None:
+    """The main function of a worker process: trains job after job until the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _leave_with_parent()
+    import torch
+
+    torch.set_num_threads(1)
+    one_by_one, owner, usual = threading.RLock(), os.getpid(), warnings.showwarning
+
+    def send(message: Advanced | Warned | Finished | Failed) -> None:
+        pickled = ForkingPickler.dumps(message)  # outside of the lock: objects that are freed now may warn
+        with one_by_one:
+            connection.send_bytes(pickled)
+
+    def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
+        if os.getpid() == owner:
+            send(Warned(warning_text(message, category, filename, lineno)))
+        else:  # a process that loads data has no part in the connection
+            usual(message, category, filename, lineno, *rest)
+
+    warnings.showwarning = show
+    outcome = Trainer(send, *arguments)
+    with suppress(EOFError, ConnectionError):  # the parent is gone
+        while True:
+            send(outcome(connection.recv()))
+
+
+def warning_text(message: Warning | str, category: type[Warning], filename: str, lineno: int) -> str:
+    """Returns a warning as people read it: with its place, unless it is one of Thresher about the training.
+
+    Args:
+        message: The warning.
+        category: Its class.
+        filename: File that it names.
+        lineno: Line that it names.
+    """
+    if category is UserWarning and any(map(Path(filename).is_relative_to, PACKAGES)):
+        return f"Warning: {message}"
+    return f"{category.__name__} at {filename}:{lineno}: {message}"
+
+
+class Trainer:
+    """Trains jobs of one task in this process.
+
+    Args:
+        send: Function that is called with a message after each epoch.
+        task: Name of the task.
+        epochs: Number of epochs of full training.
+        folder: Folder with the data.
+        samples: Folder for the histories of samples; None writes none.
+        tracking: Arguments of `train` for trackers.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Advanced], None],
+        task: str,
+        epochs: int,
+        folder: Path | None,
+        samples: Path | None,
+        tracking: dict[str, Any],
+    ) -> None:
+        from thresher_lab.recipes.running import task_of
+
+        self._send, self._task, self._epochs = send, task_of(task), epochs
+        self._folder, self._samples, self._tracking = folder, samples, tracking
+
+    @cached_property
+    def _data(self) -> Any:
+        return self._task.load(self._folder)
+
+    def rehearse(self, job: Job) -> None:
+        """Refuses a job that cannot be trained, without training it.
+
+        Args:
+            job: The job.
+
+        Raises:
+            ValueError: The training or the method is refused.
+        """
+        from thresher_lab.training.loop import rehearse
+
+        rehearse(self._task, self._data, job.spec, seed=job.seed, epochs=self._epochs)
+
+    def __call__(self, job: Job) -> Finished | Failed:
+        """Trains a job, and returns the message about its end."""
+        from thresher.loading.smaller_batches import SmallerBatchesError
+        from thresher_lab.tasks.script import Script
+        from thresher_lab.training.loop import train
+
+        def progress(done: int, metric: float) -> None:
+            self._send(Advanced(job, done, metric))
+
+        what = {"seed": job.seed, "epochs": self._epochs, "label": job.label, "share": job.share, "rate": job.rate}
+        what |= self._tracking
+        what |= {"samples_to": self._beside(job, "samples"), "on_end": partial(self._write_shown, job)}
+        try:
+            with warnings.catch_warnings():
+                if job.is_control:  # what Thresher warns of is about settings that the user has not chosen
+                    warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher\.")
+                return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))
+        except Exception as error:
+            if isinstance(error, SmallerBatchesError):
+                return Failed(job, str(error), RunRefusedError, traceback.format_exc())
+            kind = RunValueError if isinstance(error, ValueError | OSError) else RunError
+            place = self._task.place_of(error) if isinstance(self._task, Script) else ""
+            return Failed(job, f"{place}{type(error).__name__}: {error}", kind, traceback.format_exc())
+
+    def _beside(self, job: Job, kind: str) -> Path | None:
+        return None if self._samples is None else self._samples / f"{job.key}{BESIDE[kind]}"
+
+    def _write_shown(self, job: Job, training: Training) -> None:
+        """Writes what the samples that stand out in a run look like, where its training can show them; not for controls."""
+        file, shown = self._beside(job, "samples"), self._beside(job, "shown")
+        if file is None or shown is None or own_rank():
+            return
+        shown.unlink(missing_ok=True)  # of a run that did not finish, of a script that has changed since
+        if training.show is None or job.is_control:
+            return
+        from thresher_lab.training.samples import read_history
+        from thresher_lab.training.shown import ids_to_show, write_shown
+
+        full = self._beside(Job.of(FULL_TRAINING, job.seed, job.rate_of_full), "samples")
+        history = read_history(file)
+        write_shown(shown, training.show, ids_to_show(history, read_history(full) if full and full.exists() else None))
+
+
+class TogetherWorkers:
+    """A context in the place of `Workers`, in which several processes train each job together.
+
+    The first process decides which job comes next; the others follow it.
+
+    Args:
+        advanced: Function that is called in the first process with a message after each epoch.
+        task: Name of the task.
+        epochs: Number of epochs of full training.
+        folder: Folder with the data, see `Task.load`.
+        samples: Folder for the histories of samples, one file per run. None, the default, writes none.
+        track: Name of a tracker of accelerate. Default: None.
+        track_to: Folder for a tracker that writes files.
+    """
+
+    def __init__(
+        self,
+        advanced: Callable[[Advanced], None],
+        *,
+        task: str,
+        epochs: int,
+        folder: Path | None,
+        samples: Path | None = None,
+        track: str | None = None,
+        track_to: Path | None = None,
+    ) -> None:
+        tracking = {"trackers": track, "track_to": track_to}
+        send = advanced if own_rank() == 0 else _ignore
+        self._train = Trainer(send, task, epochs, folder, samples, tracking)
+        self._job: Job | None = None
+
+    def __enter__(self) -> "TogetherWorkers":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Tells the other processes that there is no further job; after an error they are ended with this one."""
+        if kind is None and own_rank() == 0:
+            of_first(None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a job is in progress."""
+        return self._job is not None
+
+    @property
+    def free(self) -> bool:
+        """Whether a job can start."""
+        return self._job is None
+
+    def leads(self, jobs: Sequence[Job]) -> bool:
+        """Checks jobs before anything is trained or written; in all processes but the first one, trains what that starts.
+
+        Args:
+            jobs: Jobs that will be trained.
+
+        Returns:
+            Whether this is the first process; the others return when there is no further job.
+
+        Raises:
+            ValueError: A training or a method is refused.
+            RunError: A job raised an error.
+            RunValueError: A job raised a ValueError.
+        """
+        for job in jobs:
+            self._train.rehearse(job)
+        if own_rank():
+            self._follow()
+        return own_rank() == 0
+
+    def start(self, job: Job) -> None:
+        """Tells all processes which job comes next."""
+        self._job = of_first(job)
+
+    def next_event(self) -> Finished:
+        """Trains the job, and returns the message about its end.
+
+        Raises:
+            RunRefusedError: The training of the job cannot make smaller batches.
+            RunValueError: The job raised another ValueError.
+            RunError: The job raised another error.
+        """
+        assert self._job is not None
+        outcome, self._job = self._train(self._job), None
+        if isinstance(outcome, Finished):
+            return outcome
+        raise outcome.error
+
+    def _follow(self) -> None:
+        """Trains the jobs that the first process starts, until it says that there is none any more."""
+        while True:
+            self._job = of_first(None)
+            if self._job is None:
+                return
+            try:
+                self.next_event()
+            except RunRefusedError:
+                continue  # the first process leaves the job out
+
+
+def _ignore(_: Any) -> None:
+    """Does nothing: the first process shows the progress of all."""

@@ -1,0 +1,469 @@
+"""The card of a method as a page in Markdown: what it does, its settings, what is missing, and what was measured.
+
+`python -m thresher_lab.report.cards docs/methods` writes the pages of the methods of this package and their index.
+"""
+
+import argparse
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from string import Formatter
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import torch
+
+from thresher import methods
+from thresher.methods.contract import Card, requirements_of
+from thresher.records import Records
+from thresher_lab.comparison.summary import rates_sentences
+from thresher_lab.training.files import markdown_table
+
+REPRODUCED = "reproduce"
+"""Folder of the results of `thresher reproduce`, within that of the comparisons."""
+NOT_MEASURED = "Not measured yet."
+LEGEND = (
+    "Each row gives the mean ± standard deviation over the seeds, the difference to full training (paired by seed, "
+    "with its 95 % interval), and the counted cost and the CPU time as shares of full training. Batches are filled up with the "
+    "rows that are kept where a method is followed by `twice`. The rows with an @ are controls at the cost of the method above "
+    "them: uniform@ (a random subset each epoch), shorter@ (full data for fewer epochs), smaller@ (as many steps, with smaller "
+    "batches) and placebo@ (the method with its losses or scores permuted)."
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MeasuredComparison:
+    """A comparison of methods on one task.
+
+    Args:
+        source: Path of the file that it is from, as the page names it.
+        task: Name of the task.
+        epochs: Number of epochs of full training.
+        seeds: Number of seeds.
+        metric: Name of the metric.
+        device: Name of the device.
+        share: Whether the metric is a share, which is shown in percent.
+        summary: Rows of the summary.
+        looked: Learning rates that every arm was tried with, as in a results.json. Default: none.
+    """
+
+    source: str
+    task: str
+    epochs: int
+    seeds: int
+    metric: str
+    device: str
+    share: bool
+    summary: Sequence[Row]
+    looked: Mapping[str, Any] | None = None
+
+
+def measurements(name: str, folder: Path) -> str:
+    """Returns the results of a method in the files of a folder, beside full training and the method's controls.
+
+    Args:
+        name: Name of the method.
+        folder: Folder with results.json files of comparisons under any name, with files that have `pairs`, a grid of tasks and
+            shares as `benchmarks.winnow` writes it, or `families` as `benchmarks.league` does, and with the results of
+            `thresher reproduce` in a subfolder.
+
+    Returns:
+        Sections in Markdown; one sentence where there are none.
+    """
+    sections, shown = [], set[tuple[Any, ...]]()
+    for found in (*_compared(folder), *(() if name == "full" else _reproduced(folder))):
+        rows = method_rows(name, found.summary)
+        key = (found.task, found.epochs, found.seeds)
+        if any(
+            (*key, row["method"], row["control_of"]) not in shown for row in rows if name == "full" or row["method"] != "full"
+        ):
+            sections.append(_section(found, rows))
+        shown |= {(*key, row["method"], row["control_of"]) for row in rows}
+    sections = [LEGEND, *sections] if sections else []
+    sections += [section for read in (_of_pairs, _of_grids, _of_leagues) for section in read(name, folder)]
+    return "\n\n".join(sections) or NOT_MEASURED
+
+
+def _read(folder: Path) -> Iterator[tuple[Path, Any]]:
+    for path in sorted(folder.glob("*.json")):
+        yield path, _content(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _content(path: Path, _changed: int) -> Any:
+    """Returns the content of a file, which the pages of all methods read, as it was at a time."""
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _compared(folder: Path) -> Iterator[MeasuredComparison]:
+    """Yields the comparisons of `thresher compare`."""
+    for path, found in _read(folder):
+        if "summary" in found:
+            runs = found["runs"]
+            share = all(0 <= run["metric"]["value"] <= 1 for run in runs if run["method"] == "full")
+            seeds, metric = len({run["seed"] for run in runs}), runs[0]["metric"]["name"]
+            of = (path.name, found["task"], found["epochs"], seeds, metric, found["device"], share)
+            yield MeasuredComparison(*of, found["summary"], found.get("rates"))
+
+
+def _reproduced(folder: Path) -> Iterator[MeasuredComparison]:
+    """Yields the parts of the tables and figures of `thresher reproduce`."""
+    for path, found in _read(folder / REPRODUCED):
+        for part in found["parts"]:
+            share = all(0 <= row["mean"] <= 1 for row in part["summary"] if row["method"] == "full")
+            source, metric = f"{REPRODUCED}/{path.name}", part["metric"]
+            of = (source, part["task"], part["epochs"], len(found["seeds"]), metric, found["device"], share)
+            yield MeasuredComparison(*of, part["summary"])
+
+
+def method_rows(name: str, summary: Sequence[Row]) -> list[Row]:
+    """Returns the rows of a method with any settings, each followed by its controls; full training comes first.
+
+    Args:
+        name: Name of the method.
+        summary: Rows of the "summary" in a results.json.
+
+    Example:
+        >>> rows = [{"method": name, "control_of": None} for name in ("full", "uniform:keep=0.3", "infobatch")]
+        >>> [row["method"] for row in method_rows("uniform", rows)]
+        ['full', 'uniform:keep=0.3']
+    """
+    labels = {row["method"] for row in summary if row["control_of"] is None and _method_of(row["method"]) == name}
+    rows = [row for row in summary if (row["control_of"] or row["method"]) in labels]
+    full = [row for row in summary if row["method"] == "full" and "full" not in labels]
+    return [*full, *rows] if rows else []
+
+
+def _method_of(label: str) -> str:
+    """Returns the method's name in a label such as `name:setting=value once`."""
+    return re.split("[: ]", label)[0]
+
+
+def _section(found: MeasuredComparison, rows: Sequence[Row]) -> str:
+    seeds = f"{found.seeds} seed{'s' * (found.seeds > 1)}"
+    header = ("", f"{found.metric}, %" if found.share else found.metric, "difference to full", "cost", "CPU time", "verdict")
+    table = markdown_table(header, [result_cells(row, share=found.share) for row in rows])
+    said = " ".join([f"From `{found.source}`.", *rates_sentences({"rates": found.looked, "summary": rows})])
+    return f"### `{found.task}`, {found.epochs} epochs, {seeds}, {found.device}\n\n{said}\n\n{table}"
+
+
+def result_cells(row: Row, *, share: bool) -> tuple[str, ...]:
+    """Returns the cells of a row of a summary: name, metric, difference to full training, cost, CPU time and verdict.
+
+    Args:
+        row: Row of the "summary" in a results.json.
+        share: Whether the metric is a share, which is shown in percent.
+    """
+    scale, digits = (100, 2) if share else (1, 4)
+    spread = "" if row["std"] is None else f" ± {scale * row['std']:.{digits}f}"
+    difference = "" if row["difference"] is None else f"{scale * row['difference']:+.{digits}f}"
+    between = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:+.{digits}f}" for bound in row["ci95"]))
+    cpu = "" if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.2f}"
+    name = f"`{row['method']}`" if row["control_of"] is None else row["method"]
+    mean, cost = f"{scale * row['mean']:.{digits}f}{spread}", f"{row['cost_ratio']:.3f}"
+    return name, mean, f"{difference}{between}", cost, cpu, row["verdict"]
+
+
+def _of_pairs(name: str, folder: Path) -> Iterator[str]:
+    """Yields the tables of methods that were compared in pairs, with as many optimizer steps."""
+    for path, found in _read(folder):
+        pairs = [pair for pair in found.get("pairs", ()) if name in (_method_of(pair["method"]), _method_of(pair["other"]))]
+        if pairs:
+            header = ("task", "method", "metric", "beside", "metric", "difference", "steps", "seeds")
+            table = markdown_table(header, [_pair_cells(pair) for pair in pairs])
+            yield f"### In pairs with as many optimizer steps\n\nFrom `{path.name}`; metrics in hundredths.\n\n{table}"
+
+
+def _pair_cells(pair: Mapping[str, Any]) -> tuple[str, ...]:
+    low, high = pair["ci95"]
+    return (
+        f"`{pair['task']}`",
+        f"`{pair['method']}`",
+        f"{pair['mean']:.2f}",
+        f"`{pair['other']}`",
+        f"{pair['other_mean']:.2f}",
+        f"{pair['difference']:+.2f} [{low:+.2f}, {high:+.2f}]",
+        str(pair["steps"]),
+        str(pair["seeds"]),
+    )
+
+
+def _of_grids(name: str, folder: Path) -> Iterator[str]:
+    """Yields the tables of methods at a share of the cost, each with the best learning rate of a grid that all arms look at."""
+    for path, found in _read(folder):
+        for share, at_share in found.get("shares", {}).items():
+            held = [(task, arms) for task, arms in at_share["tasks"].items() if {"full", name} <= set(arms)]
+            rows = [_grid_cells(task, arms["full"], arms[name]) for task, arms in held]
+            if rows and name != "full":
+                header = ("task", "metric, hundredths", "full", "difference to full", "to smaller batches", "cost", "seeds")
+                title = f"### At a share of {share}, each arm with its own learning rate"
+                yield f"{title}\n\nFrom `{path.name}`.\n\n{markdown_table(header, rows)}"
+
+
+def _grid_cells(task: str, full: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[str, ...]:
+    between = [
+        "" if paired is None else f"{paired['mean']:+.2f} [{paired['low']:+.2f}, {paired['high']:+.2f}]"
+        for paired in (own["to_full"], own["to_smaller"])
+    ]
+    return f"`{task}`", f"{own['metric']:.2f}", f"{full['metric']:.2f}", *between, f"{own['cost']:.3f}", str(own["n"])
+
+
+def _of_leagues(name: str, folder: Path) -> Iterator[str]:
+    """Yields the tables of methods that were compared one a family, each with the best learning rate of a grid."""
+    for path, found in _read(folder):
+        rows = [row for row in found.get("rows", ()) if "families" in found and row["method"] == name]
+        if rows:
+            full = {one["task"]: one["metric"] for one in found["controls"] if one["arm"] == "full"}
+            columns = ("difference to full", "to smaller batches", "to its placebo")
+            header = ("task", "metric, hundredths", "full", *columns, "cost", "seeds")
+            table = markdown_table(header, [_league_cells(row, full[row["task"]]) for row in rows])
+            title = f"### One method a family, `{found['settings'][name]}`"
+            yield f"{title}\n\nFrom `{path.name}`; verdicts are corrected over all methods and tasks.\n\n{table}"
+
+
+def _league_cells(row: Mapping[str, Any], full: float) -> tuple[str, ...]:
+    against = [row["to_full"] | {"finding": row["finding"]}, *(row["against"].get(kind) for kind in ("smaller", "placebo"))]
+    between = ["" if one is None else _with_finding(one) for one in against]
+    return f"`{row['task']}`", f"{row['metric']:.2f}", f"{full:.2f}", *between, f"{row['cost']:.3f}", str(row["to_full"]["n"])
+
+
+def _with_finding(one: Mapping[str, Any]) -> str:
+    said = "cannot tell" if one["finding"] == "unclear" else one["finding"]
+    return f"{one['mean']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}], {said}"
+
+
+COMPARISONS = Path("benchmarks/results")
+INDEX = "README.md"
+BY_HAND = "not-implemented.md"
+STAGE_TITLES = {
+    "before": "before training",
+    "epoch": "before each epoch",
+    "batch": "in each batch",
+    "position": "in each batch, by position",
+}
+EXAMPLE_EPOCHS = 20
+"""Length of the example training for which a method is asked which signals it needs, in epochs."""
+
+
+def card_page(name: str, results: Path | None = None, *, as_lists: bool = False) -> str:
+    """Returns the card of a registered method as Markdown.
+
+    Args:
+        name: Name of the method, one of `thresher.methods.names()`.
+        results: Folder with results, see `measurements`; the page then ends with those of the method. Default None:
+            without results.
+        as_lists: Whether the settings are a list, which a narrow terminal shows whole, in place of a table. Default: False.
+
+    Raises:
+        ValueError: No method has this name, its class has no card, or its docstring does not explain a setting.
+
+    Example:
+        >>> print(card_page("uniform").splitlines()[2])
+        `thresher.UniformSubset`: a fresh random subset each epoch.
+    """
+    kind = methods.load(name)
+    card = _card_of(name, kind)
+    listed = {"Differences to the official code": card.differences, "What is missing": card.missing}
+    parts = [
+        f"# {name}",
+        f"`{_import_path(kind)}`: {card.summary or methods.infos()[name].summary}.",
+        "\n".join(f"- **{title}:** {fact}" for title, fact in _fact_lines(kind, card).items()),
+        f"## Settings\n\n{_settings(kind, as_lists=as_lists)}",
+        *(f"## {title}\n\n" + "\n".join(f"- {entry}" for entry in entries) for title, entries in listed.items() if entries),
+        *([f"## Caveat\n\n{_as_sentence(card.caveat)}"] if card.caveat else []),
+        *([] if results is None else [f"## What it reached here\n\n{measurements(name, results)}"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def all_pages(results: Path) -> dict[str, str]:
+    """Returns the pages of the methods of this package and their index, by the names of their files.
+
+    Args:
+        results: Folder with results.json files of comparisons, see `card_page`.
+
+    Example:
+        >>> sorted(all_pages(Path("no-such-folder")))[:3]
+        ['README.md', 'ada_boost.md', 'ada_selection.md']
+    """
+    cards = {f"{name}.md": card_page(name, results) for name in _names()}
+    return {INDEX: index_page(), **cards}
+
+
+def index_page() -> str:
+    """Returns the index page: the methods of this package, one table per stage.
+
+    Example:
+        >>> print(index_page().splitlines()[0])
+        # The methods
+    """
+    parts = [
+        "# The methods",
+        "Each method has a page with its settings, its differences to the official code, what is missing, and what was "
+        "measured here beside controls of the same cost. `thresher methods NAME` prints the same page "
+        f"without the measurements. [{BY_HAND}]({BY_HAND}) lists what the papers describe and this package does not have.",
+    ]
+    kinds: dict[str, Any] = {name: methods.load(name) for name in _names()}
+    for stage, title in STAGE_TITLES.items():
+        rows = [_index_row(name, kind) for name, kind in kinds.items() if kind.stage == stage]
+        header = ("method", "what it does", "paper", "signals", "bytes per sample")
+        parts.append(f"## {title.capitalize()}\n\n{markdown_table(header, rows)}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _names() -> list[str]:
+    return sorted(methods.BUILT_IN | methods.FOR_POSITIONS)
+
+
+def _index_row(name: str, kind: Any) -> tuple[str, ...]:
+    card = _card_of(name, kind)
+    signals = _as_code(signals_of(kind))
+    return f"[{name}]({name}.md)", card.summary, _paper_link(card.paper), signals, f"{card.bytes_per_sample:g}"
+
+
+def _card_of(name: str, kind: type) -> Card:
+    card = getattr(kind, "card", None)
+    if not isinstance(card, Card):
+        raise ValueError(
+            f"{name} has no card: give {kind.__qualname__} a class attribute `card`, a thresher.methods.contract.Card"
+        )
+    return card
+
+
+def _import_path(kind: type) -> str:
+    own = kind.__module__.startswith("thresher.methods.")
+    return f"{'thresher' if own else kind.__module__}.{kind.__qualname__}"
+
+
+def _fact_lines(kind: Any, card: Card) -> dict[str, str]:
+    found = {
+        "Paper": _paper_link(card.paper),
+        "Decides": STAGE_TITLES[kind.stage],
+        "Signals": _as_code(signals_of(kind)) or "none",
+        "Remembers of each sample": f"{card.bytes_per_sample:g} bytes" if card.bytes_per_sample else "nothing",
+        "Extra forward passes": card.forwards,
+        "Biased": card.biased,
+        "Published": card.claim,
+        "Skips a sample": "".join(said + (f"`{field}`" if field else "") for said, field, _, _ in Formatter().parse(card.rule)),
+    }
+    return {title: _as_sentence(fact) for title, fact in found.items() if fact}
+
+
+def _as_sentence(said: str) -> str:
+    """Returns a text with a capital letter and a full stop."""
+    return said[:1].upper() + said[1:] + "." * (not said.endswith("."))
+
+
+def _paper_link(paper: str) -> str:
+    return re.sub(r"arXiv:(\d{4}\.\d{5})", r"[arXiv:\1](https://arxiv.org/abs/\1)", paper)
+
+
+def _as_code(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def signals_of(kind: Any) -> tuple[str, ...]:
+    """Returns the names of the signals that a method needs with its default settings.
+
+    Args:
+        kind: Class of the method.
+
+    Example:
+        >>> signals_of(methods.load("kakurenbo"))
+        ('confidence', 'correct', 'loss')
+    """
+    method = kind if any(map(_has_no_default, fields(kind))) else kind()
+    if method is kind or kind.stage != "epoch":
+        return tuple(requirements_of(method).signals)
+    recorded = sorted(Records(method.columns(), 0, torch.device("cpu")).signals)
+    passes = range(EXAMPLE_EPOCHS) if requirements_of(method).full_pass else ()
+    return *recorded, *dict.fromkeys(name for epoch in passes for name in method.full_pass(epoch, EXAMPLE_EPOCHS))
+
+
+def _has_no_default(field: Field[Any]) -> bool:
+    return field.init and field.default is MISSING and field.default_factory is MISSING
+
+
+def _settings(kind: Any, *, as_lists: bool) -> str:
+    meanings = setting_meanings(kind)
+    settings = [field for field in fields(kind) if field.init]
+    unknown = [field.name for field in settings if field.name not in meanings]
+    if unknown:
+        raise ValueError(f"{kind.__qualname__}: the Args section of its docstring does not explain {', '.join(unknown)}")
+    if not settings:
+        return "None."
+    rows = [(f"`{field.name}`", _type_of(field.type), _default_of(field), meanings[field.name]) for field in settings]
+    if as_lists:
+        return "\n".join(f"- {name} ({of}; default: {default}): {meaning}" for name, of, default, meaning in rows)
+    return markdown_table(("setting", "type", "default", "meaning"), rows)
+
+
+def _type_of(annotation: Any) -> str:
+    of = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return " or ".join(f'"{value}"' if isinstance(value, str) else str(value) for value in of)
+    if get_origin(annotation) in (Union, UnionType):
+        return " or ".join(map(_type_of, of))
+    if of or isinstance(annotation, str):
+        return str(annotation).replace("collections.abc.", "")
+    return "None" if annotation is NoneType else annotation.__name__
+
+
+def _default_of(field: Field[Any]) -> str:
+    if _has_no_default(field):
+        return "none, must be given"
+    value = field.default if field.default_factory is MISSING else field.default_factory()
+    return f'`"{value}"`' if isinstance(value, str) else f"`{value!r}`"
+
+
+def setting_meanings(kind: type) -> dict[str, str]:
+    """Returns the description of each setting, from the `Args` of the class's docstring and of those of its bases.
+
+    Args:
+        kind: Class of the method.
+
+    Example:
+        >>> list(setting_meanings(methods.load("uniform")))
+        ['keep']
+    """
+    found: dict[str, str] = {}
+    for of in reversed(kind.__mro__):
+        found |= _args_section(of.__dict__.get("__doc__") or "")
+    return found
+
+
+def _args_section(docstring: str) -> dict[str, str]:
+    """Returns the names and descriptions in the `Args` section of a Google-style docstring."""
+    _, _, section = inspect.cleandoc(docstring).partition("\nArgs:\n")
+    section = re.split(r"\n(?=\S)", section)[0]
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(meaning.split()) for name, meaning in entries}
+
+
+def write_pages(arguments: Sequence[str] | None = None) -> None:
+    """Writes the pages of the methods of this package and their index into a folder."""
+    parser = argparse.ArgumentParser(
+        prog="python -m thresher_lab.report.cards", description="Write the pages of all methods and their index."
+    )
+    parser.add_argument("folder", type=Path, help="folder for the pages, such as docs/methods")
+    parser.add_argument(
+        "--results", type=Path, default=COMPARISONS, help="folder with results.json files to quote (default: %(default)s)"
+    )
+    given = parser.parse_args(arguments)
+    if not given.results.is_dir():
+        parser.error(
+            f"--results {given.results}: no such folder; give the folder that has the results.json files of the comparisons"
+        )
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for name, page in all_pages(given.results).items():
+        (given.folder / name).write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_pages()

@@ -1,0 +1,402 @@
+"""Writes the report as one page: table, sentences, charts, sheets of samples and settings; or as Markdown."""
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from thresher_lab.comparison.controls import CONTROLS
+from thresher_lab.comparison.summary import (
+    busy_sentence,
+    closing,
+    is_share,
+    left_out_sentence,
+    listed,
+    rates_sentences,
+    time_beside_cost,
+)
+from thresher_lab.report import charts
+from thresher_lab.report import charts as sample_charts
+from thresher_lab.report.charts import INK
+from thresher_lab.report.first_screen import bottom_line
+from thresher_lab.report.loading import (
+    ResultsDict,
+    Samples,
+    ShownOfRuns,
+    controls,
+    load_comparison,
+    load_shown,
+    runs_by_method,
+)
+from thresher_lab.report.sheets import sheets
+from thresher_lab.tasks.pictures import ImageArray, training_images
+from thresher_lab.training.files import markdown_table
+from thresher_lab.training.samples import MOST_OF_A_CLASS, class_name
+from thresher_lab.training.store import whole
+
+
+@cache
+def plotly_js() -> str:
+    """Returns the source of plotly.js with the traces that our charts have: scatter, bar and heatmap."""
+    return files("thresher_lab.report").joinpath("plotly.js").read_text(encoding="utf-8")
+
+
+MEASURES = ("cost", "CPU time", "memory of a step")
+
+
+def as_markdown(results: ResultsDict) -> str:
+    """Returns the results of a comparison as Markdown.
+
+    Args:
+        results: Content of results.json.
+    """
+    seeds = len({run["seed"] for run in results["runs"]})
+    metric, share = results["runs"][0]["metric"]["name"], is_share(results["runs"])
+    title = f"**{results['task']}**, {results['epochs']} epochs, {seeds} seed{'s' * (seeds > 1)}, {results['device']}"
+    header = (
+        "method",
+        f"{metric}, %" if share else metric,
+        "difference to full",
+        "cost",
+        "CPU time",
+        "memory of a step",
+        "verdict",
+    )
+    rows = [_cells(row, share) for row in results["summary"]]
+    return (
+        "\n\n".join(
+            [title, *closing(results), *time_beside_cost(results), *rates_sentences(results), markdown_table(header, rows)]
+        )
+        + "\n"
+    )
+
+
+def _cells(row: dict[str, Any], share: bool) -> tuple[str, ...]:
+    scale, form, signed = (100, ".2f", "+.2f") if share else (1, ".4g", "+.3g")
+    spread = "" if row["std"] is None else f" ± {scale * row['std']:{form}}"
+    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:{signed}}" for bound in row["ci95"]))
+    difference = "" if row["difference"] is None else f"{scale * row['difference']:{signed}}{bounds}"
+    name = f"`{row['method']}`" if row["control_of"] is None else f"  `{row['method']}` for `{row['control_of']}`"
+    ratios = (row.get("cpu_ratio"), row.get("memory_ratio"))
+    shares = ("unknown" if ratio is None else f"{ratio:.2f}" for ratio in ratios)
+    return name, f"{scale * row['mean']:{form}}{spread}", difference, f"{row['cost_ratio']:.3f}", *shares, row["verdict"]
+
+
+REPORT = "report.html"
+COST_MEASURES = {"cost": "cost as counted", "cpu": "CPU time", "wall": "wall time", "memory": "memory of a step"}
+"""Labels of the measures of cost by the first part of their key in `summary`."""
+COUNTERS = ("forward", "backward", "refresh", "scoring", "steps")
+"""Counts in the table of settings, by their key under `cost`."""
+BUSY_MARK = "†"
+"""Mark at the heading of wall times that were measured on a busy machine, and of the sentence that says so."""
+VERDICT_COLUMNS = ("method", "difference to full", *COST_MEASURES.values(), "verdict")
+"""Headings of the table of verdicts, without the metric, which is the second."""
+
+ChartFunction = Callable[..., go.Figure | None]
+"""A function of results and samples; None where there is nothing to draw."""
+Views = Callable[[ResultsDict, Samples], Mapping[str, ChartFunction]]
+"""A function of results and samples that returns chart functions by the label under which the reader chooses them."""
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart of the page, in one or several views.
+
+    Args:
+        key: Identifier in the HTML and in file names.
+        title: Heading above the chart.
+        note: Explanation below the title: what is drawn, and how to read it.
+        views: Function that returns the views among which the reader can choose.
+    """
+
+    key: str
+    title: str
+    note: str
+    views: Views
+
+    def figures(self, results: ResultsDict, samples: Samples) -> dict[str, go.Figure]:
+        """Returns the figures of all views for which there is data, by label."""
+        drawn = {label: draw(results, samples) for label, draw in self.views(results, samples).items()}
+        return {label: figure for label, figure in drawn.items() if figure is not None}
+
+
+def single_view(draw: ChartFunction) -> Views:
+    """Returns the views of a chart that has only one."""
+    return lambda results, samples: {"": draw}
+
+
+def views_by(draw: ChartFunction, labels: Mapping[str, str]) -> Views:
+    """Returns one view per value of the argument `by`.
+
+    Args:
+        draw: Chart function with an argument `by`.
+        labels: Labels of the views by value.
+    """
+    return lambda results, samples: {label: partial(draw, by=value) for value, label in labels.items()}
+
+
+def each_method(draw: ChartFunction) -> Views:
+    """Returns one view per method."""
+    return lambda results, samples: {method: partial(draw, method=method) for method in runs_by_method(results)}
+
+
+def each_part(draw: ChartFunction) -> Views:
+    """Returns one view per part of the samples: all, those with the lowest and those with the highest losses."""
+    parts = {"all": "all samples", "bottom": "lowest 98 %", "top": "highest 2 %"}
+    return lambda results, samples: {label: partial(draw, part=part) for part, label in parts.items()}
+
+
+def each_class(draw: ChartFunction) -> Views:
+    """Returns one view of all classes together, and one per class."""
+
+    def views(results: ResultsDict, samples: Samples) -> dict[str, ChartFunction]:
+        one_class = {
+            f"class {class_name(number, results.get('classes'))}": partial(draw, of_class=str(number))
+            for number in sample_charts.class_numbers(results, samples)
+        }
+        return {"all classes": draw, **one_class}
+
+    return views
+
+
+SECTIONS: dict[str, tuple[Chart, ...]] = {
+    "What it cost, and what it reached": (
+        Chart(
+            "cost",
+            "Against cost",
+            "Each point is the mean of a method over the seeds; its bar is the 95 % interval of the difference to full "
+            "training, paired by seed. Grey lines join the controls, which cost the same as the methods. The dotted line is "
+            "full training, and the shade below it is the margin: a difference that does not matter.",
+            views_by(charts.metric_against_cost, COST_MEASURES),
+        ),
+        Chart(
+            "curves",
+            "During training",
+            "The line is the median of the seeds; the band reaches from the lowest to the highest seed. Controls are hidden "
+            "until you choose them in the legend.",
+            views_by(
+                charts.metric_curve, {"epoch": "epochs", "cost": "cost as counted", "cpu_s": "CPU time", "wall_s": "wall time"}
+            ),
+        ),
+        Chart(
+            "targets",
+            "Time to target",
+            "The cost until the error was at most 1.4, 1.2 and 1.1 times the median final error of full training, as a share "
+            "of what full training took to reach the same error; medians of the seeds. Where a bar is missing, at least half "
+            "of the seeds did not reach the target.",
+            views_by(charts.times_to_targets, {"cost": "cost as counted", "cpu_s": "CPU time"}),
+        ),
+        Chart(
+            "speed",
+            "Speed-up",
+            "The time of the median epoch of full training, divided by the time of this epoch; above 1 is faster.",
+            views_by(
+                charts.speed_up,
+                {"cpu_s": "CPU time of an epoch", "wall_s": "wall time of an epoch", "step_s": "time of a step"},
+            ),
+        ),
+    ),
+    "What was left out": (
+        Chart(
+            "left-out",
+            "Share left out of the epoch",
+            "The share of the samples that an epoch was not trained on. Dashed: the maximum that was set, where the method "
+            "has one.",
+            single_view(charts.left_out),
+        ),
+        Chart(
+            "hidden",
+            "Left out, by class",
+            "The share of each class that an epoch was not trained on, mean of the seeds; below, the rank of the classes by "
+            "that share. Where the sizes of the classes are not known, it is the number of samples. Samples that the loader "
+            "did not yield (because of its sampler or drop_last) are counted too.",
+            each_method(charts.hidden_by_class),
+        ),
+        Chart(
+            "overlap",
+            "Do methods leave out the same samples?",
+            "The samples that both methods left out of an epoch, as a share of those that either left out; line and marker "
+            "have the colours of the two methods. For comparison: two random halves of the samples overlap by a third, two "
+            "random sets of two thirds by a half. Samples that full training with the same seed did not get from its loader "
+            "are not counted; samples that drop_last removes from smaller epochs are.",
+            single_view(sample_charts.overlap_by_epoch),
+        ),
+        Chart(
+            "overlap-matrix",
+            "The same over all epochs",
+            "Pairs of sample and epoch that both methods left out, as a share of those that either left out; mean of the "
+            "seeds.",
+            each_class(sample_charts.overlap_matrix),
+        ),
+        Chart(
+            "weights",
+            "Weights of mixed methods",
+            "The weight that a method which mixes several selectors gives to each of them.",
+            each_method(charts.weights),
+        ),
+    ),
+    "Losses of the samples": (
+        Chart(
+            "histogram",
+            "Distribution of losses",
+            "The share of samples by their latest loss after each epoch; colours change by powers of ten. The outermost "
+            "bins also hold all smaller and all larger losses.",
+            each_method(charts.loss_histogram),
+        ),
+        Chart(
+            "easy",
+            "Easy samples",
+            "The share of samples whose loss is below 5 % of the largest loss.",
+            single_view(charts.easy_share),
+        ),
+        Chart(
+            "parts",
+            "The last ten epochs",
+            "The mean of the latest losses of all samples, of the 2 % with the largest loss in each epoch, and of the others.",
+            each_part(sample_charts.loss_of_part),
+        ),
+    ),
+}
+
+
+def write_report(folder: Path, data: Path | None = None) -> Path:
+    """Writes the report of a comparison into its folder. An error leaves an existing report as it was.
+
+    Args:
+        folder: Folder of the comparison.
+        data: Folder with the data, for tasks that take one. Without the data, samples are shown as rows of a table instead of
+            images.
+
+    Returns:
+        Path of the HTML file.
+
+    Raises:
+        FileNotFoundError: The folder has no results.json, or `data` was given and lacks files.
+        ValueError: A file of the comparison is damaged.
+    """
+    results, samples = load_comparison(folder)
+    with whole(folder / REPORT) as file:
+        images = _images_of_samples(results, samples, data)
+        file.write(render_page(results, samples, images, load_shown(folder, results)).encode())
+    return folder / REPORT
+
+
+def _images_of_samples(results: ResultsDict, samples: Samples, data: Path | None) -> ImageArray | None:
+    if not samples:
+        return None
+    try:
+        return training_images(results["task"], data)
+    except FileNotFoundError:
+        if data is not None:
+            raise
+        return None
+
+
+def render_page(
+    results: ResultsDict, samples: Samples, images: ImageArray | None = None, shown: ShownOfRuns | None = None
+) -> str:
+    """Returns the report as HTML.
+
+    Args:
+        results: Content of results.json.
+        samples: Histories of the samples by file name.
+        images: Training images for the sheets, shape (N, H, W) or (N, H, W, 3), uint8. None: samples that the runs have
+            not shown themselves are rows of a table.
+        shown: Pictures and texts of samples, see `load_shown`. Default: none.
+    """
+    busy = busy_sentence(results["runs"])
+    sections = {title: _section_charts(held, results, samples) for title, held in SECTIONS.items()}
+    columns = (*VERDICT_COLUMNS[:1], results["runs"][0]["metric"]["name"], *VERDICT_COLUMNS[1:])
+    loader = PackageLoader("thresher_lab.report", ".")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template("page.html.jinja").render(
+        results=results,
+        first=bottom_line(results),
+        seeds=sorted({run["seed"] for run in results["runs"]}),
+        columns=[f"{column} {BUSY_MARK}" if busy and column == COST_MEASURES["wall"] else column for column in columns],
+        busy=f"{BUSY_MARK} {busy}" if busy else "",
+        margin=margin_text(results, results.get("margin")),
+        rows=[_verdict_row(row, results) for row in results["summary"]],
+        controls=_controls_in_words(results),
+        left_out=[*map(left_out_sentence, results.get("left_out", ())), *rates_sentences(results)],
+        sections=sections,
+        figures=_deflated(json.dumps({chart.key: list(views.values()) for held in sections.values() for chart, views in held})),
+        sheets=sheets(results, samples, images, shown),
+        most_of_a_class=MOST_OF_A_CLASS,
+        settings=_method_settings(results),
+        counted=COUNTERS,
+        plotly=_deflated(plotly_js()),
+        ink=INK,
+    )
+
+
+def _deflated(text: str) -> str:
+    """Returns a text as the page holds what it needs later: compressed, in base64."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+
+
+def _section_charts(held: tuple[Chart, ...], results: ResultsDict, samples: Samples) -> list[tuple[Chart, dict[str, str]]]:
+    """Returns the charts of a section that have data, each with its views as JSON by their labels."""
+    drawn = [(chart, chart.figures(results, samples)) for chart in held]
+    return [(chart, {label: str(figure.to_json()) for label, figure in figures.items()}) for chart, figures in drawn if figures]
+
+
+def _verdict_row(row: Mapping[str, Any], results: ResultsDict) -> dict[str, Any]:
+    """Returns the texts of a row's cells with the values they are sorted by; None sorts last."""
+    scale, digits = (100, 2) if is_share(results["runs"]) else (1, 4)
+    spread = "" if row.get("std") is None else f" ± {scale * row['std']:.{digits}f}"
+    shares = [row.get(f"{name}_ratio") for name in COST_MEASURES]
+    cells = [
+        (f"{scale * row['mean']:.{digits}f}{spread}", row["mean"]),
+        (_difference_text(row, scale, digits), row["difference"]),
+        *(("unknown" if share is None else f"{share:.3f}", share) for share in shares),
+    ]
+    return {
+        "method": row["method"],
+        "of": row["control_of"],
+        "cells": cells,
+        "verdict": row["verdict"],
+        "finding": row.get("finding"),
+    }
+
+
+def _controls_in_words(results: ResultsDict) -> str:
+    """Returns the kinds of controls that were trained; "" without any."""
+    named = [f"{CONTROLS[kind].words} ({kind})" for kind in controls(results)]
+    return listed(named) if named else ""
+
+
+def margin_text(results: ResultsDict, margin: float | None) -> str:
+    """Returns the margin with its unit: points where the metric is a share, else nothing."""
+    return "" if margin is None else f"{margin:g}{' points' if is_share(results['runs']) else ''}"
+
+
+def _difference_text(row: Mapping[str, Any], scale: int, digits: int) -> str:
+    if row["difference"] is None:
+        return ""
+    bounds = "" if row["ci95"] is None else " [{}, {}]".format(*(f"{scale * bound:+.{digits}f}" for bound in row["ci95"]))
+    return f"{scale * row['difference']:+.{digits}f}{bounds}"
+
+
+def _method_settings(results: ResultsDict) -> dict[str, dict[str, str]]:
+    """Returns for each method its settings and the mean of every counter over its runs."""
+    return {
+        method: {
+            "settings": json.dumps(runs[0]["settings"], default=str) if runs[0]["settings"] else "",
+            **{name: _mean_count(runs, name) for name in COUNTERS},
+        }
+        for method, runs in runs_by_method(results).items()
+    }
+
+
+def _mean_count(runs: list[dict[str, Any]], name: str) -> str:
+    values = [run["cost"].get(name) for run in runs]
+    return "" if None in values else f"{sum(values) / len(values):,.0f}"

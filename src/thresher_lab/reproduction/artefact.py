@@ -1,0 +1,428 @@
+"""A table or figure of a paper at the scale of two CPU cores: what is trained, and how its claims are judged."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from thresher import methods
+from thresher.cost import Cost
+from thresher_lab.comparison.compare import Watcher, compare
+from thresher_lab.comparison.controls import Control
+from thresher_lab.comparison.scoring import make_scores
+from thresher_lab.comparison.statistics import NO_SPREAD, Paired
+from thresher_lab.comparison.summary import RowDict, RunDict, kind_of
+from thresher_lab.training.specs import Composition, Spec, parse_methods
+
+RunsByRow = Mapping[str, Mapping[int, RunDict]]
+"""Runs by the name of their row and by their seed; the row of full training is `FULL_ROW`."""
+RunsByPart = Mapping[str, RunsByRow]
+"""Runs by the name of the part that they belong to."""
+SeedValue = Callable[[RunsByPart, int], float]
+"""Function that returns a number of the runs with one seed."""
+Verdict = Literal["reproduced", "not reproduced", "cannot tell", "not tested"]
+CountedVerdict = Literal["holds by count", "fails by count"]
+"""Verdict on a claim whose number is the same with every seed because it is counted; it decides no table or figure."""
+
+VERDICTS: tuple[Verdict, ...] = ("not reproduced", "cannot tell", "not tested", "reproduced")
+"""Verdicts in the order of the page."""
+FULL_ROW = "full"
+HALF_A_POINT = 0.005
+"""Loss of accuracy that does not matter, as a share."""
+FAR = 0.05
+"""Distance from the limit at which a claim is decided although all seeds give the same number."""
+
+
+@dataclass(frozen=True)
+class ArtefactPart:
+    """Runs of one task that are compared with each other.
+
+    Args:
+        name: Name on the page and in claims.
+        task: Name of the task, see `recipes.running.task_of`.
+        epochs: Number of epochs of every run.
+        rows: Method of each row, as on the command line, by the name of the row in the paper's words; full training is always a
+            row, `full`. `{scores}` stands for a file of scores, see `scores`.
+        published: Numbers of the paper by row, as it prints them.
+        scores: Arguments of `thresher score`, which is run before: name of the score, number of models, number of epochs.
+        score_sets: Whether each seed has a set of scores, by models with seeds of their own, so that statements about scores
+            have a spread; `{scores}` stands for those of the first seed. Default False: one set of scores.
+        controls: Kinds of controls that are trained for every row, at its cost.
+    """
+
+    name: str
+    task: str
+    epochs: int
+    rows: Mapping[str, str]
+    published: Mapping[str, str] = field(default_factory=dict)
+    scores: tuple[str, int, int] | None = None
+    score_sets: bool = False
+    controls: tuple[Control, ...] = ()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper, as a number of each seed that should be above a limit.
+
+    Args:
+        text: Measured quantity, in one sentence.
+        value: Function that returns the number of one seed.
+        above: Limit that the number should exceed. Default: 0.
+        scale: Factor of the numbers on the page. Default: 100, for points.
+        counted: Whether the number is made of counted passes and steps, so that it may be the same with every seed.
+        says: Statement of the paper, in our words, with the place. Default "": a condition that our setup must meet before the
+            claims mean anything.
+        part: Name of the part that the claim is about. Default "": the only part, or all parts together.
+    """
+
+    text: str
+    value: SeedValue
+    above: float = 0.0
+    scale: float = 100.0
+    counted: bool = False
+    says: str = ""
+    part: str = ""
+
+    def judge(self, measured: RunsByPart, seeds: Sequence[int]) -> dict[str, Any]:
+        """Judges the claim by the runs of some seeds.
+
+        Returns:
+            claim (its text), says, mean, ci95, above, scale and verdict; "cannot tell" where a value is not finite, and where
+            all are the same and close to the limit: an interval without width is None. Counts are then judged as such.
+        """
+        values = [self.value(measured, seed) for seed in seeds]
+        found: dict[str, Any] = {"claim": self.text, "says": self.says, "above": self.above, "scale": self.scale}
+        if not all(map(math.isfinite, values)):
+            return {**found, "mean": None, "ci95": None, "verdict": "cannot tell"}
+        paired = Paired.of(values)
+        has_width = paired.spread is not None and paired.spread > NO_SPREAD
+        verdict: Verdict | CountedVerdict = judged(paired, self.above)
+        if self.counted and not has_width:
+            verdict = "holds by count" if paired.mean > self.above else "fails by count"
+        elif not has_width and len(values) >= 3 and abs(paired.mean - self.above) >= FAR:
+            verdict = "reproduced" if paired.mean > self.above else "not reproduced"
+        ends = [paired.low, paired.high] if has_width else None
+        return {**found, "mean": paired.mean, "ci95": ends, "verdict": verdict}
+
+
+def judged(paired: Paired, above: float) -> Verdict:
+    """Returns "reproduced" where the whole 95 % interval is above the limit, "not reproduced" where all of it is below.
+
+    Fewer than three seeds, and an interval without width, cannot tell.
+    """
+    if not paired.decides or paired.low is None or paired.high is None:
+        return "cannot tell"
+    if paired.low > above:
+        return "reproduced"
+    return "not reproduced" if paired.high < above else "cannot tell"
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the page.
+
+    Args:
+        title: Text above the table.
+        header: Names of the columns.
+        rows: Cells of the rows, as they are printed.
+    """
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class PagePicture:
+    """A picture of the page.
+
+    Args:
+        title: Text above the picture.
+        png: Content of a PNG file, in base64.
+    """
+
+    title: str
+    png: str
+
+
+@dataclass(frozen=True)
+class TableChart:
+    """How the tables of an artefact are drawn: one picture with a panel per table.
+
+    Args:
+        kind: "lines": a line per column over the first column; "rows": a line per row over the numbers in the header; "bars": a
+            group of bars per row, a bar per column; "points": a point per row at its cost, with the spread over the seeds.
+        y: Title of the y axis.
+        x: Title of the x axis. Default "": the name of the first column.
+        columns: Names of the columns that are drawn. Default: all but the first.
+        over: Names of the columns with the x of each of `columns`, for lines. Default: the first column for all.
+        tables: Positions of the tables that are drawn. Default: all.
+    """
+
+    kind: Literal["lines", "rows", "bars", "points"]
+    y: str
+    x: str = ""
+    columns: Sequence[str] = ()
+    over: Sequence[str] = ()
+    tables: Sequence[int] = ()
+
+
+MakePictures = Callable[[RunsByPart], Sequence[PagePicture]]
+"""Function that returns the pictures of an artefact from its runs."""
+MakeTables = Callable[[RunsByPart, Mapping[str, Any]], Sequence[PageTable]]
+"""Function that returns the tables of an artefact, from its runs and from the results of `compare` by part."""
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One table or figure of a paper.
+
+    Args:
+        name: Name on the command line.
+        paper: The paper and the place in it.
+        shows: Subject of the table or figure, in a few words.
+        here: Models and data that are trained in place of the paper's.
+        parts: The runs.
+        claims: The claims that are judged.
+        tables: Function that makes the tables of the page. Default: one table per part, see `tables_of_parts`.
+        pictures: Function that makes pictures of samples. Default: none.
+        chart: How the tables are drawn. Default: not at all.
+        seeds: Distinct random seeds, at least three.
+        beside: Remark for the reader, as a sentence in Markdown, such as a result that contradicts it.
+        recipes: Names of the recipes that train a part at full size, with the name of that part, see `full_size.at_full_size`.
+    """
+
+    name: str
+    paper: str
+    shows: str
+    here: str
+    parts: Sequence[ArtefactPart]
+    claims: Sequence[Claim]
+    tables: MakeTables | None = None
+    pictures: MakePictures | None = None
+    chart: TableChart | None = None
+    seeds: Sequence[int] = (0, 1, 2)
+    beside: str = ""
+    recipes: Mapping[str, str] = field(default_factory=dict)
+
+
+def overall(claims: Sequence[Mapping[str, Any]]) -> Verdict:
+    """Returns the verdict on several claims: "reproduced" if all are, "not reproduced" if at least one is not.
+
+    It is "not tested" where a condition of the setup does not hold. Verdicts by count decide nothing; "cannot tell" where there
+    are no others.
+
+    Args:
+        claims: Results of `Claim.judge`.
+    """
+    if any(claim["verdict"] != "reproduced" for claim in claims if not claim["says"]):
+        return "not tested"
+    verdicts = [claim["verdict"] for claim in claims if claim["says"]]
+    found: list[Verdict] = [verdict for verdict in VERDICTS if verdict in verdicts]
+    return found[0] if found else "cannot tell"
+
+
+def metric(part: str, row: str) -> SeedValue:
+    """Returns the metric of a row."""
+    return lambda measured, seed: measured[part][row][seed]["metric"]["value"]
+
+
+def cost(part: str, row: str) -> SeedValue:
+    """Returns the counted cost of a row, as a share of full training."""
+    return lambda measured, seed: measured[part][row][seed]["cost"]["ratio"]
+
+
+def cost_at(part: str, row: str, backward_to_forward: float) -> SeedValue:
+    """Returns the cost of a row as a share of full training, for a cost of a backward pass in forward passes."""
+
+    def ratio(measured: RunsByPart, seed: int) -> float:
+        counts = measured[part][row][seed]["cost"]
+        names = ("forward", "backward", "full_forward", "full_backward")
+        return Cost(**{name: counts[name] for name in names}).ratio(backward_to_forward)
+
+    return ratio
+
+
+def steps(part: str, row: str) -> SeedValue:
+    """Returns the number of optimizer steps of a row."""
+    return lambda measured, seed: measured[part][row][seed]["cost"]["steps"]
+
+
+def cpu(part: str, row: str) -> SeedValue:
+    """Returns the CPU time of a row, as a share of full training with the same seed."""
+    return lambda measured, seed: measured[part][row][seed]["cpu_s"] / measured[part][FULL_ROW][seed]["cpu_s"]
+
+
+def minus(left: SeedValue, right: SeedValue) -> SeedValue:
+    """Returns the difference of two values, seed by seed."""
+    return lambda measured, seed: left(measured, seed) - right(measured, seed)
+
+
+def over(left: SeedValue, right: SeedValue) -> SeedValue:
+    """Returns the ratio of two values, seed by seed."""
+    return lambda measured, seed: left(measured, seed) / right(measured, seed)
+
+
+def mean_of(values: Sequence[SeedValue]) -> SeedValue:
+    """Returns the mean of several values, seed by seed."""
+    return lambda measured, seed: statistics.mean(value(measured, seed) for value in values)
+
+
+def largest_of(values: Sequence[SeedValue]) -> SeedValue:
+    """Returns the largest of several values, seed by seed."""
+    return lambda measured, seed: max(value(measured, seed) for value in values)
+
+
+def tables_of_parts(artefact: Artefact, results: Mapping[str, Any]) -> list[PageTable]:
+    """Returns one table per part, which compares each row with full training, its controls and the paper's number."""
+    return [_table_of_part(part, results[part.name]) for part in artefact.parts]
+
+
+def _table_of_part(part: ArtefactPart, results: Mapping[str, Any]) -> PageTable:
+    labels = {label: row for row, label in results["labels"].items()}
+    own = [row for row in results["summary"] if row["control_of"] is None]
+    controls = {row["control_of"]: row for row in results["summary"] if row["control_of"] is not None}
+    batches = results.get("batches", {})
+    header = ["", f"{results['metric']} here", "difference to full [95 % interval]", *COST_COLUMNS, "in the paper"]
+    rows = []
+    for found in own:
+        row = labels[found["method"]]
+        rows.append([row, *_summary_cells(found, batches.get(found["method"], "")), part.published.get(row, "")])
+        if found["method"] in controls:
+            cells = _summary_cells(controls[found["method"]], FULL_BATCHES)
+            rows.append([f"  random samples at the cost of {row}", *cells, ""])
+    title = part.task if ":" in part.task else f"{part.name}: {part.task}"  # a recipe has its own name
+    return PageTable(f"{title}, {part.epochs} epochs", header, rows)
+
+
+FULL_BATCHES, FILLED_BATCHES, SMALLER_BATCHES = "full", "filled up", "as selected"
+"""Kinds of training batches: of an epoch's samples; of the rows kept of several batches; of the rows kept of one batch, which
+takes as many steps as full training."""
+COST_COLUMNS = ("cost", "CPU time", "steps", "batches")
+
+
+def _summary_cells(row: Mapping[str, Any], batches: str, scale: float = 100) -> list[str]:
+    """Returns mean and spread, difference to full training with interval, and the cells of `COST_COLUMNS`."""
+    spread = "" if row["std"] is None else f" ± {scale * row['std']:.2f}"
+    return [
+        f"{scale * row['mean']:.2f}{spread}",
+        "" if row["difference"] is None else with_interval(row["difference"], row["ci95"], scale),
+        f"{row['cost_ratio']:.3f}",
+        f"{row['cpu_ratio']:.2f}",
+        f"{row['steps']:.0f}",
+        batches,
+    ]
+
+
+def with_interval(mean: float, ci95: Sequence[float] | None, scale: float = 100) -> str:
+    """Returns a signed number with its interval, both multiplied by `scale`."""
+    ends = "" if ci95 is None else f" [{scale * ci95[0]:+.2f}, {scale * ci95[1]:+.2f}]"
+    return f"{scale * mean:+.2f}{ends}"
+
+
+def reproduce(
+    artefact: Artefact, work: Path, *, data: Path | None = None, jobs: int = 2, watcher: Watcher | None = None
+) -> dict[str, Any]:
+    """Trains the runs that are not finished yet, and judges the claims.
+
+    Runs are kept in `work`, those of one task and number of epochs together; tables and figures share runs that they both need.
+
+    Args:
+        artefact: The table or figure.
+        work: Folder of the runs.
+        data: Folder with the data, for tasks that take one.
+        jobs: Number of processes that train side by side, with one torch thread each.
+        watcher: Object whose functions are called as runs proceed.
+
+    Returns:
+        name, paper, shows, here, beside, seeds, device, versions, verdict, claims (see `Claim.judge`), tables (title, header,
+        rows), pictures (title, png) and parts (name, task, epochs, metric, backward_to_forward and summary, see
+        `summary.summarise`).
+
+    Raises:
+        ValueError: An argument is not possible, see `compare`.
+        FileNotFoundError: The data is missing.
+        RunError: A run failed.
+    """
+    results = {part.name: _compared(artefact, part, work, data=data, jobs=jobs, watcher=watcher) for part in artefact.parts}
+    measured = {name: _by_row(found) for name, found in results.items()}
+    claims = [claim.judge(measured, artefact.seeds) for claim in artefact.claims]
+    make = artefact.tables
+    tables = tables_of_parts(artefact, results) if make is None else make(measured, results)
+    first = next(iter(results.values()))
+    names = ("name", "task", "epochs", "metric", "backward_to_forward", "summary")
+    return {
+        **{name: getattr(artefact, name) for name in ("name", "paper", "shows", "here", "beside")},
+        "seeds": list(artefact.seeds),
+        "device": first["device"],
+        "versions": first["versions"],
+        "verdict": overall(claims),
+        "claims": claims,
+        "tables": [asdict(table) for table in tables],
+        "pictures": [asdict(picture) for picture in (artefact.pictures(measured) if artefact.pictures else ())],
+        "parts": [{name: found[name] for name in names} for found in results.values()],
+    }
+
+
+def _compared(artefact: Artefact, part: ArtefactPart, work: Path, **options: Any) -> dict[str, Any]:
+    """Returns the results of a part; `labels` has the label of each row's method, and runs name the files of their scores."""
+    folder = work / f"{part.task.replace(':', '-')}-{part.epochs}"
+    sets = _scores_files(part, work, options["data"], len(artefact.seeds))
+    specs = specs_of(part, sets[0] if sets else None)
+    found = compare(part.task, list(specs.values()), artefact.seeds, part.epochs, folder, controls=part.controls, **options)
+    labels = {FULL_ROW: FULL_ROW, **{row: spec.label for row, spec in specs.items()}}
+    batches = {FULL_ROW: FULL_BATCHES, **{spec.label: batches_of(spec) for spec in specs.values()}}
+    first = found["runs"][0]
+    ratio, name = first["cost"]["backward_to_forward"], first["metric"]["name"]
+    for run in found["runs"]:
+        at = artefact.seeds.index(run["seed"]) if part.score_sets else 0
+        run |= {"scores": str(sets[at]) if sets else None}
+        if "samples" in run:
+            run["samples"] = str(folder / run["samples"])
+    found["summary"] = with_steps(found["summary"], found["runs"])
+    return {**found, "name": part.name, "labels": labels, "batches": batches, "metric": name, "backward_to_forward": ratio}
+
+
+def with_steps(summary: Sequence[RowDict], runs: Sequence[RunDict]) -> list[RowDict]:
+    """Returns the rows of a summary with the mean number of optimizer steps of the runs of each, as `steps`."""
+    counts: dict[tuple[str | None, str], list[int]] = {}
+    for run in runs:
+        counts.setdefault((run["control_of"], kind_of(run) or run["method"]), []).append(run["cost"]["steps"])
+    return [row | {"steps": fmean(counts[row["control_of"], kind_of(row) or row["method"]])} for row in summary]
+
+
+def batches_of(spec: Spec) -> str:
+    """Returns the kind of the training batches of a method: full, filled up, or as selected."""
+    parts = spec.parts if isinstance(spec, Composition) else (spec,)
+    in_batch = [part for part in parts if methods.load(part.name).stage == "batch"]
+    if not in_batch:
+        return FULL_BATCHES
+    return FILLED_BATCHES if in_batch[0].batch.get("forward_passes") == "twice" else SMALLER_BATCHES
+
+
+def specs_of(part: ArtefactPart, scores: Path | None) -> dict[str, Spec]:
+    """Returns the methods of the rows, with the path of the scores in place of `{scores}`."""
+    return {row: parse_methods(text.replace("{scores}", str(scores)))[0] for row, text in part.rows.items()}
+
+
+def _scores_files(part: ArtefactPart, work: Path, data: Path | None, seeds: int) -> list[Path]:
+    """Returns the files of a part's scores, which are made where they do not exist; [] where the part needs none."""
+    if part.scores is None:
+        return []
+    name, models, epochs = part.scores
+    stem = f"{part.task.replace(':', '-')}-{name}-{models}x{epochs}"
+    paths = [work / "scores" / f"{stem}{f'-{number}' if number else ''}.parquet" for number in range(seeds)]
+    paths = paths if part.score_sets else paths[:1]
+    for number, path in enumerate(paths):
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            make_scores(part.task, name, models=models, epochs=epochs, seed=number * models, data=data).save(path)
+    return paths
+
+
+def _by_row(results: Mapping[str, Any]) -> dict[str, dict[int, Any]]:
+    runs = [run for run in results["runs"] if run["control_of"] is None]
+    return {row: {run["seed"]: run for run in runs if run["method"] == label} for row, label in results["labels"].items()}

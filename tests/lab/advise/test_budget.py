@@ -1,0 +1,128 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from thresher_lab.advise import budget
+from thresher_lab.advise.budget import budget_advice, budget_sentences, next_after_budget, smaller_losses
+from thresher_lab.comparison.controls import parse_budget
+from thresher_lab.tasks.base import Data, Task
+
+
+def planted(lost):
+    """Returns a short run that loses so much with smaller batches, and differs by a hundredth between the seeds."""
+
+    def metric(spec, seed):
+        smaller = spec.attachment().get("spend") == "batches"
+        return 0.9 + 0.01 * seed - (lost * spec.given["keep"] if smaller else 0.0)
+
+    return metric
+
+
+def test_losses_are_paired_by_seed_and_taken_with_smaller_batches():
+    found = smaller_losses(planted(0.02), [0.5, 0.25])
+    assert found["full"] == pytest.approx(0.905)
+    assert [loss["share"] for loss in found["losses"]] == [0.5, 0.25]
+    assert [loss["lost"] for loss in found["losses"]] == pytest.approx([0.01, 0.005])
+    assert found["losses"][0]["by_seed"] == pytest.approx([0.01, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("lost", "said"),
+    [
+        (
+            0.003,
+            "lose 0.30 points of accuracy in short runs of 5 epochs; the seeds differ by 0.00 points. Where that was up to 0.4",
+        ),
+        (0.008, "That is between what was free and what was not"),
+        (0.02, "expect a loss, however the samples are chosen. A larger share may be free."),
+        (-0.01, "smaller batches lose nothing in short runs"),
+    ],
+)
+def test_what_is_said_of_a_share(lost, said):
+    found = {"epochs": 5, "metric": "accuracy", **smaller_losses(planted(2 * lost), [0.5])}
+    assert said in budget_sentences(found)[0]
+
+
+def test_of_a_metric_that_is_no_share_no_limit_is_known():
+    values = iter([41.0, 39.0, 39.0, 35.0])
+    found = {"epochs": 5, "metric": "score", **smaller_losses(lambda *_: next(values), [0.5])}
+    assert "lose 3.00 of score" in budget_sentences(found)[0] and "no limit is known" in budget_sentences(found)[0]
+
+
+def test_short_runs_of_a_real_training(monkeypatch):
+    monkeypatch.setattr(budget, "SEEDS", (0,))
+    said = []
+    found = budget_advice("digits@200", [0.5], epochs=4, says=said.append)
+    assert said == ["training short run 1 of 2, 2 epochs", "training short run 2 of 2, 2 epochs"]
+    assert (found["epochs"], found["metric"]) == (2, "accuracy") and 0 < found["full"] < 1
+    assert len(found["sentences"]) == 1
+
+
+COMPARE, ADVISE = "thresher compare digits {} --epochs 8 --out runs/digits", "thresher advise digits {} --epochs 8"
+
+
+@pytest.mark.parametrize(
+    ("lost", "full", "command"),
+    [
+        ([0.001, 0.02], 0.9, COMPARE.format("--budget 0.5")),
+        ([0.001, 0.011], 0.9, COMPARE.format("--budget 0.5,0.35")),
+        ([0.02, 0.03], 0.9, ADVISE.format("--budget 0.75")),
+        ([20.0, 30.0], 40.0, COMPARE.format("--budget 0.5,0.35")),
+    ],
+)
+def test_the_next_command_follows_from_the_losses(monkeypatch, lost, full, command):
+    """What short runs show to be lost is not compared; where nothing remains, a larger share is tried."""
+    metrics = iter([full, *(full - loss for loss in lost)])
+    monkeypatch.setattr(budget, "SEEDS", (0,))
+    monkeypatch.setattr(budget, "train", lambda *_, **__: {"metric": {"name": "metric", "value": next(metrics)}})
+    found = budget_advice("digits", [0.5, 0.35], epochs=8)
+    assert next_after_budget(found, "digits", ["winnow:share=0.5"], epochs=8) == command
+
+
+def of_findings(**shares):
+    return {"losses": [{"share": float(share[1:]) / 10**5, "finding": finding} for share, finding in shares.items()]}
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (of_findings(_80000="lost", _50000="lost"), "advise digits --budget 0.9 --epochs 8"),
+        (of_findings(_99999="lost", _50000="lost"), "compare digits --methods infobatch --budget 0.99999,0.5 --epochs 8"),
+        (of_findings(_50001="free", _50002="free"), "compare digits --methods infobatch --budget 0.50001,0.50002 --epochs 8"),
+    ],
+)
+def test_the_next_command_can_be_run_for_all_shares(found, expected):
+    command = next_after_budget(found, "digits", ["winnow:share=0.5", "infobatch"], epochs=8)
+    assert command.startswith(f"thresher {expected}")
+    parse_budget(command.split("--budget ")[1].split()[0])
+
+
+def test_a_share_with_too_few_rows_a_batch():
+    with pytest.raises(ValueError, match="less than the two a batch that BatchNorm needs"):
+        budget_advice("digits@200", [0.01], epochs=4)
+
+
+def of_planted(monkeypatch, inputs, labels, test, test_labels, lr):
+    """Returns the sentence about half of the cost of a training of a linear model on given data."""
+    data = Data(TensorDataset(inputs, labels), test, test_labels)
+    task = Task("planted", lambda _: None, lambda _: data, lambda: nn.Linear(inputs.shape[1], 2), lr=lr, batch_size=20)
+    monkeypatch.setattr(budget, "task_of", lambda _: task)
+    return budget_advice("planted", [0.5], epochs=8)["sentences"][0]
+
+
+def test_a_planted_training_that_is_finished_early_can_spare_half(monkeypatch):
+    """Two classes far apart: a few samples show all that there is to learn."""
+    torch.manual_seed(0)
+    labels = torch.arange(400) % 2
+    inputs = torch.randn(400, 5) + 6 * (labels[:, None] - 0.5)
+    said = of_planted(monkeypatch, inputs[:200], labels[:200], inputs[200:], labels[200:], lr=0.1)
+    assert "Where that was up to 0.4 points, Winnow lost little or nothing" in said
+
+
+def test_a_planted_training_that_is_not_finished_is_told(monkeypatch):
+    """Each sample has a feature of its own, so that only samples that were trained on are known."""
+    labels = (torch.arange(200) * 7 // 3) % 2
+    inputs = torch.eye(200)
+    said = of_planted(monkeypatch, inputs, labels, inputs, labels, lr=1.0)
+    assert "The training is not finished at this cost: expect a loss" in said

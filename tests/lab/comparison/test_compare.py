@@ -1,0 +1,284 @@
+import json
+from typing import Any
+
+import pytest
+
+from depth import DEEP
+from thresher_lab.comparison import compare as comparison
+from thresher_lab.comparison.compare import Watcher, compare
+from thresher_lab.comparison.workers import Finished, RunRefusedError, RunValueError
+from thresher_lab.training.folders import sole_use
+from thresher_lab.training.loop import with_costs
+from thresher_lab.training.specs import MethodSpec, parse_methods
+
+N, EPOCHS, RATIO = 1000, 4, 1.0
+STOPS = range(1, 10) if DEEP else (1, 2, 5, 9)
+TWO = ("uniform", "shorter")
+COSTS = {"kakurenbo": 0.75, "infobatch": 0.7502, "selective_backprop": 0.9}
+
+
+def outcome(job):
+    """A run that costs as much as its method does, without training."""
+    keep = job.spec.given.get("keep", COSTS.get(job.spec.name, 1.0)) if job.spec.name != "full" else 1.0
+    done = round(keep * job.share * N * EPOCHS)
+    run = {"method": job.label, "settings": job.spec.settings, "seed": job.seed, "control_of": None, "device": "cpu"}
+    run |= {"metric": {"name": "accuracy", "value": 0.9 + job.seed / 100}, "wall_s": 1.0, "cpu_s": 1.0}
+    counts = {"forward": done, "backward": done}
+    run["cost"] = counts | {"full_forward": N * EPOCHS, "full_backward": N * EPOCHS, "backward_to_forward": RATIO}
+    return with_costs(run | {"history": [{"epoch": 0} | counts]}, RATIO)
+
+
+class StoppedError(Exception):
+    pass
+
+
+class InProcess:
+    """Two jobs at a time, the younger one finished first; stops where it is told to, and refuses what it is told to."""
+
+    started: list = []
+    stop_after = 100
+    refuses: Any = staticmethod(lambda job: False)
+
+    def __init__(self, *_, **__):
+        self._busy = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    @property
+    def busy(self):
+        return bool(self._busy)
+
+    @property
+    def free(self):
+        return len(self._busy) < 2
+
+    def start(self, job):
+        if len(self.started) >= self.stop_after:
+            raise StoppedError
+        self.started.append(job.name)
+        self._busy.append(job)
+
+    def next_event(self):
+        job = self._busy.pop()
+        if self.refuses(job):
+            raise RunRefusedError(job, "less than one row a batch.")
+        return Finished(job, outcome(job))
+
+
+class Notes(Watcher):
+    def __init__(self):
+        self.runs, self.over, self.common, self.without, self.gone = 0, [], [], [], []
+
+    def planned(self, runs, epochs):
+        self.runs = runs
+
+    def finished(self, job, run, *, reused):
+        self.over.append((job.name, reused))
+
+    def shared(self, job):
+        self.common.append(job.name)
+
+    def left_out(self, method, control, why):
+        self.without.append((method, control, why))
+
+    def dropped(self, job):
+        self.gone.append(job.name)
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    monkeypatch.setattr(comparison, "Workers", InProcess)
+    monkeypatch.setattr(InProcess, "started", [])
+    return InProcess
+
+
+def written(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def compared(out, methods, **settings):
+    return compare("digits", parse_methods(methods), [0, 1], EPOCHS, out, **settings)
+
+
+def test_every_run_has_all_controls_of_its_cost(tmp_path, workers):
+    results = compared(tmp_path, "kakurenbo,selective_backprop:forward_passes=twice,uniform:keep=0.3")
+    kinds = ("uniform", "shorter", "smaller", "placebo")
+    assert [(run["method"], run["control_of"], run["seed"]) for run in results["runs"]] == [
+        ("full", None, 0),
+        ("full", None, 1),
+        *(
+            (name, of, seed)
+            for method, cost in (("kakurenbo", "0.750"), ("selective_backprop twice", "0.900"))
+            for seed in (0, 1)
+            for name, of in ((method, None), *((f"{kind}@{cost}", method) for kind in kinds))
+        ),
+        ("uniform:keep=0.3", None, 0),
+        ("uniform:keep=0.3", None, 1),
+    ]
+    assert [row["method"] for row in results["summary"]] == [
+        "full", "kakurenbo", *(f"{kind}@0.750" for kind in kinds),
+        "selective_backprop twice", *(f"{kind}@0.900" for kind in kinds), "uniform:keep=0.3",
+    ]  # fmt: skip
+    for run in results["runs"]:
+        assert run["history"][-1]["cost"] == run["cost"]["ratio"]
+    assert results["left_out"] == [] and written(tmp_path) == json.loads(json.dumps(results))
+
+
+def test_methods_of_one_cost_share_their_controls_but_for_the_placebo(tmp_path, workers):
+    notes = Notes()
+    results = compared(tmp_path, "kakurenbo,infobatch", watcher=notes)
+    assert notes.runs == 22 and len(workers.started) == 16
+    shared = ("shorter", "smaller", "uniform")
+    assert sorted(notes.common) == [f"{kind}@0.750, seed {seed}" for kind in shared for seed in (0, 1)]
+    of = {run["control_of"] for run in results["runs"] if run["method"] == "shorter@0.750"}
+    assert of == {"kakurenbo", "infobatch"} and len(results["runs"]) == 22
+
+
+WITHOUT_SIGNALS = "RandomBackprop chooses without losses or scores: there is nothing to permute"
+
+
+def test_by_default_a_method_without_signals_has_no_placebo(tmp_path, workers):
+    notes = Notes()
+    results = compared(tmp_path, "random_backprop,kakurenbo,kakurenbo:placebo=true", watcher=notes)
+    assert notes.without == [
+        ("random_backprop", "placebo", WITHOUT_SIGNALS),
+        ("kakurenbo placebo", "placebo", "its signals are permuted already"),
+    ]
+    assert results["left_out"][0] == {"method": "random_backprop", "control": "placebo", "why": WITHOUT_SIGNALS}
+    placebos = [run for run in results["runs"] if run["method"].startswith("placebo")]
+    assert {run["control_of"] for run in placebos} == {"kakurenbo"} and notes.runs == len(results["runs"]) == 2 + 8 + 10 + 8
+
+
+def test_asked_for_by_name_it_is_refused(tmp_path, workers):
+    with pytest.raises(ValueError, match=f"random_backprop: {WITHOUT_SIGNALS}"):
+        compared(tmp_path / "out", "random_backprop", controls=("placebo",))
+    assert not (tmp_path / "out").exists() and not workers.started
+    assert len(compared(tmp_path, "full,uniform:keep=0.3", controls=("placebo",))["runs"]) == 4
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_smaller_batches_that_cannot_be_made_are_left_out_for_all_seeds(tmp_path, workers, monkeypatch, seed):
+    monkeypatch.setattr(workers, "refuses", lambda _, job: job.label == "smaller@0.750" and job.seed == seed)
+    notes = Notes()
+    results = compared(tmp_path, "kakurenbo,infobatch,selective_backprop", watcher=notes)
+    assert notes.gone == [f"smaller@0.750, seed {seed}"]
+    assert sorted(notes.without) == [(name, "smaller", "less than one row a batch.") for name in ("infobatch", "kakurenbo")]
+    assert {run["control_of"] for run in results["runs"] if run["method"].startswith("smaller")} == {"selective_backprop"}
+    rows = {row["method"]: row for row in results["summary"] if row["control_of"] is None}
+    assert [*rows["kakurenbo"]["against"]] == ["uniform", "shorter", "placebo"]
+    assert [one["control"] for one in results["left_out"]] == ["smaller", "smaller"]
+
+
+def test_a_run_that_was_asked_for_is_refused_with_its_reason(tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(workers, "refuses", lambda _, job: job.label.startswith("smaller"))
+    with pytest.raises(RunValueError, match="smaller@0.750, seed .: less than one row a batch"):
+        compared(tmp_path / "by name", "kakurenbo", controls=("smaller",))
+    monkeypatch.setattr(workers, "refuses", lambda _, job: job.label == "winnow:share=0.01")
+    with pytest.raises(RunValueError, match="winnow:share=0.01, seed .: less than one row a batch"):
+        compared(tmp_path / "the method", "winnow:share=0.01")
+
+
+@pytest.mark.parametrize("stop", STOPS)
+def test_a_comparison_that_was_stopped_anywhere_goes_on_to_the_same_results(tmp_path, workers, monkeypatch, stop):
+    compared(tmp_path / "whole", "kakurenbo,infobatch", controls=TWO)
+    everything = set(workers.started)
+    monkeypatch.setattr(workers, "started", [])
+    monkeypatch.setattr(workers, "stop_after", stop)
+    with pytest.raises(StoppedError):
+        compared(tmp_path / "stopped", "kakurenbo,infobatch", controls=TWO)
+    kept = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
+    assert stop - 2 <= len(kept) <= stop and not (tmp_path / "stopped" / "results.json").exists()
+    monkeypatch.setattr(workers, "started", [])
+    monkeypatch.setattr(workers, "stop_after", 100)
+    notes = Notes()
+    compared(tmp_path / "stopped", "kakurenbo,infobatch", controls=TWO, watcher=notes)
+    assert written(tmp_path / "stopped") == written(tmp_path / "whole")
+    assert len(workers.started) == len(everything) - len(kept)
+    assert sum(reused for _, reused in notes.over) == len(kept)
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "stopped" / "runs").glob("*")}
+    assert after.items() >= kept.items()
+
+
+def test_fewer_kinds_of_controls(tmp_path, workers):
+    assert len(compared(tmp_path / "none", "kakurenbo", controls=())["runs"]) == 4
+    one = compared(tmp_path / "one", "kakurenbo", controls=("shorter",))
+    assert [row["method"] for row in one["summary"]] == ["full", "kakurenbo", "shorter@0.750"]
+    assert len(workers.started) == 4 + 6
+
+
+def test_costs_are_held_to_the_median_of_what_full_runs_measured(tmp_path, workers, monkeypatch):
+    monkeypatch.setattr(comparison, "statistics", type("Fixed", (), {"median": staticmethod(lambda _: 3.0)}))
+    results = compared(tmp_path, "kakurenbo", controls=TWO)
+    assert {run["cost"]["backward_to_forward"] for run in results["runs"]} == {3.0}
+
+
+@pytest.mark.parametrize(("seeds", "epochs", "jobs"), [([], 1, 1), ([0], 0, 1), ([0], 1, 0)])
+def test_nothing_to_do(tmp_path, seeds, epochs, jobs):
+    with pytest.raises(ValueError, match="compare: needs a seed, and 1 or more epochs and jobs"):
+        compare("digits", parse_methods("full"), seeds, epochs, tmp_path, jobs=jobs)
+
+
+@pytest.mark.parametrize("margin", [0, -0.5, float("nan")])
+def test_a_margin_is_above_zero(tmp_path, margin):
+    with pytest.raises(ValueError, match="compare: `margin` must be above 0, got"):
+        compare("digits", parse_methods("full"), [0], 1, tmp_path, margin=margin)
+
+
+@pytest.mark.parametrize(
+    ("track", "why"), [("nobody", "accelerate has no such tracker"), ("clearml", "its package is not installed")]
+)
+def test_a_tracker_is_installed(tmp_path, track, why):
+    with pytest.raises(ValueError, match=f"--track {track}: {why}; installed: "):
+        compare("digits", parse_methods("full"), [0], 1, tmp_path, track=track)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_placebo_of_a_method_before_training_is_refused_before_anything_is_trained(tmp_path):
+    pruned = [MethodSpec("prune", {"scores": "el2n.parquet"})]
+    with pytest.raises(ValueError, match="Prune decides before training; a placebo is for methods of"):
+        compare("digits", pruned, [0], 1, tmp_path / "out", controls=("placebo",))
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_of_classes_and_a_busy_machine_are_in_the_results(tmp_path, workers, monkeypatch):
+    def finished(self):
+        job = self._busy.pop()
+        return Finished(job, outcome(job) | {"classes": ["cat", "dog"], "busy": job.spec.name != "full"})
+
+    plain = compared(tmp_path / "plain", "kakurenbo", controls=())
+    assert plain["classes"] is None and plain["busy"] is None
+    monkeypatch.setattr(InProcess, "next_event", finished)
+    results = compared(tmp_path / "named", "kakurenbo", controls=())
+    assert results["classes"] == ["cat", "dog"] and results["busy"] is True
+    assert [run["busy"] for run in results["runs"]] == [False, False, True, True]
+    assert not any("classes" in run for run in results["runs"])
+    assert compared(tmp_path / "named", "full")["busy"] is False
+
+
+def test_files_beside_a_run_are_named(tmp_path, workers):
+    before = compared(tmp_path, "kakurenbo", controls=())
+    assert not any({"samples", "shown"} & {*run} for run in before["runs"])
+    for path in (tmp_path / "runs").glob("kakurenbo*.json"):
+        path.with_suffix(".shown").write_text("{}")
+    shown = [run.get("shown") for run in compared(tmp_path, "kakurenbo", controls=())["runs"]]
+    assert shown[:2] == [None, None] and all((tmp_path / path).is_file() for path in shown[2:])
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_trained_or_written(tmp_path, workers):
+    with sole_use(tmp_path), pytest.raises(ValueError, match="is in use by another comparison"):
+        compared(tmp_path, "kakurenbo")
+    assert not workers.started and not (tmp_path / "comparison.json").exists()
+    assert compared(tmp_path, "kakurenbo")["runs"]
+
+
+def test_the_folder_is_in_use_until_the_results_are_written(tmp_path, workers):
+    class Second(Watcher):
+        def finished(self, job, run, *, reused):
+            with pytest.raises(ValueError, match="is in use"):
+                compared(tmp_path, "kakurenbo")
+
+    assert compared(tmp_path, "kakurenbo", watcher=Second())["runs"]

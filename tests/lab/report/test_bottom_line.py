@@ -1,0 +1,148 @@
+"""The first screen of the report."""
+
+import xml.etree.ElementTree as ElementTree
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import thresher
+from lab.report.cases import HOSTILE, comparison
+from thresher_lab.comparison.summary import conclude, summarise
+from thresher_lab.report.first_screen import _ticks, bottom_line, chart, snippet
+from thresher_lab.report.page import render_page
+
+NAMES = {"full": 0.0, "kakurenbo": 0.3}
+
+
+def judged(names=NAMES, margin=2.0, **sizes):
+    results, samples = comparison(names, **sizes)
+    return results | {"margin": margin, "summary": summarise(results["runs"], margin)}, samples
+
+
+def test_the_pick_with_its_numbers_and_controls():
+    results, _ = judged()
+    found, pick = bottom_line(results), conclude(results).pick
+    assert found.sentences == conclude(results).sentences and found.sentences[0].startswith("Our pick: ")
+    facts = dict(found.facts)
+    assert facts["accuracy"].startswith(f"{100 * pick['mean']:.2f} %, full training ")
+    low, high = pick["ci95"]
+    assert facts["difference"] == f"{100 * pick['difference']:+.2f} [{100 * low:+.2f}, {100 * high:+.2f}]"
+    assert facts["CPU time saved"] == f"{100 * (1 - pick['cpu_ratio']):.0f} %"
+    assert facts["cost as counted"] == f"{pick['cost_ratio']:.3f} of full training"
+    assert {name for name in facts if name.startswith("against")} == {
+        f"against {word}" for word in (("random", "fewer epochs") if pick["control_of"] is None else ())
+    }
+
+
+def test_without_a_pick_there_is_what_would_decide():
+    results, _ = judged(margin=0.01)
+    found = bottom_line(results)
+    assert found.facts == [] and found.code is None and found.sentences and "</svg>" in found.chart
+
+
+def test_older_results_without_findings_have_a_chart():
+    results, _ = comparison(seeds=(0,))
+    kept = ("method", "control_of", "mean", "std", "difference", "ci95", "cost_ratio", "verdict")
+    results["summary"] = [{name: row[name] for name in kept} for row in results["summary"]]
+    found = bottom_line(results)
+    assert found.sentences == ["There is nothing to pick from: no method has a verdict."] and "<circle" in found.chart
+
+
+def test_the_chart_has_every_row_and_names_are_text():
+    results, _ = judged({"full": 0.0, HOSTILE: 0.3})
+    tree = ElementTree.fromstring(chart(results))
+    assert len([one for one in tree if one.tag == "circle"]) == len(results["summary"])
+    assert HOSTILE in {one.text for one in tree if one.tag == "text"}
+    width, height = map(float, tree.attrib["viewBox"].split()[2:])
+    for one in tree:
+        if one.tag == "circle":
+            assert 0 <= float(one.attrib["cx"]) <= width and 0 <= float(one.attrib["cy"]) <= height
+
+
+def test_points_stand_in_the_order_of_their_values():
+    results, _ = judged()
+    tree = ElementTree.fromstring(chart(results))
+    placed = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in tree if one.tag == "circle"]
+    rows = sorted(results["summary"], key=lambda row: row["control_of"] is None)
+    for axis, key, sign in ((0, "cost_ratio", 1), (1, "mean", -1)):
+        by_place = sorted(range(len(rows)), key=lambda at: placed[at][axis])
+        values = [sign * rows[at][key] for at in by_place]
+        assert values == pytest.approx(sorted(values), abs=2e-3)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1.04), (87.2, 90.1), (-3.1, 0.002), (0.98765, 0.98766), (-1e6, 1e6)])
+def test_ticks_are_round_and_inside(low, high):
+    ticks = _ticks(low, high)
+    assert 3 <= len(ticks) <= 9 and all(low <= one <= high for one in ticks)
+
+
+def test_the_page_begins_with_it():
+    results, samples = judged()
+    html = render_page(results, samples)
+    assert html.index('id="bottom-line"') < html.index('id="verdict"') < html.index('id="cost"')
+
+
+def row_of(method, control_of=None):
+    return {"method": method, "control_of": control_of}
+
+
+def run_code(code):
+    """Runs code of a report on a small training, and returns the run."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(torch.randn(40, 3), torch.arange(40) % 2), 10, shuffle=True)
+    names = {"thresher": thresher, "loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "optimizer": optimizer}
+    exec(code + "\n    optimizer.step(); optimizer.zero_grad()", names)
+    return names["run"]
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "expected"),
+    [
+        (row_of("winnow:share=0.5"), {"share": 0.5, "kind": "epoch"}, thresher.Winnow(share=0.5)),
+        (
+            row_of("kakurenbo"),
+            {"max_fraction": 0.3, "schedule": [[0.0, 1.0], [0.3, 0.8], [0.6, 0.6], [0.8, 0.4]], "tau": 0.7},
+            thresher.Kakurenbo(),
+        ),
+        (
+            row_of("selective_backprop:keep=0.33 once"),
+            {"keep": 0.33, "beta": None, "forward_passes": "once"},
+            thresher.SelectiveBackprop(keep=0.33),
+        ),
+        (row_of("uniform@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5)),
+        (row_of("smaller@0.500", "winnow"), {"keep": 0.5}, thresher.UniformSubset(keep=0.5)),
+    ],
+)
+def test_the_code_runs_and_attaches_the_method(row, settings, expected):
+    code = snippet(row, settings, 3)
+    run = run_code(code)
+    assert run.method == expected and run.epochs == 3
+    assert ('forward_passes="once"' in code) == (settings.get("forward_passes") == "once")
+    assert ('spend="batches"' in code) == row["method"].startswith("smaller")
+
+
+def test_code_for_fewer_epochs_and_for_scores():
+    assert snippet(row_of("shorter@0.500", "m"), {}, 20).startswith("epochs = 10  # instead of 20")
+    code = snippet(row_of("prune:scores=el2n:keep=0.75"), {"scores": "a/el2n.parquet", "keep": 0.75}, 3)
+    assert 'thresher.Prune(scores=thresher.scores.Scores.load("a/el2n.parquet")' in code
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        row_of("placebo@0.500", "m"),
+        row_of("uniform:keep=0.5+selective_backprop"),
+        row_of("of another package"),
+        row_of(HOSTILE),
+    ],
+)
+def test_no_code_where_none_can_be_written(row):
+    assert snippet(row, {}, 3) is None
+
+
+def test_no_code_for_a_setting_that_is_an_object():
+    assert snippet(row_of("kakurenbo"), {"tau": {"a": 1}}, 3) is None

@@ -1,0 +1,363 @@
+"""Every table and figure against made-up runs: its claims can be judged and its tables filled, and they tell what is there."""
+
+import base64
+import itertools
+import math
+import re
+import statistics
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from thresher.scores import Scores
+from thresher_lab.comparison.statistics import Paired
+from thresher_lab.comparison.summary import summarise
+from thresher_lab.reproduction import ARTEFACTS, ada_selection, diet_sb, kakurenbo, selective_backprop
+from thresher_lab.reproduction import kakurenbo as kakurenbo_relief
+from thresher_lab.reproduction.artefact import (
+    FILLED_BATCHES,
+    FULL_BATCHES,
+    FULL_ROW,
+    ArtefactPart,
+    Claim,
+    batches_of,
+    cost_at,
+    judged,
+    mean_of,
+    metric,
+    minus,
+    over,
+    overall,
+    specs_of,
+    tables_of_parts,
+    with_steps,
+)
+from thresher_lab.tasks import built_in
+from thresher_lab.training.samples import LOSS_BINS
+
+EPOCHS, SAMPLES = 20, 100
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_trained(monkeypatch):
+    monkeypatch.setattr(kakurenbo, "from_scratch", lambda seed: 0.8 + 0.01 * seed)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    found = tmp_path_factory.mktemp("papers")
+    rng = np.random.default_rng(0)
+    losses = rng.random((SAMPLES, EPOCHS)).astype(np.float32)
+    losses[:2] = 5.0
+    columns = {
+        "target": np.arange(SAMPLES) % 10,
+        "trained": rng.integers(0, EPOCHS, SAMPLES),
+        "loss_by_epoch": list(losses),
+    }
+    pq.write_table(pa.table(columns), found / "samples.parquet")
+    Scores(torch.arange(SAMPLES), torch.rand(SAMPLES, generator=torch.Generator().manual_seed(0))).save(
+        found / "scores.parquet"
+    )
+    return found
+
+
+def entry(epoch, seed):
+    return {
+        "accuracy": 0.5 + 0.02 * epoch,
+        "cpu_s": epoch + 1.0 + 0.01 * seed,
+        "cost": epoch / EPOCHS,
+        "easy_share": epoch / EPOCHS,
+        "loss_histogram": [edge + epoch for edge in range(len(LOSS_BINS) - 1)],
+        "scheduled_fraction": 0.3,
+        "actual_fraction": 0.3 * min(1, epoch / 10),
+        "hidden_by_class": [(epoch * label) % 7 for label in range(10)],
+        "moved_back": 20 - epoch,
+        **dict(zip(ada_selection.WEIGHT_NAMES, (0.5, 0.01 * epoch, 0.5 - 0.01 * epoch), strict=True)),
+    }
+
+
+def run(row, seed, folder, epochs=EPOCHS):
+    rng = np.random.default_rng([seed, sum(map(ord, row))])
+    value = 0.9 if row == FULL_ROW else 0.85 + 0.01 * rng.random()
+    return {
+        "method": row,
+        "seed": seed,
+        "control_of": None,
+        "metric": {"name": "accuracy", "value": value + 0.001 * rng.random()},
+        "cost": {
+            "ratio": 1.0 if row == FULL_ROW else 0.6,
+            "steps": 1000 if row == FULL_ROW else 600,
+            "forward": 2000 if row == FULL_ROW else 1600,
+            "backward": 2000 if row == FULL_ROW else 1000,
+            "full_forward": 2000,
+            "full_backward": 2000,
+        },
+        "wall_s": 1.0,
+        "cpu_s": 10.0 if row == FULL_ROW else 7.0,
+        "history": [entry(epoch, seed) for epoch in range(epochs)],
+        "samples": str(folder / "samples.parquet"),
+        "scores": str(folder / "scores.parquet"),
+    }
+
+
+def measure(artefact, folder):
+    """Runs by part, row and seed, and what `compare` would say of them."""
+    rows = {part.name: [FULL_ROW, *part.rows] for part in artefact.parts}
+    lengths = {part.name: max(EPOCHS, part.epochs) for part in artefact.parts}
+    runs = {
+        part: {row: {seed: run(row, seed, folder, lengths[part]) for seed in artefact.seeds} for row in of}
+        for part, of in rows.items()
+    }
+    results = {
+        part: {
+            "summary": with_steps(summarise(flat := [each for seeds in of.values() for each in seeds.values()]), flat),
+            "labels": {row: row for row in of},
+            "metric": "accuracy",
+            "task": "made-up",
+            "epochs": lengths[part],
+        }
+        for part, of in runs.items()
+    }
+    return runs, results
+
+
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_claims_are_judged_and_tables_are_filled(name, folder):
+    artefact = ARTEFACTS[name]
+    measured, results = measure(artefact, folder)
+    for claim in artefact.claims:
+        found = claim.judge(measured, artefact.seeds)
+        assert found["claim"] and found["mean"] == pytest.approx(
+            statistics.mean(claim.value(measured, seed) for seed in artefact.seeds)
+        )
+    make = artefact.tables
+    tables = tables_of_parts(artefact, results) if make is None else make(measured, results)
+    assert tables
+    for table in tables:
+        assert table.rows and all(len(row) == len(table.header) for row in table.rows)
+    for picture in artefact.pictures(measured) if artefact.pictures else ():
+        assert picture.title and base64.b64decode(picture.png).startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ARTEFACTS)
+def test_there_are_three_seeds_or_more_each_once(name):
+    seeds = ARTEFACTS[name].seeds
+    assert len(seeds) >= 3 and len(set(seeds)) == len(seeds)
+
+
+PARTS = {f"{name} {part.name}": part for name, artefact in reversed(ARTEFACTS.items()) for part in artefact.parts}
+DISTINCT_PARTS = {id(part): name for name, part in PARTS.items()}
+"""Parts that several artefacts share come once."""
+
+
+POOL_WARNING = "ignore:AdaSelection. `pool` is"
+
+
+@pytest.mark.filterwarnings(POOL_WARNING)
+@pytest.mark.parametrize("name", DISTINCT_PARTS.values())
+def test_rows_are_methods_and_tasks_are_there(name, folder):
+    part = PARTS[name]
+    built_in(part.task)
+    specs = specs_of(part, folder / "scores.parquet")
+    assert list(specs) == list(part.rows) and len({spec.label for spec in specs.values()}) == len(specs)
+    assert set(part.published) <= {FULL_ROW, *part.rows}
+    assert (part.scores is not None) == any("{scores}" in text for text in part.rows.values())
+
+
+def test_names_of_parts_are_distinct_in_each():
+    for artefact in ARTEFACTS.values():
+        names = [part.name for part in artefact.parts]
+        assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("values", "above", "verdict"),
+    [
+        ([1.0, 1.1, 0.9], 0.5, "reproduced"),
+        ([1.0, 1.1, 0.9], 1.5, "not reproduced"),
+        ([1.0, 1.1, 0.9], 1.0, "cannot tell"),
+        ([1.0, 1.0, 1.0], 0.9, "cannot tell"),
+        ([1.0, 1.1], 0.0, "cannot tell"),
+        ([1.0], 0.0, "cannot tell"),
+    ],
+)
+def test_the_whole_interval_must_be_on_one_side(values, above, verdict):
+    assert judged(Paired.of(values), above) == verdict
+
+
+def test_values_that_are_not_finite_tell_nothing():
+    found = Claim("it never comes", lambda _, seed: float("nan") if seed else 1.0).judge({}, (0, 1, 2))
+    assert found["verdict"] == "cannot tell" and found["mean"] is None
+
+
+@pytest.mark.parametrize(
+    ("values", "counted", "verdict", "has_interval"),
+    [
+        ((0.92, 0.92, 0.92), False, "cannot tell", False),
+        ((1.0, 1.0, 1.0), False, "reproduced", False),
+        ((0.5, 0.5, 0.5), False, "not reproduced", False),
+        ((1.0, 1.0, 1.0), True, "holds by count", False),
+        ((0.5, 0.5, 0.5), True, "fails by count", False),
+        ((1.0, 1.01, 0.99), True, "reproduced", True),
+    ],
+)
+def test_an_interval_without_width_judges_only_far_from_the_limit(values, counted, verdict, has_interval):
+    found = Claim("it costs less", lambda _, seed: values[seed], above=0.9, counted=counted).judge({}, (0, 1, 2))
+    assert found["verdict"] == verdict and (found["ci95"] is not None) == has_interval
+
+
+def judged_as(*verdicts, says="the paper"):
+    return [{"verdict": verdict, "says": says} for verdict in verdicts]
+
+
+def test_a_condition_of_the_setup_that_does_not_hold_tests_nothing():
+    for verdict in ("not reproduced", "cannot tell"):
+        assert overall([*judged_as("reproduced", "not reproduced"), *judged_as(verdict, says="")]) == "not tested"
+    assert overall([*judged_as("reproduced"), *judged_as("reproduced", says="")]) == "reproduced"
+
+
+def test_each_claim_says_what_the_paper_says_and_where():
+    for artefact in ARTEFACTS.values():
+        said = [claim.says for claim in artefact.claims if claim.says]
+        assert said, artefact.name
+        for text in said:
+            assert re.match(
+                r"(Table \d|[CD]\.\d|Appendix [DE]|Section 4|Figure \d|Abstract|Analysis|Conclusion|\([a-f]\))", text
+            ), text
+
+
+def test_counts_decide_no_table():
+    assert overall(judged_as("fails by count", "reproduced")) == "reproduced"
+    assert overall(judged_as("holds by count")) == "cannot tell"
+
+
+def test_one_claim_that_fails_decides():
+    for verdicts in itertools.permutations(["reproduced", "cannot tell", "not reproduced"]):
+        assert overall(judged_as(*verdicts)) == "not reproduced"
+    assert overall(judged_as("reproduced", "cannot tell")) == "cannot tell" and overall(judged_as("reproduced")) == "reproduced"
+
+
+def test_numbers_of_a_seed():
+    measured = {"p": {"a": {0: {"metric": {"value": 3.0}}}, "b": {0: {"metric": {"value": 2.0}}}}}
+    a, b = metric("p", "a"), metric("p", "b")
+    assert minus(a, b)(measured, 0) == 1 and over(a, b)(measured, 0) == 1.5 and mean_of([a, b])(measured, 0) == 2.5
+
+
+def test_kakurenbos_variants_as_its_own_names():
+    import thresher
+    from thresher_lab.training.specs import parse_methods
+
+    for bits in kakurenbo.VARIANT_BITS:
+        made = parse_methods(kakurenbo.hiding(0.4, bits))[0].create()
+        assert made == thresher.Kakurenbo.variant(bits, max_fraction=0.4)
+
+
+def test_what_a_component_adds_is_of_pairs_that_differ_in_it_alone():
+    values = {
+        bits: {0: {"metric": {"value": 4.0 * int(bits[2]) + 2.0 * int(bits[3]) + int(bits[4])}}}
+        for bits in kakurenbo.VARIANT_BITS
+    }
+    measured = {"ablations": values}
+    assert [kakurenbo.gains("ablations", bit)(measured, 0) for bit in (1, 2, 3)] == [4, 2, 1]
+
+
+def test_top_losses_are_of_the_last_epochs(folder):
+    found = kakurenbo_relief.top_losses({"samples": str(folder / "samples.parquet")})
+    assert len(found) == 10 and all(epoch["top"] == pytest.approx(5.0) and epoch["bottom"] < 1 for epoch in found)
+    assert all(epoch["full"] == pytest.approx(0.02 * 5 + 0.98 * epoch["bottom"]) for epoch in found)
+
+
+def test_time_until_an_error_and_what_never_comes():
+    def one(accuracies):
+        history = [{"accuracy": a, "cpu_s": 2.0 * (i + 1), "cost": 0.0} for i, a in enumerate(accuracies)]
+        return {"metric": {"name": "accuracy", "value": accuracies[-1]}, "history": history}
+
+    measured = {
+        "arms": {FULL_ROW: {0: one([0.5, 0.8, 0.9])}, "fast": {0: one([0.88, 0.9, 0.9])}, "bad": {0: one([0.1, 0.2, 0.3])}}
+    }
+    assert selective_backprop.time_until(measured, FULL_ROW, 0, 1.2) == 6
+    assert selective_backprop.time_until(measured, "fast", 0, 1.2) == 2
+    assert selective_backprop.sooner("fast", FULL_ROW, 1.2)(measured, 0) == 3
+    assert selective_backprop.sooner("bad", FULL_ROW, 1.2)(measured, 0) == 0
+
+
+def test_ranks_of_adaselection_are_over_the_rates():
+    def runs(value):
+        return {0: {"metric": {"value": value}}}
+
+    order = {method: number for number, method in enumerate(ada_selection.TABLE_COLUMNS)}
+    measured = {
+        "line": {FULL_ROW: runs(-order[FULL_ROW])}
+        | {ada_selection.row_name(m, r): runs(-order[m]) for m in ada_selection.SELECTOR_NAMES for r in ada_selection.RATES}
+    }
+    assert ada_selection.mean_ranks(measured, "line") == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_overlap_of_the_lowest():
+    values = np.arange(10)
+    assert diet_sb.overlap_of_least(values, values, 0.3) == 1 and diet_sb.overlap_of_least(values, -values, 0.3) == 0
+    assert diet_sb.overlap_of_least(values, -values, 1.0) == 1
+    assert diet_sb.concentration(np.arange(40), np.repeat([0, 1, 2, 3], 10)) == 1
+
+
+@pytest.mark.filterwarnings(POOL_WARNING)
+def test_selection_at_random_fills_batches_as_the_others_do(folder):
+    """Else its smaller batches take as many steps as full training, which is worth more than any choice of rows."""
+    scores = folder / "scores.parquet"
+    for name in ("diet-sb-a", "diet-sb-b", "diet-sb-runtime", *(n for n in ARTEFACTS if n.startswith("adaselection"))):
+        for part in ARTEFACTS[name].parts:
+            specs = specs_of(part, scores)
+            assert {batches_of(spec) for spec in specs.values()} <= {FULL_BATCHES, FILLED_BATCHES}
+
+
+def test_the_kinds_of_batches_of_the_time_to_target_are_those_of_its_arms():
+    [part] = selective_backprop.TIME_TO_TARGET.parts
+    found = {row: batches_of(spec) for row, spec in specs_of(part, None).items()}
+    assert {FULL_ROW: FULL_BATCHES, **found} == selective_backprop.BATCHES
+
+
+def test_moving_back_is_judged_only_where_it_happens():
+    def ablations(count):
+        run = {
+            "metric": {"value": 0.5},
+            "cost": {"full_forward": 100.0 * kakurenbo.ABLATION_EPOCHS},
+            "history": [{"moved_back": count}] * 10,
+        }
+        return {"ablations": {bits: {0: run} for bits in kakurenbo.VARIANT_BITS}}
+
+    assert kakurenbo.moved_back(ablations(20), 0) == pytest.approx(0.2)
+    assert kakurenbo.gain_of_moving_back(ablations(20), 0) == 0
+    assert math.isnan(kakurenbo.gain_of_moving_back(ablations(0), 0))
+
+
+def test_the_cost_for_another_price_of_a_backward_pass():
+    counts = {"forward": 30, "backward": 10, "full_forward": 40, "full_backward": 40}
+    measured = {"p": {"a": {0: {"cost": counts}}}}
+    assert cost_at("p", "a", 2.0)(measured, 0) == pytest.approx(50 / 120)
+    assert cost_at("p", "a", 1.0)(measured, 0) == pytest.approx(40 / 80)
+
+
+def test_weights_between_tasks():
+    ends = dict(zip(ada_selection.RATE_TASKS, ((1, 0, 0), (0, 0, 1), (0.5, 0, 0.5), (1, 0, 0), (1, 0, 0)), strict=True))
+    measured = {
+        part: {ada_selection.WEIGHTS_ROW: {0: {"history": [dict(zip(ada_selection.WEIGHT_NAMES, end, strict=True))]}}}
+        for part, end in ends.items()
+    }
+    assert ada_selection.weights_between_tasks(measured, 0) == 1
+
+
+def test_diet_drops_in_the_batch_what_makes_the_total():
+    assert diet_sb.diet(0.625) == "prune:scores={scores}:keep=0.75+selective_backprop:keep=0.5:draw=true:forward_passes=twice"
+
+
+def test_where_the_scores_are_is_part_of_a_method(tmp_path):
+    found = specs_of(ArtefactPart("p", "digits", 1, {"a": "prune:scores={scores}:keep=0.5"}), tmp_path / "s.parquet")
+    assert found["a"].given["scores"] == str(tmp_path / "s.parquet")
+
+
+def test_the_least_with_ties_by_id():
+    assert np.flatnonzero(diet_sb.least(np.array([3, 1, 2, 1, 1]), 0.4)).tolist() == [1, 3]
+    assert not diet_sb.least(np.array([1.0, 2.0]), 0.2).any()
