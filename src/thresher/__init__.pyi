@@ -8,6 +8,7 @@ from thresher import methods as methods
 from thresher import plans as plans
 from thresher import records as records
 from thresher import rl as rl
+from thresher import rng as rng
 from thresher import schedules as schedules
 from thresher import scores as scores
 from thresher import selection as selection
@@ -15,9 +16,13 @@ from thresher import testing as testing
 from thresher import transformers as transformers
 from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
+from thresher.loading.samplers import ShardedSampler as ShardedSampler
+from thresher.loading.settings import loader_settings as loader_settings
 from thresher.loading.shuffle import Shuffle as Shuffle
+from thresher.loading.smaller_batches import SmallerBatchesError as SmallerBatchesError
 from thresher.loading.stratified import StratifiedBatchSampler as StratifiedBatchSampler
 from thresher.loading.stratified import labels_of as labels_of
+from thresher.loading.trees import to_device as to_device
 from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch

@@ -28,7 +28,8 @@ for _ in range(2):
         optimizer.zero_grad()
 print(thresher.__file__)
 print(run.cost.backward)
-others = {"accelerate", "lightning", "plotly", "pyarrow", "pydantic", "rich", "scipy", "sklearn", "thresher_lab", "transformers", "typer", "yaml"} & set(sys.modules)
+others = {"accelerate", "lightning", "plotly", "pyarrow", "pydantic", "rich", "scipy", "sklearn", "transformers", "typer"}
+others = (others | {"thresher_lab", "yaml"}) & set(sys.modules)
 print(sorted(others))
 """
 

@@ -97,6 +97,22 @@ def test_imports_follow_the_floors(module):
     assert not wrong, f"{module} imports {', '.join(wrong)}, which is not below {own}"
 
 
+PUBLIC = {"__init__", "losses.signals", "methods"} | {name for name, home in thresher._HOME.items() if home == "thresher"}
+"""Modules of the library that users import names from."""
+
+
+@pytest.mark.parametrize("module", sorted(module for module in MODULES if module.startswith("thresher_lab.")))
+def test_the_laboratory_imports_public_names_only(module):
+    inside = [
+        f"{node.module}.{alias.name}"
+        for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "thresher"
+        for alias in node.names
+        if (node.module or "").partition(".")[2] not in {"", *PUBLIC} or alias.name.startswith("_")
+    ]
+    assert not inside
+
+
 def test_every_room_has_its_floor():
     assert {room_of(module) for module in MODULES} - {"thresher_lab"} == set(HEIGHT)
 

@@ -32,7 +32,7 @@ from thresher.loading.order import (
 )
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
-from thresher.loading.settings import KEPT_SETTINGS, OfUser, SettingsAtAttach
+from thresher.loading.settings import OfUser, SettingsAtAttach, loader_settings
 from thresher.loading.smaller_batches import StepSizes
 from thresher.loading.trees import to_device
 from thresher.loading.worker_draws import NotedBatch, NotedCollate, ResumedDraws, begin_noted
@@ -327,7 +327,7 @@ class SelectedLoader(OfUser):
     def _fetch(self, ids: Tensor, weights: Tensor | None) -> None:
         """Reads again the rows that were selected and not trained on when the epoch was interrupted."""
         assert self.row_buffer is not None
-        settings = {name: getattr(self._loader, name) for name in KEPT_SETTINGS}
+        settings = loader_settings(self._loader)
         # The samples are read a second time, so that an augmentation draws other random numbers; the first batch shows whether
         # it does.
         noted = NotedCollate(self._user.collate_fn)

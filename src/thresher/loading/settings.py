@@ -22,6 +22,21 @@ KEPT_SETTINGS = (
 )
 """Settings that the rebuilt loader has from the user's."""
 
+
+def loader_settings(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Returns the settings of a DataLoader that do not say which samples it reads, as keyword arguments for another loader.
+
+    Args:
+        loader: The loader, whose dataset, sampler and batch size are not among the settings.
+
+    Example:
+        >>> loader = DataLoader(range(6), batch_size=2, pin_memory=True)
+        >>> DataLoader(range(3), batch_size=3, **loader_settings(loader)).pin_memory
+        True
+    """
+    return {name: getattr(loader, name) for name in KEPT_SETTINGS}
+
+
 OF_THE_USER = {*KEPT_SETTINGS, "dataset", "sampler", "batch_sampler", "batch_size", "drop_last", "in_order"}
 """Attributes that are set on the user's loader, which takes or refuses them."""
 
@@ -64,9 +79,7 @@ class SettingsAtAttach:
     def _now(user: DataLoader[Any]) -> dict[str, Any]:
         batches: Any = user.batch_sampler
         of_batches = {"batch_size": batches.batch_size, "drop_last": batches.drop_last, "sampler": inner_sampler(batches)}
-        return {name: getattr(user, name) for name in KEPT_SETTINGS} | {
-            f"batch_sampler.{name}": value for name, value in of_batches.items()
-        }
+        return loader_settings(user) | {f"batch_sampler.{name}": value for name, value in of_batches.items()}
 
     def rebuilt(self, batch_sampler: Any) -> DataLoader[Any]:
         """Returns a loader of the same settings with another batch sampler."""

@@ -17,7 +17,18 @@ ByIds = Callable[[NDArray[np.int64]], Tensor]
 
 
 class SmallerBatchesError(ValueError):
-    """A training cannot make the smaller batches of a plan."""
+    """The batches of an epoch would have too few rows: give the loader larger batches, or raise the share.
+
+    Example:
+        >>> import torch, thresher
+        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.arange(8) % 2), 2)
+        >>> method, criterion = thresher.Winnow(0.3, lr_scale=1), torch.nn.CrossEntropyLoss()
+        >>> try:
+        ...     thresher.attach(method, loader=loader, criterion=criterion, epochs=2)
+        ... except thresher.SmallerBatchesError as error:
+        ...     print(str(error).split(",")[0])
+        An epoch has 4 batches
+    """
 
 
 @dataclass(frozen=True, eq=False)

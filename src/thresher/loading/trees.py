@@ -99,7 +99,16 @@ def map_where(function: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any]
 
 
 def to_device(tree: Any, device: torch.device) -> Any:
-    """Moves the tensors of a batch; a batch that is on the device already is returned as it is, the very same object."""
+    """Moves the tensors of a batch; a batch that is on the device already is returned as it is, the very same object.
+
+    Args:
+        tree: Batch of tensors in tuples, lists, mappings, dataclasses and other objects.
+        device: The device.
+
+    Example:
+        >>> to_device({"x": torch.zeros(2)}, torch.device("cpu"))
+        {'x': tensor([0., 0.])}
+    """
     for leaf in leaves(tree):
         if leaf.device != device:
             break

@@ -305,3 +305,22 @@ def batch_loss(loss: Tensor) -> Tensor:
     counts = loss != -torch.inf
     mean = loss.where(counts, 0).sum() / counts.sum()
     return torch.minimum(mean, loss.amax()).expand_as(loss) if len(loss) else loss
+
+
+OF_PAIRS = {"learnability"}
+"""Signals of pairs of samples, of shape (n, n)."""
+
+
+def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
+    """Returns the signals of a batch with its rows in another order; those of pairs in this order along both dimensions.
+
+    Args:
+        signals: Signals by name, each of shape (n, ...).
+        order: Row numbers, shape (n,), int64.
+
+    Example:
+        >>> rows_in_order({"loss": torch.tensor([0.5, 1.5])}, torch.tensor([1, 0]))["loss"]
+        tensor([1.5000, 0.5000])
+    """
+    found = {name: values.detach().index_select(0, order) for name, values in signals.items()}
+    return {name: values.index_select(1, order) if name in OF_PAIRS else values for name, values in found.items()}

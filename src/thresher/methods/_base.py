@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.exact import chunks
+from thresher.losses.signals import rows_in_order
 from thresher.methods.contract import Requirements, State
 from thresher.permutation import Permutation
 from thresher.plans import BatchPlan, EpochPlan
@@ -205,10 +206,6 @@ def drawn_plan(
     )
 
 
-OF_PAIRS = {"learnability"}
-"""Signals of pairs of samples, of shape (n, n)."""
-
-
 def top_positions(scores: Tensor, k: int) -> Tensor:
     """Returns the positions of the `k` largest scores, ordered by (score, position).
 
@@ -248,17 +245,6 @@ def in_id_order(signals: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor
     """
     by_id = signals["id"].argsort(stable=True)
     return by_id, rows_in_order(signals, by_id)
-
-
-def rows_in_order(signals: Mapping[str, Tensor], order: Tensor) -> dict[str, Tensor]:
-    """Returns the signals of a batch with its rows in another order; those of pairs in this order along both dimensions.
-
-    Args:
-        signals: Signals by name, each of shape (n, ...).
-        order: Row numbers, shape (n,), int64.
-    """
-    found = {name: values.detach().index_select(0, order) for name, values in signals.items()}
-    return {name: values.index_select(1, order) if name in OF_PAIRS else values for name, values in found.items()}
 
 
 def plan_of(rows: Tensor, n: int, keep: float, weights: Tensor | None = None, *, drawn: bool = False) -> BatchPlan:

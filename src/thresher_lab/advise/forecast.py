@@ -17,9 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import thresher
-from thresher.methods.contract import requirements_of
-from thresher.methods.infobatch import well_learned
-from thresher.methods.kakurenbo import trusted
+from thresher.methods import requirements_of
 from thresher.records import EPOCH, Column
 from thresher.selection import on_host
 from thresher_lab.advise.pace import Pace
@@ -236,10 +234,12 @@ def loss_summary(signals: Mapping[str, Tensor]) -> dict[str, Any]:
     confident; None where these signals were not recorded.
     """
     loss = on_host(signals["loss"])
-    found = distribution(loss) | {"below_mean": float(well_learned(loss, "mean").mean()), "trusted": None}
+    finite = loss[np.isfinite(loss)]
+    below = float(np.count_nonzero(finite < finite.mean(dtype=np.float64)) / len(loss)) if len(finite) else 0.0
+    found = distribution(loss) | {"below_mean": below, "trusted": None}
     if "correct" in signals and "confidence" in signals:
-        sure = trusted(on_host(signals["correct"]), on_host(signals["confidence"]), thresher.Kakurenbo.tau)
-        found["trusted"] = float(sure.mean())
+        sure = on_host(signals["confidence"]) >= np.float32(thresher.Kakurenbo.tau)
+        found["trusted"] = float((sure & (on_host(signals["correct"]) != 0)).mean())
     return found
 
 

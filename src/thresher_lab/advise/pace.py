@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from thresher import to_device
 from thresher.cost import break_even
-from thresher.loading.trees import to_device
 from thresher_lab.training.loop import Clock, sizes_of
 
 

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
 import thresher
-from thresher.loading.trees import to_device
-from thresher.methods.contract import requirements_of
-from thresher.plans import EpochPlan
+from thresher import EpochPlan, to_device
+from thresher.methods import requirements_of
 from thresher.records import NEVER_SEEN, Column
 from thresher_lab.advise.forecast import GRADIENT_NORM, columns_of, forecast, is_foreseeable
 from thresher_lab.advise.pace import Pace, PreparedBatches, Spent, median_seconds, pace_of, prepared_loader, time_steps

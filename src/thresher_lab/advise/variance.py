@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from thresher.loading.stratified import StratifiedBatchSampler, codes_of, labels_of
+from thresher import StratifiedBatchSampler, labels_of
 
 VARIANCE_ROUNDS, ROUND_BATCHES = 4, 12
 """Number of rounds, and of batches of each kind in a round; each round gives one ratio."""
@@ -53,7 +53,7 @@ def variance_ratio(
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
     try:
-        codes = codes_of(labels_of(loader.dataset))
+        codes = StratifiedBatchSampler(labels_of(loader.dataset), 1).codes
     except ValueError:
         return None
     size = loader.batch_sampler.batch_size  # pyright: ignore[reportAttributeAccessIssue]

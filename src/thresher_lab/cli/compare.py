@@ -134,13 +134,11 @@ def _print_next(
 
 def _begin_anew(out: Path, training: str, methods: str, seeds: str) -> None:
     """Deletes the runs of a comparison in the first process, after what the command was given is known to be possible."""
-    from thresher.scores.table import pyarrow
     from thresher_lab.recipes.running import task_of
     from thresher_lab.training.processes import own_rank
     from thresher_lab.training.specs import parse_methods, parse_seeds
     from thresher_lab.training.store import restart
 
-    pyarrow()
     task_of(training)
     for spec in parse_methods(methods):
         spec.create()

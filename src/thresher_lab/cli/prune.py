@@ -33,8 +33,8 @@ def prune(
     force: ForceOption = False,
 ) -> None:
     """Write the ids of a fixed subset of the samples, to train on with any tool."""
+    from thresher import Prune
     from thresher import scores as static
-    from thresher.methods.prune import Prune
     from thresher_lab.comparison.scoring import check_export, export, kept_of_classes
 
     check_export(out)

@@ -52,7 +52,7 @@ def reproduce(
     Finished runs are kept, and the same command goes on where it was stopped. With --recipe, processes that torchrun or
     accelerate launch has started train each run together.
     """
-    from thresher.methods.registry import no_such
+    from thresher.methods import no_such
     from thresher_lab.cli._console import open_console, print_table
     from thresher_lab.reproduction import ARTEFACTS
     from thresher_lab.reproduction.page import section

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from thresher.scores.table import pyarrow
 from thresher_lab.comparison.controls import (
     CONTROLS,
     FULL_TRAINING,
@@ -174,7 +173,6 @@ def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin
     """Checks the arguments of `compare` that do not depend on the task."""
     if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
         raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
-    pyarrow()  # which the workers need for the histories of samples
     check_joined()
     if (processes := number_of_processes()) > 1 and jobs not in (None, 1):
         raise ValueError(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from thresher.methods.contract import requirements_of
+from thresher.methods import requirements_of
 from thresher_lab.advise.pace import Pace, torch_threads
 from thresher_lab.advise.probe import Probe, Says, chooses_in_forward, quietly
 from thresher_lab.comparison.compare import JOBS, ComparedRuns, Watcher, folder_identity

@@ -6,7 +6,7 @@ from string import Formatter
 from typing import Any
 
 from thresher import methods
-from thresher.methods.registry import nearest_name
+from thresher.methods import nearest_name
 from thresher_lab.comparison.controls import CONTROLS
 from thresher_lab.training.files import JsonRun, read_checked
 from thresher_lab.training.samples import class_name

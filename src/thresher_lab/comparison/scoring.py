@@ -13,14 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset
 
 import thresher
-from thresher import rng, scores
-from thresher.loading.settings import KEPT_SETTINGS
-from thresher.methods.full import FullData
-from thresher.methods.registry import no_such
-from thresher.passes.engine import watch_last_linear
+from thresher import FullData, loader_settings, rng, scores
+from thresher.methods import no_such
 from thresher.records import Column
 from thresher.scores import Scores
-from thresher.scores.aum import margins
 from thresher.selection import share
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import pair_of
@@ -172,11 +168,11 @@ def _check(score: str, *, models: int, epochs: int, window: int) -> None:
 
 def _check_has_features(score: str, model: nn.Module) -> None:
     """Raises ValueError where a model has no layer whose inputs are features, before it is trained."""
-    try:
-        with watch_last_linear(model):
-            pass
-    except ValueError as error:
-        raise ValueError(f"score: {score} needs features; {error}. Use another score, such as --score forgetting.") from None
+    if not any(isinstance(part, nn.Linear) for part in model.modules()):
+        raise ValueError(
+            f"score: {score} needs features; features are the input of the last nn.Linear, and {type(model).__name__} has no "
+            "nn.Linear. Use another score, such as --score forgetting."
+        )
 
 
 def _score_with(
@@ -326,7 +322,9 @@ def label_margins(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) 
     Logarithms of probabilities differ as the logits do; probabilities below 1e-38 count as that much.
     """
     found, labels = scores.class_probabilities(model, loader)
-    return margins(found.clamp(min=1e-38).log(), labels).cpu()
+    logits, label = found.clamp(min=1e-38).log(), labels.unsqueeze(1)
+    others = logits.scatter(1, label, -torch.inf).amax(1)
+    return (logits.gather(1, label).squeeze(1) - others).cpu()
 
 
 WATCHED: dict[str, Watch] = {
@@ -369,11 +367,9 @@ def part_of(loader: DataLoader[Any], ids: Tensor, seed: int) -> DataLoader[Any]:
     """
     if loader.batch_size is None:
         raise ValueError("score: models that train on a part of the data take a loader with a batch_size")
-    settings = {name: getattr(loader, name) for name in KEPT_SETTINGS if name != "generator"}
     shuffle = {"shuffle": True, "generator": torch.Generator().manual_seed(seed)}
-    return DataLoader(
-        Subset(loader.dataset, ids.tolist()), batch_size=loader.batch_size, drop_last=loader.drop_last, **shuffle, **settings
-    )
+    sizes = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    return DataLoader(Subset(loader.dataset, ids.tolist()), **{**loader_settings(loader), **sizes, **shuffle})
 
 
 def _known(trained_on: list[Tensor | None]) -> list[Tensor]:

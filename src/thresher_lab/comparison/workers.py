@@ -381,7 +381,7 @@ class Trainer:
 
     def __call__(self, job: Job) -> Finished | Failed:
         """Trains a job, and returns the message about its end."""
-        from thresher.loading.smaller_batches import SmallerBatchesError
+        from thresher import SmallerBatchesError
         from thresher_lab.tasks.script import Script
         from thresher_lab.training.loop import train
 
@@ -394,7 +394,7 @@ class Trainer:
         try:
             with warnings.catch_warnings():
                 if job.is_control:  # what Thresher warns of is about settings that the user has not chosen
-                    warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher\.")
+                    warnings.filterwarnings("ignore", category=UserWarning, module=r"thresher(_lab)?\.")
                 return Finished(job, train(self._task, self._data, job.spec, progress=progress, **what))
         except Exception as error:
             if isinstance(error, SmallerBatchesError):

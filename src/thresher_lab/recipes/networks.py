@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thresher.methods.registry import no_such
+from thresher.methods import no_such
 from thresher_lab.tasks.networks import UNet, resnet18, resnet20
 from thresher_lab.tasks.vision import optional
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from thresher.methods.registry import no_such
+from thresher.methods import no_such
 
 
 class Section(BaseModel):

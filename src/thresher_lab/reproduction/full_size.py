@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from thresher.methods.registry import no_such
+from thresher.methods import no_such
 from thresher_lab.recipes.running import SMOKE, task_of
 from thresher_lab.recipes.task import PREFIX, RecipeTask
 from thresher_lab.reproduction.artefact import Artefact

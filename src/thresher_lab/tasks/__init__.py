@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from thresher.methods.registry import no_such
+from thresher.methods import no_such
 from thresher_lab.tasks.base import Data, Task, training_subset
 from thresher_lab.tasks.contours import CONTOUR_TASKS
 from thresher_lab.tasks.images import IMAGE_TASKS, SMALL_TASKS

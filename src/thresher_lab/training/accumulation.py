@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import find_batch_size
 from torch import Tensor, nn
 
-from thresher.loading.trees import leaves
 from thresher_lab.training.processes import number_of_processes
 
 
@@ -52,7 +52,7 @@ def share_of(criterion: Any, targets: Any) -> Tensor | float:
         7.0
     """
     if not isinstance(criterion, nn.CrossEntropyLoss | nn.NLLLoss) or not _are_classes(targets):
-        return float(len(leaves(targets)[0]))
+        return float(find_batch_size(targets))
     counts = targets != criterion.ignore_index
     weights = counts if criterion.weight is None else criterion.weight[(targets * counts).to(criterion.weight.device)]
     return (weights * counts.to(weights.device)).sum() * (len(targets) / targets.numel())

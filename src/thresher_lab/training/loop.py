@@ -23,7 +23,6 @@ from torch.utils.data.distributed import DistributedSampler
 
 import thresher
 from thresher.cost import Cost
-from thresher.subset import SubsetBackward
 from thresher_lab.training.accumulation import GradientSum, Groups
 from thresher_lab.training.processes import (
     dealt,
@@ -273,7 +272,7 @@ class Session:
         self.run.detach()
         times = {name: self.entries[-1][name] for name in ("wall_s", "cpu_s")}
         times["busy"] = of_first(self._was_busy or is_busy())
-        times["tracing_s"] = inside.tracing_s if isinstance(inside, SubsetBackward) else 0.0
+        times["tracing_s"] = getattr(inside, "tracing_s", 0.0)
         times["step_memory"] = max((peak for one in self.entries if (peak := one.get("step_memory")) is not None), default=None)
         classes = None if self.training.classes is None else list(self.training.classes)
         return {"metric": self._final_metric(), "classes": classes, "cost": cost, **times, "history": history}

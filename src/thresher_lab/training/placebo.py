@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thresher.methods._base import rows_in_order
-from thresher.methods.contract import Method, requirements_of
+from thresher.losses.signals import rows_in_order
+from thresher.methods import Method, requirements_of
 from thresher.records import Column
 
 NAME = "Placebo"

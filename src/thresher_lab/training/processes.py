@@ -13,9 +13,7 @@ from torch import distributed
 from torch.utils.data import DataLoader, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from thresher.loading.samplers import ShardedSampler
-from thresher.loading.settings import KEPT_SETTINGS
-from thresher.loading.shuffle import Shuffle
+from thresher import ShardedSampler, Shuffle, loader_settings
 
 OF_BATCHES = "batch_"
 """Prefix of the entries of a batch method beside a method of another stage."""
@@ -134,7 +132,7 @@ def dealt(loader: DataLoader[Any], seed: int) -> DataLoader[Any]:
         )
     if isinstance(sampler, RandomSampler) and sampler.generator is None:
         sampler.generator = torch.Generator().manual_seed(seed)
-    drop_last, settings = loader.drop_last, {name: getattr(loader, name) for name in KEPT_SETTINGS}
+    drop_last, settings = loader.drop_last, loader_settings(loader)
     if isinstance(sampler, Shuffle):
         part: Any = Shuffle(sampler.data_source, sampler.seed, num_replicas=size, rank=rank, drop_last=drop_last)
     else:

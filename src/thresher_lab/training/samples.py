@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 import thresher
-from thresher.scores.table import pyarrow
-from thresher.shards import shard_of
 from thresher_lab.training.store import whole
 
 MARK = 16
@@ -145,7 +145,7 @@ class Recording:
 
     def __init__(self, run: thresher.Run, dataset: Any, *, epochs_in: Path | None = None) -> None:
         self._run = run
-        self._world = shard_of(run.records).world
+        self._world = run.records.shard.world
         self._classes = class_labels(dataset)
         self._before = self._of_all(run.trained).copy()
         self._epochs = None if epochs_in is None or self._world.rank else EpochFile(epochs_in, len(self._before))
@@ -207,7 +207,7 @@ class Recording:
         with whole(path) as file:
             tables = (self._table(rows, records) for rows in self._epochs.rows())
             first = next(tables)
-            with pyarrow()[1].ParquetWriter(file, first.schema) as writer:
+            with pq.ParquetWriter(file, first.schema) as writer:
                 for table in chain([first], tables):
                     writer.write_table(table)
 
@@ -224,9 +224,7 @@ class Recording:
             columns["target"] = self._classes[part]
         columns |= {name: column[part] for name, column in records.items()}
         columns |= {"trained": self._before[part], "hidden": (rows.trained == 0).sum(1).astype(np.int16)}
-        return pyarrow()[0].table(
-            columns | {"loss_by_epoch": _list_column(rows.losses), "trained_by_epoch": _list_column(rows.trained)}
-        )
+        return pa.table(columns | {"loss_by_epoch": _list_column(rows.losses), "trained_by_epoch": _list_column(rows.trained)})
 
 
 def distribution(losses: NDArray[np.float32]) -> dict[str, Any]:
@@ -260,7 +258,6 @@ def _to_numpy(column: torch.Tensor) -> NDArray[Any]:
 
 def _list_column(values: NDArray[Any]) -> Any:
     """Returns a column of pyarrow with one list per row, of values of shape (rows, length)."""
-    pa, _ = pyarrow()
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1]).cast(
         pa.list_(pa.from_numpy_dtype(values.dtype))
     )
@@ -334,7 +331,6 @@ def read_history(path: Path) -> RunHistory:
     Raises:
         ValueError: The file is damaged; the message says what to do.
     """
-    pa, pq = pyarrow()
     try:
         table = pq.read_table(path)
         targets = table["target"].to_numpy() if "target" in table.column_names else None

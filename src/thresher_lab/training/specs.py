@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thresher import methods
-from thresher.methods.contract import requirements_of
-from thresher.methods.registry import nearest_name
+from thresher.methods import nearest_name, requirements_of
 from thresher_lab.training.placebo import placebo_of
 
 SCORES_SUFFIX = ".parquet"
@@ -126,7 +125,7 @@ class MethodSpec:
             return found
         import torch
 
-        from thresher.passes.scoring import Scoring
+        from thresher import Scoring
 
         if "dtype" in scoring:
             scoring["dtype"] = getattr(torch, scoring["dtype"])

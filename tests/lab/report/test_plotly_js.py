@@ -2,7 +2,7 @@ import json
 import re
 from pathlib import Path
 
-from thresher.report.page import plotly_js
+from thresher_lab.report.page import plotly_js
 
 BUILT_FROM = Path(__file__).parents[3] / "tools" / "plotly"
 
@@ -18,7 +18,7 @@ def test_it_has_the_traces_of_our_charts_and_no_more():
     kinds = set(
         re.findall(
             r"go\.(Scatter|Bar|Heatmap|[A-Z][a-z]+)\(",
-            "".join(path.read_text() for path in (BUILT_FROM.parents[1] / "src/thresher/report").glob("*.py")),
+            "".join(path.read_text() for path in (BUILT_FROM.parents[1] / "src/thresher_lab/report").glob("*.py")),
         )
     ) - {"Figure", "Layout"}
     entry = (BUILT_FROM / "entry.js").read_text()
