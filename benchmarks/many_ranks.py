@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.overhead import fill
 from thresher import Kakurenbo
-from thresher.distributed.bitmask import Marks
+from thresher.distributed.bitmask import Bitmask
 from thresher.distributed.layout import UNIT, ShardLayout
 from thresher.distributed.order import KeptOrder
 from thresher.distributed.plan import HeldPlan
@@ -107,8 +107,8 @@ def home() -> dict[str, float]:
         for columns in (Kakurenbo().columns(), TRAINED):
             records = ShardedRecords(columns, layout, world, torch.device("cpu"))
             records.write(ids, {name: torch.zeros(rows, dtype=column.dtype) for name, column in columns.items()})
-            held += sum(values.nbytes for values in records._outbox.rows().values())
-            records.come_home()
+            held += sum(values.nbytes for values in records._write_buffer.rows().values())
+            records.sync()
         return held / rows, world.traffic["exchange"] / rows
 
     (noted, sent), _ = on_ranks(2, count)
@@ -156,7 +156,7 @@ def order_seconds(size: Size) -> float:
     """
     generator = np.random.default_rng(0)
     bits = np.bitwise_or(generator.integers(256, size=-(-size.n // 8), dtype=np.uint8), np.uint8(0x55))
-    marks, order = Marks(bits, size.n), Permutation(size.n, seed=0, epoch=1)
+    marks, order = Bitmask(bits, size.n), Permutation(size.n, seed=0, epoch=1)
     part = size.units // size.ranks * UNIT
 
     def count() -> None:

@@ -131,7 +131,7 @@ def lightning_after_an_error(rank: int, folder: str) -> None:
     module, selection = Fails(), thresher.lightning.Selection(METHODS["kakurenbo"])
     with (
         pytest.raises(KeyError, match="a failure"),
-        mock.patch.object(StepAccumulator, "come_home", side_effect=AssertionError),
+        mock.patch.object(StepAccumulator, "sync", side_effect=AssertionError),
     ):
         fit(module, selection, **ON_TWO)
     assert isinstance(module.net, nn.Sequential)

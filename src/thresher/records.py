@@ -177,7 +177,7 @@ class Records(Mapping[str, Tensor]):
         for name, values in columns.items():
             self._data[name].copy_(values)
 
-    def come_home(self) -> None:
+    def sync(self) -> None:
         """Stores what was written of samples whose records another process holds; with all records here, there is none."""
 
     def start_epoch(self) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from depth import depth
-from thresher.distributed.bitmask import Marks
+from thresher.distributed.bitmask import Bitmask
 from thresher.distributed.layout import ShardLayout, fetch
 from thresher.distributed.order import DrawnOrder, KeptOrder, RankOrder
 from thresher.distributed.sharded_records import Arrivals
@@ -112,7 +112,7 @@ def test_values_are_fetched_from_their_owners(data, n, size):
 @given(st.data(), st.integers(1, 200))
 def test_marks_are_those_that_were_given(data, n):
     mask = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
-    marks = Marks(np.packbits(mask, bitorder="little"), n)
+    marks = Bitmask(np.packbits(mask, bitorder="little"), n)
     begin, end = data.draw(st.integers(0, n)), data.draw(st.integers(0, n + 5))
     assert np.array_equal(marks.of(np.arange(n)), mask) and marks.count == mask.sum()
     assert np.array_equal(marks.ids(begin, end), np.flatnonzero(mask)[begin : max(begin, end)])

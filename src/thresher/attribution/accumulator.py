@@ -3,7 +3,7 @@
 Steps that are over wait until there are enough of them to be computed and written together.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,9 +15,6 @@ from thresher.attribution.resolve import ROW_MAJOR
 from thresher.attribution.rows import Attribution, YieldedBatch
 from thresher.loading.trees import leaves
 from thresher.records import Column, Records
-
-MOST_NODES = 100_000
-"""Largest number of autograd nodes that are searched for the parameters of the model."""
 
 CallIdentity = int | tuple[Any, ...]
 """Identity of the outputs and targets of one call; equal for two calls with the very same ones."""
@@ -101,45 +98,6 @@ def credited_before(
         if of is not None and of is origin:
             found = found or (as_returned and returned)
     return found
-
-
-class OwnModel:
-    """Finds out whether outputs were computed by the run's own model, called as `run.model` or by itself.
-
-    Args:
-        meter: Meter that knows the forward passes of `run.model`.
-        parameters: Function that returns the parameters of the model.
-    """
-
-    def __init__(self, meter: Meter, parameters: Callable[[], Iterable[Tensor]]) -> None:
-        self._meter, self._parameters = meter, parameters
-        self._known: dict[int, Tensor] = {}
-
-    def made(self, outputs: Any) -> bool:
-        """Returns whether outputs depend on a forward pass of `run.model`, or on a parameter of the model.
-
-        Args:
-            outputs: Outputs that a loss is made of, in any nesting.
-        """
-        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
-        seen, variables = set(todo), list[Tensor]()
-        while todo and len(seen) < MOST_NODES:
-            node = todo.pop()
-            one = self._meter.pass_with(node._sequence_nr())
-            if one is not None and one.by_model:
-                return True
-            variable: Tensor | None = getattr(node, "variable", None)
-            if variable is not None:
-                if id(variable) in self._known:
-                    return True
-                variables.append(variable)
-            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
-            seen |= parents
-            todo += parents
-        if not variables:
-            return bool(todo)
-        self._known = {id(parameter): parameter for parameter in self._parameters()}  # which the loop may have replaced
-        return bool(todo) or any(id(variable) in self._known for variable in variables)
 
 
 class Deferred(Protocol):
@@ -381,7 +339,7 @@ class StepAccumulator:
         """
         if outputs is None:
             self._open = [entry for entry in self._open if entry.confirmed]
-            self.meter.disown()
+            self.meter.discard_foreign()
             return
         sources = _storages(outputs)
         self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
@@ -504,12 +462,12 @@ class StepAccumulator:
             if entry.dirty:
                 self._write(entry)
 
-    def come_home(self) -> None:
+    def sync(self) -> None:
         """Writes everything, and stores what other processes have recorded of the samples whose records are held here."""
         self.settle()
         self.count_trained()
-        self._records.come_home()
-        self.counts.come_home()
+        self._records.sync()
+        self.counts.sync()
 
     def settle(self) -> None:
         """Writes everything, and adds the numbers that the device counted."""

@@ -1,14 +1,14 @@
 """The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from thresher.attribution.accumulator import CallIdentity, OwnModel, StepAccumulator, credited_before, identity_of, same_samples
+from thresher.attribution.accumulator import CallIdentity, StepAccumulator, credited_before, identity_of, same_samples
 from thresher.attribution.cost_meter import in_transform
 from thresher.attribution.resolve import StatedIds, attribute, check_stated
 from thresher.attribution.rows import Attribution, AttributionError, YieldedBatch
@@ -128,26 +128,12 @@ INSIDE_TRANSFORM = (
 )
 
 
-class MeasureLoss(Protocol):
-    """Computes the loss of attributed rows."""
+MeasureLoss = Callable[[Any, Any, Attribution, Tensor | None, Tensor | None], tuple[Any, ...]]
+"""Computes the loss of rows, given outputs, targets, their samples, their weights in the plan, shape (n,), and `weights / n`.
 
-    def __call__(
-        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None, /
-    ) -> tuple[Any, ...]:
-        """Computes the scalar for the loop and the signals of each sample.
-
-        Args:
-            outputs: First argument of the criterion.
-            targets: Second argument of the criterion.
-            attribution: The samples that the rows are.
-            weights: Plan weights of the rows, shape (n,); None where all are 1.
-            weights_over_n: `weights / n`, where that was prepared.
-
-        Returns:
-            The scalar; the signals, as `StepAccumulator.credit` takes them; and, where only some rows are trained on, their
-            numbers, shape (k,), int64.
-        """
-        ...
+Without weights, both are None. It returns the scalar for the loop; the signals of each sample, as `StepAccumulator.credit`
+takes them; and, where only some rows are trained on, their numbers, shape (k,), int64.
+"""
 
 
 class Attributor:
@@ -177,8 +163,6 @@ class Attributor:
         self.meter = accumulator.meter
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
-        parameters = self.meter.parameters
-        self._own_model = None if parameters is None else OwnModel(self.meter, parameters)
         self._trains_model = False
         """Whether a loss of the run's own model was credited, so that losses of other models are not the run's."""
         self._batches = HeldBatches(accumulator)
@@ -219,8 +203,8 @@ class Attributor:
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
-        if batch is not None and self._own_model is not None:
-            if self._own_model.made(outputs):
+        if batch is not None and self.meter.parameters is not None:
+            if self.meter.is_of_own_model(outputs):
                 if not self._trains_model:
                     self._begin_training()
             elif self._trains_model or self.meter.has_passed(batch.number):

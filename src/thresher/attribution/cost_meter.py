@@ -14,6 +14,8 @@ KEY = -1
 """Key of our hook among those of a tensor; other hooks have keys of 0 or more."""
 MOST_PASSES = 256
 """Number of forward passes that are remembered; a loss of an older one counts as one of another forward pass."""
+MOST_NODES = 100_000
+"""Largest number of autograd nodes that are searched for the parameters of the model."""
 MOST_OPERATIONS = 4096
 """Largest number of operations that are searched for the forward pass of a tensor."""
 UNCREDITED = (
@@ -86,7 +88,7 @@ class ForwardPass:
             self.meter.cost.backward += self.n
             self.meter.reached += self.n
 
-    def went_backward(self, rows: int) -> None:
+    def count_backward(self, rows: int) -> None:
         """Counts a backward pass of `subset_backward` on some rows, in the unit of the forward pass: samples, where known.
 
         Args:
@@ -164,6 +166,7 @@ class Meter:
         """Number of batches with a credited loss."""
         self.subset: ForwardPass | None = None
         """The forward pass that `subset_backward` has just made."""
+        self._known_parameters: dict[int, Tensor] = {}
         self._shares = 0.0
         self._passes: list[ForwardPass] = []
         self._fresh: list[tuple[ForwardPass, Tensor]] = []
@@ -349,7 +352,36 @@ class Meter:
             todo += parents
         return not todo
 
-    def disown(self) -> None:
+    def is_of_own_model(self, outputs: Any) -> bool:
+        """Returns whether outputs were computed by the run's own model, called as `run.model` or by itself.
+
+        Args:
+            outputs: Outputs that a loss is made of, in any nesting.
+        """
+        if self.parameters is None:
+            return True
+        todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
+        seen, variables = set(todo), list[Tensor]()
+        while todo and len(seen) < MOST_NODES:
+            node = todo.pop()
+            one = self.pass_with(node._sequence_nr())
+            if one is not None and one.by_model:
+                return True
+            variable: Tensor | None = getattr(node, "variable", None)
+            if variable is not None:
+                if id(variable) in self._known_parameters:
+                    return True
+                variables.append(variable)
+            parents = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= parents
+            todo += parents
+        if not variables:
+            return bool(todo)
+        # Looked up anew where a variable is not known, since the loop may have replaced parameters of its model.
+        self._known_parameters = {id(parameter): parameter for parameter in self.parameters()}
+        return bool(todo) or any(id(variable) in self._known_parameters for variable in variables)
+
+    def discard_foreign(self) -> None:
         """Takes back what was counted for passes that `run.model` did not make, which turned out to be another model's."""
         for one in self._passes:
             if not one.by_model:

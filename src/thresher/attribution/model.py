@@ -5,7 +5,7 @@ import operator
 from collections.abc import Callable, Iterator
 from functools import wraps
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,18 +14,7 @@ from thresher.attribution.cost_meter import TRANSFORMED, Meter, in_transform, ne
 from thresher.attribution.tracker import RowTracker
 from thresher.loading.trees import leaves
 from thresher.subset.module import SubsetBackward
-from thresher.timing import Timing
-
-
-class ForwardTimer(Protocol):
-    """Times forward passes of the training."""
-
-    running: bool
-    """Whether more passes are to be timed."""
-
-    def forward(self, call: Callable[[], Any]) -> Any:
-        """Runs a forward pass, notes its time, and returns its result."""
-        ...
+from thresher.timing import Stopwatch, Timing
 
 
 class TrackedModel(nn.Module):
@@ -48,7 +37,7 @@ class TrackedModel(nn.Module):
         module: nn.Module,
         call: Callable[..., Any] | None,
         tracker: RowTracker,
-        timer: ForwardTimer,
+        timer: Stopwatch,
         device: torch.device,
         meter: Meter,
         timing: Timing,

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thresher.attribution.given_ids import Suspicion, is_in_order, moved_among_samples, within
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
-from thresher.attribution.tracker import Lookup, RowTracker
+from thresher.attribution.tracker import CHANGED_INPUTS, Lookup, RowTracker
 from thresher.loading.trees import leaves
 
 
@@ -305,13 +305,16 @@ def _repeat_of(targets: Tensor, n: int, tracker: RowTracker, record: YieldedBatc
     return max(repeat, 1)
 
 
-WAYS_OUT = (
-    "Ways out: iterate over run.loader, and pass the very tensors that it yielded (slices and views are fine), or give the "
-    "samples of the rows with `ids=run.ids` (indexed as you indexed the batch; as it is for flattened rows, with `repeat=` "
-    "for the number of consecutive rows per id; where a collate_fn changes the number of samples, return the index from the "
-    "dataset, and pass that); for data that is not of this run, such as validation, call it under torch.no_grad() or use your "
-    "own criterion."
+MORE = "More: docs/attribution.md"
+GIVE_IDS = (
+    "Give the samples of the rows with ids=run.ids, indexed as you indexed the batch (as it is for flattened rows, beside "
+    "repeat= for the number of rows per sample)."
 )
+NO_GRAD = "For data that is not of this run, such as validation, call it under torch.no_grad()."
+RETURN_INDEX = "Let the dataset return the index of each sample, and pass the indices of the rows as ids=."
+SAME_ROWS = "Pass outputs and targets of the same rows."
+ONE_BATCH = "Call it once for each batch; a step may have several calls."
+REPEAT_OF_TENSORS = "Leave `repeat` out, or give the number that the tensors have."
 
 NEW_VALUES = "Targets are new tensors whose values are not the yielded targets of the rows that the outputs name"
 LET_GO = (
@@ -400,7 +403,7 @@ def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds
         return _attribute_to(stated, case)
     rows, flags = case.agreed_rows()
     if rows is None:
-        raise case.refusal("Cannot tell which samples this loss belongs to")
+        raise case.refusal("Cannot tell which samples this loss belongs to", case.way_out())
     return Attribution(rows.ids, rows.key, rows.batch, RowLayout(rows.n, rows.repeat), rows.positions(), flags)
 
 
@@ -419,14 +422,24 @@ class _Case:
         self.output_lookups = [tracker.look(leaf) for leaf in self.outputs]
         self.target_lookups = [tracker.look(leaf) for leaf in self.targets]
 
-    def refusal(self, why: str) -> AttributionError:
-        """Returns the error to raise, with a description of all tensors."""
+    def way_out(self) -> str:
+        """Returns the way out where no tensor names rows, found from the batch yielded last, if that waits for its loss."""
+        batch = self.tracker.latest
+        if batch is None or batch.credited:
+            return NO_GRAD
+        if not batch.tensors:  # a collate_fn that leaves samples out, or joins them
+            return RETURN_INDEX
+        rows_of_batch = any(len(leaf) % len(batch.ids) == 0 for leaf in (*self.outputs, *self.targets))
+        return GIVE_IDS if rows_of_batch else NO_GRAD
+
+    def refusal(self, why: str, way_out: str = "") -> AttributionError:
+        """Returns the error to raise: why, what was seen of all tensors, and one way out; none where `why` has it already."""
         dimension = self.tracker.sample_dimension
         if dimension is not None and dimension.unclear is not None:
             why += UNCLEAR.format(dimension.unclear, dimension.unclear[0])
         return AttributionError(
             f"{why}. Saw outputs: {_described(self.output_lookups)}. Saw targets: {_described(self.target_lookups)}. "
-            f"Nothing was recorded. {WAYS_OUT}"
+            f"Nothing was recorded. {way_out + ' ' if way_out else ''}{MORE}"
         )
 
     def agreed_rows(self) -> tuple[Rows | None, tuple[Tensor, ...]]:
@@ -436,31 +449,32 @@ class _Case:
         """
         for lookup in (*self.output_lookups, *self.target_lookups):
             if lookup.refuse:
-                raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}")
+                way_out = "" if lookup.description == CHANGED_INPUTS else GIVE_IDS  # which that description has already
+                raise self.refusal(f"Cannot tell which samples this loss belongs to: {lookup.description}", way_out)
         followed = self._followed()
         derived = [Lookup(rows, "") for _, rows in followed if isinstance(rows, Rows)]
         by_output = self._one_of([*self.output_lookups, *derived], "outputs")
         by_target = self._one_of(self.target_lookups, "targets")
         if by_output is not None and by_target is not None and by_output.key != by_target.key:
-            raise self.refusal("Outputs and targets belong to different rows")
+            raise self.refusal("Outputs and targets belong to different rows", SAME_ROWS)
         rows = by_target or by_output
         self._check_order(followed, 1 if rows is None else rows.n)
         if rows is None:
             return None, ()
         if rows.batch.unknown is not None:
-            raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}")
+            raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}", RETURN_INDEX)
         targets = zip(self.targets, self.target_lookups, strict=True)
         unknown = [leaf for leaf, lookup in targets if lookup.rows is None and len(leaf) >= rows.n]
         if by_output is not None:
             return rows, self._check_values(unknown, by_output)
         if unknown:
-            raise self.refusal("Some targets are of a known batch, others are not")
+            raise self.refusal("Some targets are of a known batch, others are not", GIVE_IDS)
         return rows, ()
 
     def _one_of(self, lookups: list[Lookup], name: str) -> Rows | None:
         named = [lookup.rows for lookup in lookups if lookup.rows is not None]
         if len({rows.key for rows in named}) > 1:
-            raise self.refusal(f"The {name} belong to different rows")
+            raise self.refusal(f"The {name} belong to different rows", ONE_BATCH)
         return named[0] if named else None
 
     def _followed(self) -> list[tuple[Tensor, Rows | Moved | None]]:
@@ -478,13 +492,15 @@ class _Case:
             raise self.refusal(f"Cannot tell which samples this loss belongs to: {moved.changed}")
         raise self.refusal(
             f"Outputs went through {moved.by} after the model returned them, which can move rows or is not known to keep "
-            "their order"
+            "their order",
+            GIVE_IDS,
         )
 
     def _check_values(self, targets: list[Tensor], rows: Rows) -> tuple[Tensor, ...]:
         """Compares new targets with those that were yielded; returns the flags that cannot be read without waiting."""
         why = NEW_VALUES if rows.batch.tensors else LET_GO.format(rows.batch.number)
-        return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, why)
+        way_out = GIVE_IDS if rows.batch.tensors else ""
+        return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, why, way_out)
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
         """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped.
@@ -566,7 +582,7 @@ def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) ->
     """Compares ids with the rows that a tensor names; returns the flags that cannot be read without waiting."""
     ids, repeat = stated.ids, stated.repeat
     if repeat is not None and rows.repeat not in (1, repeat):
-        raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample")
+        raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample", REPEAT_OF_TENSORS)
     if own is not None and own.key == rows.key:
         return ()
     if rows.n != len(ids):
@@ -607,10 +623,10 @@ def _check_batch(
     return flags
 
 
-def _all_hold(flags: list[Tensor], case: _Case, why: str) -> tuple[Tensor, ...]:
+def _all_hold(flags: list[Tensor], case: _Case, why: str, way_out: str = "") -> tuple[Tensor, ...]:
     """Refuses where a flag is false; returns those that cannot be read without waiting for a device."""
     if not all(bool(flag) for flag in flags if certain_now(flag)):
-        raise case.refusal(why)
+        raise case.refusal(why, way_out)
     return tuple(flag for flag in flags if not certain_now(flag))
 
 

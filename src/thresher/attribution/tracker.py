@@ -126,6 +126,8 @@ class RowTracker(Uncopied):
         self.sample_dimension = sample_dimension
         self.suspicion = Suspicion()
         """What the targets of the latest batches show against the ids that the loop states."""
+        self.latest: YieldedBatch | None = None
+        """The batch remembered last; None before the first."""
         self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None
 
     def remember_batch(self, batch: YieldedBatch, tensors: list[Tensor]) -> None:
@@ -135,7 +137,7 @@ class RowTracker(Uncopied):
             batch: The batch, with its ids.
             tensors: All tensors of the batch; those whose first dimension is not the samples' are left out.
         """
-        n = len(batch.ids)
+        n, self.latest = len(batch.ids), batch
         rows = Rows(batch, 0, 1, n, 1)
         if self.sample_dimension is None:
             batch.tensors = tuple([tensor for tensor in tensors if tensor.dim() and tensor.shape[0] == n])

@@ -56,7 +56,7 @@ def number(bits: NDArray[np.uint8]) -> int:
     return int(np.bitwise_count(bits).sum(dtype=np.int64))
 
 
-class Marks:
+class Bitmask:
     """Marks of all samples, one bit each.
 
     Args:
@@ -64,7 +64,7 @@ class Marks:
         n: Number of samples.
 
     Example:
-        >>> marks = Marks(np.packbits([0, 1, 0, 0, 1, 1], bitorder="little"), 6)
+        >>> marks = Bitmask(np.packbits([0, 1, 0, 0, 1, 1], bitorder="little"), 6)
         >>> marks.of(np.array([4, 0])), marks.count, marks.ids(1, 3), marks.inverse().ids(0, 9)
         (array([ True, False]), 3, array([4, 5]), array([0, 2, 3]))
         >>> marks.before(np.array([5, 1]))
@@ -75,7 +75,7 @@ class Marks:
         self.bits, self.n = bits, n
 
     @staticmethod
-    def gathered(packed: NDArray[np.uint8], layout: ShardLayout, world: World) -> "Marks":
+    def gathered(packed: NDArray[np.uint8], layout: ShardLayout, world: World) -> "Bitmask":
         """Returns the marks of all samples; all ranks call it.
 
         Args:
@@ -84,10 +84,10 @@ class Marks:
             world: The ranks.
         """
         if world.size == 1:
-            return Marks(packed, layout.n)
+            return Bitmask(packed, layout.n)
         own = np.zeros(layout.per // 8, dtype=np.uint8)
         own[: len(packed)] = packed
-        return Marks(world.gather(own).reshape(-1)[: -(-layout.n // 8)], layout.n)
+        return Bitmask(world.gather(own).reshape(-1)[: -(-layout.n // 8)], layout.n)
 
     def of(self, ids: NDArray[np.int64]) -> Mask:
         """Returns the marks of some samples.
@@ -144,9 +144,9 @@ class Marks:
         lower = words[word] & ((np.uint64(1) << bit) - np.uint64(1))
         return counts[word] + np.bitwise_count(lower)
 
-    def inverse(self) -> "Marks":
+    def inverse(self) -> "Bitmask":
         """Returns the marks of the other samples."""
         bits = ~self.bits
         if self.n % 8:
             bits[-1] &= (1 << self.n % 8) - 1
-        return Marks(bits, self.n)
+        return Bitmask(bits, self.n)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from thresher.distributed.bitmask import Marks, number, packed, unpacked
+from thresher.distributed.bitmask import Bitmask, number, packed, unpacked
 from thresher.distributed.layout import ShardLayout, equal_part, fetch
 from thresher.exact import chunks
 from thresher.plans import EpochPlan
@@ -168,16 +168,16 @@ class HeldPlan:
         self.rows = self._kept if own.drawn else self.rows
         self.everything = not own.drawn and self.rows == layout.n
         self._lots = own.lots if world.size > 1 else None  # they spare the bits that travel
-        self._marks: Marks | None = None
+        self._marks: Bitmask | None = None
         if not own.drawn and not self.everything:
             among = bits if self._lots is None else self._lots.among
-            self._marks = None if among is None else Marks.gathered(among, layout, world)
+            self._marks = None if among is None else Bitmask.gathered(among, layout, world)
         self._weights = self._weights_by_lots(bits)
         others = self._marks is not None and self._lots is None and not both_or_none
         self._refreshes_others = bool(self.refreshed) and others
-        self._refresh: Marks | None = None
+        self._refresh: Bitmask | None = None
         if self.refreshed and not self._refreshes_others:
-            self._refresh = Marks.gathered(again, layout, world)
+            self._refresh = Bitmask.gathered(again, layout, world)
 
     @staticmethod
     def of(plan: EpochPlan, layout: ShardLayout, world: World) -> "HeldPlan":
@@ -291,7 +291,7 @@ class HeldPlan:
             return place.numpy().take
         if self._kept == len(self._block):
             return lambda places: places
-        return Marks(self.own.ids.numpy(), len(self._block)).before
+        return Bitmask(self.own.ids.numpy(), len(self._block)).before
 
     def refreshing(self) -> Callable[[int, int], NDArray[np.int64]]:
         """Returns the ids that this rank refreshes, ascending, as a function of two places, from one to another.

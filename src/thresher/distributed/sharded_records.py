@@ -17,13 +17,13 @@ BLOCK = 2**16
 """Number of rows that are noted in one piece of memory."""
 
 
-class Outbox:
+class WriteBuffer:
     """Rows that are noted on the device until they travel; nothing waits for the device.
 
     Example:
-        >>> outbox = Outbox()
-        >>> outbox.add({"id": torch.tensor([4, 2]), "loss": torch.tensor([0.5, 1.5])})
-        >>> len(outbox), outbox.rows()["id"]
+        >>> buffer = WriteBuffer()
+        >>> buffer.add({"id": torch.tensor([4, 2]), "loss": torch.tensor([0.5, 1.5])})
+        >>> len(buffer), buffer.rows()["id"]
         (2, tensor([4, 2]))
     """
 
@@ -217,7 +217,7 @@ MOST_GATHERED = 2**29
 class ShardedRecords(Records):
     """Records of the block of ids that one rank holds; `write` takes ids of any rank.
 
-    What is written waits until `come_home` is called on all ranks. A sample that several ranks have written then has the last
+    What is written waits until `sync` is called on all ranks. A sample that several ranks have written then has the last
     value of the lowest of these ranks in columns with merge="last", and the sum of all values in columns with merge="sum";
     functions are called once per value, for one rank after the other.
 
@@ -236,7 +236,7 @@ class ShardedRecords(Records):
         ...     layout = ShardLayout(n=10, size=2, unit=8)
         ...     records = ShardedRecords({"loss": Column(torch.float32)}, layout, world, torch.device("cpu"))
         ...     records.write(torch.tensor([9 - world.rank]), {"loss": torch.tensor([world.rank + 0.5])})
-        ...     records.come_home()
+        ...     records.sync()
         ...     return records["loss"].tolist()
         >>> on_ranks(2, train)
         [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0], [1.5, 0.5]]
@@ -246,7 +246,7 @@ class ShardedRecords(Records):
         shard = layout.shard(world)
         super().__init__(columns, len(shard), device)
         self.shard, self.layout = shard, layout
-        self._device, self._outbox = device, Outbox()
+        self._device, self._write_buffer = device, WriteBuffer()
         self._sent = [name for name, signal in self.written.items() if signal != EPOCH]
         self._by_function = [name for name in self._sent if callable(self.columns[name].merge)]
 
@@ -259,7 +259,7 @@ class ShardedRecords(Records):
         first: bool | Tensor = True,
         certain: Tensor | None = None,
     ) -> None:
-        """Notes the signals of one batch until `come_home`.
+        """Notes the signals of one batch until `sync`.
 
         Args:
             ids: Sample ids, shape (B,), int64, on the device of the records; those of other ranks, too.
@@ -276,18 +276,18 @@ class ShardedRecords(Records):
             signal, column = self.written[name], self.columns[name]
             new = values[signal] if callable(column.merge) else values[signal].to(column.dtype)
             rows[name] = new - before[signal].to(column.dtype) if before is not None and column.merge == "sum" else new
-        self._outbox.add(rows)
+        self._write_buffer.add(rows)
 
-    def come_home(self) -> None:
+    def sync(self) -> None:
         """Sends what was written to the ranks that hold the samples, and stores it there; all ranks call it."""
         if (arrivals := self._arrivals()) is not None:
             self._store(arrivals)
-            self._outbox.clear()
+            self._write_buffer.clear()
 
     def _arrivals(self) -> Arrivals | None:
         """Returns what all ranks have written of the samples of this block; None where no rank has written."""
-        world, rows = self.shard.world, self._outbox.rows()
-        if not world.total(len(self._outbox)):
+        world, rows = self.shard.world, self._write_buffer.rows()
+        if not world.total(len(self._write_buffer)):
             return None
         dtypes = {name: self.columns[name].dtype for name in self._sent} | common_dtypes(rows, self._by_function, world)
         if self._by_function:
@@ -351,7 +351,7 @@ class ShardedRecords(Records):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Copies saved columns of this block into these, and forgets what has not come home."""
         super().load_state_dict(state)
-        self._outbox.clear()
+        self._write_buffer.clear()
 
 
 def _for_each(flag: bool | Tensor, ids: Tensor) -> Tensor:

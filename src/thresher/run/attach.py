@@ -33,12 +33,11 @@ from thresher.records import NEVER_SEEN, Column, Records
 from thresher.run.batch_selection import BatchSelection, BatchStage, BeforeForward, InForward, Trained
 from thresher.run.checks import check, claim, least_rows, optimizers_of, undefined_signals
 from thresher.run.epochs import Epochs
-from thresher.run.optimizer_steps import Stopwatch
 from thresher.run.parts import Parts, RunConfig, SelectionMode
 from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.shards import World
-from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Timing, whole_steps
+from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Stopwatch, Timing, whole_steps
 
 
 def method_of(given: Any, spend: str | None = None) -> Any:

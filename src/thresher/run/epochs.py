@@ -601,12 +601,12 @@ class Epochs:
         self._accumulator.flush()
         if plan is not None and plan.refreshed:
             # A sample may be trained on in one process and refreshed in another: its loss of the refresh is the later one.
-            self._records.come_home()
+            self._records.sync()
             before = self.timing.switch(REFRESH)
             self._passes.refresh(PieceOrder(plan.refreshing()), training=requirements_of(self._method).refresh == "train")
             self.timing.switch(before)
         # Every process sends the losses of samples that others own: the next plan reads them.
-        self._accumulator.come_home()
+        self._accumulator.sync()
         if complete:
             # What a plan left out of a complete epoch, full training would have trained on.
             rest = max(0, self._loader.candidates - self._consumed)

@@ -18,10 +18,9 @@ from thresher.methods.contract import BatchMethod, EpochMethod
 from thresher.methods.full import FullData
 from thresher.passes.own import OwnPasses
 from thresher.records import Records
-from thresher.run.optimizer_steps import Stopwatch
 from thresher.run.strata import Strata
 from thresher.shards import ALONE, World
-from thresher.timing import Timing
+from thresher.timing import Stopwatch, Timing
 
 
 class SelectionMode(enum.Enum):

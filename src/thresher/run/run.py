@@ -556,7 +556,7 @@ class Run(Uncopied):
         if together:
             self._epochs.end.finish(leaves=True)
         if together or self._parts.records.shard.world.size == 1:
-            self._parts.accumulator.come_home()
+            self._parts.accumulator.sync()
         self._epochs.detach()
         self.loader.close()
 

@@ -23,7 +23,7 @@ class RowMeter(Protocol):
 class PassMeter(Protocol):
     """Counts the backward passes of one forward pass."""
 
-    def went_backward(self, rows: int) -> None:
+    def count_backward(self, rows: int) -> None:
         """Counts a backward pass on some rows."""
         ...
 
@@ -108,7 +108,7 @@ class SubsetFunction(torch.autograd.Function):
         ]
         rows, tangents = _rows_and_tangents(ctx, list(gradients))
         if ctx.meter is not None:
-            ctx.meter.went_backward(n if rows is None else len(rows))
+            ctx.meter.count_backward(n if rows is None else len(rows))
         if rows is not None and not len(rows):
             return None, *(
                 torch.zeros(shape, dtype=dtype, device=device) if is_wanted else None

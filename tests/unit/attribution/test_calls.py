@@ -233,7 +233,7 @@ def test_a_collate_that_leaves_samples_out_needs_the_index_of_the_dataset():
     run = thresher.attach(thresher.FullData(), loader=loader, criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
     for x, y, index in run.loader:
         outputs = run.model(x)
-        with pytest.raises(thresher.AttributionError, match="return the index from the dataset"):
+        with pytest.raises(thresher.AttributionError, match="Let the dataset return the index of each sample"):
             run.criterion(outputs, y)
         run.criterion(outputs, y, ids=index)
         assert torch.allclose(run.records["loss"][index], losses(outputs, y))

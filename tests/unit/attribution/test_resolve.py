@@ -656,14 +656,25 @@ def test_reduce_finds_rows_in_losses_targets_or_ids():
     refused(run, lambda: run.reduce(torch.ones(3, requires_grad=True) * 2), "Cannot tell")
 
 
-def test_message_says_what_was_seen_and_the_ways_out():
+def refusal_of(run, outputs, targets):
+    with pytest.raises(AttributionError) as caught:
+        run.criterion(outputs, targets)
+    assert all(part in str(caught.value) for part in ("Saw outputs", "Saw targets", "Nothing was recorded"))
+    assert str(caught.value).endswith("More: docs/attribution.md")
+    return str(caught.value)
+
+
+def test_message_says_what_was_seen_and_the_one_way_out_that_fits():
     run = make_run()
     x, y = next(iter(run.loader))
-    with pytest.raises(AttributionError) as caught:
-        run.criterion(run.model(x.clone()), y.clone())
-    message = str(caught.value)
-    for part in ("Saw outputs", "Saw targets", "Nothing was recorded", "ids=run.ids", "torch.no_grad()"):
-        assert part in message
+    copied = refusal_of(run, run.model(x.clone()), y.clone())
+    assert "ids=run.ids" in copied and "no_grad" not in copied
+    other = refusal_of(run, run.model(torch.cat([x, x])[:-1]), torch.cat([y, y])[:-1])  # of another number of rows
+    assert "torch.no_grad()" in other and "ids=" not in other
+    run.criterion(run.model(x), y).backward()
+    assert run.records is not None  # up to the last call of the criterion
+    validation = refusal_of(run, run.model(x.clone()), y.clone())
+    assert "torch.no_grad()" in validation and "ids=" not in validation
 
 
 def test_storages_that_died_do_not_name_new_tensors():

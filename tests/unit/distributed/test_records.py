@@ -73,8 +73,8 @@ def test_what_arrives_is_what_one_process_would_have_written(number):
         records.epoch = 7
         for ids, values in batches[world.rank]:
             records.write(ids, values)
-        records.come_home()
-        records.come_home()
+        records.sync()
+        records.sync()
         return records
 
     parts = on_ranks(size, train)
@@ -99,7 +99,7 @@ def test_nothing_is_seen_before_it_comes_home():
     def train(records, rank):
         records.write(torch.tensor([0, 9]), values(1.0, 2.0))
         before = records["loss"].tolist()
-        records.come_home()
+        records.sync()
         return before, records["loss"][:2].tolist()
 
     assert in_two(train) == [([-math.inf] * 8, [1.0, -math.inf]), ([-math.inf] * 8, [-math.inf, 2.0])]
@@ -107,7 +107,7 @@ def test_nothing_is_seen_before_it_comes_home():
 
 def test_where_nothing_was_written_only_a_number_travels():
     def train(records, rank):
-        records.come_home()
+        records.sync()
         return records.shard.world.bytes
 
     assert in_two(train) == [8, 8]
@@ -119,7 +119,7 @@ def test_writing_again_adds_the_difference_and_replaces_the_value():
             ids = torch.tensor([9])
             records.write(ids, values(1.0))
             records.write(ids, values(3.5), before=values(1.0), first=False)
-        records.come_home()
+        records.sync()
         return {name: records[name][1].item() for name in ("loss", "total", "seen", "history")}
 
     assert in_two(train)[1] == {"loss": 3.5, "total": 3.5, "seen": 1, "history": 1}
@@ -129,7 +129,7 @@ def test_rows_that_turn_out_to_be_of_other_samples_do_not_travel():
     def train(records, rank):
         records.write(torch.tensor([3, 12]), values(1.0, 2.0), certain=torch.tensor(rank == 1))
         records.write(torch.tensor([4, 13]), values(3.0, 4.0), certain=torch.tensor([False, True]))
-        records.come_home()
+        records.sync()
         return records["loss"].isfinite().nonzero().flatten().tolist(), records["total"].sum().item()
 
     assert in_two(train) == [([3], 1.0), ([4, 5], 10.0)]
@@ -138,7 +138,7 @@ def test_rows_that_turn_out_to_be_of_other_samples_do_not_travel():
 def test_functions_are_given_the_rows_that_are_written_for_the_first_time():
     def train(records, rank):
         records.write(torch.tensor([8, 9]), values(1.0, 1.0), first=torch.tensor([rank == 0, True]))
-        records.come_home()
+        records.sync()
         return records["history"][:2].tolist()
 
     assert in_two(train)[1] == [1, 11]
@@ -154,7 +154,7 @@ def test_functions_are_given_the_data_type_that_was_written():
     def train(records, rank, dtypes):
         if rank < len(dtypes):
             records.write(torch.tensor([9]), {"loss": torch.tensor([0.5], dtype=dtypes[rank])})
-        records.come_home()
+        records.sync()
 
     columns = {"worst": Column(torch.float32, signal="loss", merge=look)}
     for dtypes, expected in (([torch.bfloat16], [torch.bfloat16]), ([torch.bfloat16, torch.float32], [torch.float32] * 2)):
@@ -175,7 +175,7 @@ def test_forgetting_counts_the_same_in_shards():
         for epoch, correct in enumerate(right):
             own = torch.from_numpy(np.random.default_rng(epoch).permutation(40)[world.rank :: 3])
             records.write(own, {"correct": correct[own]})
-            records.come_home()
+            records.sync()
         return records["forgetting"]
 
     assert torch.equal(torch.cat(on_ranks(3, train)), whole["forgetting"])
@@ -236,17 +236,17 @@ def test_a_state_has_what_has_not_come_home_and_the_run_goes_on_as_without_it(si
         records = ShardedRecords(COLUMNS, ShardLayout(n, size, 8), world, CPU)
         own = torch.arange(n)[world.rank :: world.size]
         records.write(own, {"loss": own.float(), "correct": own % 2 == 0, "digit": own % 10})
-        records.come_home()
+        records.sync()
         records.epoch = 3
         if world.rank == 0:
             records.write(torch.tensor([n - 1]), values(99.0))
         before, state = {name: column.clone() for name, column in records.items()}, records.state_dict()
         unchanged = all(torch.equal(before[name], records[name]) for name in COLUMNS)
-        records.come_home()
+        records.sync()
         again = ShardedRecords(COLUMNS, ShardLayout(n, size, 8), world, CPU)
         again.write(torch.tensor([0]), values(5.0))  # forgotten
         again.load_state_dict(state)
-        again.come_home()
+        again.sync()
         return unchanged, *({name: column.clone() for name, column in one.items()} for one in (records, state, again))
 
     for unchanged, whole, state, again in on_ranks(size, train):
@@ -261,7 +261,7 @@ def test_of_a_sample_that_comes_again_after_a_resume_the_later_value_counts():
                 records.write(torch.tensor([5]), values(float(turn)))
             if resumed and not turn:
                 records.load_state_dict(records.state_dict())
-        records.come_home()
+        records.sync()
         return records["loss"][5].item()
 
     for resumed in (False, True):

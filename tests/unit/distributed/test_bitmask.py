@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thresher.distributed import bitmask as module
-from thresher.distributed.bitmask import Marks, number, packed, unpacked
+from thresher.distributed.bitmask import Bitmask, number, packed, unpacked
 from thresher.exact import CHUNK
 
 
@@ -16,7 +16,7 @@ def test_ids_are_packed_and_looked_up(data, n, first):
     bits = packed(np.flatnonzero(mask) + first, range(first, first + n))
     assert bits.tolist() == np.packbits(mask, bitorder="little").tolist()
     assert number(bits) == mask.sum() and unpacked(bits).tolist() == [*mask, *[False] * (-n % 8)]
-    marks, ids = Marks(bits, n), np.random.default_rng(n).integers(0, n, 40)
+    marks, ids = Bitmask(bits, n), np.random.default_rng(n).integers(0, n, 40)
     assert marks.of(ids).tolist() == mask[ids].tolist()
     assert marks.before(ids).tolist() == [int(mask[:i].sum()) for i in ids.tolist()]
     assert marks.before(ids.astype(np.uint32)).tolist() == marks.before(ids).tolist()
@@ -27,7 +27,7 @@ def test_many_ids_are_packed_in_pieces(n):
     ids = np.flatnonzero(np.random.default_rng(n).random(n) < 0.3)
     bits = packed(ids, range(n))
     assert np.flatnonzero(unpacked(bits)).tolist() == ids.tolist()
-    marks = Marks(bits, n)
+    marks = Bitmask(bits, n)
     assert marks.before(ids).tolist() == list(range(len(ids)))
     assert marks.ids(len(ids) // 3, n).tolist() == ids[len(ids) // 3 :].tolist()
 
@@ -36,7 +36,7 @@ def test_many_ids_are_packed_in_pieces(n):
 def test_ids_of_any_places(monkeypatch, part):
     monkeypatch.setattr(module, "BYTES", part)
     ids = np.flatnonzero(np.random.default_rng(part).random(203) < 0.4)
-    marks = Marks(packed(ids, range(203)), 203)
+    marks = Bitmask(packed(ids, range(203)), 203)
     assert marks.count == len(ids)
     for begin in range(0, len(ids) + 2, 5):
         for end in range(begin, len(ids) + 3, 7):
@@ -45,5 +45,5 @@ def test_ids_of_any_places(monkeypatch, part):
 
 
 def test_marks_of_nothing():
-    marks = Marks(np.zeros(2, np.uint8), 12)
+    marks = Bitmask(np.zeros(2, np.uint8), 12)
     assert marks.count == 0 and marks.ids(0, 5).tolist() == [] and marks.inverse().count == 12

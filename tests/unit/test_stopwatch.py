@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from thresher.cost import Cost
-from thresher.run.optimizer_steps import Stopwatch
+from thresher.timing import Stopwatch
 
 
 class Clock:
