@@ -1,3 +1,24 @@
-"""The version of the package."""
+"""The version of the package, and those of other packages that it follows."""
 
-__version__ = "0.1.0"
+import re
+import warnings
+from importlib.metadata import version
+
+__version__ = "0.2.0"
+
+
+def warn_if_newer(package: str, tested: tuple[int, int], module: str) -> None:
+    """Warns where a package is newer than the versions that a module of ours is tested with.
+
+    Args:
+        package: Name of the package.
+        tested: Major and minor number of the newest version that the module is tested with.
+        module: Name of the module.
+    """
+    here = version(package)
+    if tuple(map(int, re.findall(r"\d+", here)[:2])) > tested:
+        warnings.warn(
+            f"{module} is tested with {package} up to {tested[0]}.{tested[1]}, and {here} is installed: what it follows may have "
+            "changed. Compare a training with FullData() with one without Thresher, which must be equal, before you trust it.",
+            stacklevel=3,
+        )

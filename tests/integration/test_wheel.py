@@ -70,6 +70,22 @@ def test_contents(installed):
     assert not [name for name in names if name.startswith(("tests", "benchmarks", "examples"))]
 
 
+def test_the_page_of_a_package_index_has_no_link_into_the_repository(installed):
+    """It is rendered as an index does it, from the description in the metadata."""
+    from email.parser import Parser
+
+    from markdown_it import MarkdownIt
+
+    wheel = zipfile.ZipFile(installed[0])
+    (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    fields = Parser().parsestr(wheel.read(name).decode())
+    assert fields["Description-Content-Type"] == "text/markdown"
+    tokens = [one for block in MarkdownIt().parse(fields.get_payload()) for one in block.children or ()]
+    links = [str(one.attrs.get("href") or one.attrs.get("src")) for one in tokens if one.type in ("link_open", "image")]
+    assert not [link for link in links if not link.startswith(("https://", "#"))]
+    assert "](" not in "".join(one.content for one in tokens if one.type == "text")  # what is left is well-formed
+
+
 def test_trains_outside_the_repository(installed, tmp_path):
     file, backward, others = run_outside(installed, tmp_path, "-c", LOOP).splitlines()
     assert Path(file).is_relative_to(installed[1])

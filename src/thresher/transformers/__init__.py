@@ -11,6 +11,9 @@ except ModuleNotFoundError as error:
         "thresher.transformers needs the packages transformers and accelerate: pip install 'thresher[transformers]'"
     ) from error
 
+from thresher._version import warn_if_newer
 from thresher.transformers.selection import Selection
+
+warn_if_newer("transformers", (5, 23), __name__)
 
 __all__ = ["Selection"]
