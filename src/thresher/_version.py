@@ -18,7 +18,7 @@ def warn_if_newer(package: str, tested: tuple[int, int], module: str) -> None:
     here = version(package)
     if tuple(map(int, re.findall(r"\d+", here)[:2])) > tested:
         warnings.warn(
-            f"{module} is tested with {package} up to {tested[0]}.{tested[1]}, and {here} is installed: what it follows may have "
-            "changed. Compare a training with FullData() with one without Thresher, which must be equal, before you trust it.",
+            f"{module} is tested with {package} up to {tested[0]}.{tested[1]}, and {here} is installed: what it follows may "
+            "have changed. Compare a training with FullData() with one without Thresher, which must be equal, before you trust it.",
             stacklevel=3,
         )
