@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import thresher
+from thresher.records import Column, Records
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training import samples as epoch_file
 from thresher_lab.training.loop import train
@@ -91,7 +92,7 @@ class Trained:
     """A run as a recording sees it, of n samples that are trained on up to 300 times per epoch."""
 
     def __init__(self, n):
-        self.trained, self.records = torch.zeros(n, dtype=torch.int32), {"loss": torch.zeros(n)}
+        self.trained, self.records = torch.zeros(n, dtype=torch.int32), Records({"loss": Column(torch.float32)}, n)
 
     def epoch(self, number):
         draws = torch.Generator().manual_seed(number)
