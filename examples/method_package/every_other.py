@@ -13,9 +13,20 @@ class EveryOther:
 
     stage = "epoch"
     requires = thresher.Requirements()
+    card = thresher.methods.Card(
+        summary="every other sample, in turn",
+        paper="",
+        rule="its id is odd in an even epoch, or even in an odd one",
+        biased="No: in two epochs each sample comes once.",
+        forwards="None.",
+        bytes_per_sample=4,
+        caveat="It is an example.",
+    )
 
     def columns(self):
         return {"loss": thresher.Column(torch.float32, fill=thresher.records.NEVER_SEEN)}
 
     def plan_epoch(self, records, *, epoch, epochs, generator):
-        return thresher.EpochPlan(torch.arange(epoch % 2, len(records["loss"]), 2))
+        n = len(records["loss"])
+        ids = torch.arange(epoch % min(2, n), n, 2)
+        return thresher.EpochPlan(ids, facts={"scheduled_fraction": 0.5, "actual_fraction": 1 - len(ids) / n})

@@ -19,6 +19,6 @@ def warn_if_newer(package: str, tested: tuple[int, int], module: str) -> None:
     if tuple(map(int, re.findall(r"\d+", here)[:2])) > tested:
         warnings.warn(
             f"{module} is tested with {package} up to {tested[0]}.{tested[1]}, and {here} is installed: what it follows may "
-            "have changed. Before you trust it, compare a training with FullData() and one without Thresher: they must be equal.",
+            "have changed. Compare a training with FullData() and one without Thresher first: they must be equal.",
             stacklevel=3,
         )

@@ -92,7 +92,10 @@ class Trained:
     """A run as a recording sees it, of n samples that are trained on up to 300 times per epoch."""
 
     def __init__(self, n):
-        self.trained, self.records = torch.zeros(n, dtype=torch.int32), Records({"loss": Column(torch.float32)}, n)
+        self.trained, self.records = (
+            torch.zeros(n, dtype=torch.int32),
+            Records({"loss": Column(torch.float32)}, n, torch.device("cpu")),
+        )
 
     def epoch(self, number):
         draws = torch.Generator().manual_seed(number)
