@@ -14,8 +14,8 @@ USE = """
 import torch, thresher
 from torch.utils.data import DataLoader, TensorDataset
 loader = DataLoader(TensorDataset(torch.zeros(6, 2), torch.arange(6) % 2), 2, shuffle=True)
-run = thresher.attach("every_other", loader=loader, criterion=torch.nn.CrossEntropyLoss(), epochs=2)
-print("every_other" in thresher.methods.names(), run.plan.ids.tolist())
+run = thresher.attach("hard_half", loader=loader, criterion=torch.nn.CrossEntropyLoss(), epochs=2)
+print("hard_half" in thresher.methods.names(), run.plan.ids.tolist())
 """
 
 
@@ -35,11 +35,11 @@ def test_an_installed_method_is_known_by_its_name(tmp_path):
     shown = subprocess.run(
         [sys.executable, "-c", USE], env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True, check=True
     )
-    assert shown.stdout.split("\n")[0] == "True [0, 2, 4]"
+    assert shown.stdout.split("\n")[0] == "True [0, 1, 2, 3, 4, 5]"
 
 
 def test_it_keeps_the_contract_of_methods(monkeypatch):
     monkeypatch.syspath_prepend(PACKAGE)
-    import every_other
+    import hard_half
 
-    check_method(every_other.EveryOther())
+    check_method(hard_half.HardHalf())
