@@ -53,11 +53,11 @@ TITLES = {
 WORDS = {
     "no loss": "no loss",
     "loses": "loses",
-    "unclear": "a loss is not excluded",
+    "unclear": "inconclusive",
     ("better",): "better than smaller batches",
     ("worse",): "worse than smaller batches",
     ("no better",): "no better than smaller batches",
-    ("unclear",): "not told from smaller batches",
+    ("unclear",): "tied with smaller batches",
 }
 """Words for findings against full training and, as tuples, against smaller batches."""
 
@@ -320,7 +320,7 @@ def _title(task: str) -> str:
 
 
 def _in_words(one: Mapping[str, Any], to_full: Mapping[str, Any], margin: float) -> str:
-    counts = "" if one["counts"] else f"; does not count: no way to spend less is shown to lose more than {margin:g}"
+    counts = "" if one["counts"] else f"; easy task: no way to spend less is shown to lose more than {margin:g}"
     loses = one["to_full"] == "unclear" and to_full["high"] is not None and to_full["high"] < 0
     words = f"some loss, not shown to exceed {margin:g}" if loses else WORDS[one["to_full"]]
     return f"{words}; {WORDS[one['to_smaller'],]}{counts}"
@@ -349,7 +349,7 @@ def _with_interval(paired: Mapping[str, Any]) -> str:
 
 def _finding(found: Mapping[str, Any]) -> str:
     lose = f"no way to spend less is shown to lose more than {MARGIN:g} points after the correction"
-    counts = "" if found["counts"] else f"; the task does not count, because {lose}"
+    counts = "" if found["counts"] else f"; the task is easy: {lose}"
     return f"to full training: {found['to_full']}; to smaller batches: {found['to_smaller']}{counts}"
 
 

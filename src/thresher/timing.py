@@ -36,7 +36,7 @@ LARGE = 0.1
 """Share of full training's time from which on attribution is a large part of the steps."""
 
 MOST_ERROR = 0.1
-"""Relative error of the forecast up to which a training that is not told from full training took "about the same time"."""
+"""Relative error of the forecast up to which a training that is tied with full training took "about the same time"."""
 
 SECONDS_TO_WARN = 1.0
 """Length of a training, in seconds, from which on it matters that it is slower."""

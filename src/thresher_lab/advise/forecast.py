@@ -28,7 +28,7 @@ GRADIENT_NORM = "grad_norm"
 """Signal that the spread is taken of: the norm of the gradient of a sample's loss with respect to the outputs."""
 ALIKE = 0.8
 """Value of rho from which samples are too much alike: with the forward passes by which rows are found, the best draw gains
-about 6 %. In short probes it was above on two trainings where Winnow was not told from smaller batches (text 0.99, relief
+about 6 %. In short probes it was above on two trainings where Winnow was tied with smaller batches (text 0.99, relief
 0.90), and below on those where it was better (Fashion-MNIST 0.39, ResNet-8 0.73)."""
 FALLING = 0.03
 """Fall of rho from one epoch of the probe to the next up to which it has settled."""

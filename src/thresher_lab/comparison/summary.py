@@ -232,7 +232,7 @@ def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
         "better": "better than {}",
         "worse": "worse than {}",
         "no better": "no better than {}",
-        "unclear": "not told from {}",
+        "unclear": "tied with {}",
     }
     kinds: dict[tuple[str, str], list[str]] = {}
     for kind, found in against.items():
@@ -412,7 +412,7 @@ def _options(judged: Sequence[RowDict], results: Mapping[str, Any]) -> list[RowD
 def _is_option(control: RowDict, row: RowDict, results: Mapping[str, Any]) -> bool:
     """Returns whether a control may take the place of its method.
 
-    With few seeds, a control is often neither shown to lose nor shown not to. It counts where it is not told from its method,
+    With few seeds, a control is often neither shown to lose nor shown not to. It counts where it is tied with its method,
     and lies within the margin as measured: the method has to be better, not the control.
     """
     kind = control["method"].partition("@")[0]
@@ -475,7 +475,7 @@ def _beside_controls(row: RowDict, results: Mapping[str, Any]) -> str:
     if not (equal := [kind for kind, one in row["against"].items() if one["finding"] != "better"]):
         return ", and is better than all of its controls."
     if "placebo" in equal and len(equal) < len(row["against"]):
-        return ". Yet it is not told from permuted signals, so that it is not shown that its choice of samples matters."
+        return ". Yet it is tied with permuted signals, so that it is not shown that its choice of samples matters."
     return f". It is not shown to be better than {listed([CONTROLS[kind].words for kind in equal])} of the same cost."
 
 
