@@ -27,8 +27,8 @@ from thresher.loading.order import (
     MapStyleBatches,
     Order,
     OrderPlace,
-    SequentialOrder,
     StreamBatches,
+    sequential,
 )
 from thresher.loading.row_buffer import RowBuffer, select
 from thresher.loading.samplers import PreparedLoader
@@ -40,7 +40,7 @@ from thresher.shards import ALONE, World
 from thresher.timing import Timing
 
 Device = torch.device | None
-NOTHING = EpochCursor(order=SequentialOrder(0))
+NOTHING = EpochCursor(order=sequential(0))
 NONE_WAIT: tuple[Tensor, Tensor | None] = (torch.empty(0, dtype=torch.int64), None)
 
 

@@ -24,10 +24,10 @@ from thresher.loading.order import (
     Order,
     OrderPlace,
     SamplerOrder,
-    SequentialOrder,
     TensorOrder,
     as_ids,
     generators_of,
+    sequential,
     shuffled,
 )
 from thresher.loading.samplers import check_unchanged, is_seeded_by_epoch
@@ -227,7 +227,7 @@ class UserOrder:
         if not self.is_known:
             return SamplerOrder(self.sampler, self.n)
         if isinstance(self.sampler, SequentialSampler):
-            return SequentialOrder(self.n)
+            return sequential(self.n)
         return shuffled(self.n, self.sampler.generator)
 
     def candidates(self, seen: int) -> int:

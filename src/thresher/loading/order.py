@@ -86,23 +86,6 @@ class Order(Protocol):
         ...
 
 
-class SequentialOrder:
-    """The ids 0, 1, 2, ... as SequentialSampler yields them."""
-
-    def __init__(self, n: int) -> None:
-        self._n, self._position = n, 0
-
-    def take(self, k: int) -> Tensor:
-        """Returns the next `k` ids, int64; fewer when they run out."""
-        begin = self._position
-        self.skip(k)
-        return torch.arange(begin, self._position)
-
-    def skip(self, k: int) -> None:
-        """Leaves out the next `k` ids."""
-        self._position = min(self._position + k, self._n)
-
-
 class TensorOrder:
     """Ids in a tensor, which is made when the first of them is needed.
 
@@ -152,6 +135,11 @@ class PieceOrder:
     def skip(self, k: int) -> None:
         """Leaves out the next `k` ids."""
         self._position += k
+
+
+def sequential(n: int) -> PieceOrder:
+    """Returns the ids 0, 1, 2, ... up to n, as SequentialSampler yields them."""
+    return PieceOrder(lambda begin, end: np.arange(min(begin, n), min(end, n)))
 
 
 def shuffled(n: int, generator: torch.Generator | None) -> TensorOrder:
@@ -299,7 +287,7 @@ class IdBatchSampler(Sampler[list[int]]):
         """Ids of batches, how many ids of the order were drawn and had stayed by then, and how many come; None: not known."""
         self.served = 0
         self._batches: Iterator[list[int]] = iter(())
-        self._cursor = EpochCursor(order=SequentialOrder(0))
+        self._cursor = EpochCursor(order=sequential(0))
         self._consumed, self._stayed = 0, 0
         self.drops_last = sizes.drop_last
         """Whether a last batch that is not full is dropped in this iteration."""

@@ -18,7 +18,7 @@ from thresher.distributed.layout import ShardLayout
 from thresher.distributed.plan import HeldPlan, PackedPlan, part_of_plan
 from thresher.distributed.sharded_records import ShardedRecords
 from thresher.exact import exact_mean
-from thresher.loading.order import OrderPlace, PieceOrder, SequentialOrder, TensorOrder, check_begins
+from thresher.loading.order import OrderPlace, PieceOrder, TensorOrder, check_begins, sequential
 from thresher.methods._adapted import OnStream, OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of, way_around
 from thresher.methods.full import FullData
@@ -110,7 +110,7 @@ class Planner:
         if not names:
             return self._records
         kept = method.kept if isinstance(method, OnSubset) else None
-        ids = SequentialOrder(self._loader.n) if kept is None else TensorOrder(lambda: kept)
+        ids = sequential(self._loader.n) if kept is None else TensorOrder(lambda: kept)
         return {**self._records, **self._passes.full_pass(ids, names)}
 
     @property

@@ -228,8 +228,7 @@ def test_a_task_without_a_waste_is_said_to_count_for_nothing() -> None:
     done = planted(DESIGN, means(winnow=89.95, smaller=89.5, shorter=89.95, uniform=89.9))
     text = overview(results(DESIGN, done))
     assert (
-        text.count("; easy task: no way to spend less is shown to lose more than 0.2 |") == len(TASKS)
-        and "is not met." in text
+        text.count("; easy task: no way to spend less is shown to lose more than 0.2 |") == len(TASKS) and "is not met." in text
     )
 
 
