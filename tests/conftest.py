@@ -34,7 +34,7 @@ SLOWEST = (
     "integration/cli/test_time_to_target_command.py",
     "reference/test_planted.py",
     "integration/cli/test_advise_command.py",
-    "unit/subset/test_module.py",
+    "library/subset/test_module.py",
     "integration/cli/test_own_training.py",
     "property/test_subset_backward.py",
     "lab/report/test_page.py",

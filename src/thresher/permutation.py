@@ -16,7 +16,7 @@ from thresher.rng import seeds
 Words = NDArray[np.unsignedinteger[Any]]
 
 ROUNDS = 6
-"""Number of rounds. Three fail the tests of tests/unit/test_permutation.py."""
+"""Number of rounds. Three fail the tests of tests/library/test_permutation.py."""
 
 ROUNDS_OF_FEW = 16
 """Number of rounds for `FEW` ids or less: numbers of few bits mix slowly."""

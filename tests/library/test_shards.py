@@ -1,4 +1,4 @@
-"""Shards and the world of one process; worlds of several ranks are in tests/unit/distributed."""
+"""Shards and the world of one process; worlds of several ranks are in tests/library/distributed."""
 
 import numpy as np
 import pytest
