@@ -23,9 +23,20 @@ hypothesis.settings.register_profile("verify", deadline=None, database=None, pri
 hypothesis.settings.load_profile("verify" if DEEP else "quick")
 
 SLOWEST = (
+    "integration/test_training_in_processes.py",
+    "integration/test_launched_commands.py",
+    "library/subset/test_simplify.py",
+    "integration/test_reproduction.py",
     "integration/cli/test_compare_command.py",
+    "lab/reproduction/test_reproduction.py",
+    "integration/test_several_processes.py",
+    "integration/cli/test_advise_command.py",
+    "integration/cli/test_dry_run_command.py",
+    "lab/comparison/test_dry_run.py",
+    "examples/test_by_feature.py",
     "integration/test_recipes.py",
     "integration/test_resume.py",
+    "lab/comparison/test_workers.py",
     "integration/test_subset_models.py",
     "integration/report/test_in_browser.py",
     "integration/test_subset_training.py",
@@ -33,9 +44,8 @@ SLOWEST = (
     "lab/training/test_loop.py",
     "integration/cli/test_time_to_target_command.py",
     "reference/test_planted.py",
-    "integration/cli/test_advise_command.py",
-    "library/subset/test_module.py",
     "integration/cli/test_own_training.py",
+    "library/subset/test_module.py",
     "property/test_subset_backward.py",
     "lab/report/test_page.py",
 )
