@@ -52,7 +52,7 @@ app = typer.Typer()
 app.command()(command)
 
 
-@pytest.mark.parametrize("name", depth(("kakurenbo-table-2", "adaselection-weights"), tuple(AT_FULL_SIZE)))
+@pytest.mark.parametrize("name", depth(("adaselection-weights",), tuple(AT_FULL_SIZE)))
 def test_a_recipe_at_smoke_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "Workers", InProcessWorkers)
     recipe = AT_FULL_SIZE[name]
