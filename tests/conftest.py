@@ -89,3 +89,4 @@ def group_of_one(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     yield
     torch.distributed.destroy_process_group()
+    gc.collect()  # a model of several processes, collected in a forked worker later, would wait there for threads of the group

@@ -1,6 +1,7 @@
 """The lines of examples/frameworks: each file is trained with, as it stands."""
 
 import ast
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -86,3 +87,4 @@ def test_it_trains_on_what_the_method_chooses(name, tmp_path):
     finally:
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+            gc.collect()  # not in a forked worker of a later test, which would wait for threads of the group
