@@ -22,6 +22,7 @@ from torch import Tensor
 from thresher.attribution.given_ids import Suspicion, is_in_order, moved_among_samples, within
 from thresher.attribution.rows import Attribution, AttributionError, RowLayout, Rows, TrackedTensor, YieldedBatch, memory_layout
 from thresher.attribution.tracker import CHANGED_INPUTS, Lookup, RowTracker
+from thresher.loading.collate_check import MOVED
 from thresher.loading.trees import leaves
 
 
@@ -538,6 +539,12 @@ def _description(lookup: Lookup) -> str:
 def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
     """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
     ids, own, asked = stated.ids, *_view_of(stated.ids, stated.recent)
+    if own is not None and own.batch.unknown is not None and MOVED in own.batch.unknown:
+        # `run.ids` has the samples as they were drawn. Here their rows are known to stand in another order, so that each loss
+        # would be recorded for another sample, without a word.
+        raise case.refusal(
+            f"`ids` are of the samples as they were drawn, and their rows are not: {own.batch.unknown}", RETURN_INDEX
+        )
     flags: tuple[Tensor, ...] = ()
     if own is None and not stated.ids_repeat:
         ordered = ids.sort().values

@@ -571,19 +571,44 @@ def flip_mix(samples):
     return 0.6 * x + 0.4 * x.flip(0), 0.6 * F.one_hot(y, 10) + 0.4 * F.one_hot(y.flip(0), 10)
 
 
+class IndexedIds(Dataset):
+    """The samples of `id_data`, with their index."""
+
+    def __init__(self):
+        self.data = id_data()
+
+    def __len__(self):
+        return len(self.data)
+
+    def __getitem__(self, i):
+        return (*self.data[i], i)
+
+
 def sort_rows(samples):
-    x, y = default_collate(samples)
+    x, y, *index = default_collate(samples)
     order = x[:, 1].argsort()
-    return x[order], y[order]
+    return x[order], y[order], *(one[order] for one in index)
 
 
-@pytest.mark.parametrize("collate", [flip_mix, sort_rows])
-def test_collate_functions_that_mix_or_sort_are_refused(collate):
-    run = make_run(loader=DataLoader(id_data(), B, shuffle=True, collate_fn=collate))
+def test_a_collate_function_that_mixes_is_refused_without_ids():
+    run = make_run(loader=DataLoader(id_data(), B, shuffle=True, collate_fn=flip_mix))
     for x, y in run.loader:
-        refused(run, lambda x=x, y=y: run.criterion(run.model(x), y), f"collate_fn {collate.__name__}")
+        refused(run, lambda x=x, y=y: run.criterion(run.model(x), y), "collate_fn flip_mix")
         run.criterion(run.model(x), y, ids=run.ids)
     assert int(run.trained.sum()) == N
+
+
+def test_of_a_collate_function_that_sorts_the_index_of_the_dataset_is_right_and_run_ids_is_refused():
+    """`run.ids` has the samples as they were drawn: it would give each loss to another sample."""
+    loader = DataLoader(IndexedIds(), B, shuffle=True, collate_fn=sort_rows)
+    run = make_run(loader=loader)
+    for x, y, index in run.loader:
+        outputs = run.model(x)
+        refused(run, lambda outputs=outputs, y=y: run.criterion(outputs, y), "collate_fn sort_rows.*index of each sample")
+        for ids in (run.ids, run.ids[:], run.ids_of(x)):
+            refused(run, lambda ids=ids, x=outputs: run.reduce(x[:, 0], ids=ids), "as they were drawn.*index of each sample")
+        run.criterion(outputs, y, ids=index)
+    assert_right(run, seen=range(N))
 
 
 def test_collate_functions_that_keep_the_order_are_fine():
