@@ -17,8 +17,8 @@ from thresher.records import NEVER_SEEN
 class ReducedCriterion(Criterion):
     """Adapter for a loss of torch.nn: "mean" over positions, "sum", or "none", whose losses the loop reduces itself.
 
-    Such a loss draws no random numbers and remembers nothing, so that it may be called again for the losses by position.
-    Settings are read in every call: the loop may change them. Hooks are not called.
+    Such a loss draws no random numbers and keeps no state, so it can be called again for the losses by position. Settings are
+    read in every call, because the loop may change them. Hooks are not called.
     """
 
     @property
@@ -42,16 +42,19 @@ class ReducedCriterion(Criterion):
         return None
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
+        # A second object over the user's own attributes: weights that are moved, cast or replaced later count at once,
+        # and nobody sees another `reduction` in the user's module.
         unreduced = object.__new__(type(self.own))
         unreduced.__dict__ = {**self.own.__dict__, "reduction": "none"}
         return self._checked(unreduced.forward(outputs, targets), outputs, targets)
 
     def _checked(self, losses: Tensor, outputs: Any, targets: Any) -> Tensor:
-        """Returns losses by position that the criterion gave without a reduction.
+        """Checks and returns the losses by position of a criterion without a reduction.
 
         Raises:
-            ValueError: They mix samples, or were reduced all the same.
+            ValueError: The losses mix samples, or were reduced anyway.
         """
+        # Outputs (n, 1) and targets (n,) broadcast to n * n losses, more than either of them has entries.
         sizes = [tensor.numel() for tensor in (outputs, targets) if isinstance(tensor, Tensor)]
         if losses.numel() > max(sizes, default=losses.numel()):
             raise ValueError(
@@ -98,6 +101,7 @@ class ClassCriterion(ReducedCriterion):
         if rows.shape[1] == 1:
             return rows.where(valid, NEVER_SEEN).squeeze(1)
         count = valid.sum(1)
+        # 0 / 0 of a sample whose positions are all ignored must not look like a loss that has become NaN.
         return (rows.sum(1) / count).where(count > 0, NEVER_SEEN)
 
     def shares(self, rows: Tensor, targets: Tensor) -> Tensor:
@@ -106,6 +110,7 @@ class ClassCriterion(ReducedCriterion):
         indices = targets.reshape(len(rows), -1)
         valid = indices != self.ignore_index
         weight = self.own.weight
+        # An ignored target such as -100 is no index of a weight: class 0 stands in for it, and counts 0 times.
         counts = valid if weight is None else weight[indices.where(valid, 0)] * valid
         return counts.sum(1).to(rows.dtype)
 
@@ -152,12 +157,14 @@ class CrossEntropy(ClassCriterion):
     def measure(
         self, outputs: Any, targets: Any, layout: RowLayout, *, weights: Tensor | None, wanted: set[str]
     ) -> LossAndSignals:
-        """Computes one log-softmax for the scalar, the losses and the signals, where cross-entropy is the NLL of it."""
+        """Shares one log-softmax between scalar, losses and signals, where cross-entropy is the NLL of it."""
         if not self._is_likelihood(outputs, targets, wanted):
             return super().measure(outputs, targets, layout, weights=weights, wanted=wanted)
         return self._after_softmax.measure(F.log_softmax(outputs, 1), targets, layout, weights=weights, wanted=wanted)
 
     def _is_likelihood(self, outputs: Tensor, targets: Tensor, wanted: set[str]) -> bool:
+        # A softmax over the batch needs the logits, so `batch_confidence` cannot be read after the log-softmax. Autocast picks
+        # a dtype for each operation: log-softmax and NLL one after the other could give other bits than cross-entropy.
         return (
             not self.own.label_smoothing
             and outputs.dim() > 1
@@ -175,13 +182,14 @@ class CrossEntropy(ClassCriterion):
         weights: Tensor | None,
         weights_over_n: Tensor | None,
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
-        """Spells out the most common case, one label per sample: it runs in every step, where each call costs."""
+        """Inlines the most common case, one label per sample, because every step runs it and each Python call costs time."""
         own = self._own_settings
         common = own["reduction"] == "mean" and own["ignore_index"] < 0 and not own["label_smoothing"]
         if not common or self._own_buffers["weight"] is not None or targets.dim() != 1 or _autocasts():
             return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
         if not wanted and attribution.all_count:
             if weights_over_n is not None and weights_over_n.dtype is outputs.dtype:
+                # No target of this batch is ignored, so -100 stands in for any negative index that the user may have set.
                 losses = _cross_entropy(outputs, targets, None, 0, -100, 0.0)
                 return losses.dot(weights_over_n), {"loss": losses.detach()}
             if weights is None:
@@ -193,6 +201,7 @@ class CrossEntropy(ClassCriterion):
         if likely and weights is None and targets.shape[0] == attribution.layout.n:
             log_probs = torch.log_softmax(outputs, 1)
             value = _nll_loss(log_probs, targets, None, 1, own["ignore_index"])
+            # The signals are read some steps later. By then the loop may have written its targets in place.
             return value, DeferredSignals(log_probs.detach(), targets.clone(), self._after_softmax, wanted)
         return self.measure(outputs, targets, attribution.layout, weights=weights, wanted=wanted)
 
@@ -243,12 +252,13 @@ class Divergence(ElementCriterion):
         return rows.sum(1) / self.shares(rows, targets)
 
     def shares(self, rows: Tensor, targets: Any) -> Tensor:
+        # "batchmean" divides by rows, and a flattened sample has several of them.
         positions = len(targets) // len(rows) if self.reduction == "batchmean" else rows.shape[1]
         return rows.new_full(rows.shape[:1], positions)
 
 
 class CustomCriterion(ReducedCriterion):
-    """Adapter that calls the user's module once in each step, as the loop without it does.
+    """Adapter that calls the user's module exactly once per step, as the loop would without Thresher.
 
     The losses by position come from a copy without a reduction, with the random numbers of that call. Parameters are not
     copied; buffers and other attributes are. Where samples are weighted, the scalar must be the mean of these losses, or their
@@ -259,6 +269,8 @@ class CustomCriterion(ReducedCriterion):
     """Whether a batch has shown that the scalar is the mean, or the sum, of the losses by position."""
 
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
+        # The copy runs first: it must remember what the module remembers before the user's call, such as a running mean. Both
+        # draw the same numbers of the global generators, which the user's call leaves as a loop without Thresher does.
         with torch.no_grad(), replayed(outputs):
             positions = self._of_copy(outputs, targets)
         return self.value(outputs, targets), positions
@@ -277,6 +289,7 @@ class CustomCriterion(ReducedCriterion):
         with torch.no_grad(), replayed(outputs):
             value = self._copy().forward(outputs, targets)
         losses = self.plain_positions(outputs, targets).detach()
+        # Rounding grows with the size of the losses, while losses of both signs can cancel to a scalar near 0.
         expected, size = (one.sum() if self.reduction == "sum" else one.mean() for one in (losses, losses.abs()))
         rounding = 1e-4 if value.dtype in (torch.float32, torch.float64) else 1e-2
         if value.numel() != 1 or (value - expected).abs() > rounding * size:
@@ -290,6 +303,7 @@ class CustomCriterion(ReducedCriterion):
         self._compared = bool(0 < value.abs() < torch.inf)  # a loss of 0 or nan shows nothing
 
     def positions(self, outputs: Any, targets: Any) -> Tensor:
+        # Where samples are weighted, this is the one call of the step: the user's module itself must draw and remember.
         reduction = self.own.reduction
         self.own.reduction = "none"
         try:
@@ -399,6 +413,7 @@ def adapt(criterion: Any) -> Criterion:
             "`criterion` must be a loss module or a callable (outputs, targets) -> per-sample losses, "
             f"got {type(criterion).__name__}"
         )
+    # Hooks can be on the wrapper of torch.compile and on the module inside, so both are checked.
     _check_hooks(criterion)
     criterion = getattr(criterion, "_orig_mod", criterion)  # of torch.compile, whose settings are those of the module inside
     _check_hooks(criterion)

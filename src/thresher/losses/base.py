@@ -71,7 +71,7 @@ class Criterion:
     def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
         """Returns the scalar and the losses by position, from one call of the criterion.
 
-        The losses are None where a further call does no harm, since it neither draws random numbers nor remembers anything.
+        The losses are None where a further call is harmless: the criterion draws no random numbers and keeps no state.
         """
         positions = self.positions(outputs, targets)
         return positions.mean(), positions
@@ -93,18 +93,19 @@ class Criterion:
         return losses
 
     def plain_positions(self, outputs: Any, targets: Any) -> Tensor:
-        """Returns the losses by position without class weights, shape (rows, ...); a call beside that of the loop.
+        """Returns the losses by position without class weights, shape (rows, ...), from an extra call of the criterion.
 
-        The random numbers that it draws are those that the criterion draws next.
+        The next call of the criterion draws the same random numbers.
         """
         with replayed(outputs):
             return self.positions(outputs, targets)
 
     def signals_alone(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor | None:
-        """Returns the losses of samples where they can depend on the rest of the batch, to be compared, shape (n,).
+        """Returns the loss of each sample, shape (n,), to check whether it depends on the rest of the batch.
 
-        None where they cannot, and where they are random.
+        None means that there is nothing to check: the losses cannot depend on it, or are random.
         """
+        # A random criterion gives other losses in a second call, so a comparison would tell nothing about the batch.
         before = torch.get_rng_state()
         self.value(outputs, targets)
         drawn, _ = not torch.equal(torch.get_rng_state(), before), torch.set_rng_state(before)
@@ -160,6 +161,7 @@ class Criterion:
             value = (rows * weights.unsqueeze(1)).reshape(positions.shape)
         else:
             value = self._weighted(rows, targets, weights)
+        # Recorded losses are those without class weights, so these rows cannot serve where there are any.
         plain = None if self.class_weights else rows.detach()
         return LossAndSignals(value, self.signals(outputs, targets, layout, wanted, rows=plain))
 
@@ -172,7 +174,7 @@ class Criterion:
         weights: Tensor | None,
         weights_over_n: Tensor | None,
     ) -> "tuple[Tensor, dict[str, Tensor] | DeferredSignals]":
-        """Returns the same as `measure`, except that the signals may be computed later, of several steps together.
+        """Returns what `measure` returns, except that the signals may be computed later, for several steps at once.
 
         Args:
             wanted: Names of the signals besides the loss.
@@ -232,6 +234,7 @@ class Criterion:
         if self.kind != "unknown" or not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
             return self.kind
         indices = not (targets.is_floating_point() or targets.is_complex())
+        # One logit per sample scores no classes: read as such, target 0 would always be right, with confidence 1.
         scores = outputs.dim() > 1 and outputs.shape[1] > 1 and outputs.shape[:1] + outputs.shape[2:] == targets.shape
         return "classes" if indices and scores else "unknown"
 
@@ -345,6 +348,7 @@ class Criterion:
     def _gradient(self, outputs: Any, targets: Any, layout: RowLayout) -> Tensor:
         if not isinstance(outputs, Tensor) or not outputs.is_floating_point():
             raise ValueError(unreadable(self.own, {"grad_norm"}))
+        # Signals are read under no_grad. The leaf is apart from the loop's graph, which its own backward pass still needs.
         with torch.enable_grad():
             leaf = outputs.detach().float().requires_grad_()
             means = self.means(layout.rows(self.plain_positions(leaf, targets)), targets)
@@ -356,7 +360,7 @@ class Criterion:
 
 @contextmanager
 def replayed(outputs: Any) -> Iterator[None]:
-    """Puts back torch's random states, so that the next call of a criterion draws the numbers that this block draws."""
+    """Restores torch's random states after the block, so that the next call of a criterion draws the same numbers."""
     devices = {leaf.device for leaf in leaves(outputs) if leaf.is_cuda}
     before, on_devices = torch.get_rng_state(), [(one, torch.cuda.get_rng_state(one)) for one in devices]
     try:
@@ -368,7 +372,7 @@ def replayed(outputs: Any) -> Iterator[None]:
 
 
 def as_measured(losses: Tensor) -> Tensor:
-    """Returns measured losses with nan for -inf, which the records have for samples without a loss."""
+    """Replaces -inf by NaN in measured losses, because -inf in the records means that a sample has no loss."""
     return losses.nan_to_num(nan=torch.nan, posinf=torch.inf, neginf=torch.nan)
 
 
@@ -388,7 +392,7 @@ def unreadable(own: Any, wanted: set[str], way_around: str = "") -> str:
 
 
 class DeferredSignals(NamedTuple):
-    """Outputs whose signals are computed later: for many small batches together it takes a fraction of the time.
+    """Outputs whose signals are computed later, because one computation for many small batches takes a fraction of the time.
 
     Attributes:
         log_probs: Log-probabilities, shape (n, C), detached.
@@ -442,9 +446,9 @@ class SignalReader:
         self.recorded, self.chosen_by = recorded, chosen_by
 
     def measuring(self) -> Callable[..., tuple[Tensor, Any]]:
-        """Returns the function that computes the scalar for the loop and the recorded signals, as attribution calls it.
+        """Returns the function that attribution calls for the scalar and the recorded signals.
 
-        It is the criterion's own, which runs in every step, where the user computes no signals.
+        Where the user computes no signals, it is the criterion's own `in_step`.
         """
         if self._own is None and self.criterion is not None:
             return partial(self.criterion.in_step, self.recorded)

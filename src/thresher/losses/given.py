@@ -90,6 +90,7 @@ class GivenLosses:
         self._check_shape(mask.shape, name)
         if mask.dtype == torch.bool:
             return mask.expand(self.losses.shape)
+        # Reading this flag would wait for a device. It is kept there, and makes the scalar NaN in `_divided` if it is false.
         known = ((mask == 0) | (mask == 1)).all()
         if not mask.is_cpu:
             self._on_device.append(known)
@@ -170,6 +171,7 @@ class GivenLosses:
         rows = layout.rows(self.losses)
         if chosen is not None:
             rows = rows.index_select(0, chosen)
+        # The mean of no rows is NaN. This sum is 0 and still has a gradient, for which the other processes of DDP wait.
         if not len(rows):
             return rows.sum()
         if weights is None:
@@ -177,7 +179,7 @@ class GivenLosses:
         return (rows.mean(1) * weights.to(rows.dtype)).mean()
 
     def counts(self, layout: RowLayout) -> Tensor | None:
-        """Returns how many positions of each sample are trained on, shape (n,); None where it is all of them.
+        """Returns how many positions of each sample are trained on, shape (n,); None where all are.
 
         Args:
             layout: Layout of the rows as samples.
@@ -186,7 +188,7 @@ class GivenLosses:
         return None if trained is None else layout.rows(trained).sum(1)
 
     def part(self, layout: RowLayout, chosen: Tensor) -> Tensor | float:
-        """Returns the part of some samples in the valid positions of the batch, within [0, 1].
+        """Returns the share of the batch's valid positions that belongs to some samples, within [0, 1].
 
         Args:
             layout: Layout of the rows as samples.
@@ -202,6 +204,7 @@ class GivenLosses:
         rows, trained = by_sample(self.losses), self._mask if self._kept is None else self._kept
         mask = None if trained is None else by_sample(trained)
         sums = _sums(rows, mask)
+        # In the dtype of the sums: bfloat16 would count 300 positions as 256.
         counts = sums.new_full((len(rows),), rows.shape[1]) if mask is None else mask.sum(1)
         batch = counts.sum()
         total = batch if self._total is None else self._total
@@ -218,5 +221,7 @@ class GivenLosses:
 
 def _sums(rows: Tensor, mask: Tensor | None) -> Tensor:
     """Returns the sums of losses over the valid positions, shape (n,), in float32 or better."""
+    # Not a product: 0 times an infinite loss, at a position that does not count, would be NaN. Not in half precision: a sum
+    # of 80,000 would be infinite in float16.
     counted = rows if mask is None else rows.where(mask, 0)
     return counted.sum(1, dtype=torch.promote_types(rows.dtype, torch.float32))

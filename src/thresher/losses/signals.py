@@ -36,7 +36,7 @@ OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
 """Signals that depend on the other samples of the batch, so that batches cannot be read together."""
 
 WIDE_SIGNALS = frozenset({"error", "feature", "learnability"})
-"""Signals with several numbers per sample, of shape (n, ...): they are there for a choice in the batch, and never recorded.
+"""Signals with several numbers per sample, shape (n, ...). Methods choose rows of a batch by them; records never hold them.
 
 `error` is the gradient of a sample's mean loss with respect to the model's outputs, `feature` the input of the `nn.Linear` that
 ran last, and `learnability` a matrix over pairs of samples, shape (n, n), which only the user's function can give.
@@ -152,11 +152,14 @@ def of_classes(
     if "el2n" in wanted:
         found["el2n"] = class_errors(log_probs, targets, valid=valid).norm(dim=1)
     if "margin" in wanted:
+        # An ignored target such as -100 is no index: class 0 stands in for it, and `_mean_over` leaves the position out.
         index = targets.argmax(1) if targets.is_floating_point() else targets if valid is None else targets.where(valid, 0)
         probs, index = log_probs.exp(), index.unsqueeze(1)
         others = probs.scatter(1, index, probs.new_full((), -1.0).expand(index.shape))
+        # Where there is one class only, there is no other: the -1 above must not count as its probability.
         found["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
     if "entropy" in wanted:
+        # xlogy is 0 where a probability is 0. The product of p and log p would be NaN there.
         found["entropy"] = -torch.special.xlogy(probs := log_probs.exp(), probs).sum(1)
     if "uncertainty" in wanted:
         found["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact also where p is nearly 1
@@ -203,6 +206,7 @@ def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = N
     else:
         index = (targets if valid is None else targets.where(valid, 0)).unsqueeze(1)
         error = probs.scatter_add(1, index, probs.new_full((), smoothing - 1).expand(index.shape))
+    # In place from here on: both branches above made new memory, so the caller's log-probabilities stay as they are.
     if smoothing:
         error -= smoothing / log_probs.shape[1]
     return error if valid is None else error.masked_fill_(~valid.unsqueeze(1), 0.0)
@@ -260,6 +264,7 @@ def strata(targets: object, n: int, *, of_classes: bool) -> Tensor:
         >>> strata(torch.tensor([2, 0]), 2, of_classes=True), strata(torch.tensor([[2, 1], [0, 1]]), 2, of_classes=True)
         (tensor([2, 0]), tensor([-1, -1]))
     """
+    # Unlike `as_classes`, this looks at no values: to check probabilities would wait for the device in every step.
     if of_classes and isinstance(targets, Tensor) and targets.shape[:1] == (n,):
         if targets.dim() == 1 and not targets.is_floating_point():
             return targets.long()
@@ -303,6 +308,7 @@ def batch_loss(loss: Tensor) -> Tensor:
         [3.0, 3.0, 3.0]
     """
     counts = loss != -torch.inf
+    # Rounding can put the mean of equal losses above each of them, hence the minimum below.
     mean = loss.where(counts, 0).sum() / counts.sum()
     return torch.minimum(mean, loss.amax()).expand_as(loss) if len(loss) else loss
 

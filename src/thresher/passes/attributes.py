@@ -1,4 +1,4 @@
-"""Python attributes of a model during a pass that the loop does not notice: the pass sees copies, such as of a call counter."""
+"""Copies of a model's Python attributes, such as a call counter, for a forward pass that the loop must not notice."""
 
 import copy
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -21,19 +21,20 @@ MOST_ELEMENTS = 2**16
 class Attributes:
     """Copies of the attributes of all parts of a model: numbers, containers, small arrays and tensors without gradient.
 
-    Other objects are the same ones, whatever a forward pass does to them.
+    Other objects are shared, so a forward pass can change them.
 
     Args:
         module: The model.
     """
 
     def __init__(self, module: nn.Module) -> None:
+        # One table for all parts: a list that two attributes or parts share is one list among the copies, too.
         made: dict[int, Any] = {}
         self._of = [(part, _own(part, made)) for part in module.modules() if not isinstance(part, ScriptModule)]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Puts the copies in the place of the attributes while the block runs; these themselves are not written."""
+        """Replaces the attributes by their copies while the block runs. The attributes themselves are not written."""
         held = [(part, dict(own_attributes(part))) for part, _ in self._of]
         try:
             _write(self._of)
@@ -54,7 +55,7 @@ def _write(attributes: list[tuple[nn.Module, dict[str, Any]]]) -> None:
 
 
 def _copied(value: Any, made: dict[int, Any]) -> Any:
-    """Returns a copy of a value that a forward pass may change in place, else the value; `made` has the copies by identity."""
+    """Copies a value that a forward pass may change in place; `made` maps the identity of a value to its copy."""
     if id(value) in made:
         return made[id(value)][1]
     if isinstance(value, Tensor):
@@ -65,6 +66,8 @@ def _copied(value: Any, made: dict[int, Any]) -> Any:
         one = copy.copy(value)
     else:
         return value
+    # Noted before the members are copied, so that a container that holds itself comes to an end. The value is kept in the
+    # table because an identity is given away again once its object is gone.
     made[id(value)] = value, one
     members = vars(one) if type(one) is SimpleNamespace else one
     if isinstance(members, dict):

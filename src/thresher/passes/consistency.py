@@ -11,11 +11,11 @@ from thresher.attribution.cost_meter import next_node
 from thresher.passes.own import Beginning, OwnPasses
 
 TIMES = 2
-"""Number of epochs in which a batch is compared, or none was found that can be."""
+"""Number of epochs that search for a batch to compare."""
 PATIENCE = 64
-"""Number of batches and forward passes of an epoch in which a batch to compare is looked for."""
+"""Number of batches and forward passes of an epoch after which the search gives up."""
 HELD = 3
-"""Number of batches that are held until one is compared: the first, for a deep prefetcher, and the latest ones."""
+"""Number of batches held for a comparison: the first one, for a deep prefetcher, and the latest ones."""
 PASSES = 4
 """Number of forward passes whose beginning is remembered."""
 
@@ -23,12 +23,13 @@ PASSES = 4
 class Comparison:
     """Repeats a forward pass of the loop as an own pass, with the same random numbers, and compares the losses of its samples.
 
-    The pass runs when the backward pass of the loop begins: parameters are those of the loop's forward pass, and the loop
-    needs nothing more that the modules may have kept of it. The losses are compared when the next batch is on its way.
+    The own pass runs when the loop's backward pass begins. The parameters are then still those of the loop's forward pass, and
+    the loop no longer needs any state that the modules kept from it. The losses are compared when the next batch is on its
+    way to the loop.
 
     Args:
         passes: Makes own passes.
-        accumulator: Has the losses of the loop.
+        accumulator: Holds the losses of the loop.
     """
 
     def __init__(self, passes: OwnPasses, accumulator: StepAccumulator) -> None:
@@ -45,10 +46,10 @@ class Comparison:
         self._use: str | None = None
 
     def begin_epoch(self, use: str | None) -> None:
-        """Begins to look for a batch, where own passes are made and not enough batches were compared.
+        """Starts the search for a batch, if the run makes own passes and needs a further comparison.
 
         Args:
-            use: Use that the run makes of the losses of its own passes, for the message; None where it makes none.
+            use: How the run uses the losses of its own passes, for the message. None: the run does not use them.
         """
         self._stop()
         self._use = use
@@ -72,7 +73,7 @@ class Comparison:
         return self.pending
 
     def yielded(self, number: int, batch: Any) -> None:
-        """Notes a batch that is on its way to the loop, after `compare`.
+        """Notes a batch that is on its way to the loop. Call it after `compare`.
 
         Args:
             number: Number of the batch.
@@ -81,12 +82,14 @@ class Comparison:
         if self._waited():
             self._held[number] = batch, self._passes.versions(batch)
             if len(self._held) > HELD:
+                # The first one stays: a deep prefetcher takes many batches before the loop trains on that one.
                 del self._held[list(self._held)[1]]
 
     def _forward_begins(self, autocast: torch.dtype | None) -> None:
         if self._waited():
             if len(self._began) == PASSES:
                 del self._began[min(self._began)]
+            # The number of the next autograd node shows later from which of several forward passes the outputs of a loss are.
             self._began[next_node()] = self._passes.beginning(autocast)
 
     def credited(self, value: Tensor, outputs: Any) -> None:
@@ -118,6 +121,7 @@ class Comparison:
             return
 
         def backward_begins(_: Tensor) -> None:
+            # Looked at once more: the loop may write its batch between the loss and the backward pass.
             if self._entry is entry and self._made == made and self._own is None and self._passes.versions(batch) == versions:
                 self._repeat(batch, entry.attribution.layout.n, beginning)
 
@@ -125,7 +129,7 @@ class Comparison:
             value.register_hook(backward_begins)
 
     def _cannot_compare(self) -> None:
-        """Ends the comparison, since the loop has changed its batch in place: own passes see batches as they are yielded."""
+        """Ends the comparison: the loop changed its batch in place, while own passes see batches as the loader yielded them."""
         self._times = 0
         self._stop()
         if self._passes.is_plain:

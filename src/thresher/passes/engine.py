@@ -42,6 +42,7 @@ class LastLinear:
             raise ValueError(
                 f"features are the input of the last nn.Linear, and {type(self._model).__name__} has no nn.Linear that runs"
             )
+        # Forgotten, so that a pass in which no linear layer runs is an error instead of the features of the batch before.
         ran, self._ran = self._ran, None
         return ran
 
@@ -139,7 +140,7 @@ def plain_forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
 
 
 def check_plain(batch: Any, who: str = "") -> None:
-    """Refuses a batch that does not tell inputs from targets.
+    """Refuses a batch in which inputs and targets cannot be told apart.
 
     Args:
         batch: The batch.
@@ -169,16 +170,17 @@ def own_pass(
     training: bool | None = False,
     dtype: torch.dtype | None = None,
 ) -> Iterator[None]:
-    """Prepares models for forward passes without gradients; afterwards, everything is as if they had not been made.
+    """Prepares models for forward passes without gradients, and restores modes and random states afterwards.
 
     Args:
-        models: The models; the modes of all their modules are put back.
-        devices: Devices whose global random states are put back, as are those of the CPU, NumPy and Python.
-        generators: Generators whose states are put back.
-        training: Whether the models run in training mode; None: in the modes that they have. Default: evaluation mode.
+        models: The models. The mode of each of their modules is restored.
+        devices: Devices whose global random states are restored, together with those of the CPU, NumPy and Python.
+        generators: Generators whose states are restored.
+        training: Whether the models run in training mode. None keeps the mode of each module. Default: False.
         dtype: Dtype of autocast; None or float32: no autocast.
     """
     parts = [part for model in models for part in model.modules()]
+    # `modules()` of the wrapper gives the parts of the user's model, but not that model, whose mode is put back, too.
     parts += [part.wrapped for part in parts if isinstance(part, SubsetBackward)]
     modes = [(part, part.training) for part in parts]
     generators, devices = list(generators), list(devices)
@@ -194,6 +196,7 @@ def own_pass(
                     model.train(training)
             yield
         finally:
+            # Not by `train(mode)`: a part that the user holds in another mode, such as frozen BatchNorm, must stay in it.
             for part, mode in modes:
                 part.training = mode
 
@@ -205,7 +208,7 @@ def answers(
     *,
     features: bool = False,
 ) -> Iterator[list[Answer]]:
-    """Puts batches through one or more models; inside `own_pass`.
+    """Runs batches through one or more models. Call it inside `own_pass`.
 
     Args:
         models: The models.

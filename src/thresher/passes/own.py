@@ -42,7 +42,7 @@ Copies = list[tuple[nn.Module, str, Tensor]]
 
 
 def places_of(module: nn.Module) -> list[BufferPlace]:
-    """Returns where the buffers of a model are: the part that holds each, and its name there."""
+    """Returns the place of each buffer of a model: the module that holds it, and its name there."""
     return [(part, name) for part in module.modules() for name, _ in part._buffers.items()]
 
 
@@ -58,6 +58,7 @@ def copies_of(places: list[BufferPlace]) -> Copies:
     copies = []
     for part, name in places:
         buffer = _buffer(part, name)
+        # A lazy buffer has no shape, and so nothing to copy, before its first pass.
         if buffer is not None and not is_lazy(buffer):
             if id(buffer) not in made:
                 made[id(buffer)] = buffer.detach().clone()
@@ -67,7 +68,7 @@ def copies_of(places: list[BufferPlace]) -> Copies:
 
 @contextmanager
 def replaced(copies: Copies) -> Iterator[None]:
-    """Puts copies in the place of buffers while the block runs; the buffers themselves are neither written nor exchanged.
+    """Replaces buffers by copies while the block runs. The buffers themselves are not written.
 
     Args:
         copies: Result of `copies_of`.
@@ -80,6 +81,8 @@ def replaced(copies: Copies) -> Iterator[None]:
         >>> norm.num_batches_tracked
         tensor(0)
     """
+    # Other objects in the table, instead of values that are written back: a write would raise the version of a buffer that an
+    # unfinished backward pass of the loop has saved, and autograd would refuse that pass.
     held = [(part, name, part._buffers[name]) for part, name, _ in copies if name in part._buffers]
     for part, name, copy in copies:
         part._buffers[name] = copy
@@ -91,22 +94,22 @@ def replaced(copies: Copies) -> Iterator[None]:
 
 
 def share_buffers(parallel: DistributedDataParallel | None) -> None:
-    """Gives all processes the buffers of the first one, as a forward pass of the training does; all processes must call it.
+    """Copies the buffers of the first process to all processes, as a training forward pass does. All processes must call it.
 
     The statistics of a batch normalisation differ from process to process after each step. Where a pass over all samples is
     divided among the processes, each sample then gets the loss that one process would compute.
 
     Args:
-        parallel: The model around the buffers; None, or one that was told not to share its buffers, leaves them as they are.
+        parallel: Wrapper of the model that holds the buffers. No-op for None, and with `broadcast_buffers=False`.
     """
     if parallel is not None and parallel.broadcast_buffers and parallel.modules_buffers:
         parallel._sync_buffers()
 
 
 class WrittenBuffers:
-    """The buffers that forward passes of a model write in evaluation mode too, such as queues and counters.
+    """Finds the buffers that a model writes even in evaluation mode, such as queues and counters.
 
-    The first pass sees copies of all buffers and shows which of them it writes; later passes see copies of these alone.
+    The first pass gets copies of all buffers, which shows the buffers that it writes. Later passes get copies of those only.
     """
 
     def __init__(self) -> None:
@@ -114,7 +117,7 @@ class WrittenBuffers:
 
     @contextmanager
     def untouched(self, module: nn.Module) -> Iterator[None]:
-        """Leaves the buffers of a model as they are, whatever its forward passes in the block write.
+        """Protects the buffers of a model from its forward passes while the block runs.
 
         Args:
             module: The model, in evaluation mode.
@@ -124,6 +127,8 @@ class WrittenBuffers:
         versions = [copy._version for _, _, copy in copies]
         with replaced(copies):
             yield
+            # While the copies are still in place: a pass that assigns a buffer shows as another object, one that writes it as
+            # another version.
             if known is None:
                 self._written[module] = [
                     (part, name)
@@ -145,7 +150,7 @@ class Batches(Protocol):
 
 
 class Beginning(NamedTuple):
-    """What a forward pass of the loop began with.
+    """State in which a forward pass of the loop began.
 
     Attributes:
         states: Random states.
@@ -161,7 +166,7 @@ class Beginning(NamedTuple):
 
 
 class OwnPasses:
-    """Makes the forward passes of a run beside those of its loop; the loop does not notice them.
+    """Makes the run's own forward passes, which the training loop does not notice.
 
     Args:
         model: The tracked model; None where `attach` was given none.
@@ -172,7 +177,7 @@ class OwnPasses:
         forward: The user's function `(model, batch) -> (outputs, targets)`; None: `plain_forward`.
         device: Device of the model.
         unknown_rows: Reason why the rows of batches are not their samples in order, as soon as it is known.
-        who: Name of the method for which passes will be made; None where none will be made.
+        who: Name of the method that needs own passes. None: no method needs them.
     """
 
     def __init__(
@@ -203,7 +208,7 @@ class OwnPasses:
 
     @property
     def repeatable(self) -> bool:
-        """Whether a call of the criterion leaves no trace: an object that is no module may count its calls."""
+        """Whether a call of the criterion leaves no trace. A callable object that is not a module may count its calls."""
         own = None if self._reader.criterion is None else self._reader.criterion.own
         return isinstance(own, nn.Module | FunctionType) or not getattr(own, "__dict__", {})
 
@@ -227,6 +232,7 @@ class OwnPasses:
             AttributionError: The rows of a batch are not its samples in order.
         """
         wanted = self._reader.recorded
+        # Before the batches, of which this process may have none: the other processes would wait for it.
         self._share_buffers()
         with self._pass(module := self.module, training=training):
             for batch, batch_ids in self._loader.passes(ids):
@@ -237,10 +243,10 @@ class OwnPasses:
                 self._cost.forward += len(batch_ids)
 
     def full_pass(self, ids: Order, names: Sequence[str]) -> dict[str, Tensor]:
-        """Computes what is too large to be remembered, in one forward-only pass.
+        """Computes signals that are too large to record, in one forward-only pass.
 
         Args:
-            ids: Ids of all samples that training has.
+            ids: Ids of all training samples.
             names: Names out of "error", "feature" and "label".
 
         Returns:
@@ -306,7 +312,7 @@ class OwnPasses:
         return found
 
     def _candidates(self, batch: Any, scoring: Scoring) -> Any:
-        """Returns a candidate batch as it is scored: with smaller inputs, where that is asked for."""
+        """Returns a candidate batch with its inputs scaled down as `scoring` asks."""
         self._check_rows("choose samples by their losses")
         self.check(batch)
         if scoring.input_scale == 1:
@@ -320,7 +326,7 @@ class OwnPasses:
 
     @property
     def module(self) -> nn.Module:
-        """The user's model, with the wrapper for its backward pass where it has one, and without one that waits for others."""
+        """The user's model inside of `DistributedDataParallel`, whose calls wait for others; a `SubsetBackward` stays."""
         assert self._model is not None
         return inside(self._model.module)
 
@@ -343,13 +349,14 @@ class OwnPasses:
         return self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
 
     def watch_forward(self, begins: Callable[[torch.dtype | None], None] | None) -> None:
-        """Has a function called when a forward pass of the loop begins, with its autocast dtype; None ends that."""
+        """Sets the function that gets the autocast dtype when a forward pass of the loop begins; None removes it."""
         if self._model is not None:
             self._model.on_forward = begins
 
     @staticmethod
     def versions(batch: Any) -> list[int]:
-        """Returns numbers that tell whether a tensor of a batch was changed in place since."""
+        """Returns the version counters of a batch's tensors, to detect changes in place."""
+        # Tensors of inference mode count no versions: to ask for one is an error.
         return [leaf._version for leaf in leaves(batch) if not leaf.is_inference()]
 
     def repeat(self, batch: Any, n: int, beginning: Beginning | None) -> tuple[Tensor, bool] | None:
@@ -367,6 +374,7 @@ class OwnPasses:
         assert self._model is not None
         device, dtype = self.device, self._model.autocast if beginning is None else beginning.autocast
         module, now = self._plain_module, beginning or self.beginning(dtype)
+        # Without the cache of autocast: the loop would get back weights that were cast here under no_grad, without a gradient.
         autocast = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None, cache_enabled=False)
         with (
             own_pass([module], devices=[device], generators=self._loader.generators(), training=None),
@@ -379,9 +387,11 @@ class OwnPasses:
             before = rng.capture(device)
             with self._explained(batch):
                 outputs, targets, layout = self._answer(module, batch, n)
+                # The loop called its model directly, so its random numbers are not known and dropout cannot be repeated.
                 if beginning is None and not rng.equal(before, rng.capture(device)):
                     return None
                 losses = self._reader.signals(outputs, targets, layout, set())["loss"]
+                # The random state moves on, so that a criterion that draws gives other losses in the second call.
                 torch.rand(1, device=device)
                 again = self._reader.signals(outputs, targets, layout, set())["loss"]
             if not torch.allclose(losses, again, equal_nan=True):
@@ -394,7 +404,7 @@ class OwnPasses:
 
     @contextmanager
     def _pass(self, module: nn.Module, *, training: bool = False, dtype: torch.dtype | None = None) -> Iterator[None]:
-        """Prepares one pass; autocast as in the last training pass where no dtype is given."""
+        """Prepares one pass; without a dtype, autocast is that of the last training pass."""
         assert self._model is not None
         generators = self._loader.generators()
         dtype = dtype or self._model.autocast
@@ -423,7 +433,7 @@ class OwnPasses:
 
     @contextmanager
     def _explained(self, batch: Any) -> Iterator[None]:
-        """Says of an error in a pass without `forward=` which pass it was, and what to do."""
+        """Explains an error of a pass without `forward=`: which pass failed, and what to do."""
         if self._forward is not None:
             yield
             return

@@ -19,7 +19,7 @@ BATCH_SIZE = 64
 
 
 class Seen(NamedTuple):
-    """What was read of all samples.
+    """Values and classes of all samples.
 
     Attributes:
         values: Values of the samples, shape (N, ...).
@@ -38,9 +38,9 @@ def scan(
     forward: Forward | None = None,
     features: bool = False,
 ) -> Seen:
-    """Puts every sample once through each model, without gradients, and reads something of the answers.
+    """Runs every sample once through each model without gradients, and reads values from the answers.
 
-    Modes of the models and all global random states are as before.
+    The modes of the models and all global random states are restored.
 
     Args:
         models: One model or more; batches are moved to their devices.
@@ -81,6 +81,7 @@ def _counted(loader: DataLoader[Any]) -> Iterator[tuple[Any, int]]:
     for batch in map(rows.open, loader):
         if rows.reason is not None:
             raise ValueError(f"`loader`: {rows.reason}: scores could not be told apart by sample")
+        # Counted, not read from the batch: its structure is the user's own, and any of its tensors may have other rows.
         n = min(loader.batch_size or left, left)
         left -= n
         yield batch, n
@@ -126,5 +127,6 @@ def in_order(loader: DataLoader[Any]) -> DataLoader[Any]:
         raise ValueError("`loader`: the dataset is empty")
     check_iteration(loader)
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or BATCH_SIZE
+    # The state of the user's generator must not move. Persistent workers would only outlive the single pass of this loader.
     settings = {name: getattr(loader, name) for name in KEPT_SETTINGS if name not in ("generator", "persistent_workers")}
     return DataLoader(dataset, batch_size=size, **settings)

@@ -1,4 +1,4 @@
-"""Models that torch.compile has compiled: what is inside of them, and with which settings of Inductor."""
+"""Models that torch.compile has compiled: the module inside, and the settings of Inductor."""
 
 import inspect
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Given(NamedTuple):
 
 
 def given(model: nn.Module) -> Given:
-    """Looks at what torch.compile has done to a model.
+    """Detects how torch.compile has compiled a model.
 
     Args:
         model: Any module: as torch.compile returned it, compiled in place by its own `compile()`, with such parts, or neither.
@@ -44,6 +44,7 @@ def lacks_compiler(model: nn.Module) -> str | None:
     """Returns why Inductor could not compile a model on the CPU; None where it could, or where the model is elsewhere."""
     if any(parameter.device.type != "cpu" for parameter in model.parameters()):
         return None
+    # Imported here: loading Inductor takes longer than all other imports together.
     from torch._inductor.cpp_builder import get_cpp_compiler
 
     try:
@@ -60,6 +61,7 @@ def _backends(model: nn.Module) -> Iterator[Any]:
         if context is not None:
             yield _innermost(getattr(context, "callback", None))
         elif part._compiled_call_impl is not None:
+            # A module that was compiled in place by its own `compile()` has no wrapper: its backend is in a closure alone.
             yield _innermost(inspect.getclosurevars(part._compiled_call_impl).nonlocals.get("callback"))
 
 

@@ -62,6 +62,7 @@ class SubsetFunction(torch.autograd.Function):
             *differentiated: Tensors that get gradients; autograd must see them as arguments.
         """
         graphs = call.graphs
+        # The casts of autocast are operations of the graph already; autocast would cast their results once more.
         with torch._C._DisableAutocast():
             returned = graphs.forward(call.inputs)
         count = len(graphs.mutated)
@@ -73,15 +74,19 @@ class SubsetFunction(torch.autograd.Function):
             if id(value) in own_outputs:
                 saved[position] = value.detach()  # an output refers to this node: saved itself, it would never be freed
             elif id(value) in own_buffers:
+                # The buffer is updated below, but the gradient of this call needs the statistics as they were.
                 saved[position] = value.clone()
         for buffer, new in zip(call.buffers, returned[:count], strict=True):
             buffer.copy_(new)
         ctx.graphs, ctx.n, ctx.lengths, ctx.saved, ctx.given, ctx.meter = graphs, call.n, call.lengths, saved, [], call.meter
+        # Outputs have version counters of their own. Those over the memory of a saved value are watched, too: the loop may
+        # change its outputs in place, and the backward pass would use the changed numbers.
         memory = {value.untyped_storage().data_ptr() for value in saved if isinstance(value, Tensor)}
         shown = [output.detach() for output in outputs if output.untyped_storage().data_ptr() in memory]
         ctx.versions = [(value, value._version) for value in (*saved, *shown) if isinstance(value, Tensor)]
         ctx.differentiated = [(tensor.shape, tensor.dtype, tensor.device) for tensor in differentiated]
         ctx.outputs = [(output.shape, output.dtype, output.device) for output in outputs]
+        # None must stay None: it tells which outputs no loss has reached, and so which parameters get no gradient at all.
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*(outputs[i] for i in range(len(outputs)) if i not in graphs.differentiable))
         return outputs
@@ -109,6 +114,7 @@ class SubsetFunction(torch.autograd.Function):
         rows, tangents = _rows_and_tangents(ctx, list(gradients))
         if ctx.meter is not None:
             ctx.meter.count_backward(n if rows is None else len(rows))
+        # A process that keeps no row must give zeros and not None: the other processes of DDP wait for its gradients.
         if rows is not None and not len(rows):
             return None, *(
                 torch.zeros(shape, dtype=dtype, device=device) if is_wanted else None
@@ -144,6 +150,7 @@ def run_backward(
     k = n if rows is None else len(rows)
     taker = None if rows is None else Taker(rows, n)
     arguments: list[Any] = []
+    # Each value leaves the list before its rows are taken, so that the memory of the whole batch is freed value by value.
     saved.reverse()
     for description in graphs.saved:
         value = saved.pop()
@@ -155,6 +162,7 @@ def run_backward(
             value = taker(value, description.layout)
         arguments.append(value)
         del value
+    # The taker holds what it has selected; without it, the graph frees each value right after its last use.
     del taker
     arguments.extend(tangents)
     tangents.clear()
@@ -163,10 +171,10 @@ def run_backward(
 
 
 def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: bool = False) -> Tensor:
-    """Selects rows of an output of a `subset_backward` model, so that its backward pass need not search for them.
+    """Selects rows of an output of a `subset_backward` model, and tells its backward pass which rows these are.
 
-    Searching for the rows that carry gradient makes the CPU wait for a GPU; with this function it need not wait. On any other
-    tensor this is plain indexing.
+    Without this function, the backward pass searches for the rows that carry gradient, which makes the CPU wait for a GPU. On
+    any other tensor, this function is plain indexing.
 
     Args:
         outputs: Tensor whose first dimension is the batch, shape (n * per, ...).
@@ -190,6 +198,7 @@ def kept_rows(outputs: Tensor, rows: Tensor, n: int | None = None, *, drawn: boo
         return outputs
     layout = Layout(0, len(outputs) // n)
     node: Any = outputs.grad_fn
+    # A hook and `retain_grad` must see the gradient of the outputs, which never exists where rows are named directly.
     if not isinstance(node, SubsetFunction._backward_cls) or outputs._backward_hooks or outputs.retains_grad:
         return _indexed(outputs, rows, n)
     known = node.graphs.outputs[outputs.output_nr]
@@ -206,7 +215,7 @@ def _indexed(values: Tensor, rows: Tensor, n: int) -> Tensor:
 
 
 class KeptRows(torch.autograd.Function):
-    """Selection of rows whose gradient goes straight to the autograd node that made them, without zeros for other rows."""
+    """Selects rows, and gives their gradient directly to the autograd node that made them, without zeros for other rows."""
 
     @staticmethod
     def forward(ctx: Any, outputs: Tensor, rows: Tensor, node: Any, layout: Layout) -> Tensor:
@@ -216,13 +225,13 @@ class KeptRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Leaves the gradient with the node, which runs afterwards and adds other gradients that it is given."""
+        """Stores the gradient in the node, which runs afterwards and adds up all gradients that it is given."""
         ctx.node.given.append((_task(), ctx.position, ctx.rows, gradient))
         return None, None, None, None
 
 
 def _saved(ctx: Any) -> list[Any]:
-    """Returns the values that the forward saved, and lets go of them unless the graph is retained.
+    """Returns the values that the forward saved, and releases them unless the graph is retained.
 
     Raises:
         RuntimeError: The values are gone, or one was changed in place.
@@ -249,8 +258,11 @@ def _saved(ctx: Any) -> list[Any]:
 def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor | None, list[Tensor]]:
     """Returns the rows that carry gradient, None for all rows, and the gradients of these rows of all outputs."""
     graphs, n = ctx.graphs, ctx.n
+    # A backward pass that ended before this node, such as `torch.autograd.grad` with respect to the outputs, has left gradients
+    # here that are not of this pass.
     given = [(position, rows, gradient) for task, position, rows, gradient in ctx.given if task == _task()]
     ctx.given = []
+    # The row tensors are compared by identity, since to compare their numbers would wait for the device.
     if given and all(g is None for g in gradients) and len({id(rows) for _, rows, _ in given}) == 1:
         rows = given[0][1]
         for position, _, gradient in given:
@@ -264,9 +276,11 @@ def _rows_and_tangents(ctx: Any, gradients: list[Tensor | None]) -> tuple[Tensor
         gradients[position] = spread if before is None else before + spread
     layouts = graphs.outputs
     carrying = [i for i, gradient in enumerate(gradients) if gradient is not None]
+    # An output without samples, such as a loss of the whole batch, has a gradient that every row needs.
     if any(layouts[i] is None for i in carrying):
         return None, _complete(ctx, gradients, n)
     masks = [layouts[i].carries(gradients[i], n) for i in carrying]
+    # `nonzero` waits for a GPU. This is the price of plain indexing, which `kept_rows` does not pay.
     rows = torch.stack(masks).any(0).nonzero().squeeze(1) if masks else torch.empty(0, dtype=torch.int64)
     if len(rows) == n:
         return None, _complete(ctx, gradients, n)

@@ -28,7 +28,7 @@ from thresher.loading.trees import leaves, map_leaves
 
 @functools.lru_cache(4096)
 def _memory_order(strides: tuple[int, ...], axis: int) -> tuple[list[int] | None, int, list[int]]:
-    """Returns the dimensions in the order of memory, None where they are, with the place of one, and the inverse."""
+    """Returns the dimensions in memory order (None if in order), the position of `axis` there, and the inverse order."""
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     if order == list(range(len(strides))):
         return None, axis, order
@@ -75,6 +75,7 @@ class Layout:
             rows: Positions of the samples in the batch, shape (k,), int64.
             n: Number of samples in the batch.
         """
+        # An expanded tensor has the same memory for every sample: a shorter view of it costs nothing.
         if value.stride(self.axis) == 0:
             return value.narrow(self.axis, 0, len(rows) * self.entries(value.shape[self.axis], n))
         parts, axis = self.split(value, n)
@@ -104,6 +105,7 @@ class Layout:
         if not value.numel() or value.is_complex():
             return self.any(value != 0, n)
         parts, axis = self.split(value, n)
+        # NaN is both the largest and the smallest entry of its row, so a row with NaN carries gradient, too.
         flat = parts.movedim(axis, 0).reshape(n, -1)
         return (flat.amax(1) != 0) | (flat.amin(1) != 0)  # takes a tenth of the time of comparing every entry
 
@@ -169,11 +171,11 @@ class Unsupported(Exception):  # noqa: N818
 
 
 class Unclear(Unsupported):
-    """Reason that lies in the values of one batch, so that the module is traced with another one later."""
+    """Reason in the values of one batch; the module is traced again with a later batch."""
 
 
 class HasEffects(Unsupported):
-    """Reason that may be gone in the next call: the forward changes something, as where it makes a table once."""
+    """Reason that may be gone in the next call: the forward changes state, such as a table that it makes once."""
 
 
 class TooManyKinds(Unsupported):
@@ -185,7 +187,7 @@ class Uncompiled(Unsupported):
 
 
 class Outdated(Unsupported):
-    """Reason why no trace of a module is used any more: the module computes something else than its graphs."""
+    """Reason why a module's traces are dropped: its graphs no longer compute what the module computes."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,7 @@ class Graphs:
         return self.holds_for(len(tensors[self.first]), lengths)
 
     def rebuild(self, outputs: list[Any]) -> Any:
-        """Returns the module's result from its output tensors, and empties the list so that nothing else keeps them."""
+        """Builds the module's result from its output tensors. Empties the list, so that the list keeps no tensor alive."""
         returned = map_leaves(lambda leaf: outputs[leaf.index], self.returned, LeafIndex, objects=False)
         outputs.clear()
         return returned
@@ -404,6 +406,7 @@ def assemble(joint: Joint, forward: fx.GraphModule, backward: fx.GraphModule) ->
             random numbers in its backward pass.
     """
     num_forward, symbol = joint.num_forward, joint.sizes.symbol
+    # First of all: a random draw that no gradient needs must not have the model refused for drawing in its backward pass.
     drop_unused(backward)
     descriptors = _output_of(joint.graph).meta["desc"]
     inputs = [node for node in joint.graph.graph.nodes if node.op == "placeholder"]
@@ -488,6 +491,7 @@ def _output_of(module: fx.GraphModule) -> fx.Node:
 
 
 def _source(descriptor: Any) -> tuple[str, Any] | None:
+    # What was traced is `FlatModule`, which holds the user's module as `inner`; names are those within the user's module.
     if isinstance(descriptor, ParamAOTInput):
         return "param", descriptor.target.removeprefix("inner.")
     if isinstance(descriptor, BufferAOTInput):
@@ -550,6 +554,7 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
         or (source.target is aten.arange.start and source.args[0] == 0)
         or (source.target is prims.iota.default and (source.kwargs["start"], source.kwargs["step"]) == (0, 1))
     )
+    # In any other place the numbers are values: the kept rows must then have the numbers that they had in the batch.
     return starts_at_zero and all(
         user.target in (aten.index.Tensor, aten.index_put.default)
         and cast(Any, user.args[1])[0] is argument
@@ -562,14 +567,15 @@ def _counts_rows(source: Any, argument: fx.Node) -> bool:
 
 
 def layouts_of(node: fx.Node, symbol: Any) -> Any:
-    """Returns the layout of a tensor, the multiple of a size, None where a value does not follow the batch.
+    """Returns the layout of a tensor, or the number of entries per sample of a size.
 
     Args:
         node: Node of a graph.
         symbol: Symbol of the batch size.
 
     Returns:
-        The layout; an `Unsupported` in its place for a value that cannot be described, and a tuple for several results.
+        The layout or number; None for a value that does not follow the batch; an `Unsupported` for one that cannot be
+        described; a tuple for several results.
     """
     value = node.meta.get("val")
     if isinstance(value, tuple | list):

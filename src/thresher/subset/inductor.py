@@ -66,17 +66,17 @@ OWN_SETTINGS = {"triton.cudagraphs": False, "cpp.descriptive_names": NAMED, "tri
 kernels change nothing but the key under which Inductor keeps a compiled graph on disk: a graph of the user's own may be the
 same, but was kept with the guards of heuristics."""
 DEEPEST = 24
-"""Number of callers among which such a function is looked for."""
+"""Number of stack frames that are searched for such a function."""
 LAYOUTS = "thresher_layouts"
-"""Name under which a node has the layouts of its values."""
+"""Key in the `meta` of a node for the layouts of its values."""
 SAME_IN_ALL_ROWS = frozenset({aten.full.default, aten.expand.default, aten.scalar_tensor.default, aten.empty.memory_format})
 
 
 class CompilingSizes(ShapeEnv):
-    """Symbolic sizes on which the heuristics of Inductor set no guard: they would compile anew for no need."""
+    """Symbolic sizes without guards from Inductor's heuristics, because such guards force needless compilations."""
 
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the value of an expression for the traced sizes; elsewhere than in heuristics with a guard."""
+        """Returns the value of an expression for the traced sizes, and sets a guard, except in a heuristic."""
         with self.suppress_guards() if _in_heuristic() else contextlib.nullcontext():
             return super().evaluate_expr(*args, **kwargs)
 
@@ -132,6 +132,7 @@ class InductorBackward:
         for position, wanted in enumerate(self._strides):
             value = arguments[position]
             order, dense = self._orders[position], self._dense[position]
+            # Compiled kernels have the strides built in, and would read wrong entries of memory with another layout.
             if wanted is not None and not (_has_strides(value, wanted) and (not dense or _is_dense(value, order))):
                 arguments[position] = _laid_out(value, order)
                 del value
@@ -187,6 +188,8 @@ def compile_graphs(
             graphs.compiled_backward = backward_of = _compile(graphs, *own)
     if not graphs.holds_for(len(tensors[graphs.first])):
         raise Unsupported("compiling it assumed something else of the batch size")
+    # Guards may exclude few rows. Half of the rows that are tried must be a number that runs compiled, or the
+    # comparison of some rows would run without Inductor.
     least = next((k for k in range(2, 64) if backward_of.holds_for(k)), 2)
     graphs.tried = choose_row_count(graphs, least=2 * least + 1)
     with trial(tensors, state):
@@ -196,7 +199,7 @@ def compile_graphs(
 
 @contextlib.contextmanager
 def _at_work(mode: FakeTensorMode) -> Iterator[None]:
-    """Sets what Inductor expects around it."""
+    """Enters the contexts that Inductor expects."""
     with contextlib.ExitStack() as stack:
         for context in (torch.no_grad(), torch._C._DisableAutocast(), V.set_fake_mode(mode), tracing(TracingContext(mode))):
             stack.enter_context(context)
@@ -252,8 +255,10 @@ def _is_made_once(node: fx.Node, layouts: dict[fx.Node, Any]) -> bool:
     sources = [made for source in node.all_input_nodes for made in _several(layouts[source])]
     of_rows = any(isinstance(made, Layout | Unsupported) for made in sources)
     of_size = any(isinstance(made, int) for made in sources)
+    # No rows, but made of rows: a sum over the batch, which would be another one over the kept rows.
     if any(made is None for made in results):
         return of_rows or of_size
+    # Rows that are made of no rows, such as `arange(n)`: the kept rows need the numbers that they had in the batch.
     return not of_rows and node.target not in SAME_IN_ALL_ROWS
 
 
@@ -278,6 +283,8 @@ def _compile(graphs: Graphs, forward: fx.GraphModule, backward: fx.GraphModule) 
     forward.graph.output_node().meta["user_visible_output_idxs"] = [i for i in visible if isinstance(nodes[i], fx.Node)]
     with TracingContext.report_output_strides() as strides:
         graphs.forward = compile_fx_inner(forward, _fakes(forward), is_backward=False)
+    # Read before the backward is compiled in the same environment: what that assumes of the number of kept rows must not
+    # limit the size of the batch.
     graphs.guards = [guard.expr for guard in env.guards]
     fakes, nodes = _fakes(backward), returned_nodes(graphs.forward_module)
     for position, saved in enumerate(graphs.saved):
@@ -333,7 +340,7 @@ def _has_strides(value: Tensor, wanted: list[int | None]) -> bool:
 
 
 def _follows_dense(fake: Tensor) -> bool:
-    """Checks whether some stride follows a symbolic size and no memory is left out; then it must be so in each call."""
+    """Checks whether a tensor has symbolic strides and no gaps in memory, which must then hold in each call."""
     shape, strides = [_number(size) for size in fake.shape], [_number(stride) for stride in fake.stride()]
     symbolic = any(not isinstance(stride, int) for stride in fake.stride())
     return symbolic and _steps(shape, _order(fake)) == strides

@@ -33,7 +33,7 @@ IN_PLACE = {
 
 
 def reuse_memory(module: fx.GraphModule) -> None:
-    """Makes elementwise operations overwrite their first operand where that is new memory which nothing else reads.
+    """Makes elementwise operations overwrite their first operand where it is new memory that no other operation reads.
 
     Args:
         module: Graph without in-place operations. `examine` needs it in that form, so this function runs after it.
@@ -122,6 +122,7 @@ def make_graphs(
             examine(graphs, state, tensors, batched)
             _examine_shorter(graphs, state, tensors, batched)
         except Exception as error:
+            # The first assumption is the likeliest one, so the user reads why that one failed.
             first_reason = first_reason or _as_unsupported(error)
         else:
             made = graphs
@@ -139,7 +140,7 @@ def make_graphs(
 
 
 def _shortened(graphs: Graphs, arguments: list[Any]) -> Graphs:
-    """Returns shorter graphs that compute the same; those that were given where that does not show.
+    """Returns shorter graphs if a comparison shows that they compute the same, else `graphs`.
 
     Args:
         graphs: Graphs that were examined.
@@ -169,7 +170,7 @@ def _reuse_memory_of(graphs: Graphs) -> None:
 
 
 def _examine_shorter(graphs: Graphs, state: Any, tensors: list[Tensor], batched: list[bool]) -> None:
-    """Examines graphs with other lengths, too, where those of calls differ.
+    """Examines graphs at a second, shorter length, if lengths differ from call to call.
 
     Raises:
         Unsupported: Samples affect each other at those lengths.
@@ -203,9 +204,10 @@ def _trace_free(
 
 
 def _compile(graphs: Graphs, *arguments: Any) -> Graphs:
-    """Returns compiled graphs; those that were given, with the reason, where compiling does not succeed."""
+    """Returns compiled graphs, or `graphs` with the reason in `uncompiled` if compilation fails."""
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of torch, about a part of itself
         from thresher.subset.inductor import compile_graphs
+    # Whatever Inductor raises, the graphs that were examined are right, and still save the rows that are left out.
     try:
         return compile_graphs(graphs, *arguments)
     except Exception as error:
@@ -216,6 +218,7 @@ def _compile(graphs: Graphs, *arguments: Any) -> Graphs:
 def _likely_batched(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list[bool]]:
     """Yields assumptions about which tensors carry the batch, likeliest first: all of one size, then all but one of them."""
     for n, _ in sizes.most_common():
+        # A size of 1 cannot be symbolic: tracing assumes that each symbol is larger.
         if n < 2:
             continue
         whole = [t.dim() > 0 and len(t) == n for t in tensors]
@@ -227,6 +230,7 @@ def _likely_batched(tensors: list[Tensor], sizes: Counter[int]) -> Iterator[list
 
 
 def _tensors_by_source(module: nn.Module) -> dict[tuple[str, Any], Tensor]:
+    # Tied weights and shared modules have several names, and a trace may use any one of them.
     parameters = module.named_parameters(remove_duplicate=False)
     buffers = module.named_buffers(remove_duplicate=False)
     return {**{("param", name): p for name, p in parameters}, **{("buffer", name): b for name, b in buffers}}

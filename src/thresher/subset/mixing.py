@@ -76,7 +76,7 @@ def _as_float32(tensors: Any) -> Any:
 
 @contextlib.contextmanager
 def in_float32(graphs: Graphs) -> Iterator[Callable[[Any], Any]]:
-    """Has both graphs compute in float32 what they compute in half precision, and yields the function for their arguments."""
+    """Makes both graphs compute in float32 instead of half precision, and yields the function that converts their arguments."""
     modules, before = (graphs.forward_module, graphs.backward_module), list[Callable[[], None]]()
     values = [value for module in modules for node in module.graph.nodes for value in tree_leaves(node.meta.get("val"))]
     if not any(isinstance(value, Tensor) and value.dtype in LOW_PRECISION for value in values):
@@ -124,7 +124,7 @@ def _run_all_rows(graphs: Graphs, returned: list[Any]) -> None:
 
 @contextlib.contextmanager
 def trial(leaves: list[Tensor], state: dict[tuple[str, Any], Tensor]) -> Iterator[None]:
-    """Makes random numbers of a block the same each time, and leaves the global random states as they were."""
+    """Seeds the random numbers of the block, and restores the global random states afterwards."""
     device = next((t.device for t in (*leaves, *state.values())), torch.device("cpu"))
     # The casts of autocast are operations of the graphs; it would cast what they cast back.
     with rng.undisturbed(device), torch.no_grad(), torch._C._DisableAutocast():
@@ -153,7 +153,7 @@ def run_on_few_rows(
 def choose_row_count(graphs: Graphs, least: int = 5) -> int:
     """Returns how many rows to try: a number that the graphs hold for and, if possible, that divides no number in them.
 
-    A shift by a multiple of the number of rows could not be seen.
+    Otherwise a shift of the rows by such a number could not be seen.
 
     Args:
         graphs: Graphs of a module.
@@ -184,8 +184,10 @@ def trial_arguments(graphs: Graphs, state: Any, tensors: list[Tensor], batched: 
             base = tensor[torch.arange(n, device=tensor.device) % len(tensor)]
             differing = (tensor != base[CHANGED]).reshape(len(tensor), base[CHANGED].numel()).sum(1)
             changed = base.clone()
+            # The sample that differs most: in its place, one that is equal to the row would show no mixing.
             changed[CHANGED] = tensor[differing.argmax()]
             if tensor.is_floating_point():
+                # A batch with NaN is only one batch, and no reason to refuse the model.
                 base, changed = (torch.where(rows.isnan(), 0, rows) for rows in (base, changed))
                 base, noise = base + 0.1 * torch.randn_like(base), 0.1 * torch.randn_like(base[CHANGED])
                 noise, changed = changed[CHANGED] + noise, base.clone()
@@ -221,6 +223,7 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
             a[node], b[node] = next(inputs)
             continue
         random = is_random(node)
+        # Both runs draw the same numbers, so that two dropout masks are not taken for an effect of the changed row.
         before = rng.capture(own[0].device) if random else None
         a[node] = _run_node(runner, node, a)
         if before is not None:
@@ -228,6 +231,7 @@ def _run_both(graphs: Graphs, own: list[Tensor], other: list[Tensor]) -> tuple[l
         b[node] = _run_node(runner, node, b)
         if "empty" in str(node.target):
             b[node] = a[node]  # memory that was never written has any content
+        # What follows gets the value as if nothing had mixed: each operation is judged by what it does itself.
         b[node], mixes = _undo_mixing(graphs, node, a, b[node])
         if mixes and not is_getitem(node):
             mixing.append(node)
@@ -246,6 +250,8 @@ def _undo_mixing(graphs: Graphs, node: fx.Node, values: dict[fx.Node, Any], othe
     own, n = values[node], graphs.tried
     before = [layout for source in node.all_input_nodes for layout in _several(graphs.layouts[source])]
     if node.target in (*VIEWS, aten.repeat.default) and isinstance(layouts, Layout) and isinstance(before[0], Layout):
+        # A merged size does not show whether samples or positions come first, nor do values that are equal in both orders, such
+        # as a mask without padding. The numbers of the samples, reshaped in the same way, do show it.
         labels = before[0].labels(values[node.all_input_nodes[0]], n)
         times: Any = None if node.target in VIEWS else fx.map_arg(node.args[1], values.get)
         labels = labels.reshape(own.shape) if times is None else labels.repeat(times)
@@ -343,6 +349,8 @@ def _verify(graphs: Graphs, returned: list[Any]) -> None:
         made = torch.randn_like(outputs[position])
         tangents.append(made if graphs.outputs[position] is not None else torch.zeros_like(made))
     layouts = [graphs.outputs[position] for position in graphs.differentiable]
+    # Batch normalisation mixes by design, so some rows are compared with its statistics constant: everything else in the model
+    # must still be exact. All rows in another order are compared as they are.
     apart = _statistics_constant(graphs) if graphs.mixing else graphs
     every = [*range(n - 2, -1, -1), n - 1]
     for tried, rows in (graphs, every), (apart, [0, 2] if n > 2 else [0]), (apart, [1]), (apart, [n - 1]):
@@ -389,10 +397,12 @@ def compare_gradients(graphs: Graphs, whole: Any, some: Any, rows: Tensor) -> No
     ]
     largest = max((float(a.abs().max()) for a, _, _ in pairs), default=0.0)
     for a, b, (_, name) in pairs:
+        # A gradient that is nearly zero beside the others may be rounding alone, which has no relative precision.
         scale = max(float(a.abs().max()), 1e-3 * largest)
         error = float((a - b).abs().max())
         if not math.isfinite(scale):
             raise Unclear(f"its gradients are not finite (of {name})")
+        # Not `>`, which an error of NaN would pass.
         if not error <= TOLERANCE.get(a.dtype, 1e-3) * scale:
             raise Unsupported(
                 f"gradients of some rows differ from those of the batch by a relative {error / scale:.1e} (of {name})"

@@ -153,6 +153,8 @@ class SubsetBackward(nn.Module):
     ) -> None:
         super().__init__()
         import_module("thresher.subset.making")  # loads torch's compiler, which takes too long for a training step
+        # The very same tables as in the model: `to()`, `functional_call` and `load_state_dict` reach its tensors, and their
+        # names have no prefix.
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             self.__dict__[registry] = model.__dict__[registry]
         self.training = model.training
@@ -236,6 +238,7 @@ class SubsetBackward(nn.Module):
             self._compare(graphs, settings, tensors, rebuild)
         if self.fallback is not None:
             self.fallback = None
+        # Gradients go to the tensors of the caller. The graph reads those of `dense`, which may be copies without a history.
         differentiated = [tensors[i] if isinstance(i, int) else i for i in own.differentiated]
         inputs = [inputs[i] if isinstance(i, int) else i for i in own.inputs]
         return Call(graphs, inputs, own.buffers, n, graphs.lengths_of(tensors)), differentiated
@@ -291,10 +294,12 @@ class SubsetBackward(nn.Module):
             raise TooManyKinds(self._patience.reason())
         started = time.perf_counter()
         try:
+            # Tracing runs the forward once more: what it does to globals must not happen twice.
             with settings.outside.restored() as changed:
                 graphs = self._trace(tensors, rebuild, sizes, varying)
             if changed:
                 raise HasEffects(f"its forward changes the variable {changed[0]!r}, which a traced graph does not repeat")
+        # Not remembered as refused: the fault is in the values of this batch, and another one may be traced.
         except Unclear:
             raise
         except Unsupported as reason:
@@ -312,7 +317,7 @@ class SubsetBackward(nn.Module):
         return graphs
 
     def _compare(self, graphs: Graphs, settings: Settings, tensors: list[Tensor], rebuild: Any) -> None:
-        """Compares graphs with the model, compiled ones in the form in which they were examined.
+        """Compares graphs with the model; for compiled graphs, the examined graphs stand in.
 
         Raises:
             Outdated: They differ; no graphs of the model are used from now on.
@@ -344,7 +349,7 @@ class SubsetBackward(nn.Module):
         return graphs
 
     def do_not_compile(self, reason: str) -> None:
-        """Leaves graphs as they are from now on.
+        """Switches compilation off from now on.
 
         Args:
             reason: Why they cannot be compiled; a warning says it once.
@@ -424,6 +429,7 @@ class SubsetBackward(nn.Module):
         delattr(self.__dict__["wrapped"], name)
 
     def __getstate__(self) -> dict[str, Any]:
+        # Graphs and settings hold the tensors of this model by identity. A copy has others, so it traces anew.
         fresh = {"_traces": OrderedDict(), "_refused": {}, "_patience": Patience(self._patience.free), "_shapes": Shapes()}
         return {**self.__dict__, **fresh, "_settings": None, "_plain": None, "meter": None}
 

@@ -73,7 +73,7 @@ _AROUND: "weakref.WeakKeyDictionary[nn.Module, weakref.ref[DistributedDataParall
 
 
 def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
-    """Notes that a model is called inside of a forward pass of a `DistributedDataParallel`, as a trainer may have it.
+    """Registers a model that a `DistributedDataParallel` calls inside its forward pass, as some trainers do.
 
     Args:
         model: Model whose gradients are averaged.
@@ -81,6 +81,7 @@ def trains_inside(model: nn.Module, parallel: nn.Module) -> None:
     """
     if isinstance(parallel, DistributedDataParallel):
         for part in (model, getattr(model, "_orig_mod", model)):
+            # The value is weak, too: a wrapper holds its model, so it would keep the key of its own entry alive for ever.
             _AROUND[part] = weakref.ref(parallel)
 
 
@@ -91,7 +92,7 @@ def averages(model: nn.Module | None) -> DistributedDataParallel | None:
 
 
 class CallInside:
-    """Calls a `DistributedDataParallel` with another module inside; before and after a call it is as the user made it.
+    """Calls a `DistributedDataParallel` with another module inside, and restores the user's module after the call.
 
     Args:
         model: The user's model. Its reducer has the parameters, so the other module must have the very same ones.
@@ -113,7 +114,7 @@ class CallInside:
 
 
 def _kinds(*names: str) -> tuple[type, ...]:
-    """Returns classes of `torch.distributed.fsdp` by name; none where nothing has imported it, which takes two seconds."""
+    """Returns classes of `torch.distributed.fsdp` by name; none if it is not imported, because the import takes two seconds."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return () if fsdp is None else tuple(getattr(fsdp, name) for name in names)
 

@@ -318,6 +318,7 @@ def _byte_masks(graphs: Graphs) -> None:
         readers = [of[mask] for mask in masks if mask in of]
         if value.device.type != "cpu" or value.dtype != torch.float32 or len(masks) > 1:
             continue
+        # Anything else that reads the mask expects bools.
         if any(user.op != "output" for mask in masks for user in mask.users) or len(readers) != len(masks):
             continue
         if any(user.target is not aten.native_dropout_backward.default for one in readers for user in one.users):
@@ -337,6 +338,7 @@ def _drop_unread(graphs: Graphs) -> None:
     for saved, argument in zip(graphs.saved, arguments, strict=False):
         source = returned[saved.index]
         known = first.setdefault(source, argument)
+        # Row numbers become 0 to k - 1 for k rows, so they cannot stand for the same `arange` that is read as values.
         if known is not argument and not saved.counts:
             argument.replace_all_uses_with(known)
         if argument.users:

@@ -23,7 +23,7 @@ from thresher.subset.graphs import CONSTANT_TYPES, Graphs, Unsupported, own_attr
 from thresher.subset.parallel import check_wrapping, in_several_processes
 
 FREE_TRACES = 8
-"""Number of traces that are made for each module without a question."""
+"""Number of traces that each module gets at once."""
 CALLS_PER_TRACE = 32
 """Number of calls of one kind with the plain model before a further trace is made for this kind."""
 EVERY = 256
@@ -74,7 +74,7 @@ class Patience:
         )
 
     def count(self, kind: Hashable, seconds: float) -> None:
-        """Counts a trace; should its kind need another one, it must come up twice as often first.
+        """Counts a trace. A further trace of the same kind needs twice as many calls.
 
         Args:
             kind: Description of the call.
@@ -96,7 +96,7 @@ def is_due(calls: int) -> bool:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Returns a tensor in the form that is traced: its memory has the order of its dimensions, or that of channels_last.
+    """Returns a tensor in a memory format that is traced: contiguous, or channels_last.
 
     Raises:
         Unsupported: The tensor has another layout.
@@ -140,13 +140,13 @@ def describe(tree: Any, n: int, *, sizes: bool = True) -> Any:
 
 
 class Shapes:
-    """Shapes of the first call of each kind, by which dimensions are found that have another size in later calls."""
+    """Remembers the shapes of the first call of each kind, to find the dimensions whose size varies in later calls."""
 
     def __init__(self) -> None:
         self._first: OrderedDict[Hashable, tuple[int, list[torch.Size]]] = OrderedDict()
 
     def varying(self, kind: Hashable, tensors: list[Tensor], n: int) -> list[tuple[int, int]]:
-        """Returns the dimensions whose size is another one than in the first call of a kind, without that of the batch.
+        """Returns the dimensions, except the batch, whose size differs from the first call of the same kind.
 
         Args:
             kind: Description of the call without sizes.
@@ -182,7 +182,7 @@ LONGEST = 64
 
 
 class Variables:
-    """Variables that the functions of some modules read from outside, with their values at the time this object was made.
+    """Snapshot of the globals and closure variables that the functions of some modules read.
 
     Args:
         parts: Modules whose forward is followed.
@@ -222,7 +222,7 @@ class Variables:
 
     @contextlib.contextmanager
     def restored(self) -> Iterator[list[str]]:
-        """Restores the variables when the block ends, and returns a list that then has the names of those that changed."""
+        """Restores the variables when the block ends, and yields a list that then holds the names of the changed ones."""
         changed: list[str] = []
         try:
             yield changed
@@ -334,7 +334,7 @@ def _by_identity(members: Any) -> Any:
 
 
 def _refill(value: Any, members: Any) -> None:
-    """Puts the members back that a container or an object had."""
+    """Restores the members of a container or an object."""
     if isinstance(members, int):
         return
     if not isinstance(value, CONTAINERS):
@@ -364,7 +364,7 @@ class GraphTensors(NamedTuple):
 
 
 class Settings:
-    """Settings of a module at the time when this object was made.
+    """Snapshot of a module's settings, to detect later changes.
 
     Args:
         module: Module that is traced.
@@ -379,6 +379,7 @@ class Settings:
     """
 
     def __init__(self, module: nn.Module) -> None:
+        # Not only where the model is wrapped: a block inside may be sharded after that.
         check_wrapping(module)
         self._modules = _modules_by_prefix(module)
         parts = self._modules.values()
@@ -387,13 +388,14 @@ class Settings:
         self._of_graphs: dict[int, tuple[Graphs, GraphTensors]] = {}
         self.key = (
             tuple(_module_signature(part) for part in parts),
+            # Tied weights and shared modules: the graph has one argument for all of their names, which no size or value shows.
             _first_places(thing for part in parts for thing in (part, *_registered_tensors(part))),
             self.outside.key,
         )
         self.trains = any(parameter.requires_grad for parameter in module.parameters())
 
     def hold(self) -> bool:
-        """Checks that nothing has changed since, down to the identity of the tensors; runs in every call."""
+        """Checks that nothing has changed since the snapshot, including the identity of the tensors; runs in every call."""
         return all(_unchanged(*snapshot) for snapshot in self._snapshots) and self.outside.changed() is None
 
     def tensors(self, graphs: Graphs) -> GraphTensors:
@@ -402,6 +404,7 @@ class Settings:
             inputs = [self._find(*source) for source in graphs.inputs]
             differentiated = [self._find(*source) for source in graphs.grads if source is not None]
             buffers = [self._find("buffer", name) for name in graphs.mutated]
+            # The graphs are kept beside their tensors, so that their identity is not given to other graphs.
             self._of_graphs[id(graphs)] = graphs, GraphTensors(inputs, differentiated, buffers)
         return self._of_graphs[id(graphs)][1]
 

@@ -200,7 +200,7 @@ def _refuse_size(size: Any) -> None:
 
 
 def without_caches(outputs: Any) -> Any:
-    """Returns the outputs with None in place of the caches that a model keeps for generation; no loss needs them.
+    """Replaces caches for generation in the outputs by None, because no loss needs them.
 
     Raises:
         Unsupported: Tensors are inside an object that cannot be made anew from other tensors.
@@ -239,7 +239,7 @@ def _other_objects(tree: Any) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _compiling_flag_set() -> Iterator[None]:
-    """Makes `torch.compiler.is_compiling()` true, which models ask before they look at values to save work."""
+    """Makes `torch.compiler.is_compiling()` true: models check it before they take shortcuts that depend on values."""
     before, torch.compiler._is_compiling_flag = torch.compiler._is_compiling_flag, True
     try:
         yield
@@ -249,7 +249,7 @@ def _compiling_flag_set() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _parts_not_compiled() -> Iterator[None]:
-    """Makes parts of a module that torch.compile has compiled run as they were written, so that they can be traced."""
+    """Disables torch.compile for parts of a module that it has compiled, so that these parts can be traced."""
     with torch.compiler.set_stance("force_eager"):
         yield
 

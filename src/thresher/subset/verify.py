@@ -35,6 +35,7 @@ def check_agreement(graphs: Graphs, examined: Graphs, arguments: list[Any]) -> N
         Unsupported: They differ.
         Unclear: They are not finite.
     """
+    # Inductor draws other random numbers than the examined graphs, so that the two cannot be compared with each other.
     if any(is_random(node) for node in graphs.forward_module.graph.nodes):
         if not graphs.mixing:
             _compare_with_itself(graphs, arguments)
@@ -195,6 +196,7 @@ def differs(module: nn.Module, graphs: Graphs, own: GraphTensors, tensors: list[
     with rng.undisturbed(tensors[0].device), _NothingDrawn():
         with _buffers_kept(module) as changed:
             expected = [leaf.detach() for leaf in leaves(without_caches(module(*args, **kwargs)), objects=False)]
+        # After the block above, which has put the buffers back: both must begin with the same ones.
         with torch.no_grad(), torch._C._DisableAutocast():
             returned = graphs.forward(inputs)
     count = len(graphs.mutated)
@@ -238,6 +240,7 @@ class _NothingDrawn(TorchDispatchMode):
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
+        # Seeded for each operation: what no constant replaces is drawn alike in whatever order a graph has its operations.
         torch.manual_seed(0)
         name, arguments = func.overloadpacket.__name__.removesuffix("_"), func._schema.arguments
         names = [argument.name for argument in arguments]
