@@ -1,6 +1,6 @@
 """The signals of the optimizer step in progress: which calls of the criterion count, and what they add up to.
 
-Steps that are over wait until there are enough of them to be computed and written together.
+Finished steps are buffered, and then computed and written together.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,9 +21,9 @@ CallIdentity = int | tuple[Any, ...]
 
 
 def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
-    """Returns the identity of one call of the criterion; None where an output has no autograd node.
+    """Returns the identity of one call of the criterion; None if an output has no autograd node.
 
-    Outputs that were only reshaped since are the same ones.
+    Outputs keep their identity when they are reshaped.
 
     Args:
         outputs: First argument of the criterion, in any nesting.
@@ -36,6 +36,8 @@ def identity_of(outputs: Any, targets: Any) -> CallIdentity | None:
 
 
 def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
+    # By autograd node and not by memory: outputs that the loop changed in place lie in the same memory, and are other outputs.
+    # A reshape is skipped, because a log often reshapes the outputs of the loss, and must not count as a second loss.
     node, number = tensor.grad_fn, tensor.output_nr
     while node is not None and node.name().split("Backward")[0] in ROW_MAJOR:
         node, number = node.next_functions[0]
@@ -45,12 +47,14 @@ def _origin(tensor: Tensor) -> tuple[Any, ...] | None:
 def _place(tensor: Tensor) -> tuple[Any, ...]:
     # A weak reference keeps the address of a storage from being used again.
     storage = StorageWeakRef(tensor.untyped_storage())
+    # Targets that the loop has overwritten in place are other targets. Inference tensors have no version counter.
     version = -1 if tensor.is_inference() else tensor._version
     return storage, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), version
 
 
 def same_samples(one: Attribution, other: Attribution) -> bool:
-    """Returns whether two losses are known to belong to the same samples, without waiting for a device."""
+    """Returns whether two losses are known to belong to the same samples; never waits for the device."""
+    # On a device, ids are compared by object alone: reading whether their values are equal would wait for it in each step.
     if one.key is not None and one.key == other.key:
         return True
     return one.ids is other.ids or (one.ids.is_cpu and other.ids.is_cpu and torch.equal(one.ids, other.ids))
@@ -60,9 +64,9 @@ class CreditedCall(NamedTuple):
     """A call of the criterion that was credited.
 
     Attributes:
-        identity: Identity of outputs and targets; None where it is not known.
+        identity: Identity of outputs and targets; None if unknown.
         made: Number of the autograd node that was next after the loss.
-        origin: Forward pass that the outputs came from; None where it was not searched.
+        origin: Forward pass of the outputs; None if it was not searched.
     """
 
     identity: CallIdentity | None
@@ -73,17 +77,17 @@ class CreditedCall(NamedTuple):
 def credited_before(
     calls: Sequence[CreditedCall], outputs: Any, call: CallIdentity | None, batch: YieldedBatch | None, meter: Meter
 ) -> bool | None:
-    """Looks for the outputs of a loss among those of earlier calls for the same samples.
+    """Returns whether earlier calls for the same samples had the outputs of a loss.
 
     Args:
-        calls: The earlier calls; where the identity is a number, the outputs were what `run.model` returned last.
+        calls: The earlier calls; an identity that is a number stands for the outputs that `run.model` returned last.
         outputs: Outputs that the loss is made of, in any nesting.
         call: Identity of outputs and targets.
         batch: Batch of the samples.
         meter: Meter that knows the forward passes of the run's model.
 
     Returns:
-        True where one was of these outputs; False where one was only of the same forward pass; None where none was.
+        True if a call had these outputs; False if it had other outputs of the same forward pass; None otherwise.
     """
     if not isinstance(call, tuple) or batch is None:
         return None
@@ -91,6 +95,8 @@ def credited_before(
     returned = meter.pass_with(made[0][0]) is origin
     found = None
     for one in calls:
+        # The common path of a step saves the search for an origin. Its outputs were the last that `run.model` returned for
+        # the batch before the loss, so the pass can still be found by number.
         as_returned = one.origin is None and isinstance(one.identity, int)
         of = meter.last_pass(batch.number, one.made) if as_returned else one.origin
         if isinstance(one.identity, tuple) and one.identity[0] == made:
@@ -101,16 +107,16 @@ def credited_before(
 
 
 class Deferred(Protocol):
-    """Signals that are not computed yet; for many small batches together that takes a fraction of the time."""
+    """Signals that are computed later: for many small batches together, this takes a fraction of the time."""
 
     @property
     def numel(self) -> int:
-        """Number of values that are held until the signals are computed."""
+        """Number of values held until the signals are computed."""
         ...
 
     @property
     def form(self) -> int:
-        """Number that is equal for signals which can be computed together."""
+        """Number that is equal for signals that can be computed together."""
         ...
 
     def now(self) -> dict[str, Tensor]:
@@ -123,41 +129,42 @@ class Deferred(Protocol):
 
 
 Found = dict[str, Tensor] | Deferred
-"""Signals of some rows, shape (n,), by name; or what they are computed from later."""
+"""Signals of some rows, shape (n,), by name; or signals that are computed later."""
 
 MOST_WAITING = 2**15
-"""Number of values that are held of steps that are over and not yet written."""
+"""Largest number of buffered values of finished steps."""
 
 TRAINED = "trained"
 """Column of the number of times that each sample was trained on."""
 COUNT_OF_TRAINED = {TRAINED: Column(torch.int32, merge="sum")}
 
 MOST_UNCOUNTED = 2**16
-"""Number of samples that wait to be counted as trained."""
+"""Largest number of buffered ids of samples that were trained on."""
 
 OF_A_STEP = 2**9
-"""Size of a step whose signals are computed already, so that no more than 64 wait."""
+"""Size of a step in the buffer if its signals are already computed; no more than 64 such steps wait."""
 
 
 class Entry:
-    """Signals of some rows, credited in the step in progress. Defaults are the class's: each step makes an entry.
+    """Signals of some rows that were credited in the step in progress.
 
     Args:
-        attribution: The samples that the rows are.
-        found: Their signals.
-        call: Identity of outputs and targets, by which the same loss is not added twice; None where it is not known.
+        attribution: Samples of the rows.
+        found: Signals of the rows.
+        call: Identity of outputs and targets, so that the same loss is not added twice; None if unknown.
         rows: Numbers of the rows that were trained on; None for all.
         backwards: Number of backward passes before this loss.
     """
 
     origin: ForwardPass | None = None
-    """Forward pass that the outputs came from; None where it was not searched."""
+    """Forward pass of the outputs; None if it was not searched."""
     more: tuple[CreditedCall, ...] = ()
-    """Other calls for the same rows that the signals were, or are, of."""
+    """Other calls of the criterion for the same rows."""
+    # Weak references hold no outputs, but keep their addresses from being reused: new outputs at an old address would match.
     sources: set[StorageWeakRef] | None = None
-    """Storages of the outputs, where only the targets name the rows; held weakly, so that no other gets the address."""
+    """Storages of the outputs, by which the entry can be withdrawn; None if the rows are certain."""
     fresh: Tensor | None = None
-    """Mask of the rows that no other call of this step had, shape (n,), bool; None for all."""
+    """Mask of the rows without an earlier loss in this step, shape (n,), bool; None for all."""
     confirmed = False
     dirty = True
     counted = False
@@ -183,7 +190,7 @@ class Entry:
         return CreditedCall(self.call, self.made, self.origin), *self.more
 
     def values(self) -> dict[str, Tensor]:
-        """Returns the signals, which are computed now if they were not before."""
+        """Returns the signals; deferred signals are computed now."""
         if not isinstance(self.found, dict):
             self.found = self.found.now()
         return self.found
@@ -198,26 +205,24 @@ class StepAccumulator:
 
     Args:
         records: Records that the signals are written to.
-        meter: Counter of the samples whose forward pass the model did not count; a sample counts once per forward pass,
-            however many calls there were.
-        trained: Number of times each sample was trained on, records with the columns `COUNT_OF_TRAINED`; without columns where
-            samples have no ids.
-        count_steps: Whether each credited batch counts as a step, where there is no optimizer to count them.
+        meter: Counts samples whose forward pass the model did not count, once per forward pass.
+        trained: Records with the columns `COUNT_OF_TRAINED`; without columns if samples have no ids.
+        count_steps: Whether each credited batch counts as a step, because no optimizer counts steps.
     """
 
     def __init__(self, records: Records, meter: Meter, trained: Records, *, count_steps: bool) -> None:
         self._records, self.meter, self._count_steps = records, meter, count_steps
         self.ids_repeat = True
-        """Whether samples can come twice in an epoch, so that the order of writing matters."""
+        """Whether a sample can come twice in an epoch, so that the order of writes matters."""
         self._open: list[Entry] = []
         self._waiting: list[Entry] = []
         self.over: list[Entry] = []
-        """What was credited in the step before."""
+        """Entries of the last step that had losses."""
         self._size = 0
         self.counts, self._uncounted_samples = trained, 0
         self._trained: list[Tensor] = []
         self.doubts: list[Tensor] = []
-        """Flags of comparisons on the device, which must be true when the epoch ends."""
+        """Flags of comparisons on the device; all must be true at the end of the epoch."""
 
     def credit(
         self,
@@ -230,18 +235,17 @@ class StepAccumulator:
     ) -> None:
         """Adds the signals of some rows.
 
-        A second call for the same rows in a step adds to their loss, as of an auxiliary head; a call with outputs of a later
-        forward pass replaces it, where a backward pass ran in between. A call with the very same outputs and targets, as for a
-        log, changes nothing.
+        A second call for the same rows in a step adds to their loss, as an auxiliary head does. A call with outputs of a later
+        forward pass replaces the loss if a backward pass ran in between. A call with the same outputs and targets, as for a
+        log, is a no-op.
 
         Args:
-            attribution: The samples that the rows are.
-            found: Signals by name, or what they are computed from later.
+            attribution: Samples of the rows.
+            found: Signals by name, or signals that are computed later.
             outputs: Outputs that the loss is made of.
-            untracked: The same outputs, by which the signals can be withdrawn; None where it is certain that the model
-                returned them for these rows.
+            untracked: The same outputs if the entry may be withdrawn; None if the model certainly returned them for these rows.
             rows: Numbers of the rows that are trained on, shape (k,), int64; None for all.
-            call: Identity of outputs and targets; None where it is not known.
+            call: Identity of outputs and targets; None if unknown.
         """
         entry = Entry(attribution, found, call, rows, self.meter.backwards)
         if untracked is None and not self._open:
@@ -250,9 +254,10 @@ class StepAccumulator:
             self._credit_beside(entry, outputs, untracked)
 
     def _credit_beside(self, entry: Entry, outputs: Any, untracked: Any) -> None:
-        """Adds an entry where it takes more than that: there are others in the step, or its rows may be withdrawn."""
+        """Adds an entry if the step has other entries, or if the entry may be withdrawn."""
         attribution = entry.attribution
         origin = None if untracked is None else self.meter.origin(outputs)
+        # Inputs that the loop has normalised or augmented are new tensors: only the loss tells the batch of that forward pass.
         if origin is not None and attribution.batch is not None:
             origin.batch = attribution.batch.number
             if attribution.layout.repeat != 1:
@@ -270,6 +275,7 @@ class StepAccumulator:
             origin = origin or self.meter.origin(outputs)
             later = origin is None or all(origin.first >= other.made for other in others)
             self._add_to(others, entry, again=later and all(entry.backwards > other.backwards for other in others))
+            # Heads of one forward pass share samples, which count once. The number stays on the device until the meter settles.
             if not later and entry.fresh is not None:
                 new = entry.fresh.sum()
         if untracked is not None:
@@ -277,18 +283,21 @@ class StepAccumulator:
         self._open.append(entry)
 
     def _credit_again(self, same: Entry, more: Entry, outputs: Any, origin: ForwardPass | None, *, tracked: bool) -> None:
-        """Adds a further loss of the rows of an entry, or puts it in its place after another backward and forward pass."""
+        """Adds a further loss to the entry of the same rows, or replaces it after another backward and forward pass."""
         origin = origin or self.meter.origin(outputs)
         later = origin is None or origin.first >= same.made
         if not later and tracked and same.call == more.call:
             return  # the tensor that the model returned last, and a target of the batch, once more
         if not tracked:
             self.meter.count(outputs, origin, more.attribution.layout.n if later else 0)
+        # A new forward pass after a backward pass (SAM, PGD, LBFGS) takes the place of the first one. Without a backward pass
+        # in between, both losses are trained on, and add up. Signals such as `correct` are those of the first loss.
         if later and more.backwards > same.backwards:
             same.found, same.rows = more.found, more.rows
         else:
             same.found = {**same.values(), "loss": same.values()["loss"] + more.values()["loss"]}
         if later:
+            # Before the next line: `calls` is made of the fields that it overwrites.
             same.more = same.calls
             same.call, same.made, same.origin, same.backwards = more.call, more.made, origin, more.backwards
         else:
@@ -302,15 +311,12 @@ class StepAccumulator:
         )
 
     def _add_to(self, others: list[Entry], entry: Entry, *, again: bool) -> None:
-        """Takes rows of which other calls of this step had some: adds to the losses of these, and sets the others.
-
-        Args:
-            others: Entries that may have some of the rows.
-            entry: Entry of the new call.
-            again: Whether its outputs are of a later forward pass, so that it replaces the losses instead.
-        """
+        """Merges an entry with others that may share rows: shared losses are added, or replaced if `again` is True."""
+        # The others are written first: written after this entry, their smaller losses would replace the sums.
         self.flush()
         ids, values = entry.attribution.ids, dict(entry.values())
+        # The sort is stable: of equal ids, the last is that of the latest entry, which has the sum of those before it. Which
+        # rows are shared stays a mask, since a selection of rows would wait for the device.
         every, order = torch.cat([other.attribution.ids for other in others]).sort(stable=True)
         place = torch.searchsorted(every, ids, right=True) - 1  # the latest of equal ones
         place.clamp_(min=0)
@@ -323,19 +329,20 @@ class StepAccumulator:
                 values[signal] = torch.where(seen, old + new if signal == "loss" else old, new)
             entry.written[signal] = torch.where(seen, old, torch.zeros_like(old))
         entry.fresh = ~seen
+        # Without keys, a further loss of these rows comes here again; `_credit_again` would change only one of the entries.
         entry.found, entry.key = values, None
         for other in others:
             other.key = None
 
     def has_credited(self, batch: YieldedBatch) -> bool:
-        """Whether a loss of a batch was credited, be it in the step in progress."""
+        """Whether a loss of a batch was credited, also in the step in progress."""
         return batch.credited or any(entry.attribution.batch is batch for entry in self._open)
 
     def withdraw(self, outputs: Any) -> None:
-        """Forgets what was credited for these outputs in this step, since a later call showed that rows were mixed.
+        """Withdraws the losses of these outputs in this step, because a later call was refused.
 
         Args:
-            outputs: The outputs; None for all that was credited in this step, which turned out to be another model's.
+            outputs: The outputs; None withdraws all losses of this step, because they were those of another model.
         """
         if outputs is None:
             self._open = [entry for entry in self._open if entry.confirmed]
@@ -345,7 +352,7 @@ class StepAccumulator:
         self._open = [e for e in self._open if e.confirmed or e.sources is None or not e.sources & sources]
 
     def _confirm(self) -> None:
-        """Counts the open entries, which will not be withdrawn any more."""
+        """Counts the open entries, which cannot be withdrawn after this."""
         for entry in self._open:
             if not entry.confirmed:
                 self._count(entry)
@@ -367,7 +374,7 @@ class StepAccumulator:
 
     @property
     def open(self) -> tuple[Entry, ...]:
-        """What was credited in the step in progress."""
+        """Entries of the step in progress."""
         return tuple(self._open)
 
     @property
@@ -380,16 +387,18 @@ class StepAccumulator:
         return any(entry.attribution.batch is batch for entry in self._open)
 
     def end_step(self, alive: Collection[YieldedBatch] = ()) -> None:
-        """Ends the step; further losses of the same rows replace those before.
+        """Ends the step; later losses of the same rows replace its losses.
 
         Args:
             alive: Batches whose step goes on.
         """
         entries, self._open = self._open, []
+        # A step without losses keeps the entries of the step before it, so that a log after it is still recognised.
         self.over = entries or self.over
         for entry in entries:
             if not entry.confirmed:
                 self._count(entry)
+            # A prefetcher asks for the next batch while further losses of this one can still come.
             if alive and entry.attribution.batch in alive:
                 self._open.append(entry)
             elif entry.dirty:
@@ -399,11 +408,12 @@ class StepAccumulator:
             self._write_waiting()
 
     def next_batch(self, alive: Collection[YieldedBatch]) -> None:
-        """Closes the entries of batches that are no longer in use, since the next batch was yielded."""
+        """Closes the entries of batches that are no longer in use when the next batch is yielded."""
         if self._open:
             self.end_step(alive)
 
     def _write_waiting(self) -> None:
+        # If an id can come twice, steps are written one by one: in a joint write, an earlier loss could replace a later one.
         waiting, self._waiting, self._size = self._waiting, [], 0
         if waiting and not self.ids_repeat and _alike(waiting):
             ids = torch.cat([entry.attribution.ids for entry in waiting])
@@ -416,10 +426,13 @@ class StepAccumulator:
 
     def _write(self, entry: Entry) -> None:
         values, certain = entry.values(), None
+        # The flags are not read, which would wait for the device. A false one keeps these rows out of the records, and
+        # becomes an error at the end of the epoch.
         if entry.attribution.holds:
             certain = torch.stack([flag.to(entry.attribution.ids.device) for flag in entry.attribution.holds]).all()
             self.doubts.append(certain)
         self._records.write(entry.attribution.ids, values, entry.written, first=self._first(entry), certain=certain)
+        # If the user reads the records in mid-step, the entry is written again: columns that add up then get the difference.
         entry.written, entry.dirty = values, False
         if not entry.counted:
             entry.counted = True
@@ -427,7 +440,7 @@ class StepAccumulator:
 
     @staticmethod
     def _first(entry: Entry) -> bool | Tensor:
-        """Rows of an entry that have not been written in this step."""
+        """Rows of an entry that were not yet written in this step."""
         if entry.counted:
             return False
         return True if entry.fresh is None else entry.fresh
@@ -440,14 +453,14 @@ class StepAccumulator:
             self.counts.write(ids, {TRAINED: fresh if rows is None else fresh[rows]})
 
     def _add_trained(self, ids: Tensor) -> None:
-        """Counts samples that were trained on, many at a time, since a table of all samples is far from the processor."""
+        """Buffers ids of samples that were trained on, since the table of all samples does not fit in a cache."""
         self._trained.append(ids)
         self._uncounted_samples += len(ids)
         if self._uncounted_samples > MOST_UNCOUNTED:
             self.count_trained()
 
     def count_trained(self) -> Tensor:
-        """Returns how often each sample was trained on, up to what was written; shape (N,)."""
+        """Returns how often each sample was trained on, in the steps that were written; shape (N,)."""
         if self._trained:
             ids = torch.cat(self._trained)
             self.counts.write(ids, {TRAINED: torch.ones_like(ids, dtype=torch.int32)})
@@ -455,7 +468,9 @@ class StepAccumulator:
         return self.counts[TRAINED] if self.counts else torch.empty(0, dtype=torch.int32)
 
     def flush(self) -> None:
-        """Writes everything."""
+        """Writes all buffered signals to the records."""
+        # Confirmed first, because the records do not forget: a loss that was written cannot be withdrawn. Finished steps come
+        # before the open one: of a sample in both, the later loss must stay.
         self._confirm()
         self._write_waiting()
         for entry in self._open:
@@ -463,20 +478,20 @@ class StepAccumulator:
                 self._write(entry)
 
     def sync(self) -> None:
-        """Writes everything, and stores what other processes have recorded of the samples whose records are held here."""
+        """Writes all buffered signals, and sends recorded rows to the ranks that own them; all ranks call it."""
         self.settle()
         self.count_trained()
         self._records.sync()
         self.counts.sync()
 
     def settle(self) -> None:
-        """Writes everything, and adds the numbers that the device counted."""
+        """Writes all buffered signals, and adds the numbers that the device counted."""
         self.flush()
         self.meter.settle()
 
 
 def _alike(entries: Sequence[Entry]) -> bool:
-    """Whether entries can be written together: new, certain, of different batches and of one form."""
+    """Whether entries can be written together: each is new, certain, of a batch of its own, and of the same form."""
     batches = {entry.attribution.batch for entry in entries}
     if len(batches) < len(entries) or any(e.written is not None or e.key is None or e.attribution.holds for e in entries):
         return False

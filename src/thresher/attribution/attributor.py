@@ -1,4 +1,4 @@
-"""The way of a loss: from one call of the criterion, by the samples that it belongs to, to their records."""
+"""From one call of the criterion to the records: finds the samples of a loss, and has the loss measured and credited."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from thresher.loading.trees import leaves
 from thresher.timing import Timing
 
 BATCHES_AHEAD = 2
-"""Number of batches whose tensors are held for comparing values: the one in use and one that a prefetcher asked for."""
+"""Number of batches whose tensors are held to compare values: the batch in use and one that a prefetcher asked for."""
 LABELS_AHEAD = 16
-"""Number of batches before these whose labels are held until their loss is credited, for a deep prefetcher."""
+"""Number of older batches whose labels are held until their loss is credited, for a deep prefetcher."""
 IDS_AHEAD = 1024
-"""Number of batches before these whose ids alone are held while they wait for their loss."""
+"""Number of still older batches whose ids alone are held while they wait for their loss."""
 
 
 class HeldBatches:
-    """The batches that the loader yielded, as long as a loss of them can come.
+    """The yielded batches whose loss can still come.
 
     Args:
         accumulator: Knows the batches whose loss was credited.
@@ -37,7 +37,7 @@ class HeldBatches:
         self.recent: list[YieldedBatch] = []
         """Batches last yielded, the latest at the end, with their tensors."""
         self._waiting: list[YieldedBatch] = []
-        """Batches before the recent ones whose loss was not credited, with their labels alone."""
+        """Older batches without a credited loss, with their labels alone."""
         self._older: deque[YieldedBatch] = deque(maxlen=IDS_AHEAD)
         self._newest = -1
 
@@ -48,13 +48,15 @@ class HeldBatches:
 
     @property
     def known(self) -> list[YieldedBatch]:
-        """Batches whose ids are known, in the order in which they were yielded; first those of the step that were let go."""
+        """Batches whose ids are known, in the order of the loader; released batches of the open step come first."""
         held = [*self._older, *self._waiting, *self.recent]
         in_step = {entry.attribution.batch for entry in self._accumulator.open}
         return [*(batch for batch in in_step if batch is not None and batch not in held), *held]
 
     def make_room(self) -> None:
-        """Lets go of what is not needed when a further batch is on its way."""
+        """Releases what is not needed any more when the next batch is on its way."""
+        # Inputs can be large. A batch with a credited loss lets go of all its tensors. Of a batch without one, which may have
+        # been skipped or prefetched, first the inputs go, then the labels, and last the ids.
         held = self.recent[1 - BATCHES_AHEAD :]
         self._accumulator.next_batch(set(held))
         waiting: list[YieldedBatch] = []
@@ -75,27 +77,27 @@ class HeldBatches:
         self.recent = held
 
     def forget(self) -> None:
-        """Lets go of all batches, which belong to another point of the training."""
+        """Releases all batches, because the training goes on at another point."""
         self.recent, self._waiting = [], []
         self._older.clear()
 
     def newest_trained(self, yielded: int) -> int | None:
-        """Returns the number of the newest batch whose loss was credited; None where none of the latest was.
+        """Returns the number of the newest batch with a credited loss; None if none of the latest batches has one.
 
         Args:
-            yielded: Number of batches that were yielded.
+            yielded: Number of yielded batches.
         """
         held = (*self._waiting, *self.recent)
         newest = next((one.number for one in reversed(held) if self._accumulator.has_credited(one)), self._newest)
         return None if newest < 0 or yielded - newest > LABELS_AHEAD + BATCHES_AHEAD else newest
 
     def stated(self, ids: Tensor, repeat: int | None, made_for: set[int], first_of_epoch: int) -> StatedIds:
-        """Returns ids that the caller gives, with the batches that they can be of.
+        """Returns the ids that the caller gives, with the batches that they can belong to.
 
         Args:
             ids: Sample ids of the rows, shape (rows,), int64.
-            repeat: Number of consecutive rows per id; None where the caller gave none.
-            made_for: Numbers of the batches that the model computed the outputs for; empty where that is not known.
+            repeat: Number of consecutive rows per id; None if the caller gave none.
+            made_for: Numbers of the batches that the model computed the outputs for; empty if unknown.
             first_of_epoch: Number of the first batch of this epoch.
         """
         known, in_step = self.known, {entry.attribution.batch for entry in self._accumulator.open}
@@ -129,22 +131,22 @@ INSIDE_TRANSFORM = (
 
 
 MeasureLoss = Callable[[Any, Any, Attribution, Tensor | None, Tensor | None], tuple[Any, ...]]
-"""Computes the loss of rows, given outputs, targets, their samples, their weights in the plan, shape (n,), and `weights / n`.
+"""Function that computes a loss from outputs, targets, their samples, plan weights, shape (n,), and `weights / n`.
 
-Without weights, both are None. It returns the scalar for the loop; the signals of each sample, as `StepAccumulator.credit`
-takes them; and, where only some rows are trained on, their numbers, shape (k,), int64.
+Weights and `weights / n` are None if the plan has no weights. The function returns the scalar for the loop, and the signals of
+each sample for `StepAccumulator.credit`. If only some rows are trained on, it also returns their numbers, shape (k,), int64.
 """
 
 
 class Attributor:
-    """Finds the samples that each loss belongs to, has it measured, and passes its signals on to the accumulator.
+    """Finds the samples of each loss, has the loss measured, and passes the signals to the accumulator.
 
     Args:
-        tracker: The tensors whose rows are known.
+        tracker: Tensors with known rows.
         accumulator: Takes the signals.
         samples: Number of samples of the dataset; 0 for a stream.
         device: Device of ids and weights.
-        unknown_rows: Reason why the rows of batches are not their samples in order, as soon as it is known.
+        unknown_rows: Reason why the rows of batches are not their samples in order, once it is found.
         timing: Books the time of the training.
     """
 
@@ -164,7 +166,7 @@ class Attributor:
         """Counts the samples that go through the model."""
         self._ids_end, self._device, self.unknown_rows = samples or ANY_ID, device, unknown_rows
         self._trains_model = False
-        """Whether a loss of the run's own model was credited, so that losses of other models are not the run's."""
+        """Whether a loss of the run's own model was credited; losses of other models are then ignored."""
         self._batches = HeldBatches(accumulator)
         self._yielded = self._first_of_epoch = 0
         self._passed = 0
@@ -172,22 +174,23 @@ class Attributor:
     def credit(
         self, outputs: Any, targets: Any, ids: Tensor | None, measure: MeasureLoss, repeat: int | None = None
     ) -> Tensor | None:
-        """Credits one loss to the samples that it belongs to.
+        """Credits one loss to its samples.
 
         Args:
             outputs: First argument of the criterion, in any nesting.
             targets: Second argument of the criterion, in any nesting.
-            ids: Ids of the rows as the caller gives them, shape (rows,), int64; None where the tensors name them.
+            ids: Ids of the rows that the caller gives, shape (rows,), int64; None if the tensors name the rows.
             measure: Computes the loss once the samples are known.
-            repeat: Number of consecutive rows per id; None where the caller gave none.
+            repeat: Number of consecutive rows per id; None if the caller gave none.
 
         Returns:
-            The scalar for the loop, shape (); None where the loss is not trained on: its outputs are those of another model,
-            while the loop trains the run's own, or of a step that is over.
+            The scalar for the loop, shape (). None if nothing is trained on: the outputs are those of another model than the
+            run's own, or of a step that is over.
 
         Raises:
-            AttributionError: The samples cannot be told with certainty; nothing was recorded.
+            AttributionError: The samples are not certain; nothing was recorded.
         """
+        # The first branch is every step of a plain loop. It makes as few calls as possible, which a small model would feel.
         begin = perf_counter()
         attribution = self._untouched(outputs, targets) if ids is None and repeat is None else None
         if attribution is not None and (batch := attribution.batch) is not None:
@@ -198,11 +201,14 @@ class Attributor:
             measures = perf_counter()
             value, found, *rows = measure(outputs, targets, attribution, batch.weights, batch.weights_over_n)
             measured = perf_counter()
+            # The number of the object is enough: the batch holds its targets, so that no other object gets this number.
             self._accumulator.credit(attribution, found, outputs, None, rows[0] if rows else None, id(targets))
             self._timing.attribution_s += perf_counter() - measured + measures - begin
             return value
         attribution = self._resolve(outputs, targets, ids, repeat)
         batch = attribution.batch
+        # A teacher or a moving average gets the plain criterion. If its loss comes before the first loss of the run's own
+        # model, that loss is withdrawn later. If the loop never calls the run's own model, every loss counts.
         if batch is not None and self.meter.parameters is not None:
             if self.meter.is_of_own_model(outputs):
                 if not self._trains_model:
@@ -222,7 +228,7 @@ class Attributor:
         return value
 
     def _was_stepped(self, outputs: Any, call: CallIdentity | None, attribution: Attribution) -> bool:
-        """Whether a loss of these outputs was credited in a step that is over, so that another is but looked at."""
+        """Whether a loss of these outputs was credited in an earlier step, so that this one is only evaluated."""
         batch, open_now = attribution.batch, self._accumulator.open
         over = [entry for entry in self._accumulator.over if entry.attribution.batch is batch and entry not in open_now]
         calls = [one for entry in over if same_samples(entry.attribution, attribution) for one in entry.calls]
@@ -232,7 +238,7 @@ class Attributor:
         return bool(stepped)
 
     def _begin_training(self) -> None:
-        """Notes that the loop trains the run's own model, and forgets losses of another model in this step."""
+        """Notes that the loop trains the run's own model, and withdraws losses of another model in this step."""
         self._trains_model = True
         if self._accumulator.in_step:
             self._accumulator.withdraw(None)
@@ -251,6 +257,7 @@ class Attributor:
             stated = None if ids is None else self._batches.stated(ids, repeat, made_for, self._first_of_epoch)
             found = attribute(self._tracker, outputs, targets, stated)
         except AttributionError:
+            # An earlier loss of these outputs, such as the first term of mixup, was credited to the wrong samples as well.
             self._accumulator.withdraw(outputs)
             raise
         if found.batch is not None and found.key is not None and found.batch.number < self._passed:
@@ -258,7 +265,9 @@ class Attributor:
         return found
 
     def _refuse_repeated(self, batch: YieldedBatch) -> None:
-        """Refuses a batch of an earlier pass that was trained on, which a loop that stores batches yields again and again."""
+        """Raises an error if a batch of an earlier pass is trained on again, as `itertools.cycle` does."""
+        # Rows are counted, and not batches: the rest of a batch in micro-batches, and further losses of the step in progress,
+        # come rightly after the pass, as from a prefetcher.
         if batch.credited_rows >= len(batch.ids) and not self._accumulator.has_open(batch):
             raise RuntimeError(
                 "A batch of an earlier pass over run.loader is trained on again. itertools.cycle and other loops that store "
@@ -267,14 +276,15 @@ class Attributor:
             )
 
     def ids_of(self, tensor: Tensor) -> Tensor:
-        """Returns the ids of the samples that a tensor of a yielded batch shows, shape (n,), int64.
+        """Returns the ids of the samples in a tensor of a yielded batch, shape (n,), int64.
 
         Args:
             tensor: A tensor that the loader yielded or the model returned, or a part of it.
 
         Raises:
-            AttributionError: The tensor is none of them, or does not show whole rows.
+            AttributionError: The run does not know the tensor, or the tensor does not consist of whole rows.
         """
+        # A batch that the loop has normalised in place counts here: the loop itself says that the rows are still its samples.
         lookup = self._tracker.look(tensor)
         rows = lookup.rows or lookup.changed
         if rows is None:
@@ -284,7 +294,7 @@ class Attributor:
         return rows.asked_ids()
 
     def _weights_of(self, attribution: Attribution) -> Tensor | None:
-        """Returns the weights of some rows; None where all are 1."""
+        """Returns the weights of some rows; None if all are 1."""
         batch = attribution.batch
         if batch is not None and batch.weights is not None and attribution.positions is not None:
             rows = attribution.positions
@@ -292,7 +302,7 @@ class Attributor:
         known = [one for one in (batch, *reversed(self._batches.known)) if one is not None and one.weights is not None]
         if not known:
             return None
-        # The rows are found by the ids that the caller gave, first in the batch that these are of, as far as it is known.
+        # Weights are looked up by id. The batch of the ids comes first, because argmax takes the first match.
         same = attribution.ids.unsqueeze(1) == torch.cat([one.ids for one in known])
         found = torch.cat([one.weights for one in known if one.weights is not None])[same.int().argmax(1)]
         return torch.where(same.any(1), found, 1.0)
@@ -301,7 +311,7 @@ class Attributor:
         """Prepares for the batches of an epoch.
 
         Args:
-            ids_repeat: Whether a sample can come twice in the epoch, so that the order of writing matters.
+            ids_repeat: Whether a sample can come twice in the epoch, so that the order of writes matters.
         """
         self._accumulator.ids_repeat = ids_repeat
         self._first_of_epoch = self._yielded
@@ -312,7 +322,7 @@ class Attributor:
         Args:
             batch: The batch, in any nesting, on the device.
             ids: Ids of its rows, shape (n,), int64.
-            weights: Weights of its rows, of the plan and of a batch method, shape (n,), float32; None where all are 1.
+            weights: Weights of the rows from the plan and from a batch method, shape (n,), float32; None if all are 1.
         """
         self._batches.make_room()
         ids = ids.to(self._device, non_blocking=True)
@@ -328,7 +338,7 @@ class Attributor:
 
     @property
     def batches(self) -> int:
-        """Number of batches that were yielded so far."""
+        """Number of batches yielded so far."""
         return self._yielded
 
     @property
@@ -349,18 +359,18 @@ class Attributor:
 
     @property
     def newest_trained(self) -> int | None:
-        """Number of the newest batch whose loss was credited; None where none was, or where losses name no batch."""
+        """Number of the newest batch with a credited loss; None if there is none, or if losses name no batch."""
         return self._batches.newest_trained(self._yielded)
 
     @property
     def last_credited(self) -> bool:
-        """Whether the batch last yielded was credited, as far as the steps that are over show."""
+        """Whether the batch last yielded was credited in a finished step."""
         latest = self._batches.latest
         return latest is None or latest.credited
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the batch last yielded waits for its loss, or is of an earlier epoch; for the moment before the next one."""
+        """Whether the batch last yielded waits for its loss or is of an earlier epoch; asked before the next batch."""
         latest = self._batches.latest
         return latest is None or latest.number < self._first_of_epoch or not self._accumulator.has_credited(latest)
 
@@ -372,12 +382,12 @@ class Attributor:
                 batch.forget()
 
     def forget_batches(self) -> None:
-        """Lets go of the batches, which belong to another point of the training."""
+        """Releases all batches, because the training goes on at another point."""
         self._batches.forget()
 
 
 def _none_ignored(tensors: Sequence[Tensor]) -> bool:
-    """Whether it is known without waiting for a device that no label of a batch is negative, as an ignored index is."""
+    """Whether it is certain that no label of a batch is negative, as an ignored index is; labels on a device are not read."""
     for leaf in tensors:
         is_labels = leaf.dim() == 1 and leaf.numel() and not leaf.is_floating_point()
         if is_labels and not (leaf.is_cpu and int(leaf.min()) >= 0):

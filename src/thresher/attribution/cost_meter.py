@@ -1,4 +1,4 @@
-"""Counts samples where passes really run: a forward pass when the model is called, a backward pass when autograd runs it."""
+"""Counts samples when passes really run: a forward pass when the model is called, a backward pass when autograd runs it."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,11 +13,11 @@ from thresher.loading.trees import leaves
 KEY = -1
 """Key of our hook among those of a tensor; other hooks have keys of 0 or more."""
 MOST_PASSES = 256
-"""Number of forward passes that are remembered; a loss of an older one counts as one of another forward pass."""
+"""Largest number of remembered forward passes; a loss of an older pass counts as one of a new pass."""
 MOST_NODES = 100_000
-"""Largest number of autograd nodes that are searched for the parameters of the model."""
+"""Largest number of autograd nodes searched for the parameters of the model."""
 MOST_OPERATIONS = 4096
-"""Largest number of operations that are searched for the forward pass of a tensor."""
+"""Largest number of operations searched for the forward pass of a tensor."""
 UNCREDITED = (
     "run.model was called with gradients for inputs that are not a batch of run.loader, and no loss of its outputs was credited"
 )
@@ -43,23 +43,23 @@ _task: Any = torch._C._current_graph_task_id  # pyright: ignore[reportAttributeA
 
 
 def in_transform() -> bool:
-    """Returns whether a `torch.func` transform is running, whose tensors have no storage."""
+    """Returns whether a `torch.func` transform is running; its tensors have no storage."""
     return _innermost() is not None
 
 
 class ForwardPass:
-    """One forward pass of the training; called as a hook of its outputs when a backward pass reaches them.
+    """One forward pass of the training, and the hook that runs when a backward pass reaches its outputs.
 
     Args:
         meter: Meter that takes the numbers.
-        first: Number of the first autograd node that can be of this pass.
-        n: Number of its samples; None where credited losses tell it.
-        by_model: Whether `run.model` made it.
-        rows: Number of rows of a call of `subset_backward`, which reports its backward passes itself; 0 for another pass.
+        first: Number of the first autograd node that can belong to this pass.
+        n: Number of samples; None if only credited losses tell it.
+        by_model: Whether `run.model` made the pass.
+        rows: Number of rows of a call of `subset_backward`, which reports its own backward passes; 0 for other passes.
 
     Attributes:
-        batch: Number of the batch that its inputs are rows of or, where they do not show it, of its credited loss; or None.
-        inputs_of: Number of the batch that its inputs are rows of; None where they do not show it.
+        batch: Number of the batch of its inputs or, if the inputs do not show it, of its credited loss; None if unknown.
+        inputs_of: Number of the batch of its inputs; None if the inputs do not show it.
     """
 
     __slots__ = (
@@ -77,9 +77,11 @@ class ForwardPass:
         self.shapes: Sequence[Sequence[int]] = ()
 
     def __call__(self, _: Any) -> None:
-        """Counts a backward pass, once however many outputs it reaches."""
+        """Counts a backward pass once, even if it reaches several outputs."""
+        # The hook runs for each output; the number of the autograd task is equal for all outputs of one backward pass.
         task = _task()
         if task != self.task:
+            # A reentrant checkpoint makes the forward pass again, inside of the backward pass: it looks like another pass.
             if self.within != -1:
                 self.meter.make_unknown(RECOMPUTED)
             self.task = task
@@ -89,10 +91,10 @@ class ForwardPass:
             self.meter.reached += self.n
 
     def count_backward(self, rows: int) -> None:
-        """Counts a backward pass of `subset_backward` on some rows, in the unit of the forward pass: samples, where known.
+        """Counts a backward pass of `subset_backward` on some rows, in the unit of the forward pass: samples, if known.
 
         Args:
-            rows: Number of the rows.
+            rows: Number of rows.
         """
         meter = self.meter
         if self.within != -1:
@@ -100,24 +102,25 @@ class ForwardPass:
         self.name_by_rows()
         meter.backwards += 1
         meter.reached += self.n
+        # The model may run several rows per sample, such as two crops: the two passes must be counted in one unit.
         if self.n == self.rows:
             meter.cost.backward += rows
         else:
             meter.count_shares(rows * self.n, self.rows)
 
     def name_by_rows(self) -> None:
-        """Counts the rows of a call of `subset_backward` that a loss or a backward pass shows to be of the training."""
+        """Counts the forward pass of `subset_backward` once a loss or a backward pass shows that the loop trains on it."""
         if not self.named:
             self.named, self.n = True, self.rows
             self.meter.cost.forward += self.rows
 
     @property
     def uncredited(self) -> bool:
-        """Whether `run.model` made the pass for inputs whose number of samples no loss has told."""
+        """Whether `run.model` made the pass, and neither its inputs nor a loss tell the number of samples."""
         return not (self.named or self.n or self.rows)
 
     def add(self, n: int) -> None:
-        """Adds samples that a credited loss tells of."""
+        """Adds samples of a credited loss to this pass."""
         self.n += n
         self.meter.cost.forward += n
         self.meter.cost.backward += n * self.backwards
@@ -125,7 +128,7 @@ class ForwardPass:
         self.meter.elsewhere += 0 if self.by_model else n
 
     def watch(self, outputs: Any) -> None:
-        """Counts the backward passes that reach these outputs, from now on."""
+        """Counts the backward passes that reach these outputs from now on."""
         for tensor in (outputs,) if isinstance(outputs, Tensor) else leaves(outputs):
             if not tensor.requires_grad:
                 continue
@@ -142,30 +145,30 @@ class ForwardPass:
 class Meter:
     """Counts the samples of the forward and backward passes of the training.
 
-    A forward pass of `run.model` is counted when it runs. Other forward passes are counted by their losses: a loss of outputs
-    that were computed after every loss before it is of a new forward pass.
+    A forward pass of `run.model` is counted when it runs. Other forward passes are counted by their losses. A loss belongs to a
+    new forward pass if its outputs were computed after all earlier losses.
 
     Args:
         cost: Counters.
-        parameters: Function that returns the parameters of `run.model`. Default: attach was given no model.
+        parameters: Function that returns the parameters of `run.model`. Default: attach got no model.
     """
 
     def __init__(self, cost: Cost, parameters: Callable[[], Iterable[Tensor]] | None = None) -> None:
         self.cost, self.parameters = cost, parameters
         self.yielded = 0
-        """Number of samples that the loader yielded to the loop in this pass."""
+        """Number of samples that the loader yielded in this pass over it."""
         self.reached = 0
-        """Number of samples in forward passes of this pass that a backward pass reached, however few of them it ran on."""
+        """Number of samples in forward passes that a backward pass reached, even if it ran on a part of their rows."""
         self.backwards = 0
-        """Number of backward passes, once for each forward pass that they reached."""
+        """Number of backward passes, counted once per forward pass that they reached."""
         self.evaluated = 0
         """Number of calls of `run.model` without gradients."""
         self.elsewhere = 0
-        """Number of samples whose forward pass `run.model` did not make."""
+        """Number of samples whose forward pass was not made by `run.model`."""
         self.credited = 0
         """Number of batches with a credited loss."""
         self.subset: ForwardPass | None = None
-        """The forward pass that `subset_backward` has just made."""
+        """The last forward pass of `subset_backward`, until `run.model` takes it."""
         self._known_parameters: dict[int, Tensor] = {}
         self._shares = 0.0
         self._passes: list[ForwardPass] = []
@@ -173,7 +176,7 @@ class Meter:
         self.restart()
 
     def restart(self) -> None:
-        """Goes on from the present counters, at another point of the training."""
+        """Continues from the present counters at another point of the training."""
         self._passes.clear()
         self._in_order = True  # each pass ended after those before it, which numbers of several threads do not show
         self._unknown = self.cost.unknown
@@ -186,16 +189,18 @@ class Meter:
         self._size = n
 
     def _judge_rows(self) -> None:
-        """Notes whether the loop put a part of the latest batch through the model, and not the whole batch."""
+        """Notes whether the loop put only a part of the latest batch through the model."""
+        # Micro-batches add up to the whole batch, and a batch that was skipped adds nothing: only a rest is a part.
         passed, reached = self._at_batch
         self._at_batch = now = self.of_loop(), self.reached
         if (now[0] - passed) % self._size or (now[1] - reached) % self._size:
             self._in_parts = True
 
     def begin_pass(self) -> None:
-        """Begins a pass over the loader, in which another share of the candidates may be yielded."""
+        """Begins a pass over the loader, in which the plan may keep another share of the candidates."""
         self._judge_rows()
         self.settle()
+        # `settle` judges the rows of this pass alone, and anew each time. Its last verdict must outlast the pass.
         if self.cost.unknown == PARTS:
             self.make_unknown(PARTS)
         self._begin_window()
@@ -215,10 +220,10 @@ class Meter:
 
         Args:
             outputs: Outputs of the model.
-            n: Number of samples; None where the inputs do not show it.
+            n: Number of samples; None if the inputs do not show it.
             first: Value of `next_node` before the pass.
-            batch: Number of the batch that the inputs are rows of; None where they do not show it.
-            shapes: First two dimensions of the inputs, where they do not show the number of samples.
+            batch: Number of the batch of the inputs; None if the inputs do not show it.
+            shapes: First two dimensions of the inputs, if these do not show the number of samples.
         """
         one, self.subset = self.subset, None
         if one is None:
@@ -234,34 +239,35 @@ class Meter:
         self.cost.forward += one.n
 
     def subset_pass(self, rows: int) -> ForwardPass:
-        """Returns a forward pass that `subset_backward` makes now, by whatever name the loop calls it.
+        """Returns the forward pass that `subset_backward` makes now, even if the loop calls the model without `run.model`.
 
-        It is counted when `run.model` counts it, when a loss of its outputs is credited, or when a backward pass reaches it.
+        The pass is counted by `run.model`, by a credited loss of its outputs, or by a backward pass, whichever comes first.
 
         Args:
-            rows: Number of its rows.
+            rows: Number of rows of the pass.
         """
+        # Not counted yet: a call by another name may be for a plot, and not for the training.
         self.subset = one = ForwardPass(self, number := next_node(), None, rows=rows)
         one.last = number + 1
         self._remember(one)
         return one
 
     def count_shares(self, part: int, rows: int) -> None:
-        """Counts `part / rows` samples that went backward, and keeps what is less than a sample for the next time."""
+        """Counts `part / rows` samples that went backward, and carries a fraction of a sample over to the next call."""
         whole = int(self._shares + part / rows + 1e-6)
         self._shares += part / rows - whole
         self.cost.backward += whole
 
     def has_passed(self, batch: int) -> bool:
-        """Whether a forward pass of `run.model` for a batch was seen, whose outputs can be trained on."""
+        """Whether `run.model` made a forward pass for a batch, with outputs that can be trained on."""
         return any(one.by_model and one.batch == batch and one.last > one.first for one in self._passes)
 
     def last_pass(self, batch: int, before: int) -> ForwardPass | None:
-        """Returns the last forward pass of `run.model` for a batch that began before an autograd node was made."""
+        """Returns the last forward pass of `run.model` for a batch that began before the autograd node with a number."""
         return next((one for one in reversed(self._passes) if one.batch == batch and one.by_model and one.first < before), None)
 
     def pass_with(self, number: int) -> ForwardPass | None:
-        """Returns the forward pass that made the autograd node of this number; None where no known one did."""
+        """Returns the forward pass that made the autograd node with this number; None if it is not remembered."""
         for one in reversed(self._passes):
             if one.first <= number < one.last:
                 return one
@@ -272,11 +278,11 @@ class Meter:
     # What losses tell
 
     def origin(self, outputs: Any) -> ForwardPass | None:
-        """Returns the forward pass that outputs come from; None where no known one made them."""
+        """Returns the forward pass of outputs; None if it is not remembered."""
         return next(self._origins(outputs), None)
 
     def batches_of(self, outputs: Any) -> set[int]:
-        """Returns the numbers of the batches whose forward passes outputs come from; empty where one is not known.
+        """Returns the numbers of the batches whose forward passes made outputs; empty if one of the passes is unknown.
 
         Args:
             outputs: Outputs that a loss is made of, in any nesting.
@@ -285,10 +291,11 @@ class Meter:
         return {number for number in found if number is not None} if None not in found else set()
 
     def _origins(self, outputs: Any) -> Iterator[ForwardPass | None]:
-        """Yields the forward passes that outputs come from, and None where the search is given up."""
+        """Yields the forward passes of outputs, and None if the search is given up."""
         if not self._passes:
             return
-        oldest, left = self._passes[0].first, MOST_OPERATIONS  # passes come in the order of their nodes
+        # Nodes older than the first remembered pass cannot lead to one: the walk ends there, not at the start of the graph.
+        oldest, left = self._passes[0].first, MOST_OPERATIONS
         todo = [leaf.grad_fn for leaf in leaves(outputs) if leaf.grad_fn is not None]
         seen = set(todo)
         while todo and left:
@@ -304,12 +311,12 @@ class Meter:
             yield None
 
     def count(self, outputs: Any, origin: ForwardPass | None, new: int | Tensor) -> None:
-        """Counts the samples of a credited loss, where the model has not counted them.
+        """Counts the samples of a credited loss that the model has not counted.
 
         Args:
             outputs: Outputs that the loss is made of.
-            origin: Result of `origin` for them.
-            new: Number of samples of which no other loss of this forward pass was; a tensor, shape (), on a device.
+            origin: Result of `origin` for the outputs.
+            new: Number of samples without an earlier loss of this forward pass; on a device, a tensor, shape ().
         """
         if origin is not None and origin.rows:
             origin.name_by_rows()
@@ -322,6 +329,7 @@ class Meter:
                 self._remember(origin)
         if not origin.by_model:
             origin.watch(outputs)
+        # Rows beside the batch, such as unlabelled ones, run as well: the inputs tell their number, and the loss does not.
         rows = {shape[0] for shape in origin.shapes if shape}
         if len(rows) == 1 and (not isinstance(new, int) or max(rows) >= new):
             if new not in rows and any(new in shape[1:] for shape in origin.shapes):
@@ -334,10 +342,9 @@ class Meter:
             self._fresh.append((origin, new))
 
     def _is_cached(self, outputs: Any) -> bool:
-        """Whether outputs are of a forward pass of `run.model` without gradients, as where a loop caches them.
-
-        Their backward pass does not reach the model; that of a later forward pass does, and is counted there.
-        """
+        """Whether outputs were cached by a forward pass of `run.model` without gradients, as in GradCache."""
+        # The backward pass of cached outputs ends at the cache; a later forward pass counts that of the model. Outputs that
+        # lead to a parameter of the model are not cached: the call without gradients was for something else.
         if self.parameters is None or self.evaluated == self._evaluated:
             return False
         own = {id(parameter) for parameter in self.parameters()}
@@ -353,7 +360,7 @@ class Meter:
         return not todo
 
     def is_of_own_model(self, outputs: Any) -> bool:
-        """Returns whether outputs were computed by the run's own model, called as `run.model` or by itself.
+        """Returns whether outputs were computed by the run's own model, with or without `run.model`.
 
         Args:
             outputs: Outputs that a loss is made of, in any nesting.
@@ -377,12 +384,13 @@ class Meter:
             todo += parents
         if not variables:
             return bool(todo)
-        # Looked up anew where a variable is not known, since the loop may have replaced parameters of its model.
+        # Looked up anew if no variable is known, because the loop may have replaced parameters of its model. The values of the
+        # table keep the parameters alive, so that a new tensor cannot get the id of an old one.
         self._known_parameters = {id(parameter): parameter for parameter in self.parameters()}
         return bool(todo) or any(id(variable) in self._known_parameters for variable in variables)
 
     def discard_foreign(self) -> None:
-        """Takes back what was counted for passes that `run.model` did not make, which turned out to be another model's."""
+        """Removes the counts of passes that `run.model` did not make, because they were those of another model."""
         for one in self._passes:
             if not one.by_model:
                 one.add(-one.n)
@@ -392,15 +400,16 @@ class Meter:
     # What is reported
 
     def settle(self) -> None:
-        """Adds the numbers that the device counted, and what the loop would have computed with all candidates.
+        """Adds the numbers that the device counted, and the cost of the same loop with all candidates.
 
-        Each yielded sample stands for as many candidates as the plan of the pass makes it: a loop that leaves out batches,
-        or trains on them twice, would do the same without selection.
+        A yielded sample stands for as many candidates as the plan says. A loop that leaves out batches, or trains on them
+        twice, would do the same without selection.
         """
         for one, new in self._fresh:
             one.add(int(new))
         self._fresh.clear()
         cost = self.cost
+        # Computed anew from the start of the pass: the user may read the cost at any time, and must not change it by reading.
         before, full_forward, full_backward, steps = self._start
         in_parts = False
         if self.yielded:
@@ -419,7 +428,7 @@ class Meter:
         cost.unknown = self._unknown or (UNCREDITED if uncredited else PARTS if in_parts else None)
 
     def make_unknown(self, reason: str) -> None:
-        """Declares the cost unknown from now on, for a reason that is a sentence without its full stop."""
+        """Declares the cost unknown from now on; the reason is a sentence without its full stop."""
         self.cost.unknown = self._unknown = self._unknown or reason
 
     def of_loop(self) -> int:
@@ -436,5 +445,5 @@ class Meter:
 
 
 def _more(candidates: int, passed: int, yielded: int) -> int:
-    """Number of samples beyond one pass per candidate, where so many of the yielded ones went through a pass."""
+    """Number of samples beyond one pass per candidate, if `passed` samples went through a pass for `yielded` yielded ones."""
     return round(candidates * (passed / yielded - 1))

@@ -9,17 +9,17 @@ from torch import Tensor
 from thresher.attribution.rows import YieldedBatch
 
 LOG_CHANCE = math.log(1e-9)
-"""Logarithm of the chance below which labels that a loop computed do not have the values of the batch at other rows."""
+"""Logarithm of the chance below which values at the rows of other samples are no coincidence."""
 NOT_MOVED = 7364136223846793005
-"""Takes the place of the values that were not moved; far from the mixed bits of any value with all but certainty."""
+"""Stands for values that were not moved; almost certainly not the hash of any value."""
 
 
 class Suspicion:
     """Adds up, batch by batch, how unlikely it is that targets have the values of other samples by chance.
 
-    Labels that a loop computes (flipped, noisy, remapped) can have the values of the batch at other rows, too: those of two
-    classes that are flipped, in every batch with as many of both. Labels that are a function of those that were yielded are
-    no evidence for that reason; others are as much as they are unlikely.
+    Labels that a loop computes (flipped, noisy, remapped) can equal the labels of other rows by chance: flipped labels of two
+    classes do in every batch with equal counts. Labels that are a function of the yielded labels are therefore no evidence.
+    Other labels are evidence in proportion to their unlikeliness.
     """
 
     def __init__(self) -> None:
@@ -27,15 +27,16 @@ class Suspicion:
         self._before: Tensor | None = None
 
     def grows(self, moved: Tensor, found: Tensor, number: int, values: Tensor, few: Tensor) -> Tensor:
-        """Adds the targets of one batch; returns whether chance is excluded, shape () and bool, without waiting for a device.
+        """Adds the targets of one batch; returns whether chance is excluded, shape (), bool. Never waits for the device.
 
         Args:
             moved: Whether the targets have the values of the samples at other rows, shape (), bool.
             found: Whether the samples are of this batch, shape (), bool.
-            number: Number of the batch; a further loss of it adds nothing.
-            values: A number per sample for what was yielded, and one for its target, shape (2, n), int64.
-            few: Whether the values can be those of classes, of which there are few, shape (), bool.
+            number: Number of the batch; further losses of the same batch add nothing.
+            values: Hashes of the yielded values and of the targets, one per sample, shape (2, n), int64.
+            few: Whether the values can be labels of a few classes, shape (), bool.
         """
+        # Branches would read flags on the device, and so wait for it in each step. Every case is a `where` for this reason.
         device, before = moved.device, self._before
         last, total = self._number.to(device), self._log_chance.to(device)
         both = values if before is None else torch.cat([before.to(device), values], 1)
@@ -49,7 +50,7 @@ class Suspicion:
 
 
 def _is_function(values: Tensor) -> Tensor:
-    """Returns whether equal values became equal targets, and some values are equal; shape (), bool."""
+    """Returns whether equal values have equal targets, and some values are equal, shape (), bool."""
     yielded, order = values[0].sort()
     same = yielded[1:] == yielded[:-1]
     targets = values[1][order]
@@ -57,7 +58,7 @@ def _is_function(values: Tensor) -> Tensor:
 
 
 def _log_chance(yielded: Tensor, stated: Tensor, few: Tensor) -> Tensor:
-    """Returns the logarithm of the chance that labels drawn anew from those of the moved rows are the same ones; shape ()."""
+    """Returns the logarithm of the chance that labels drawn anew from those of the moved rows are the same, shape ()."""
     values = yielded.masked_fill(yielded == stated, NOT_MOVED).sort().values
     moved = values != NOT_MOVED
     counts = torch.searchsorted(values, values, right=True) - torch.searchsorted(values, values)
@@ -75,23 +76,22 @@ ODD = (-7046029254386353131, -4417276706812531889)
 def moved_among_samples(
     targets: Tensor, batches: Iterable[YieldedBatch], ids: Tensor, repeat: int, suspicion: Suspicion
 ) -> list[Tensor]:
-    """Compares targets with those that were yielded for the stated samples.
+    """Compares targets with the yielded targets of the stated samples.
 
-    Targets that the loop computed (soft, masked, remapped labels) are no evidence against anything. Targets that are all
-    there, at the rows of other samples, are as far as this is no chance: the rows were permuted, or several rows per sample are
-    in another order. Values that are all different are certain at once, labels of a few classes after several batches. Where
-    one tensor of the batch has them in order, it does not matter that another has the same values in another order.
+    Targets that the loop computed (soft, masked, remapped labels) are no evidence. Targets whose values all occur at the rows
+    of other samples are evidence that rows were permuted, or that several rows per sample are in another order. If the values
+    are all different, one batch is enough; labels of a few classes need several batches. Targets in the order of one tensor of
+    the batch are right, even if another tensor has the same values in another order.
 
     Args:
         targets: Targets of the stated samples, a tensor with unknown rows.
-        batches: Batches that the samples may belong to.
+        batches: Batches that can contain the samples.
         ids: Ids of the samples, shape (n,), int64.
         repeat: Number of consecutive rows per sample.
-        suspicion: Evidence of earlier batches, which this call adds to.
+        suspicion: Evidence of earlier batches; this call adds to it.
 
     Returns:
-        Flags, shape () and bool, that are true where the targets are at the rows of other samples; empty where there is
-        nothing to compare.
+        Flags, shape (), bool, that are true if the targets are at the rows of other samples; empty without a comparison.
     """
     flags = []
     for batch in batches:
@@ -111,23 +111,13 @@ def moved_among_samples(
 
 
 def is_in_order(targets: Tensor, batch: YieldedBatch, repeat: int) -> bool:
-    """Returns whether targets have the values of a tensor of a batch, sample by sample; waits for the device."""
+    """Returns whether targets have the values of a tensor of a batch, sample by sample. Waits for the device."""
     rows = torch.arange(len(batch.ids), device=batch.ids.device)
     return any(torch.equal(*values) for values, _ in _compared(targets, batch, rows, repeat))
 
 
 def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields what can be compared with each tensor of a batch that can have been the origin of the targets.
-
-    It is a number per sample for the tensor, and one for the targets, shape (2, n), int64; and whether the values can be those
-    of a few classes: one whole number per sample, shape (), bool.
-
-    Args:
-        targets: A tensor with `repeat` consecutive entries per sample, or one.
-        batch: A batch; its tensors that were changed in place are left out.
-        rows: Rows of the samples in the batch, shape (n,), int64.
-        repeat: Number of consecutive rows per sample.
-    """
+    """Yields per-sample hashes of batch tensors and targets, shape (2, n), int64, and whether they can be class labels."""
     n = len(rows)
     if targets.layout is not torch.strided or targets.is_complex() or targets.shape[0] not in (n, n * repeat):
         return
@@ -140,26 +130,28 @@ def _compared(targets: Tensor, batch: YieldedBatch, rows: Tensor, repeat: int) -
         dtype = tensor.dtype if tensor.is_floating_point() and not targets.is_floating_point() else targets.dtype
         origin = tensor.detach().index_select(0, rows.to(tensor.device)).reshape(n, -1)
         stated = _per_sample(targets.detach().to(dtype).reshape(n, -1))
+        # A label that was repeated for each token of its sample adds its hash that many times to the hash of the targets.
         yielded = _per_sample(origin.to(targets.device, dtype)) * (size // per_row)
         whole = targets.detach() == targets.detach().round() if per_row == 1 else torch.zeros(1, device=targets.device)
         yield torch.stack([yielded, stated]), whole.all()
 
 
 def within(ids: Tensor, *batches: YieldedBatch) -> Tensor:
-    """Returns whether all ids are those of some batches, shape (), bool, on the device of the batches' ids."""
+    """Returns whether all ids occur in some batches, shape (), bool, on the device of the batches' ids."""
     known = batches[0].ids if len(batches) == 1 else torch.cat([batch.ids for batch in batches])
     return _positions(ids.to(known.device), known)[1]
 
 
 def _positions(ids: Tensor, of: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rows of ids in a batch, shape (n,), and whether all were found, shape (); without waiting for a device."""
+    """Returns the rows of ids in a batch, shape (n,), and whether all were found, shape (). Never waits for the device."""
     ordered, order = of.sort()
     at = torch.searchsorted(ordered, ids).clamp(max=len(of) - 1)
     return order[at], (ordered[at] == ids).all()
 
 
 def _per_sample(rows: Tensor) -> Tensor:
-    """Returns a number per row that depends on its values but not on their order, shape (n,), int64."""
+    """Returns a hash per row that does not depend on the order of its values, shape (n,), int64."""
+    # Adding 0.0 makes -0.0 and 0.0 equal in their bits, as they are in value.
     bits = (rows.double() + 0.0).view(torch.int64) if rows.is_floating_point() else rows.long()
     mixed = (bits + 1) * ODD[0]
     mixed = (mixed ^ (mixed >> 31)) * ODD[1]

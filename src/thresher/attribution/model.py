@@ -1,4 +1,4 @@
-"""The user's model, tracked: its inputs name the rows of its outputs."""
+"""The wrapper of the user's model: the rows of the inputs name the rows of the outputs."""
 
 import copy
 import operator
@@ -18,17 +18,17 @@ from thresher.timing import Stopwatch, Timing
 
 
 class TrackedModel(nn.Module):
-    """A thin callable around the user's model: same parameters, same names, same attributes, to be read and to be set.
+    """A thin wrapper of the user's model with the same parameters, names and attributes, which can be read and set.
 
-    A deep copy and a pickle of it are those of the user's model: they leave the tracking behind.
+    Copies and pickles are those of the user's model, without the tracking.
 
     Args:
         module: The user's model.
         call: Function that runs a forward pass of the training; None for a call of `module`.
-        tracker: Remembers which rows the outputs belong to.
+        tracker: Remembers the rows of the outputs.
         timer: Times the first training passes.
         device: Device of the model.
-        meter: Counter of the samples of forward and backward passes.
+        meter: Counts the samples of forward and backward passes.
         timing: Books the time of the training.
     """
 
@@ -45,6 +45,8 @@ class TrackedModel(nn.Module):
         super().__init__()
         own: dict[str, Any] = self.__dict__
         del own["training"]  # everything that is not found here is read from the user's model
+        # The registries themselves, not the module as a child: names stay those of the user's model, without "module." before
+        # them, and a layer that the loop replaces or adds later is at once in both.
         for registry in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
             own[registry] = module.__dict__[registry]
         own["module"] = module
@@ -52,17 +54,18 @@ class TrackedModel(nn.Module):
         own["_tracked_by"], own["_timed_by"] = tracker, timer
         own["_runs_on"], own["_counted_by"], own["_booked_by"] = device, meter, timing
         self.autocast: torch.dtype | None = None
-        """Autocast dtype of the last training pass; None where there was no autocast."""
+        """Autocast dtype of the last training pass; None without autocast."""
         self.on_forward: Callable[[torch.dtype | None], None] | None = None
-        """Function that is called when a training pass begins, with the autocast dtype; None for none."""
+        """Function that is called with the autocast dtype when a training pass begins."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the model; with gradients enabled, remembers which rows its outputs belong to."""
+        """Calls the model; with gradients enabled, remembers the rows of its outputs."""
         own = self.__dict__
         module, tracker, timer = own["module"], own["_tracked_by"], own["_timed_by"]
         if torch.compiler.is_compiling():  # before the clock, which a compiler refuses
             return module(*args, **kwargs)
         begin = perf_counter()
+        # Inside of vmap or grad, tensors have no storage to recognise, and several passes are one call.
         if in_transform():
             own["_counted_by"].make_unknown(TRANSFORMED)
             return self._users_own()(*args, **kwargs)
@@ -73,6 +76,7 @@ class TrackedModel(nn.Module):
         own["autocast"] = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         if own["on_forward"] is not None:
             own["on_forward"](own["autocast"])
+        # Before the call: a model may change its inputs in place, and the nodes of the pass are those made after this number.
         inputs, first = tracker.look_inputs((args, kwargs)), next_node()
         call, own["_counted_by"].subset = own["_called"], None  # of a call of the model itself, or of one that failed
         timed = timer.running and module.training
@@ -87,7 +91,7 @@ class TrackedModel(nn.Module):
         own["_booked_by"].attribution_s += perf_counter() - called + calls - begin
         return outputs
 
-    # Everything else is that of the user's model
+    # Everything else is that of the user's model.
 
     def train(self, mode: bool = True) -> "TrackedModel":
         """Sets training or evaluation mode of the user's model.
@@ -147,7 +151,7 @@ class TrackedModel(nn.Module):
         return bool(self.module)
 
     def _users_own(self) -> Any:
-        """The user's model itself, where its wrapper for the backward pass stands between."""
+        """The user's model itself, without the wrapper of `subset_backward`."""
         return self.module.wrapped if isinstance(self.module, SubsetBackward) else self.module
 
     def __repr__(self) -> str:
@@ -171,6 +175,7 @@ def _of_the_users_model(name: str) -> Callable[..., Any]:
     return method
 
 
+# nn.Module has these itself, so that `__getattr__` is never asked: they would miss what the user's model overrides.
 for _name in (
     "state_dict",
     "load_state_dict",

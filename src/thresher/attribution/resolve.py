@@ -1,15 +1,14 @@
 """Which samples a loss belongs to: certain, or an error.
 
-Every operation in between must be one that is known to keep rows in their order. An operation that is not in the lists of
-this module, or acts along the rows, may have moved them.
+Every operation between the model and the criterion must be known to keep rows in their order. An operation may have moved rows
+if it is not in the lists of this module, or if it acts along the rows.
 
-There are two sources of evidence. Targets: a tensor that shares storage with a batch that the loader yielded shows rows of
-that batch, by its element range. Outputs: the tensors that `run.model` returns show the same rows as the inputs of that
-call. Where both sources are known they must agree. A tensor that was changed in place is no evidence, and equal values alone
-never are.
+There are two sources of evidence. Targets: a tensor that shares storage with a yielded batch shows rows of that batch, by its
+element range. Outputs: the tensors that `run.model` returns show the same rows as the inputs of that call. If both sources are
+known, they must agree. A tensor that was changed in place is no evidence. Equal values alone are never evidence.
 
-One case is outside the promise: inputs that are permuted or mixed into new storage before `run.model` is called with them,
-while the original targets are passed to the criterion. It cannot be told apart from a normalisation of the inputs.
+One case is outside the promise: inputs that are permuted or mixed into new storage before `run.model`, together with the
+original targets. This case looks the same as a normalisation of the inputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,10 +40,10 @@ RreluWithNoise Rsqrt Rsub SafeSoftmax Selu Sgn Sigmoid Sign Silu Sin Sinc Sinh S
 Softplus Softshrink Sqrt Sub Tan Tanh Threshold To ToCopy Trunc Where Xlog1Py Xlogy torch::autograd::Copy
 """
 )
-"""Operations whose element i is computed from element i of operands that are not broadcast along the rows."""
+"""Operations that compute element i from element i of operands that are not broadcast along the rows."""
 
 ROW_MAJOR = _names("Reshape ReshapeAlias Squeeze UnsafeView Unsqueeze View")
-"""Operations that leave the elements in their order, and change the shape."""
+"""Operations that keep the order of the elements, and change the shape."""
 
 ALONG = _names(
     """
@@ -53,7 +52,7 @@ Nanmedian Nansum Norm Prod Roll Select Slice Sort Split SplitWithSizes Stack Std
 Unfold Var VarMean
 """
 )
-"""Operations that act along the dimensions that they name, and keep the others in their order."""
+"""Operations that act along named dimensions, and keep the order of the others."""
 
 _FIRST = _names(
     """
@@ -79,11 +78,11 @@ OPERANDS: Mapping[str, tuple[int, ...]] = {
     "Bmm": (0, 1),
     "Baddbmm": (0, 1, 2),
 }
-"""Operations whose row i is computed from row i of these operands."""
+"""Operations that compute row i from row i of these operands."""
 
 
 MOST_OPERATIONS = 100_000
-"""Largest number of operations that are followed."""
+"""Largest number of operations to follow."""
 
 
 class Moved(NamedTuple):
@@ -91,7 +90,7 @@ class Moved(NamedTuple):
 
     Attributes:
         by: Name of the operation.
-        changed: Description of the inputs, where the model was given changed ones; None otherwise.
+        changed: Description of the inputs if these were changed before the model got them; None otherwise.
     """
 
     by: str
@@ -99,10 +98,10 @@ class Moved(NamedTuple):
 
 
 Followed = Rows | Moved | None
-"""What is known of the rows of a tensor; None where it does not depend on a tensor that the model returned."""
+"""What is known of the rows of a tensor; None if no tensor that the model returned is behind it."""
 
 GraphPlace = tuple[int, int]
-"""Sequence number of an autograd node, and which of its results is meant."""
+"""Sequence number of an autograd node, and the number of one of its results."""
 
 
 def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -> Followed:
@@ -110,14 +109,15 @@ def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -
 
     Args:
         outputs: A tensor that the criterion is called with.
-        returned: The tensors that the model returned, by their place in the autograd graph.
+        returned: Tensors that the model returned, by their place in the autograd graph.
 
     Returns:
-        The rows; or the operation that may have moved them; or None where `outputs` was not computed from a returned tensor.
+        The rows, or the operation that may have moved the rows. None if `outputs` was not computed from a returned tensor.
     """
     if outputs.grad_fn is None or not returned:
         return None
     start = outputs.grad_fn._sequence_nr(), outputs.output_nr
+    # Nodes older than every returned tensor are inside of the model or before it: what happened there does not count.
     oldest, states = min(returned)[0], dict[GraphPlace, Followed]()
     todo: list[tuple[Any, GraphPlace]] = [(outputs.grad_fn, start)]
     while todo:
@@ -130,6 +130,7 @@ def follow_rows(outputs: Tensor, returned: Mapping[GraphPlace, TrackedTensor]) -
             states[place] = tracked.rows if tracked.changed is None else Moved("", tracked.changed)
             continue
         edges = [None if one is None else (one, (one._sequence_nr(), nr)) for one, nr in node.next_functions]
+        # A node without operands is a leaf of the graph, such as a parameter: it has no rows.
         known = [edge for edge in edges if edge is not None and oldest <= edge[1][0] and edge[0].next_functions]
         missing = [edge for edge in known if edge[1] not in states]
         if missing and len(states) + len(todo) < MOST_OPERATIONS:
@@ -156,7 +157,7 @@ def _shape(node: Any, number: int) -> tuple[int, ...]:
 
 
 def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> Followed:
-    """Returns what an operation makes of the rows of its operands."""
+    """Returns the rows of the result of an operation, from the rows of its operands."""
     operands = [one for one in all_operands if one is not None]
     if not operands:
         return None
@@ -168,6 +169,7 @@ def _after(node: Any, number: int, all_operands: Sequence[_Operand | None]) -> F
         return _joined(all_operands, name)
     if kind in {"Slice", "Split", "SplitWithSizes"} and 0 in _dims(node, len(shape)):
         return _part(operands[0], *_range(node, kind, number, operands[0].shape[0]), shape[0], name)
+    # An operand with fewer rows is broadcast, such as a mean over the batch that is subtracted: row i has no sample i there.
     in_order = [one.state for one in operands if one.shape[:1] == shape[:1] != () and _keeps(node, kind, one, shape)]
     states = set(in_order)
     if len(states) == 1 and isinstance(found := in_order[0], Rows):
@@ -196,7 +198,7 @@ def _keeps(node: Any, kind: str, operand: _Operand, shape: tuple[int, ...]) -> b
 
 
 def _dims(node: Any, dimensions: int) -> set[int]:
-    """Dimensions that an operation acts along; empty where they are not known, or are all."""
+    """Dimensions that an operation acts along; empty if unknown, or if it acts along all."""
     names = ("_saved_dim", "_saved_dims", "_saved_dim0", "_saved_dim1", "_saved_dimension")
     found = [getattr(node, name) for name in names if hasattr(node, name)]
     dims = [dim for one in found if one is not None for dim in (one if isinstance(one, tuple | list) else (one,))]
@@ -204,13 +206,14 @@ def _dims(node: Any, dimensions: int) -> set[int]:
 
 
 def _positive(dims: Sequence[int], dimensions: int) -> set[int]:
-    """Negative dimensions are saved as unsigned numbers."""
+    """Dimensions counted from 0; autograd saves negative ones as unsigned numbers."""
     signed = [dim - 2**64 if dim >= 2**63 else dim for dim in dims]
     return {dim + dimensions if dim < 0 else dim for dim in signed}
 
 
 def _indexes_in_order(indices: Sequence[Tensor | None], rows: int) -> bool:
-    """Whether advanced indexing leaves the rows where they are."""
+    """Whether advanced indexing keeps the order of the rows."""
+    # An index on a device is not read, since that would wait for it: it counts as one that may move rows.
     first, given = indices[0], [i for i, index in enumerate(indices) if index is not None]
     if first is None:
         return given == list(range(given[0], given[-1] + 1))  # else the indexed dimensions come first
@@ -228,7 +231,7 @@ def _reshaped(state: Rows | Moved, shape: tuple[int, ...], name: str) -> Followe
 
 
 def _range(node: Any, kind: str, number: int, size: int) -> tuple[int, int]:
-    """First row and step of a slice or of a part of a split along the rows."""
+    """First row and step of a slice, or of one part of a split, along the rows."""
     if kind == "Split":
         return number * int(node._saved_split_size), 1
     if kind == "SplitWithSizes":
@@ -242,13 +245,14 @@ def _part(whole: _Operand, start: int, step: int, count: int, name: str) -> Foll
     if isinstance(rows, Moved):
         return rows
     repeat = rows.repeat
+    # Flattened tokens: a part that begins or ends within a sample, or takes every other token, is no whole number of samples.
     if not count or (repeat > 1 and (step > 1 or start % repeat or count % repeat)):
         return Moved(name)
     return rows._replace(start=rows.start + rows.step * (start // repeat), step=rows.step * step, n=count // repeat)
 
 
 def _joined(operands: Sequence[_Operand | None], name: str) -> Followed:
-    """Parts that are joined along the rows, in their order."""
+    """Rows of parts that are joined along the rows; `Moved` if a part does not follow the one before it."""
     states = [None if one is None else one.state for one in operands]
     whole: Rows | None = None
     for rows in states:
@@ -275,11 +279,11 @@ def layout_of(batch: Any, n: int, targets: Any) -> RowLayout:
 
     Args:
         batch: The batch that `forward` was called with.
-        n: Number of samples in it.
+        n: Number of samples in the batch.
         targets: Targets that `forward` returned, in any nesting.
 
     Raises:
-        AttributionError: The targets are in another order than the samples, or their rows are not known.
+        AttributionError: The targets are in another order than the samples, or their rows are unknown.
     """
     tracker, known = RowTracker(), [leaf for leaf in leaves(batch) if leaf.dim() and len(leaf) == n]
     ids = torch.arange(n, device=known[0].device if known else None)
@@ -357,18 +361,17 @@ UNCLEAR = (
 
 @dataclass(frozen=True)
 class StatedIds:
-    """Ids that the caller gives, and the batches that they can be of.
+    """Ids that the caller gives, and the batches that they can belong to.
 
     Args:
         ids: Sample ids of the rows, shape (rows,), int64.
-        repeat: Number of consecutive rows per id; None: one row, unless the tensors name more.
+        repeat: Number of consecutive rows per id; None for one row, unless the tensors name more.
         recent: Batches last yielded, the latest at the end; `ids` may be a view of the ids of one of them.
-        waiting: Batches that `ids` may be of, where no tensor names rows.
-        passed_over: A batch before the latest that waits for its loss, so that `run.ids` may not be what the caller means;
-            None where there is no doubt.
-        made_for: Batches that the model computed the outputs for, without those that were let go; None where that is not known.
-        counted: Batch that `ids` most likely are of, where they are no view of the ids of one and no tensor shows it.
-        ids_repeat: Whether the loader itself can yield a sample twice, so that `ids` may name it twice.
+        waiting: Batches that `ids` can belong to if no tensor names rows.
+        passed_over: Earlier batch that waits for its loss, so that the caller may not mean `run.ids`; None without doubt.
+        made_for: Batches that the model computed the outputs for, without released batches; None if unknown.
+        counted: Most likely batch of `ids`, used if `ids` is no view of known ids and no tensor shows the batch.
+        ids_repeat: Whether the loader can yield a sample twice, so that `ids` may name it twice.
     """
 
     ids: Tensor
@@ -387,14 +390,14 @@ def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds
     Args:
         tracker: Tensors of the run whose rows are known.
         outputs: First argument of the criterion, with any nesting.
-        targets: Second argument of the criterion, with any nesting; None where there are none.
-        stated: Sample ids of the rows that the caller gives; None to find them from the tensors.
+        targets: Second argument of the criterion, with any nesting; or None.
+        stated: Sample ids that the caller gives; None to find the samples from the tensors.
 
     Returns:
-        The samples, and the flags of comparisons that a device has not finished yet.
+        The samples, and flags of comparisons that are still on a device.
 
     Raises:
-        AttributionError: No tensor has known rows, two of them contradict each other or the ids, or values differ.
+        AttributionError: No tensor has known rows, two tensors contradict each other or the ids, or values differ.
     """
     at_once = tracker.untouched(outputs, targets) if stated is None else None
     if at_once is not None:
@@ -414,7 +417,7 @@ def certain_now(flag: Tensor) -> bool:
 
 
 class _Case:
-    """Resolves which samples one call of the criterion belongs to."""
+    """Finds the samples of one call of the criterion."""
 
     def __init__(self, tracker: RowTracker, outputs: Any, targets: Any) -> None:
         self.tracker = tracker
@@ -424,7 +427,8 @@ class _Case:
         self.target_lookups = [tracker.look(leaf) for leaf in self.targets]
 
     def way_out(self) -> str:
-        """Returns the way out where no tensor names rows, found from the batch yielded last, if that waits for its loss."""
+        """Returns the advice for a loss without known rows."""
+        # If the last batch has its loss already, this one is most likely of other data, such as validation.
         batch = self.tracker.latest
         if batch is None or batch.credited:
             return NO_GRAD
@@ -434,7 +438,7 @@ class _Case:
         return GIVE_IDS if rows_of_batch else NO_GRAD
 
     def refusal(self, why: str, way_out: str = "") -> AttributionError:
-        """Returns the error to raise: why, what was seen of all tensors, and one way out; none where `why` has it already."""
+        """Returns the error to raise: why, what was seen of all tensors, and a way out unless `why` has one."""
         dimension = self.tracker.sample_dimension
         if dimension is not None and dimension.unclear is not None:
             why += UNCLEAR.format(dimension.unclear, dimension.unclear[0])
@@ -444,10 +448,7 @@ class _Case:
         )
 
     def agreed_rows(self) -> tuple[Rows | None, tuple[Tensor, ...]]:
-        """Returns the rows that outputs and targets agree on, and the flags of comparisons that a device still makes.
-
-        The rows are None where neither outputs nor targets have known rows.
-        """
+        """Returns the rows that outputs and targets agree on, or None if neither has any, and flags still on a device."""
         for lookup in (*self.output_lookups, *self.target_lookups):
             if lookup.refuse:
                 way_out = "" if lookup.description == CHANGED_INPUTS else GIVE_IDS  # which that description has already
@@ -458,6 +459,7 @@ class _Case:
         by_target = self._one_of(self.target_lookups, "targets")
         if by_output is not None and by_target is not None and by_output.key != by_target.key:
             raise self.refusal("Outputs and targets belong to different rows", SAME_ROWS)
+        # Also where the targets name the rows: moved outputs beside them would give each sample the loss of another one.
         rows = by_target or by_output
         self._check_order(followed, 1 if rows is None else rows.n)
         if rows is None:
@@ -466,6 +468,8 @@ class _Case:
             raise self.refusal(f"The rows of a batch are not its samples in order: {rows.batch.unknown}", RETURN_INDEX)
         targets = zip(self.targets, self.target_lookups, strict=True)
         unknown = [leaf for leaf, lookup in targets if lookup.rows is None and len(leaf) >= rows.n]
+        # Targets that were cast or moved are new tensors. Equal values are enough only beside outputs that name the rows:
+        # alone, equal labels could be those of other samples.
         if by_output is not None:
             return rows, self._check_values(unknown, by_output)
         if unknown:
@@ -479,13 +483,13 @@ class _Case:
         return named[0] if named else None
 
     def _followed(self) -> list[tuple[Tensor, Rows | Moved | None]]:
-        """Returns outputs of unknown memory, with what the operations since the model returned made of their rows."""
+        """Returns outputs with unknown memory, and the rows that the operations since the model give them."""
         unnamed = [leaf for leaf, lookup in zip(self.outputs, self.output_lookups, strict=True) if lookup.rows is None]
         returned = self.tracker.places() if unnamed else {}
         return [(leaf, follow_rows(leaf, returned)) for leaf in unnamed]
 
     def _check_order(self, followed: list[tuple[Tensor, Rows | Moved | None]], n: int) -> None:
-        """Refuses outputs that can be rows of samples, and may have been moved after the model returned them."""
+        """Raises an error if outputs can be rows of samples, and an operation may have moved these rows."""
         moved = next((state for leaf, state in followed if isinstance(state, Moved) and len(leaf) % n == 0), None)
         if moved is None:
             return
@@ -498,16 +502,13 @@ class _Case:
         )
 
     def _check_values(self, targets: list[Tensor], rows: Rows) -> tuple[Tensor, ...]:
-        """Compares new targets with those that were yielded; returns the flags that cannot be read without waiting."""
+        """Compares new targets with the yielded ones; returns the flags that are still on a device."""
         why = NEW_VALUES if rows.batch.tensors else LET_GO.format(rows.batch.number)
         way_out = GIVE_IDS if rows.batch.tensors else ""
         return _all_hold([self._same_values(leaf, rows) for leaf in targets], self, why, way_out)
 
     def _same_values(self, target: Tensor, rows: Rows) -> Tensor:
-        """Returns whether `target` has the values of an unchanged tensor of the batch, at most cast, moved or reshaped.
-
-        The first or the last positions of each row are enough, as of tokens that are shifted by one.
-        """
+        """Returns whether `target` is an unchanged tensor of the batch after a cast, a move, a reshape or a shift of tokens."""
         flat = target.detach().reshape(rows.n, -1) if target.shape[0] % rows.n == 0 else None
         same = torch.zeros((), dtype=torch.bool, device=target.device)
         if flat is None:
@@ -517,6 +518,7 @@ class _Case:
             per_row, k = tensor.numel() // len(tensor), flat.shape[1]
             if lookup.rows is None or not (k == per_row or (tensor.dim() == 2 and 1 < k < per_row)):
                 continue
+            # Language models train on labels[:, 1:] or on [:, :-1]: the last or the first positions of each row are enough.
             stop = rows.start + rows.step * rows.n
             yielded = tensor.detach()[rows.start : stop : rows.step].reshape(rows.n, -1)
             yielded = yielded.to(target.device)
@@ -537,7 +539,7 @@ def _description(lookup: Lookup) -> str:
 
 
 def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
-    """Attributes a loss to the ids that the caller gives, where no tensor contradicts them."""
+    """Attributes a loss to the ids that the caller gives, unless a tensor contradicts them."""
     ids, own, asked = stated.ids, *_view_of(stated.ids, stated.recent)
     if own is not None and own.batch.unknown is not None and MOVED in own.batch.unknown:
         # `run.ids` has the samples as they were drawn. Here their rows are known to stand in another order, so that each loss
@@ -546,6 +548,7 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
             f"`ids` are of the samples as they were drawn, and their rows are not: {own.batch.unknown}", RETURN_INDEX
         )
     flags: tuple[Tensor, ...] = ()
+    # A view of the ids of a batch cannot name a row twice, so only ids of other memory are sorted and compared.
     if own is None and not stated.ids_repeat:
         ordered = ids.sort().values
         flags += _all_hold([(ordered[1:] != ordered[:-1]).all()], case, REPEATED)
@@ -574,7 +577,8 @@ def _attribute_to(stated: StatedIds, case: _Case) -> Attribution:
 
 
 def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch | None:
-    """Returns the batch that ids count for: that of the tensors, else the first that has them, as far as it can be told."""
+    """Returns the batch that ids count for: the one of the tensors, else the first batch that contains the ids."""
+    # A loss counted for another batch would take that one for trained, so that its tensors go before its own loss comes.
     tensors = {*shown, *(stated.made_for or ())}
     if len(tensors) == 1:
         return tensors.pop()
@@ -586,7 +590,7 @@ def _batch_of(stated: StatedIds, shown: Sequence[YieldedBatch]) -> YieldedBatch 
 
 
 def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) -> tuple[Tensor, ...]:
-    """Compares ids with the rows that a tensor names; returns the flags that cannot be read without waiting."""
+    """Compares ids with the rows that a tensor names; returns the flags that are still on a device."""
     ids, repeat = stated.ids, stated.repeat
     if repeat is not None and rows.repeat not in (1, repeat):
         raise case.refusal(f"`repeat` is {repeat}, outputs or targets have {rows.repeat} rows per sample", REPEAT_OF_TENSORS)
@@ -600,17 +604,17 @@ def _check_rows(stated: StatedIds, own: Rows | None, rows: Rows, case: _Case) ->
 def _check_batch(
     stated: StatedIds, own: Rows | None, shown: Mapping[YieldedBatch, None], case: _Case, *, asked: bool
 ) -> tuple[Tensor, ...]:
-    """Compares the batch of ids with those that tensors come from, where no tensor names rows.
+    """Compares the batch of the ids with the batches of the tensors, if no tensor names rows.
 
     Args:
         stated: Ids of the caller.
-        own: Rows of a batch whose ids they are a view of; None where they are a new tensor.
-        shown: Batches that tensors of the call are of.
+        own: Rows that the ids are a view of; None for a new tensor.
+        shown: Batches of the tensors of the call.
         case: The call.
-        asked: Whether the view is of ids that the loop asked for by a tensor of the batch.
+        asked: Whether the ids are a view of those that `run.ids_of` returned.
 
     Returns:
-        The flags that cannot be read without waiting.
+        The flags that are still on a device.
     """
     flags: tuple[Tensor, ...] = ()
     origins = [batches for batches in (*((batch,) for batch in shown), stated.made_for) if batches is not None]
@@ -631,17 +635,17 @@ def _check_batch(
 
 
 def _all_hold(flags: list[Tensor], case: _Case, why: str, way_out: str = "") -> tuple[Tensor, ...]:
-    """Refuses where a flag is false; returns those that cannot be read without waiting for a device."""
+    """Raises an error if a flag on the CPU is false; returns the flags that are still on a device."""
     if not all(bool(flag) for flag in flags if certain_now(flag)):
         raise case.refusal(why, way_out)
     return tuple(flag for flag in flags if not certain_now(flag))
 
 
 def check_stated(ids: Any, repeat: Any, n: int) -> None:
-    """Checks ids and `repeat` as the caller gives them.
+    """Checks the ids and `repeat` of the caller.
 
     Args:
-        ids: Sample ids of the rows, shape (rows,), int64; None where there are none.
+        ids: Sample ids of the rows, shape (rows,), int64; or None.
         repeat: Number of consecutive rows per id; None for the default.
         n: Number of samples of the dataset.
 
@@ -667,10 +671,9 @@ def check_stated(ids: Any, repeat: Any, n: int) -> None:
 
 
 def _view_of(ids: Tensor, recent: Sequence[YieldedBatch]) -> tuple[Rows | None, bool]:
-    """Returns the rows of a batch whose own ids `ids` is a view of, and whether the loop asked for them by a tensor.
-
-    The rows are None where it is a new tensor.
-    """
+    """Returns the rows that `ids` is a view of, or None for a new tensor, and whether `run.ids_of` returned these ids."""
+    # By memory and not by value, which would wait for the device. And values do not tell what the loop meant: a sample can be
+    # in several batches, and `run.ids` can be of another batch than the loss.
     layout = memory_layout(ids)
     if layout is None:
         return None, False

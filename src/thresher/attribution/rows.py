@@ -1,7 +1,7 @@
-"""Rows of tensors as samples: what a batch holds, which rows a tensor shows, and to which samples a loss is attributed.
+"""Rows of tensors as samples: what a batch holds, which rows a tensor shows, and which samples a loss is attributed to.
 
-A tensor's rows are known by the memory that it occupies: its storage, and its element range within that storage. A storage
-is identified by its StorageImpl, which a weak reference keeps from being reused, never by its address, which is reused.
+The rows of a tensor are known by its memory: its storage, and its element range within that storage. A storage is identified by
+its StorageImpl, which a weak reference keeps from being reused. An address of memory is reused at once, and identifies nothing.
 """
 
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 LABEL_BYTES = 2**16
-"""Largest size of the labels of a batch that are held for a loop far behind its loader."""
+"""Largest size of the labels of a batch that are held for a loop that is far behind its loader."""
 
 
 class AttributionError(RuntimeError):
-    """The samples that a loss belongs to cannot be told with certainty; nothing was recorded.
+    """The samples of a loss are not certain; nothing was recorded.
 
     Example:
         >>> import torch, thresher
@@ -39,24 +39,22 @@ class AttributionError(RuntimeError):
 
 @dataclass(eq=False, slots=True)
 class YieldedBatch:
-    """A batch that the loader yielded: its ids and, until its loss is credited, its tensors.
+    """A yielded batch: its ids and, until its loss is credited, its tensors.
 
     Attributes:
         ids: Sample ids of the rows, shape (B,), int64.
         number: Number of the batch, counted from the start of the run.
-        unknown: Reason why the rows of the batch are not its samples in order; None where they are.
-        all_count: Whether it is known that no label of the batch is an ignored one.
-        weights: Plan weights of the rows, shape (B,), float32; None where all are 1.
-        weights_over_n: `weights / B`, prepared once; None where there are no weights.
-        tensors: The tensors of the batch whose first dimension is the samples'.
-        marked: The tensors with the versions that they had when they were yielded, in reverse order, because targets come
-            last.
+        unknown: Reason why the rows of the batch are not its samples in order; None if they are.
+        all_count: Whether it is certain that no label of the batch is an ignored one.
+        weights: Plan weights of the rows, shape (B,), float32; None if all are 1.
+        weights_over_n: `weights / B`, computed once.
+        tensors: Tensors of the batch whose first dimension is that of the samples.
+        marked: The tensors with their versions when they were yielded, in reverse order, because targets come last.
         whole: Attribution of a loss over all rows of the batch.
         credited: Whether a loss of this batch was credited.
         credited_rows: Number of rows whose losses were credited, summed over all steps.
-        asked_ids: Copy of `ids` that the loop got when it asked for the ids of one of the tensors of this batch, by which they
-            are told from those of the batch yielded last; None where it did not ask.
-        meant: Whether the loop asked so since the last credited loss of this batch.
+        asked_ids: Copy of `ids` that `run.ids_of` returned for this batch; None if the loop did not call it.
+        meant: Whether the loop called `run.ids_of` since the last credited loss of this batch.
     """
 
     ids: Tensor
@@ -79,6 +77,7 @@ class YieldedBatch:
 
     def forget_all_but_labels(self) -> None:
         """Releases all tensors but small ones that can be labels."""
+        # Labels that the loop casts later are new tensors, which must still be compared with those that were yielded.
         self.tensors = tuple(tensor for tensor in self.tensors if _can_be_labels(tensor))
         self.marked = tuple((tensor, version) for tensor, version in self.marked if _can_be_labels(tensor))
 
@@ -92,14 +91,14 @@ class RowLayout(NamedTuple):
 
     Attributes:
         n: Number of samples.
-        repeat: Number of consecutive rows per sample, as in flattened tokens; None where it is not known.
+        repeat: Number of consecutive rows per sample, as in flattened tokens; None if unknown.
     """
 
     n: int
     repeat: int | None = 1
 
     def rows(self, positions: Tensor) -> Tensor:
-        """Gathers the losses of each sample in one row.
+        """Reshapes losses to one row per sample.
 
         Args:
             positions: Losses by position, shape (n, ...) or (n * repeat, ...).
@@ -108,8 +107,8 @@ class RowLayout(NamedTuple):
             The same losses, shape (n, positions per sample).
 
         Raises:
-            AttributionError: There are several losses per sample, and it is not known which of them belong to it.
-            ValueError: The first dimension is not the samples'.
+            AttributionError: There are several losses per sample, and it is not certain which losses belong to which sample.
+            ValueError: The first dimension is not that of the samples.
         """
         leading = positions.shape[0] if positions.dim() else 0
         known = leading in (self.n, self.n * self.repeat) if self.repeat else leading and leading % self.n == 0
@@ -133,13 +132,12 @@ class Attribution(NamedTuple):
 
     Attributes:
         ids: Sample ids, shape (n,), int64, on the device of the records.
-        key: Identity of these rows, equal for equal rows of one batch; None where the caller gave the ids.
-        batch: The batch that the rows belong to; where the caller gave the ids, the batch last yielded.
+        key: Identity of the rows, equal for equal rows of one batch; None for ids that are a tensor of the caller.
+        batch: Batch of the rows; for ids that are a tensor of the caller, the batch that they count for.
         layout: Layout of the rows as samples.
-        positions: Row numbers within the batch; None where they are not known.
-        holds: Flags on a device, shape () and bool, that must all turn out true when the epoch ends; empty where the
-            attribution is certain at once.
-        all_count: Whether these are all rows of a batch, and it is known that no label of it is an ignored one.
+        positions: Row numbers within the batch; None if unknown.
+        holds: Flags on a device, shape (), bool, that must all be true at the end of the epoch.
+        all_count: Whether these are all rows of a batch, and it is certain that no label of it is an ignored one.
     """
 
     ids: Tensor
@@ -171,7 +169,8 @@ class Rows(NamedTuple):
         return self.batch.ids[self.start : self.start + self.step * self.n : self.step]
 
     def asked_ids(self) -> Tensor:
-        """Returns the ids of the rows for a loop that asks for them, shape (n,), int64, and notes that it means this batch."""
+        """Returns the ids of the rows for `run.ids_of`, shape (n,), int64, and notes that the loop means this batch."""
+        # A copy, because ids are told apart by memory: `run.ids` is of whatever batch came last, while these were asked for.
         batch = self.batch
         batch.meant = True
         batch.asked_ids = batch.ids.clone() if batch.asked_ids is None else batch.asked_ids
@@ -183,18 +182,17 @@ class Rows(NamedTuple):
 
 
 class TrackedTensor(NamedTuple):
-    """A tensor whose rows are known, and where each of them lies in its storage.
+    """A tensor with known rows, and the place of each row in its storage.
 
     Attributes:
         storage: Weak reference to the storage.
-        version: Version of the tensor when its rows were known; a change in place raises it.
+        version: Version of the tensor when it was recorded; a change in place raises it.
         offset: Start of the first row, in bytes.
         stride: Distance from one row to the next, in bytes.
         span: Length of one row, in bytes.
         rows: The rows that the tensor shows.
-        changed: Description of the inputs where the tensor must not be used, because they were changed or mixed before the
-            model returned it; None otherwise.
-        place: Sequence number of its autograd node, and which of its results it is; None for a tensor without a node.
+        changed: Description of the inputs if these were changed or mixed, so that the tensor is no evidence; None otherwise.
+        place: Sequence number of its autograd node, and its number among the results; None without a node.
     """
 
     storage: StorageWeakRef
@@ -208,7 +206,7 @@ class TrackedTensor(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Tensor, rows: Rows, changed: str | None = None) -> "TrackedTensor | None":
-        """Returns the record of a tensor with known rows; None where its rows interleave in memory."""
+        """Returns the record of a tensor with known rows; None if its rows interleave in memory."""
         if tensor.layout is not torch.strided or tensor.is_inference():
             return None
         layout = memory_layout(tensor)
@@ -226,7 +224,7 @@ class TrackedTensor(NamedTuple):
 
     @property
     def lies(self) -> tuple[int, int, int]:
-        """Position of the rows within the storage: equal for tensors that lie alike in one storage."""
+        """Position of the rows within the storage."""
         return self.offset, self.stride, self.rows.n
 
     def locate(self, offset: int, size: int, stride: int, span: int) -> Rows | None:
@@ -239,7 +237,7 @@ class TrackedTensor(NamedTuple):
             span: Length of one entry of the first dimension, in bytes.
 
         Returns:
-            The rows, or None where the view does not show whole rows.
+            The rows; None if the view is no whole number of rows.
         """
         first, inside = divmod(offset - self.offset, self.stride)
         batch, start, step, count, _ = self.rows
@@ -258,7 +256,7 @@ class TrackedTensor(NamedTuple):
 
 
 def memory_layout(tensor: Tensor) -> tuple[int, int, int, int] | None:
-    """Returns where the rows of a tensor lie in its storage.
+    """Returns the place of the rows of a tensor in its storage.
 
     Args:
         tensor: A strided tensor.

@@ -1,4 +1,4 @@
-"""The tensors of one run whose rows are known: those that the loader yielded and those that the model returned for them."""
+"""The tensors with known rows of one run: batches that the loader yielded, and outputs that the model returned for them."""
 
 import weakref
 from dataclasses import dataclass
@@ -23,25 +23,24 @@ FLATTENED = (
 
 
 class SampleDimension:
-    """Learns it from the shapes of batches, for tensors whose first two dimensions are as long as the batch.
+    """Learns the dimension of the samples from the shapes of batches.
 
-    A batch of n samples of shape (T, n) cannot be told from one of shape (n, T) while T equals n. Any other batch with T
-    unequal to n tells which it is, for all batches.
+    A batch of n samples of shape (T, n) looks like one of shape (n, T) if T equals n. One batch with another T shows the
+    dimension for all batches.
     """
 
     def __init__(self) -> None:
         self._is_first: dict[tuple[int, int, int], bool] = {}
         self.unclear: tuple[int, ...] | None = None
-        """Shape of a tensor of the last batch whose samples may be along its first or its second dimension; None where all
-        are certain."""
+        """Shape of a tensor of the last batch with an uncertain dimension of the samples; None if all are certain."""
 
     @property
     def may_be_second(self) -> bool:
-        """Whether samples are, or can be, along the second dimension of some tensor of the batches."""
+        """Whether samples can be along the second dimension of a tensor of the batches."""
         return self.unclear is not None or not all(self._is_first.values())
 
     def with_samples_first(self, tensors: list[Tensor], n: int) -> list[Tensor]:
-        """Returns the tensors of a batch whose first dimension is certain to be the samples'.
+        """Returns the tensors of a batch whose first dimension is certain to be that of the samples.
 
         Args:
             tensors: All tensors of a batch, in the order of the batch.
@@ -61,13 +60,13 @@ class SampleDimension:
 
 
 class LossDimension:
-    """Learns whether the first dimension of losses by position is the samples', from losses whose first two differ."""
+    """Learns whether the first dimension of losses by position is that of the samples, from losses that are not square."""
 
     def __init__(self) -> None:
         self._is_first: set[int] = set()
 
     def check(self, losses: Tensor, n: int, *, by_sample: bool = True) -> None:
-        """Refuses losses of n samples whose samples may be along the second dimension, until another shape shows the first.
+        """Checks that the samples of some losses are certain to be along the first dimension.
 
         Args:
             losses: Losses by position, shape (rows, ...).
@@ -75,7 +74,7 @@ class LossDimension:
             by_sample: Whether one mean loss per sample can take the place of the losses by position. Default: True.
 
         Raises:
-            AttributionError: The first two dimensions are both as long as there are samples.
+            AttributionError: The first two dimensions are both n, and no other shape has shown that the samples come first.
         """
         if losses.dim() < 2 or n < 2 or losses.shape[0] != n:
             return
@@ -94,10 +93,10 @@ class Lookup:
     """The result of looking up a tensor.
 
     Attributes:
-        rows: The rows that the tensor shows; None where they are not known.
+        rows: Rows that the tensor shows; None if unknown.
         description: Description of the tensor for error messages.
-        refuse: Whether no loss may be attributed to samples by this tensor, or beside it.
-        changed: The rows that the tensor showed before it was changed in place; None where it was not changed.
+        refuse: Whether a loss with this tensor is refused unless the caller gives the ids.
+        changed: Rows of the tensor before it was changed in place; None if it was not changed.
     """
 
     rows: Rows | None
@@ -114,10 +113,10 @@ NOT_YIELDED = Lookup(None, "a tensor that this run did not yield")
 
 
 class RowTracker(Uncopied):
-    """Finds the rows that a tensor shows, by the storage that it shares with a tensor whose rows are known.
+    """Finds the rows of a tensor by the storage that it shares with a tensor of known rows.
 
     Args:
-        sample_dimension: Finds the dimension of the samples. Default: it is certain to be the first.
+        sample_dimension: Finds the dimension of the samples. Default: the first dimension is certain.
     """
 
     def __init__(self, sample_dimension: SampleDimension | None = None) -> None:
@@ -125,7 +124,7 @@ class RowTracker(Uncopied):
         self._limit = 64
         self.sample_dimension = sample_dimension
         self.suspicion = Suspicion()
-        """What the targets of the latest batches show against the ids that the loop states."""
+        """Evidence of the latest targets against the ids that the loop states."""
         self.latest: YieldedBatch | None = None
         """The batch remembered last; None before the first."""
         self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None
@@ -135,7 +134,7 @@ class RowTracker(Uncopied):
 
         Args:
             batch: The batch, with its ids.
-            tensors: All tensors of the batch; those whose first dimension is not the samples' are left out.
+            tensors: All tensors of the batch; tensors without a certain dimension of the samples are left out.
         """
         n, self.latest = len(batch.ids), batch
         rows = Rows(batch, 0, 1, n, 1)
@@ -153,14 +152,15 @@ class RowTracker(Uncopied):
         """Records the tensors that the model returns.
 
         Args:
-            outputs: The model's return value, with any nesting.
-            inputs: The result of `look_inputs` for the inputs of that call.
+            outputs: Return value of the model, with any nesting.
+            inputs: Result of `look_inputs` for the inputs of that call.
         """
         if inputs.rows is None:
             return
         batch, start, step, count, repeat = inputs.rows
         if self.sample_dimension is not None and self.sample_dimension.may_be_second:
             outputs = [leaf for leaf in leaves(outputs) if leaf.dim() < 2 or leaf.shape[1] != count]
+        # Held weakly: outputs hold the graph of the whole step, which must go when the loop lets go of it.
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
         if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
             self._returned = weakref.ref(outputs), outputs._version, batch
@@ -170,14 +170,14 @@ class RowTracker(Uncopied):
                 self._remember(tensor, Rows(batch, start, step, count, repeat), changed)
 
     def untouched(self, outputs: Any, targets: Any) -> Attribution | None:
-        """Attributes a loss in the most common case: a tensor that the model returned for a whole batch, and a tensor of it.
+        """Attributes a loss in the most common case: outputs of the model for a whole batch, and a tensor of that batch.
 
         Args:
             outputs: First argument of the criterion.
             targets: Second argument of the criterion.
 
         Returns:
-            The attribution, or None where `thresher.attribution.resolve.attribute` must decide.
+            The attribution; None if `thresher.attribution.resolve.attribute` must decide.
         """
         if self._returned is None:
             return None
@@ -190,13 +190,15 @@ class RowTracker(Uncopied):
         return None
 
     def look(self, tensor: Tensor) -> Lookup:
-        """Looks up the rows that a tensor shows."""
+        """Looks up the rows of a tensor."""
         if tensor.layout is not torch.strided or tensor.is_inference():
             return NOT_YIELDED
         known = self._by_storage.get(tensor.untyped_storage()._cdata)
         layout = memory_layout(tensor)
         if known is None or layout is None:
             return NOT_YIELDED
+        # Several batches lie in one storage if a collate_fn returns views of one big tensor. If two of them can be meant,
+        # nothing is certain; a batch with a credited loss, as of the epoch before, does not count.
         found, changed = None, None
         for tracked in reversed(known):
             rows = tracked.locate(*layout)
@@ -215,17 +217,18 @@ class RowTracker(Uncopied):
         return Lookup(None, "a view of a batch that does not show whole rows")
 
     def look_inputs(self, tree: Any) -> Lookup:
-        """Looks up the rows that the inputs of a model show together.
+        """Looks up the rows of all inputs of the model together.
 
         Args:
             tree: All arguments of the model, with any nesting.
 
         Returns:
-            The argument of `remember_outputs` for the outputs of that call.
+            The argument `inputs` of `remember_outputs` for the outputs of that call.
         """
         named: list[tuple[Lookup, Rows]] = []
         for leaf in leaves(tree):
             lookup = self.look(leaf)
+            # A change in place can be CutMix, which mixes rows, or a normalisation, which keeps them: nothing tells which.
             if lookup.changed is not None:
                 return Lookup(lookup.changed, CHANGED_INPUTS, refuse=True)
             if lookup.rows is not None:
@@ -241,7 +244,7 @@ class RowTracker(Uncopied):
         return found
 
     def places(self) -> dict[tuple[int, int], TrackedTensor]:
-        """Returns the tensors whose rows are known, by their place in the autograd graph."""
+        """Returns the tensors with known rows by their place in the autograd graph."""
         return {one.place: one for known in self._by_storage.values() for one in known if one.place is not None}
 
     def _remember(self, tensor: Tensor, rows: Rows, changed: str | None) -> None:
@@ -254,6 +257,7 @@ class RowTracker(Uncopied):
         known.append(tracked)
 
     def _forget_the_dead(self) -> None:
+        # The limit grows with what is alive, so that the sweep costs a constant time per batch.
         if len(self._by_storage) > self._limit:
             alive = {key: known for key, known in self._by_storage.items() if not known[0].storage.expired()}
             self._by_storage = alive

@@ -1,1 +1,1 @@
-"""Records in shards: what the ranks of a training tell each other, so that their plans are those of one process."""
+"""Records in shards: the ranks exchange what they need so that their plans are those of one process."""

@@ -1,4 +1,4 @@
-"""Marks of samples, one bit each."""
+"""Bitmasks of samples: one bit per sample."""
 
 from functools import cached_property
 
@@ -11,11 +11,11 @@ from thresher.selection import Mask
 from thresher.shards import World
 
 BYTES = 2**9
-"""Number of bytes of marks that are counted together."""
+"""Number of bytes whose bits are counted together."""
 
 
 def packed(ids: NDArray[np.int64], block: range) -> NDArray[np.uint8]:
-    """Returns the marks of the samples of a block, without a mask of all of them.
+    """Returns the bitmask of a block of samples.
 
     Args:
         ids: Ids of the marked samples, shape (K,), ascending, within the block.
@@ -29,6 +29,7 @@ def packed(ids: NDArray[np.int64], block: range) -> NDArray[np.uint8]:
         array([6, 4], dtype=uint8)
     """
     bits = np.zeros(-(-len(block) // 8), dtype=np.uint8)
+    # In parts, because a mask of the whole block would take a byte per sample. A part begins at a whole byte of the bits.
     for part in chunks(len(block)):
         some = block[part]
         low, high = np.searchsorted(ids, (some.start, some.stop))
@@ -39,28 +40,28 @@ def packed(ids: NDArray[np.int64], block: range) -> NDArray[np.uint8]:
 
 
 def unpacked(bits: NDArray[np.uint8]) -> Mask:
-    """Returns marks as a mask, shape (8 * len(bits),), bool.
+    """Returns a bitmask as a mask, shape (8 * len(bits),), bool.
 
     Args:
-        bits: Marks, lowest id first, uint8.
+        bits: Bits, lowest id first, uint8.
     """
     return np.unpackbits(bits, bitorder="little").view(np.bool_)
 
 
 def number(bits: NDArray[np.uint8]) -> int:
-    """Returns how many samples are marked.
+    """Returns the number of marked samples.
 
     Args:
-        bits: Marks, uint8.
+        bits: Bits, uint8.
     """
     return int(np.bitwise_count(bits).sum(dtype=np.int64))
 
 
 class Bitmask:
-    """Marks of all samples, one bit each.
+    """Bitmask of all samples.
 
     Args:
-        bits: Marks, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0.
+        bits: Bits, lowest id first, shape (ceil(n / 8),), uint8; bits beyond n are 0.
         n: Number of samples.
 
     Example:
@@ -76,21 +77,22 @@ class Bitmask:
 
     @staticmethod
     def gathered(packed: NDArray[np.uint8], layout: ShardLayout, world: World) -> "Bitmask":
-        """Returns the marks of all samples; all ranks call it.
+        """Returns the bitmask of all samples; all ranks call it.
 
         Args:
-            packed: Marks of the samples of this rank's block, packed in bits, lowest id first.
+            packed: Bits of the block of this rank, lowest id first.
             layout: Blocks of the ranks.
             world: The ranks.
         """
         if world.size == 1:
             return Bitmask(packed, layout.n)
+        # The last blocks are shorter, and a gather needs one size on all ranks.
         own = np.zeros(layout.per // 8, dtype=np.uint8)
         own[: len(packed)] = packed
         return Bitmask(world.gather(own).reshape(-1)[: -(-layout.n // 8)], layout.n)
 
     def of(self, ids: NDArray[np.int64]) -> Mask:
-        """Returns the marks of some samples.
+        """Returns the mask of some samples.
 
         Args:
             ids: Ids, shape (k,), within [0, n).
@@ -99,7 +101,7 @@ class Bitmask:
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        """Number of marks up to the end of each `BYTES` bytes."""
+        """Number of marked samples up to the end of each `BYTES` bytes."""
         counts = np.bitwise_count(self.bits)
         whole = len(counts) - len(counts) % BYTES
         of_parts = counts[:whole].reshape(-1, BYTES).sum(axis=1, dtype=np.int64)
@@ -111,11 +113,11 @@ class Bitmask:
         return int(self._ends[-1])
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of the marked samples in ascending order, from one place to another.
+        """Returns the ids of the marked samples from place `begin` to place `end`, ascending.
 
         Args:
-            begin: First place, 0 or more.
-            end: Place after the last one; no more ids than there are marks.
+            begin: First place among the marked samples, 0 or more.
+            end: Place after the last one; the result is shorter if fewer samples are marked.
         """
         end = min(end, self.count)
         if begin >= end:
@@ -128,13 +130,15 @@ class Bitmask:
 
     @cached_property
     def _words(self) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Marks of 64 samples each, and the number of marks before each of them."""
+        """Words of 64 bits, and the number of marked samples before each word."""
         words = np.pad(self.bits, (0, -len(self.bits) % 8)).view(np.dtype(np.uint64).newbyteorder("<"))
         counts = np.bitwise_count(words)
         return words, np.cumsum(counts, dtype=np.int64) - counts
 
     def before(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns how many marked samples have a lower id, for each of some samples; the place of one that is marked.
+        """Returns the number of marked samples with a lower id, for each of some samples.
+
+        For a marked sample, this number is its place among the marked samples.
 
         Args:
             ids: Ids, shape (k,), within [0, n).
@@ -145,8 +149,9 @@ class Bitmask:
         return counts[word] + np.bitwise_count(lower)
 
     def inverse(self) -> "Bitmask":
-        """Returns the marks of the other samples."""
+        """Returns the bitmask of the other samples."""
         bits = ~self.bits
+        # The bits beyond n became 1, and would be counted as samples.
         if self.n % 8:
             bits[-1] &= (1 << self.n % 8) - 1
         return Bitmask(bits, self.n)

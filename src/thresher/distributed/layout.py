@@ -1,4 +1,4 @@
-"""The blocks of ids whose records the ranks hold, and values that are asked for at their owners."""
+"""The blocks of ids that the ranks own, and requests for values of samples at their owners."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 from thresher.shards import Shard, World
 
 UNIT = 1024
-"""Number of ids in the units that blocks consist of; also of the places of an order that are counted together."""
+"""Number of ids in a unit of a block, and of places in a unit of an order."""
 
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Blocks of contiguous ids, one per rank, all but the last ones of the same size.
+    """Blocks of contiguous ids, one per rank. All blocks but the last ones have the same size.
 
     Args:
         n: Number of samples, 1 or more.
-        size: Number of ranks, 1 or more; ranks for which no unit is left have empty blocks.
-        unit: Number that divides the sizes of the blocks, a multiple of 8, so that marks are packed in whole bytes.
+        size: Number of ranks, 1 or more; the last ranks have empty blocks if there are too few units.
+        unit: Number that divides the sizes of the blocks; a multiple of 8, so that bitmasks consist of whole bytes.
 
     Raises:
         ValueError: A number is out of its range.
@@ -43,7 +43,7 @@ class ShardLayout:
 
     @property
     def per(self) -> int:
-        """Number of ids in each block but the last ones."""
+        """Number of ids in a block that is not one of the last."""
         units = -(-self.n // self.unit)
         return -(-units // self.size) * self.unit
 
@@ -56,7 +56,7 @@ class ShardLayout:
         return range(min(self.n, rank * self.per), min(self.n, (rank + 1) * self.per))
 
     def owner(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ranks that hold the records of samples.
+        """Returns the ranks that own samples.
 
         Args:
             ids: Ids, shape (k,), within [0, n).
@@ -74,7 +74,7 @@ class ShardLayout:
 
 
 def equal_part(total: int, rank: int, size: int) -> tuple[int, int]:
-    """Returns the places, from one to another, of a rank among which places are dealt in equal parts.
+    """Returns the first and the end place of a rank, if places are divided equally.
 
     Args:
         total: Number of places; the parts of the ranks differ by one at most.
@@ -89,15 +89,16 @@ def equal_part(total: int, rank: int, size: int) -> tuple[int, int]:
 
 
 def to_owners(ids: NDArray[np.int64], layout: ShardLayout) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Sorts samples by the rank that holds their records, and leaves the order of those of one rank as it is.
+    """Sorts samples by owner, in a stable order.
 
     Args:
         ids: Ids, shape (k,).
         layout: Blocks of the ranks.
 
     Returns:
-        Places in `ids`, shape (k,), those of rank 0 first, and the places between the ranks, shape (size - 1,).
+        Places in `ids`, shape (k,), the places of rank 0 first; and the places where the next rank begins, shape (size - 1,).
     """
+    # Stable, because a sample may have several rows: of its losses, the owner must get the last one last.
     owners = layout.owner(ids)
     order = np.argsort(owners, kind="stable")
     return order, np.cumsum(np.bincount(owners, minlength=layout.size))[:-1]
@@ -106,13 +107,13 @@ def to_owners(ids: NDArray[np.int64], layout: ShardLayout) -> tuple[NDArray[np.i
 def fetch(
     ids: NDArray[np.int64], values: Callable[[NDArray[Any]], NDArray[Any]], layout: ShardLayout, world: World
 ) -> NDArray[Any]:
-    """Returns the values of samples of any rank; all ranks ask at the same time.
+    """Fetches values of samples from their owners; all ranks call it.
 
-    It costs 4 bytes per sample to ask, and the size of a value to answer.
+    A request takes 4 bytes per sample, and an answer the size of a value.
 
     Args:
-        ids: Ids, shape (k,), int64, in any order; ranks may ask for different numbers of samples.
-        values: Function of the places of samples in this rank's block, shape (k,), that returns their values, shape (k,).
+        ids: Ids, shape (k,), int64, in any order; the number may differ from rank to rank.
+        values: Function from places in the block of this rank, shape (k,), to values, shape (k,).
         layout: Blocks of the ranks.
         world: The ranks.
 

@@ -1,4 +1,4 @@
-"""The order of an epoch after a plan, read at any place by any rank, and the rows of each rank."""
+"""The order of an epoch after a plan, which any rank can read at any place, and the rows of each rank."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -12,26 +12,26 @@ from thresher.selection import Mask
 from thresher.shards import World
 
 Piece = Callable[[int, int], NDArray[np.int64]]
-"""Function of two places, from one to another, that returns the ids of an order between them; the same on all ranks."""
+"""Function that returns the ids of an order from a first place up to an end place; the same on all ranks."""
 
 Keeps = Callable[[NDArray[np.int64]], Mask]
-"""Function of ids that returns which of them are kept."""
+"""Function that returns the mask of the kept ids."""
 
 AT_ONCE = 2**8
-"""Number of units that are looked at at once."""
+"""Number of units that are counted in one call."""
 
 
 class KeptOrder:
-    """The samples of an order that a plan keeps; all ranks make it together, and each one can then read any part of it.
+    """The samples of an order that a plan keeps. All ranks make it together; each rank can then read any part of it.
 
-    The ranks count the kept samples of each unit of the order, and 2 bytes per unit travel.
+    The ranks count the kept samples of each unit of the order, and send 2 bytes per unit.
 
     Args:
         piece: The order before the plan.
-        n: Number of ids of that order.
+        n: Number of ids of the order before the plan.
         keeps: The plan, such as `HeldPlan.keeps`.
         world: The ranks.
-        unit: Number of places that are counted together, at most 65,535.
+        unit: Number of places in a unit, at most 65,535.
 
     Example:
         >>> from thresher.shards import ALONE
@@ -44,6 +44,7 @@ class KeptOrder:
         self._piece, self._n, self._keeps, self._unit = piece, n, keeps, unit
         units = -(-n // unit)
         per = -(-units // world.size)
+        # Counts are enough: a rank knows the order and the plan, and makes the ids of one unit again when it needs them.
         first, last = min(units, world.rank * per), min(units, (world.rank + 1) * per)
         counts = np.zeros(per, dtype=np.uint16)
         for begin in range(first, last, AT_ONCE):
@@ -56,7 +57,7 @@ class KeptOrder:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of the kept samples from one place to another, int64; fewer where the order ends.
+        """Returns the ids of the kept samples from place `begin` to place `end`, int64; fewer at the end of the order.
 
         Args:
             begin: First place among the kept samples, 0 or more.
@@ -72,7 +73,7 @@ class KeptOrder:
         return ids[self._keeps(ids)][begin - before : end - before]
 
     def place_after(self, kept: int) -> int:
-        """Returns how many ids of the order come up to the last of the first so many kept samples.
+        """Returns the length of the start of the order before the plan that contains the first `kept` kept samples.
 
         Args:
             kept: Number of kept samples, 0 or more.
@@ -87,7 +88,7 @@ class KeptOrder:
 
 
 def continued(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.int64]:
-    """Returns the ids of an order from one place to another; behind its end it begins again.
+    """Returns the ids of an order from place `begin` to place `end`; the order begins again after its end.
 
     Args:
         piece: The order.
@@ -108,15 +109,15 @@ def continued(piece: Piece, total: int, begin: int, end: int) -> NDArray[np.int6
 
 
 class RankOrder:
-    """The rows of one rank: every W-th sample of an order from the rank on, as DistributedSampler deals them.
+    """The rows of one rank: every W-th sample of an order, as DistributedSampler divides them.
 
-    All ranks have as many rows: the order is continued with its beginning, or its end is left out.
+    All ranks have the same number of rows: the order begins again after its end, or its end is left out.
 
     Args:
         piece: The order of the epoch, such as `KeptOrder.take`.
         total: Number of ids of the order, 1 or more.
         world: The ranks.
-        drop_last: Whether the end that is not enough for all ranks is left out.
+        drop_last: Whether the end is left out if it is too short for all ranks.
 
     Example:
         >>> from thresher.testing.threaded_world import on_ranks
@@ -127,13 +128,14 @@ class RankOrder:
 
     def __init__(self, piece: Piece, total: int, world: World, *, drop_last: bool = False) -> None:
         self._piece, self._total, self._rank, self._size = piece, total, world.rank, world.size
+        # As many rows on all ranks: a rank with one step less would leave the others waiting in their all-reduce.
         self._rows = total // world.size if drop_last else -(-total // world.size)
 
     def __len__(self) -> int:
         return self._rows
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of rows of this rank, int64; fewer where they end.
+        """Returns the ids of rows of this rank, int64; fewer at the end.
 
         Args:
             begin: Number of the first row, 0 or more.
@@ -144,16 +146,16 @@ class RankOrder:
 
 
 class RankBatches:
-    """The rows of one rank: every W-th batch of an order from the rank on, as the loaders of accelerate deal them.
+    """The rows of one rank: every W-th batch of an order, as the loaders of accelerate divide them.
 
-    All ranks have as many batches, which are all full: the order is continued with its beginning, or its end is left out.
+    All ranks have the same number of full batches: the order begins again after its end, or its end is left out.
 
     Args:
         piece: The order of the epoch, such as `KeptOrder.take`.
         total: Number of ids of the order, 1 or more.
         world: The ranks.
         batch: Number of rows of a batch of one rank, 1 or more.
-        drop_last: Whether the end that is not enough for a batch on each rank is left out.
+        drop_last: Whether the end is left out if it is too short for one batch on each rank.
 
     Example:
         >>> from thresher.testing.threaded_world import on_ranks
@@ -171,7 +173,7 @@ class RankBatches:
         return self._rows
 
     def take(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Returns the ids of rows of this rank, int64; fewer where they end.
+        """Returns the ids of rows of this rank, int64; fewer at the end.
 
         Args:
             begin: Number of the first row, 0 or more.
@@ -188,15 +190,15 @@ class RankBatches:
 
 
 class DrawnOrder:
-    """The rows that are drawn in each step, those with the smallest keys among the candidates of the step.
+    """The rows that are drawn in each step: those with the smallest keys among the candidates of the step.
 
-    Each rank draws for its part of the steps, and one bit per candidate travels, beside the keys that `keys` fetches.
+    Each rank draws for its part of the steps, and sends one bit per candidate.
 
     Args:
         piece: The order of the candidates, such as `KeptOrder.take`.
         candidates: Number of candidates of each step, shape (steps,), int64.
         rows: Number of rows of each step, shape (steps,), int64, at most its candidates.
-        keys: Function of ids that returns their keys and that all ranks call together, such as `HeldPlan.keys`.
+        keys: Function that returns the keys of ids, such as `HeldPlan.keys`; all ranks call it together.
         world: The ranks.
 
     Example:
@@ -221,6 +223,7 @@ class DrawnOrder:
         bounds = [0, *self._ends[[last for _, last in parts]].tolist()]
         begin, end, own = bounds[world.rank], bounds[world.rank + 1], slice(*parts[world.rank])
         won = drawn_rows(np.asarray(keys(piece(begin, end))), candidates[own], rows[own])
+        # Steps may end within a byte. Each part is shifted to its place in that byte, so that the parts are joined by `|=`.
         every = world.join(np.packbits(np.append(np.zeros(begin % 8, dtype=np.bool_), won), bitorder="little"))
         self._bits, place = np.zeros(-(-bounds[-1] // 8), dtype=np.uint8), 0
         for low, high in pairwise(bounds):
@@ -243,7 +246,7 @@ class DrawnOrder:
 
 
 def drawn_rows(keys: NDArray[Any], candidates: NDArray[np.int64], rows: NDArray[np.int64]) -> Mask:
-    """Marks the candidates with the smallest keys of each step; of equal keys, those that come first.
+    """Marks the candidates with the smallest keys of each step; of equal keys, the first ones.
 
     Args:
         keys: Keys of the candidates of all steps, one step after the other, shape (n,), without NaN.

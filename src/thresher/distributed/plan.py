@@ -1,4 +1,4 @@
-"""The plan of an epoch as a run holds and saves it: one bit per sample, or none where the draw can be repeated."""
+"""The plan of an epoch as a run holds and saves it: one bit per sample, or none if the draw is reproducible."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -20,23 +20,23 @@ from thresher.shards import Shard, World
 
 @dataclass(frozen=True, eq=False)
 class PackedPlan:
-    """The plan of one shard, without the columns that it gave to the records. Ids that were drawn stay ids.
+    """The plan of one shard with bitmasks in place of ids, and without the columns for the records.
 
     Args:
-        ids: Marks of the samples that are kept, one bit each, lowest id first, shape (ceil(len(shard) / 8),), uint8, with 0 in
-            the bits beyond the shard; where `drawn` is True, the ids, shape (K,), int64, in the order of training.
-        weights: Factors on the losses of the kept samples, shape (K,), float32; these and what follows are as in `EpochPlan`.
-        refresh: Marks of the samples that are refreshed, packed as `ids`; None where the plan names none.
+        ids: Bitmask of the kept samples, lowest id first, shape (ceil(len(shard) / 8),), uint8; bits beyond the shard are 0.
+            If `drawn` is True, the ids in the order of training, shape (K,), int64.
+        weights: Factors on the losses of the kept samples, shape (K,), float32; this and the rest are as in `EpochPlan`.
+        refresh: Bitmask of the refreshed samples; None if the plan refreshes none.
         lr_scale: Factor on the learning rate.
         drawn: Whether `ids` was drawn.
         facts: Scalars for the history by name.
         smaller_batches: Whether the epoch has as many steps as full training.
         keys: Numbers by which rows are drawn in each step.
         share: Share of the ids that the epoch trains on.
-        width: Number of candidates per row that is drawn.
+        width: Number of candidates per drawn row.
         note: Sentence that the user must know.
-        timed: Whether smaller batches have a few whole ones among them, so that the time of full training is known.
-        lots: Random choice that the plan consists of; it is not saved.
+        timed: Whether a few of the smaller batches are whole, so that the time of full training is known.
+        lots: Reproducible draw that the plan consists of; not saved.
 
     Example:
         >>> plan = PackedPlan.of(EpochPlan(torch.tensor([1, 3, 4]), refresh=torch.tensor([0])), Shard.whole(5))
@@ -60,13 +60,14 @@ class PackedPlan:
 
     @staticmethod
     def of(plan: EpochPlan, shard: Shard, *, timed: bool = False) -> "PackedPlan":
-        """Returns a plan with bits in place of ids.
+        """Returns a plan with bitmasks in place of ids.
 
         Args:
-            plan: The plan, which `EpochPlan.check` has let pass.
-            shard: Shard that it is the plan of.
+            plan: The plan, already checked by `EpochPlan.check`.
+            shard: Shard of the plan.
             timed: Whether a few of its smaller batches are whole. Default: False.
         """
+        # Ids that were drawn have an order and come more than once, which a bitmask cannot hold.
         block, names = range(shard.first, shard.last), {field.name for field in fields(PackedPlan)} - {"timed"}
         values: dict[str, Any] = {name: getattr(plan, name) for name in names}
         for name in ("refresh",) if plan.drawn else ("ids", "refresh"):
@@ -75,14 +76,14 @@ class PackedPlan:
         return PackedPlan(**values, timed=timed)
 
     def unpacked(self, shard: Shard) -> EpochPlan:
-        """Returns the plan with its ids, which `EpochPlan` checks as those of any plan.
+        """Returns the plan with ids in place of bitmasks.
 
         Args:
-            shard: Shard that it is the plan of.
+            shard: Shard of the plan.
 
         Raises:
             TypeError: A tensor has the wrong dtype.
-            ValueError: There are more or fewer bits than the shard has samples, or a number is out of its range.
+            ValueError: A bitmask does not have one bit per sample of the shard, or a number is out of range.
         """
         values: dict[str, Any] = {name: value for name, value in vars(self).items() if name not in ("lots", "timed")}
         for name in ("refresh",) if self.drawn else ("ids", "refresh"):
@@ -103,17 +104,18 @@ class PackedPlan:
         return len(self.ids) if self.drawn else number(self.ids.numpy())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what is saved, as tensors and plain values; `PackedPlan(**state)` makes the plan of it."""
+        """Returns the state as tensors and plain values; `PackedPlan(**state)` restores the plan."""
         return {name: value for name, value in vars(self).items() if name != "lots"} | {"facts": dict(self.facts)}
 
 
 def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
-    """Returns the part of a plan of all samples that is of one shard, for a method that does not plan over shards.
+    """Returns the part of one shard in a plan of all samples, for a method that does not plan over shards.
 
     Args:
-        plan: Plan of all samples, the same on all ranks. Ids that were drawn stay whole: they are the order of all ranks.
+        plan: Plan of all samples, the same on all ranks.
         shard: The shard.
     """
+    # Ids that were drawn are the order of training of all ranks together, so each rank needs all of them.
     inside = (plan.ids >= shard.first) & (plan.ids < shard.last) | plan.drawn
     refresh = plan.refresh
     return replace(
@@ -128,23 +130,24 @@ def part_of_plan(plan: EpochPlan, shard: Shard) -> EpochPlan:
 
 
 class HeldPlan:
-    """A plan as a run holds it through an epoch, in one process or in parts in shards; all ranks make it together.
+    """A plan as a run holds it through an epoch, whole or in shards; all ranks make it together.
 
-    Where everything is kept, or where lots without marks tell who is, no bits travel; otherwise one bit per sample does.
+    No bitmask is sent if everything is kept, or if a draw among all samples is reproducible. Otherwise the ranks exchange one
+    bit per sample.
 
     Args:
-        own: Part of the plan that is of this rank's block. Ids that were drawn are those of all ranks, on each of them.
+        own: Part of the plan for the block of this rank; drawn ids are those of all ranks.
         layout: Blocks of the ranks.
         world: The ranks.
 
     Attributes:
-        own: Part of the plan that is of this rank's block.
-        rows: Number of samples that are kept, of all ranks; of a plan that was drawn, those that come twice count twice.
-        refreshed: Number of samples that are refreshed, of all ranks.
+        own: Part of the plan for the block of this rank.
+        rows: Number of kept samples of all ranks; in a drawn plan, a sample counts as often as it was drawn.
+        refreshed: Number of refreshed samples of all ranks.
         everything: Whether every sample is kept, and comes once.
 
     Raises:
-        ValueError: The part of a rank is not what its `lots` say; all ranks raise it.
+        ValueError: The part of a rank contradicts its `lots`; all ranks raise it.
 
     Example:
         >>> from thresher.testing.threaded_world import on_ranks
@@ -162,12 +165,14 @@ class HeldPlan:
         self._block, self._kept = layout.block(world.rank), own.kept
         bits = own.ids.numpy()
         again = np.zeros(0 if own.drawn else len(bits), dtype=np.uint8) if own.refresh is None else own.refresh.numpy()
+        # Samples that are both kept and refreshed, or neither. If there are none on any rank, the refreshed samples are those
+        # that are not kept, and need no bitmask of their own. A rank without refreshed samples counts as well.
         both_or_none = 0 if own.drawn else len(self._block) - number(np.bitwise_xor(bits, again))
         numbers = world.sum(np.array([self._kept, number(again), both_or_none], dtype=np.int64))
         self.rows, self.refreshed, both_or_none = numbers.tolist()
         self.rows = self._kept if own.drawn else self.rows
         self.everything = not own.drawn and self.rows == layout.n
-        self._lots = own.lots if world.size > 1 else None  # they spare the bits that travel
+        self._lots = own.lots if world.size > 1 else None  # they spare the bitmask, which one process does not send
         self._marks: Bitmask | None = None
         if not own.drawn and not self.everything:
             among = bits if self._lots is None else self._lots.among
@@ -181,21 +186,22 @@ class HeldPlan:
 
     @staticmethod
     def of(plan: EpochPlan, layout: ShardLayout, world: World) -> "HeldPlan":
-        """Returns the plan that a method made, as a run holds it; all ranks call it.
+        """Returns the plan of a method as a run holds it; all ranks call it.
 
         Args:
-            plan: Part of the plan that is of this rank's block.
+            plan: Part of the plan for the block of this rank.
             layout: Blocks of the ranks.
             world: The ranks.
         """
         return HeldPlan(PackedPlan.of(plan, layout.shard(world)), layout, world)
 
     def plan(self) -> EpochPlan:
-        """Returns the part of the plan that is of this rank's block, with its ids, which are made now."""
+        """Returns the part of the plan for the block of this rank, with ids."""
         return self.own.unpacked(self._layout.shard(self._world))
 
     def _weights_by_lots(self, bits: NDArray[np.uint8]) -> tuple[float, float] | None:
-        """Returns the weights of samples that took no part and of winners; None without lots. Checks what lots say."""
+        """Returns the weights of samples that took no part and of winners, after a check of the lots; None without lots."""
+        # Other ranks would train on what the lots say, not on what this rank chose: all check their blocks, and raise together.
         if self.everything or self._lots is None:
             return None
         weights, first, wrong = self.own.weights, 0, False
@@ -221,11 +227,11 @@ class HeldPlan:
         return float(low[0]), float(low[1])
 
     def _won(self, kept: NDArray[np.int64]) -> Mask:
-        """Marks the samples, of some that are kept, that took part in the lots."""
+        """Returns the mask of kept samples that took part in the lots."""
         return np.ones(len(kept), dtype=np.bool_) if self._marks is None else self._marks.of(kept)
 
     def keeps(self, ids: NDArray[np.int64]) -> Mask:
-        """Returns which of some samples are kept; it needs no other rank.
+        """Returns the mask of kept samples, without a message to other ranks.
 
         Args:
             ids: Ids, shape (k,), int64.
@@ -244,14 +250,14 @@ class HeldPlan:
 
     @property
     def asks_for_weights(self) -> bool:
-        """Whether weights have to be asked for at other ranks."""
+        """Whether `weights` sends requests to other ranks."""
         return self._world.size > 1 and self.own.weights is not None and self._weights is None and not self.own.drawn
 
     def weights(self, ids: NDArray[np.int64]) -> Tensor | None:
-        """Returns the weights of samples that are kept; None where the plan has none. All ranks call it.
+        """Returns the weights of kept samples, or None if the plan has none; all ranks call it.
 
         Args:
-            ids: Ids, shape (k,), int64; ranks may ask for different numbers of samples.
+            ids: Ids, shape (k,), int64; the number may differ from rank to rank.
 
         Returns:
             Weights, shape (k,), float32.
@@ -266,10 +272,10 @@ class HeldPlan:
         return torch.from_numpy(np.where(self._won(ids), np.float32(winner), np.float32(other)))
 
     def keys(self, ids: NDArray[np.int64]) -> Tensor:
-        """Returns the keys by which rows are drawn, of samples that are kept; all ranks call it.
+        """Returns the keys of kept samples, by which rows are drawn; all ranks call it.
 
         Args:
-            ids: Ids, shape (k,), int64; ranks may ask for different numbers of samples.
+            ids: Ids, shape (k,), int64; the number may differ from rank to rank.
 
         Returns:
             Keys, shape (k,), float32.
@@ -284,7 +290,7 @@ class HeldPlan:
 
     @cached_property
     def _place(self) -> Callable[[NDArray[Any]], NDArray[Any]]:
-        """Function of places in the block, or of ids where the plan was drawn, that returns places among the kept samples."""
+        """Function from places in the block, or from drawn ids, to places among the kept samples."""
         if self.own.drawn:
             place = torch.empty(self._layout.n, dtype=torch.int32 if self._kept < 2**31 else torch.int64)
             place[self.own.ids] = torch.arange(self._kept, dtype=place.dtype)  # a sample that was drawn twice has one weight
@@ -294,9 +300,9 @@ class HeldPlan:
         return Bitmask(self.own.ids.numpy(), len(self._block)).before
 
     def refreshing(self) -> Callable[[int, int], NDArray[np.int64]]:
-        """Returns the ids that this rank refreshes, ascending, as a function of two places, from one to another.
+        """Returns a function from a first and an end place to the ids that this rank refreshes, ascending.
 
-        The ranks have equal parts, which differ by one at most; the function returns fewer ids where the part ends.
+        The function returns fewer ids at the end of the part of this rank.
         """
         begin, end = equal_part(self.refreshed, self._world.rank, self._world.size)
         marks = self._marks.inverse() if self._refreshes_others and self._marks is not None else self._refresh

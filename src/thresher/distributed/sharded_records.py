@@ -1,4 +1,4 @@
-"""Records in shards: each rank holds those of its block of ids; what it writes of other samples travels once per epoch."""
+"""Records in shards: each rank owns a block of ids, and sends rows of other samples to their owners once per epoch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from thresher.records import EPOCH, Column, Records
 from thresher.shards import Shard, ShardColumns, World
 
 BLOCK = 2**16
-"""Number of rows that are noted in one piece of memory."""
+"""Number of rows in one piece of memory."""
 
 
 class WriteBuffer:
-    """Rows that are noted on the device until they travel; nothing waits for the device.
+    """Buffer of recorded rows on the device, until they are sent; never waits for the device.
 
     Example:
         >>> buffer = WriteBuffer()
@@ -35,11 +35,12 @@ class WriteBuffer:
         return self._rows
 
     def add(self, rows: Mapping[str, Tensor]) -> None:
-        """Notes rows.
+        """Appends a copy of rows.
 
         Args:
             rows: Values by field, each of shape (n,); the fields and their data types are those of the first call.
         """
+        # Copied, because the loop may write into its tensors before the rows are sent.
         n, done = len(next(iter(rows.values()))), 0
         while done < n:
             place = self._rows % BLOCK
@@ -52,18 +53,18 @@ class WriteBuffer:
             self._rows += part
 
     def rows(self) -> dict[str, Tensor]:
-        """Returns all rows in the order in which they were noted; without fields where there are none."""
+        """Returns all rows in the order of `add`; empty without rows."""
         if not self._pieces:
             return {}
         return {name: torch.cat([piece[name] for piece in self._pieces])[: self._rows] for name in self._pieces[0]}
 
     def clear(self) -> None:
-        """Forgets all rows."""
+        """Removes all rows."""
         self._pieces, self._rows = [], 0
 
 
 PLACE = "#place"
-"""Field of the rows that travel: the place of the sample in the block of its rank."""
+"""Field of sent rows: the place of the sample in the block of its owner."""
 
 DTYPES = (
     torch.bool,
@@ -77,12 +78,12 @@ DTYPES = (
     torch.float32,
     torch.float64,
 )
-"""Data types that travel, by their number in a message."""
+"""Data types of fields, by their number in a message."""
 
 
 @dataclass(frozen=True, eq=False)
 class Arrivals:
-    """Rows of the samples of one block, in the order of the ranks that sent them and of their writing.
+    """Received rows of one block, in the order of the sending ranks, and for each rank in the order of writing.
 
     Args:
         places: Places of the samples in the block, shape (k,), int64.
@@ -102,7 +103,7 @@ class Arrivals:
     fields: Mapping[str, Tensor]
 
     def _sorted(self) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64]]:
-        """Returns the rows by place, marks of the first one of each place, and the first one of the place of each row."""
+        """Returns the rows in the order of places, the mask of the first row per place, and the start of each row's place."""
         order = np.argsort(self.places, kind="stable")
         places = self.places[order]
         first = np.ones(len(order), dtype=np.bool_)
@@ -112,7 +113,8 @@ class Arrivals:
 
     @property
     def last(self) -> NDArray[np.int64]:
-        """One row per sample: the last one of the lowest rank that sent one."""
+        """One row per sample: the last row of the lowest rank that sent one."""
+        # Padding makes a sample come twice, on one rank or on several: one of its values must stay.
         order, first, start = self._sorted()
         lowest = self.ranks[order] == self.ranks[order[start]]
         goes_on = np.zeros_like(lowest)
@@ -121,25 +123,27 @@ class Arrivals:
 
     @property
     def turns(self) -> list[NDArray[np.int64]]:
-        """All rows in groups that have each sample once at most: the first rows of the samples, the second rows, and so on."""
+        """All rows in groups with at most one row per sample: the first rows of the samples, the second rows, and so on."""
+        # A merge function takes the old value of a sample and one new value: of several at once, all but one would be lost.
         order, _, start = self._sorted()
         turn = np.arange(len(order)) - start
         return [order[turn == number] for number in range(int(turn.max(initial=-1)) + 1)]
 
 
 def common_dtypes(rows: Mapping[str, Tensor], names: Sequence[str], world: World) -> dict[str, torch.dtype]:
-    """Returns the data types of fields that only ranks with rows know; all ranks call it.
+    """Returns the common data types of fields; all ranks call it.
 
     Args:
-        rows: Fields by name; empty where this rank has no rows.
+        rows: Fields by name; empty if this rank has no rows.
         names: Names of the fields.
         world: The ranks.
 
     Returns:
-        Data types by name, to which those of all ranks are promoted; bool where no rank has rows.
+        Data types by name, promoted over all ranks; bool if no rank has rows.
     """
     if not names:
         return {}
+    # A rank without rows does not know the data types. Its 0 stands for bool, which any promotion leaves as it is.
     own = [DTYPES.index(rows[name].dtype) if rows else 0 for name in names]
     found = {}
     for name, numbers in zip(names, world.gather(np.array(own)).T.tolist(), strict=True):
@@ -152,19 +156,19 @@ def common_dtypes(rows: Mapping[str, Tensor], names: Sequence[str], world: World
 def send_home(
     ids: NDArray[np.int64], rows: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype], layout: ShardLayout, world: World
 ) -> Arrivals:
-    """Sends rows to the ranks that hold the records of their samples; all ranks call it.
+    """Sends rows to the ranks that own their samples; all ranks call it.
 
-    A row travels with 4 bytes for its place and the bytes of its fields.
+    A row takes 4 bytes for its place, and the bytes of its fields.
 
     Args:
         ids: Ids of the rows, shape (k,); a sample may have several rows.
-        rows: Fields by name, each of shape (k,); may be empty where k is 0.
-        dtypes: Data types with which the fields travel, the same on all ranks.
+        rows: Fields by name, each of shape (k,); may be empty if k is 0.
+        dtypes: Data types of the sent fields, the same on all ranks.
         layout: Blocks of the ranks.
         world: The ranks.
 
     Returns:
-        The rows that came to this rank.
+        The rows that this rank received.
     """
     packed = np.empty(len(ids), dtype=[(PLACE, np.uint32), *((name, numpy_dtype(dtype)) for name, dtype in dtypes.items())])
     for name, values in rows.items():
@@ -179,7 +183,7 @@ def send_home(
 
 
 def on_host_as_bits(tensor: Tensor) -> NDArray[Any]:
-    """Returns a tensor as a NumPy array; bfloat16, which NumPy does not have, as int16 with the same bits.
+    """Returns a tensor as a NumPy array; bfloat16 becomes int16 with the same bits, because NumPy has no bfloat16.
 
     Args:
         tensor: Tensor of any data type, on any device.
@@ -188,7 +192,7 @@ def on_host_as_bits(tensor: Tensor) -> NDArray[Any]:
 
 
 def from_bits(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """Returns the tensor of which `on_host_as_bits` made an array.
+    """Inverts `on_host_as_bits`.
 
     Args:
         values: The array.
@@ -199,7 +203,7 @@ def from_bits(values: NDArray[Any], dtype: torch.dtype) -> Tensor:
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
-    """Returns the data type of the arrays that `on_host_as_bits` makes.
+    """Returns the NumPy data type that `on_host_as_bits` gives to a tensor.
 
     Args:
         dtype: Data type of the tensor.
@@ -208,27 +212,27 @@ def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any]:
 
 
 ID, FIRST, CERTAIN = "#id", "#first", "#certain"
-"""Fields of the rows that wait, beside those of the columns."""
+"""Fields of buffered rows beside those of the columns."""
 
 MOST_GATHERED = 2**29
-"""Number of bytes of records that are gathered on each rank for a method that does not plan over shards: 512 MiB."""
+"""Largest number of bytes of records to gather on each rank, for a method that does not plan over shards: 512 MiB."""
 
 
 class ShardedRecords(Records):
-    """Records of the block of ids that one rank holds; `write` takes ids of any rank.
+    """Records of the block of ids that one rank owns; `write` takes ids of any rank.
 
-    What is written waits until `sync` is called on all ranks. A sample that several ranks have written then has the last
-    value of the lowest of these ranks in columns with merge="last", and the sum of all values in columns with merge="sum";
-    functions are called once per value, for one rank after the other.
+    Written rows are buffered until all ranks call `sync`. If several ranks wrote a sample, columns with merge="last" take the
+    last value of the lowest of these ranks. Columns with merge="sum" take the sum of all values. Merge functions are called
+    once per value, one rank after the other.
 
     Args:
         columns: Declarations of the columns by name.
         layout: Blocks of the ranks.
         world: The ranks.
-        device: Device of the columns, and of what is written.
+        device: Device of the columns and of the written values.
 
     Attributes:
-        shard: Samples that the columns are for.
+        shard: Samples of the columns.
 
     Example:
         >>> from thresher.testing.threaded_world import on_ranks
@@ -259,33 +263,35 @@ class ShardedRecords(Records):
         first: bool | Tensor = True,
         certain: Tensor | None = None,
     ) -> None:
-        """Notes the signals of one batch until `sync`.
+        """Buffers the signals of one batch until `sync`.
 
         Args:
-            ids: Sample ids, shape (B,), int64, on the device of the records; those of other ranks, too.
+            ids: Sample ids of any rank, shape (B,), int64, on the device of the records.
             values: Signals by name, each of shape (B,).
             before: Signals of the last write of the same rows, as in `Records.write`.
             first: Whether columns whose `merge` is a function are written, as in `Records.write`.
-            certain: Marks of the rows that are written at all, of shape (B,) or (), bool; they are looked at when the rows
-                travel. Default: all.
+            certain: Mask of the rows to write, shape (B,) or (), bool; read by `sync`. Default: all rows.
         """
+        # Masks are buffered with the rows: to leave rows out here would wait for the device in each step.
         rows = {ID: ids, CERTAIN: _for_each(True if certain is None else certain, ids)}
         if self._by_function:
             rows[FIRST] = _for_each(first, ids)
         for name in self._sent:
             signal, column = self.written[name], self.columns[name]
             new = values[signal] if callable(column.merge) else values[signal].to(column.dtype)
+            # The owner adds up what it receives, and does not have the value of the last write: the difference is sent.
             rows[name] = new - before[signal].to(column.dtype) if before is not None and column.merge == "sum" else new
         self._write_buffer.add(rows)
 
     def sync(self) -> None:
-        """Sends what was written to the ranks that hold the samples, and stores it there; all ranks call it."""
+        """Sends buffered rows to the ranks that own the samples, which store them; all ranks call it."""
         if (arrivals := self._arrivals()) is not None:
             self._store(arrivals)
             self._write_buffer.clear()
 
     def _arrivals(self) -> Arrivals | None:
-        """Returns what all ranks have written of the samples of this block; None where no rank has written."""
+        """Returns the rows of this block that all ranks have buffered; None if no rank has any."""
+        # All ranks ask for the total, also those without rows: one that returned early would leave the others waiting.
         world, rows = self.shard.world, self._write_buffer.rows()
         if not world.total(len(self._write_buffer)):
             return None
@@ -298,7 +304,7 @@ class ShardedRecords(Records):
         return send_home(ids, sent, dtypes, self.layout, world)
 
     def _store(self, arrivals: Arrivals) -> None:
-        """Stores rows of this block."""
+        """Merges received rows into the columns."""
         last, turns = [arrivals.last], arrivals.turns
         first = arrivals.fields[FIRST].numpy() if self._by_function else None
         for name, signal in self.written.items():
@@ -321,11 +327,12 @@ class ShardedRecords(Records):
 
         Args:
             who: Name of the method, used in the message.
-            way_out: End of the message: settings with which the method would plan over shards.
+            way_out: End of the message: settings with which the method plans over shards.
 
         Raises:
-            ValueError: The columns are too large to be held by every rank; all ranks raise it.
+            ValueError: The columns are too large for every rank to hold; all ranks raise it.
         """
+        # From numbers that all ranks have, and before anything is sent: all of them raise, and none waits.
         size = self.shard.n * self.bytes_per_sample
         if size > MOST_GATHERED:
             raise ValueError(
@@ -340,7 +347,8 @@ class ShardedRecords(Records):
         return ShardColumns(columns, Shard.whole(self.shard.n))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the columns of this block as they were if everything had come home, which it has not; all ranks call it."""
+        """Returns the columns of this block as after `sync`, without changing them; all ranks call it."""
+        # Merged in a second object: a sync in mid-epoch would make the run that was saved differ from one that was not.
         arrivals, home = self._arrivals(), ShardedRecords(self.columns, self.layout, self.shard.world, self._device)
         home.load_state_dict(self)
         home.epoch = self.epoch
@@ -349,13 +357,13 @@ class ShardedRecords(Records):
         return dict(home)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Copies saved columns of this block into these, and forgets what has not come home."""
+        """Loads saved columns of this block, and removes buffered rows."""
         super().load_state_dict(state)
         self._write_buffer.clear()
 
 
 def _for_each(flag: bool | Tensor, ids: Tensor) -> Tensor:
-    """Returns a flag for each of the ids."""
+    """Returns one flag per id."""
     if isinstance(flag, bool):
         return torch.full_like(ids, flag, dtype=torch.bool)
     return flag.to(ids.device).expand(len(ids))

@@ -1,4 +1,4 @@
-"""The ranks of a training as processes of torch.distributed, and whether all of them were started alike."""
+"""The ranks of a training as processes of torch.distributed, and the check that all have the same settings."""
 
 import atexit
 import hashlib
@@ -20,11 +20,11 @@ from torch import Tensor
 from thresher.shards import World
 
 PATIENCE = timedelta(seconds=60)
-"""Time that a rank waits for the others where a loop may have called only one of them."""
+"""Time that a rank waits for the others if the loop may have called only one rank."""
 BETWEEN_LOOKS_S = 0.01
-"""Seconds after which a rank that waits looks again whether the others have come."""
+"""Seconds between two checks of a waiting rank."""
 BEFORE_EXIT_S = 0.1
-"""Seconds at the exit of a process in which the threads of its process group come to their end."""
+"""Seconds that the exit of a process waits for the threads of its process group."""
 
 
 class CountedWorld(World):
@@ -36,8 +36,7 @@ class CountedWorld(World):
 
     Attributes:
         calls: Number of calls by name: "sum", "gather" and "exchange".
-        traffic: Bytes that this rank has received by the name of the call, its own part included; for "sum" the bytes of the
-            array.
+        traffic: Received bytes by the name of the call, including the own part; for "sum", the bytes of the array.
     """
 
     def __init__(self, rank: int, size: int) -> None:
@@ -51,7 +50,7 @@ class CountedWorld(World):
         return self.traffic.total()
 
     def reset(self) -> None:
-        """Forgets what was counted."""
+        """Sets the counts to 0."""
         self.calls.clear()
         self.traffic.clear()
 
@@ -89,10 +88,9 @@ class CountedWorld(World):
 
 @cache
 def _let_threads_of_gloo_end() -> None:
-    """Waits at the exit of the process, so that the threads of gloo free the tensors of the last collective call before.
-
-    torch waits for none of them, and one that frees a tensor while the interpreter is torn down aborts the process.
-    """
+    """Makes the exit of the process wait for the threads of gloo."""
+    # These threads free the tensors of the last collective call. torch does not wait for them, and one that frees a tensor
+    # while the interpreter is torn down aborts the process.
     atexit.register(time.sleep, BEFORE_EXIT_S)
 
 
@@ -100,11 +98,11 @@ class ProcessWorld(CountedWorld):
     """The processes of a process group of torch.distributed.
 
     Args:
-        group: Process group; None for the default one. With the backend "nccl" the tensors travel by the current CUDA device,
-            otherwise by the CPU.
+        group: Process group; None for the default group. The backend "nccl" sends tensors from the current CUDA device, other
+            backends from the CPU.
 
     Raises:
-        RuntimeError: torch.distributed was not initialized, or this process is not in the group.
+        RuntimeError: torch.distributed is not initialized, or this process is not in the group.
     """
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
@@ -123,6 +121,7 @@ class ProcessWorld(CountedWorld):
     def meet(self, what: str) -> None:
         """Waits for all ranks, `PATIENCE` at most; see `World`."""
         # Over the store, because ranks that are not here may be in a collective call of the training, which would mix with one.
+        # The number of meetings that are over is in the keys, so that a second meeting does not find the ranks of the first.
         whole: Any = dist.group.WORLD
         group: Any = self._group or whole
         store, room = whole.get_group_store(), f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}"
@@ -132,6 +131,7 @@ class ProcessWorld(CountedWorld):
             store.set(f"{place}/all", "here")
             return
         end = time.monotonic() + PATIENCE.total_seconds()
+        # A rank that gives up takes its count back. If all have come in this moment, it is too late to give up, and it goes on.
         while not store.check([f"{place}/all"]):
             if time.monotonic() > end and store.add(place, -1) < self.size - 1:
                 raise RuntimeError(
@@ -142,13 +142,14 @@ class ProcessWorld(CountedWorld):
             time.sleep(BETWEEN_LOOKS_S)
 
     def share_of_mean(self, count: int, device: torch.device) -> torch.Tensor:
-        """Returns the factor of a mean over rows of this rank; see `World`. Nothing waits for the device."""
+        """Returns the factor of a mean over rows of this rank; see `World`. Never waits for the device."""
+        # It runs in each step, so the number stays on the device. At least 1 row: 0 / 0 would be NaN if no rank keeps one.
         rows = torch.full((), count, dtype=torch.float64, device=device)
         dist.all_reduce(rows, group=self._group)
         return self.size * count / rows.clamp(min=1)
 
     def sharded(self, part: torch.Tensor, total: int) -> torch.Tensor:
-        """Returns a DTensor of which this rank has a part; see `World`."""
+        """Returns a DTensor with the part of this rank; see `World`."""
         from torch.distributed.device_mesh import DeviceMesh  # a second to import, for those who save
         from torch.distributed.tensor import DTensor, Shard
 
@@ -168,6 +169,7 @@ class ProcessWorld(CountedWorld):
         return every.cpu().numpy().reshape(-1).view(values.dtype).reshape(self.size, *values.shape)
 
     def _exchange(self, parts: list[NDArray[Any]]) -> list[NDArray[Any]]:
+        # As bytes, because rows of records are arrays with a dtype of their own, which torch does not have.
         dtype = parts[0].dtype
         sent = torch.tensor([part.nbytes for part in parts], device=self._device)
         arriving = torch.empty_like(sent)
@@ -179,7 +181,7 @@ class ProcessWorld(CountedWorld):
         return [piece.view(dtype) for piece in np.split(received.cpu().numpy(), np.cumsum(sizes)[:-1])]
 
     def _bytes_of(self, values: NDArray[Any]) -> torch.Tensor:
-        """Returns an array as bytes on the device of the group: gloo does not know every dtype."""
+        """Returns an array as bytes on the device of the group, because gloo does not know every dtype."""
         return torch.from_numpy(values.reshape(-1).view(np.uint8).copy()).to(self._device)
 
 
@@ -188,19 +190,19 @@ OWN = frozenset({"rank"})
 """Attributes of a sampler that differ from rank to rank."""
 
 LONGEST = 200
-"""Number of characters after which a value is cut off in a message."""
+"""Largest number of characters of a value in a message."""
 
 
 class DisagreementError(RuntimeError):
-    """The ranks of a training were started with different settings; the message names them, on every rank."""
+    """The ranks of a training have different settings; every rank raises the error, which names the settings."""
 
 
 def agree(world: World, facts: Mapping[str, Any]) -> None:
-    """Checks that all ranks have the same settings; it costs 16 bytes per rank where they have.
+    """Checks that all ranks have the same settings, with 16 bytes per rank if they do.
 
     Args:
         world: The ranks.
-        facts: Settings by name: plain values, tensors, generators, or objects whose `repr` says what they are.
+        facts: Settings by name: plain values, tensors, generators, or objects with a `repr` that shows their settings.
 
     Raises:
         DisagreementError: A setting differs; all ranks raise it.
@@ -213,6 +215,7 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
           epochs is 5 on rank 0, and 6 on rank 1.
         Start all of them with the same settings.
     """
+    # A digest first: only if it differs are the texts sent, from which every rank names the difference.
     own = json.dumps({name: described(value) for name, value in facts.items()}, sort_keys=True).encode()
     digest = np.frombuffer(hashlib.sha256(own).digest()[:8], dtype=np.int64)
     found = world.gather(np.append(digest, len(own)))
@@ -231,7 +234,7 @@ def agree(world: World, facts: Mapping[str, Any]) -> None:
 
 
 def _difference(name: str, values: Sequence[str]) -> str:
-    """Returns which ranks have which value of a setting; "" where all have the same."""
+    """Returns the values of a setting with their ranks; "" if all values are equal."""
     ranks: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks.setdefault(value, []).append(rank)
@@ -250,13 +253,14 @@ def described(value: Any) -> str:
     """Returns a text that is equal for equal values.
 
     Args:
-        value: A plain value, a tensor or array, a generator, a sequence or mapping of these, or an object with a `repr` of its
-            own; of other objects the class.
+        value: A plain value, a tensor, an array, a generator, a sequence or mapping of these, or any object; an object without
+            a `repr` of its own is described by its class.
 
     Example:
         >>> described(torch.arange(3)), described(object())
         ('int64 of shape (3,), ab25350e', 'object')
     """
+    # The default `repr` shows an address, which differs from process to process; the class is all that can be compared.
     if isinstance(value, PLAIN):
         return repr(value)
     if isinstance(value, torch.Generator):
@@ -278,7 +282,7 @@ def _digest(array: np.ndarray[Any, Any]) -> str:
 
 
 def sampler_facts(sampler: Any) -> dict[str, Any]:
-    """Returns what the order of a sampler depends on, for `agree`; the rank is left out.
+    """Returns the settings of a sampler for `agree`, without the rank.
 
     Args:
         sampler: Sampler of a DataLoader.
