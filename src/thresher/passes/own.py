@@ -322,7 +322,10 @@ class OwnPasses:
 
     def _check_rows(self, doing: str) -> None:
         if self._unknown_rows.reason is not None:
-            raise AttributionError(f"Cannot {doing}: the rows of a batch are not its samples: {self._unknown_rows.reason}")
+            raise AttributionError(
+                f"Cannot {doing}: the rows of a batch are not its samples: {self._unknown_rows.reason}. "
+                "Use a collate_fn that keeps the order of the samples."
+            )
 
     @property
     def module(self) -> nn.Module:

@@ -397,14 +397,16 @@ def test_refresh_of_single_tensor_batches():
 
 def test_refresh_needs_rows_that_are_samples():
     def turn(samples):
-        x, y = torch.utils.data.default_collate(samples)
-        return x.flip(0), y
+        x, y, index = torch.utils.data.default_collate(samples)
+        return x.flip(0), y.flip(0), index.flip(0)
 
-    data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C)
+    data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C, torch.arange(N))
     run, _, optimizer, _ = make(Fixed((hiding([1, 2]),)), loader=DataLoader(data, B, collate_fn=turn))
-    with pytest.raises(thresher.AttributionError, match="Cannot refresh losses.*turn sorts or mixes"):
-        for x, y in run.loader:
-            run.criterion(run.model(x), y, ids=run.ids).backward()
+    with pytest.raises(thresher.AttributionError, match="Cannot refresh losses.*turn sorts or mixes.*keeps the order"):
+        for x, y, index in run.loader:
+            run.criterion(run.model(x), y, ids=index).backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 # Non-finite losses
