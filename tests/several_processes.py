@@ -294,9 +294,9 @@ def own_passes(rank: int) -> dict[str, Any]:
 def fallbacks(rank: int) -> tuple[bool, bool, bool]:
     """One process could not trace the model: all must go on in the same way."""
     trained = Trained(DistributedDataParallel(fresh()), subset=True)
-    before = trained.is_plain_anywhere()
+    before = trained.is_plain_anywhere(can_score=True)
     trained._parts[0].fallback = "values" if rank else None
-    return before, trained.is_plain, trained.is_plain_anywhere()
+    return before, trained.is_plain, trained.is_plain_anywhere(can_score=True)
 
 
 def synchronised(rank: int) -> str:

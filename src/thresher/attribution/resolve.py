@@ -404,6 +404,15 @@ def attribute(tracker: RowTracker, outputs: Any, targets: Any, stated: StatedIds
         return at_once
     case = _Case(tracker, outputs, targets)
     if stated is not None:
+        dimension = tracker.sample_dimension
+        if (stated.repeat or 1) > 1 and dimension is not None and dimension.may_be_second:
+            # Flattened, (T, B) rows are those of all samples at one time after the other: no rows of a sample are neighbours.
+            raise case.refusal(
+                "`repeat` is for rows of a sample that stand next to each other, and batches here have the samples along the "
+                "second dimension",
+                "Put the samples first and leave out `repeat`, as in "
+                "run.criterion(outputs.permute(1, 2, 0), targets.T, ids=run.ids)",
+            )
         return _attribute_to(stated, case)
     rows, flags = case.agreed_rows()
     if rows is None:

@@ -257,6 +257,67 @@ class Divergence(ElementCriterion):
         return rows.new_full(rows.shape[:1], positions)
 
 
+class OwnCriterion(Criterion):
+    """Adapter of a callable of the user's without a `reduction`, which returns losses or their mean.
+
+    Where it returns a mean, the loss of a row is what it returns for this row alone, and the mean of these must be its own
+    result: on each batch of a CPU, and on the first one of another device, for which a comparison would wait.
+    """
+
+    _compared = False
+    """Whether a batch has shown that the scalar is the mean of the losses of its rows."""
+
+    def value(self, outputs: Any, targets: Any) -> Tensor:
+        return self._call(outputs, targets).mean()
+
+    def value_and_positions(self, outputs: Any, targets: Any) -> tuple[Tensor, Tensor | None]:
+        losses = self._call(outputs, targets)
+        if losses.dim():
+            return losses.mean(), losses
+        with torch.no_grad():
+            return losses, self._by_rows(outputs, targets, losses)
+
+    def positions(self, outputs: Any, targets: Any) -> Tensor:
+        losses = self._call(outputs, targets)
+        return losses if losses.dim() else self._by_rows(outputs, targets, losses)
+
+    def _call(self, outputs: Any, targets: Any) -> Tensor:
+        losses = (self.own.forward if isinstance(self.own, nn.Module) else self.own)(outputs, targets)
+        if not isinstance(losses, Tensor):
+            raise self._refusal(f"returned {type(losses).__name__}")
+        return losses
+
+    def _by_rows(self, outputs: Any, targets: Any, mean: Tensor) -> Tensor:
+        """Returns the losses of single rows, shape (rows,), of which `mean` is the mean."""
+        of_rows = all(isinstance(one, Tensor) and one.dim() for one in (outputs, targets)) and len(outputs) == len(targets)
+        try:
+            if not of_rows:
+                raise ValueError("outputs and targets are not two tensors with as many rows")
+            with replayed(outputs):
+                losses = torch.vmap(lambda row, target: self._call(row[None], target[None]), randomness="different")(
+                    outputs, targets
+                )
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            raise self._refusal(f"returned one number for all rows, and fails for single rows ({error})") from error
+        if mean.device.type == "cpu" or not self._compared:
+            found, size = losses.detach().mean(), losses.detach().abs().mean()
+            rounding = 1e-4 if mean.dtype in (torch.float32, torch.float64) else 1e-2
+            if losses.dim() != 1 or (mean.detach() - found).abs() > rounding * size or bool(found.isnan() & ~mean.isnan()):
+                raise self._refusal(
+                    f"returned one number, {float(mean):.4g}, which is not the mean of what it returns for single rows, "
+                    f"{float(found):.4g}"
+                )
+            self._compared = True
+        return losses
+
+    def _refusal(self, what: str) -> ValueError:
+        return ValueError(
+            f"criterion {self.own!r} {what}: a function of your own must return one loss per sample, shape (rows, ...), as "
+            "with reduction='none', or the mean of these; losses of torch may be passed as they are. Or compute the losses in "
+            "the loop and call run.reduce(losses, ids=run.ids)."
+        )
+
+
 class CustomCriterion(ReducedCriterion):
     """Adapter that calls the user's module exactly once per step, as the loop would without Thresher.
 
@@ -383,9 +444,9 @@ def adapt(criterion: Any) -> Criterion:
 
     Args:
         criterion: Loss module of torch.nn or its function in torch.nn.functional; or another module with a `reduction`; or a
-            callable `(outputs, targets) -> losses` whose first dimension is the samples'. The losses of a callable are
-            averaged; those of a module with reduction="none" stay as they are, because the loop reduces them. Hooks of the
-            criterion are not called, also where they come later.
+            callable `(outputs, targets)` that returns losses, whose first dimension is the samples', or their mean. The losses
+            of a callable are averaged; those of a module with reduction="none" stay as they are, because the loop reduces
+            them. Hooks of the criterion are not called, also where they come later.
 
     Returns:
         An adapter with the criterion's own result, the loss of each sample and other signals of each sample.
@@ -422,13 +483,13 @@ def adapt(criterion: Any) -> Criterion:
         raise ValueError(
             f"`criterion` is {name}, which takes more than outputs and targets (lengths, or several inputs), so that "
             "run.criterion cannot call it. Pass criterion=None, compute the losses in the loop with reduction='none', and call "
-            "run.reduce(losses, targets=...) with a tensor of the batch."
+            "run.reduce(losses, ids=run.ids)."
         )
     for function, module in MODULE_OF.items():
         if criterion is function:
             criterion = module()
     if not isinstance(criterion, nn.Module) or not hasattr(criterion, "reduction"):
-        return Criterion(criterion)
+        return OwnCriterion(criterion)
     allowed = ["mean", "sum", "none"] + ["batchmean"] * isinstance(criterion, nn.KLDivLoss)
     if criterion.reduction not in allowed:
         raise ValueError(f"`criterion` has reduction {criterion.reduction!r}; allowed are {', '.join(allowed)}")

@@ -6,7 +6,8 @@ no class weights. Without plan weights the scalar is the criterion's own, bit fo
 sum(v s m) / sum(s), and sum(v s m) / sum(v s) where the criterion has class weights.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from thresher.attribution.rows import Attribution, RowLayout
 from thresher.loading.trees import leaves
 from thresher.losses import signals as reading
-from thresher.losses.signals import WIDE_SIGNALS
+from thresher.losses.signals import NOT_OF_VALUES, WIDE_SIGNALS
+from thresher.records import NEVER_SEEN
 
 
 class LossAndSignals(NamedTuple):
@@ -439,11 +441,24 @@ class SignalReader:
         own: The user's function for signals that cannot be computed from the criterion; None where there is none.
         recorded: Names of the signals, besides the loss, that the records need.
         chosen_by: Names of the signals, besides the loss, that records and batch method need.
+        without: Signals that the method can do without, each with what is said where a loss does not define it.
+        way_around: Function of the names of signals that returns the settings of the method that need none of them.
     """
 
-    def __init__(self, criterion: Criterion | None, own: Signals | None, *, recorded: set[str], chosen_by: set[str]) -> None:
+    def __init__(
+        self,
+        criterion: Criterion | None,
+        own: Signals | None,
+        *,
+        recorded: set[str],
+        chosen_by: set[str],
+        without: Mapping[str, str],
+        way_around: Callable[..., str],
+    ) -> None:
         self.criterion, self._own = criterion, own
         self.recorded, self.chosen_by = recorded, chosen_by
+        self._way_around = way_around
+        self._without, self._said = {name: words for name, words in without.items() if name in recorded}, False
 
     def measuring(self) -> Callable[..., tuple[Tensor, Any]]:
         """Returns the function that attribution calls for the scalar and the recorded signals.
@@ -451,8 +466,30 @@ class SignalReader:
         Where the user computes no signals, it is the criterion's own `in_step`.
         """
         if self._own is None and self.criterion is not None:
-            return partial(self.criterion.in_step, self.recorded)
+            by_shapes = self.recorded & NOT_OF_VALUES and self.criterion.kind == "unknown"
+            return self._measure_what_is_defined if by_shapes else partial(self.criterion.in_step, self.recorded)
         return self._measure_with_own
+
+    def _measure_what_is_defined(
+        self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        assert self.criterion is not None
+        undefined = self.recorded & NOT_OF_VALUES if self.criterion.reads(outputs, targets) == "unknown" else set()
+        missing = undefined & self._without.keys()
+        if undefined != missing:
+            raise ValueError(unreadable(self.criterion.own, undefined, self._way_around(*sorted(undefined))))
+        wanted = self.recorded - missing
+        value, found = self.criterion.in_step(wanted, outputs, targets, attribution, weights, weights_over_n)
+        return value, (found if isinstance(found, dict) else found.now()) | self._never_seen(
+            missing, attribution.layout.n, value
+        )
+
+    def _never_seen(self, missing: Set[str], n: int, loss: Tensor) -> dict[str, Tensor]:
+        """Returns signals that a loss does not define, as they stand before the first loss, and says so once."""
+        if missing and not self._said:
+            self._said = True
+            warnings.warn(" ".join(self._without[name] for name in sorted(missing)) + " This is said once.", stacklevel=6)
+        return {name: torch.full((n,), NEVER_SEEN, device=loss.device) for name in missing}
 
     def _measure_with_own(
         self, outputs: Any, targets: Any, attribution: Attribution, weights: Tensor | None, weights_over_n: Tensor | None
@@ -480,7 +517,7 @@ class SignalReader:
         return {**self.criterion.signals(outputs, targets, layout, wanted - own.keys(), all_count=all_count), **own}
 
     def beside(
-        self, outputs: Any, targets: Any, n: int, wanted: set[str], missing: Callable[[set[str]], str]
+        self, outputs: Any, targets: Any, n: int, wanted: set[str], missing: Callable[[set[str]], str], loss: Tensor
     ) -> dict[str, Tensor]:
         """Computes the wanted signals of samples whose losses are known already.
 
@@ -490,6 +527,7 @@ class SignalReader:
             n: Number of samples.
             wanted: Names of the signals besides the loss.
             missing: Function of the names of signals that cannot be computed, which returns the message of the error.
+            loss: The losses, shape (n,).
 
         Raises:
             ValueError: Outputs, targets or criterion are missing.
@@ -500,10 +538,16 @@ class SignalReader:
             own, wanted = {**own, "stratum": reading.strata(None, n, of_classes=False)}, wanted - {"stratum"}
         if not wanted:
             return own
-        if outputs is None or targets is None or self.criterion is None:
+        criterion = None if outputs is None or targets is None else self.criterion
+        if criterion is None or criterion.reads(outputs, targets) == "unknown":
+            own |= self._never_seen(wanted & self._without.keys(), n, loss)
+            wanted = wanted - own.keys()
+        if not wanted:
+            return own
+        if criterion is None:
             raise ValueError(missing(wanted))
         with torch.no_grad():
-            return {**self.criterion.read(outputs, targets, wanted, n), **own}
+            return {**criterion.read(outputs, targets, wanted, n), **own}
 
     def _ask(self, outputs: Any, targets: Any, n: int) -> dict[str, Tensor]:
         """Calls the user's function and checks its answer."""

@@ -32,6 +32,9 @@ OutputKind = Literal["classes", "labels", "values", "unknown"]
 ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy", "label"})
 """Signals that are defined only where the outputs score classes."""
 
+NOT_OF_VALUES = frozenset({"correct", "confidence", "uncertainty"}) | ABOUT_CLASSES
+"""Signals that are not defined for a regression."""
+
 OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
 """Signals that depend on the other samples of the batch, so that batches cannot be read together."""
 

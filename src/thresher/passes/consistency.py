@@ -1,6 +1,7 @@
 """Compares, in the first steps, the losses of the run's own forward passes with those of the loop."""
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from thresher.attribution.accumulator import Entry, StepAccumulator
 from thresher.attribution.cost_meter import next_node
+from thresher.attribution.rows import AttributionError
 from thresher.passes.own import Beginning, OwnPasses
 
 TIMES = 2
@@ -42,19 +44,30 @@ class Comparison:
         self._entry: Entry | None = None
         self._made = 0
         self._own: Tensor | None = None
-        self._exact = True
+        self._exact = self._rows_apart = True
         self._use: str | None = None
+        self._trial: Callable[[], bool] | None = None
+        self.can_choose = False
+        """Whether a trial has shown that own passes give the losses of the loop, of batches whose rows can be taken out."""
 
-    def begin_epoch(self, use: str | None) -> None:
-        """Starts the search for a batch, if the run makes own passes and needs a further comparison.
+    def begin_epoch(self, use: str | None, *, trial: Callable[[], bool] | None = None) -> None:
+        """Starts the search for a batch, if the run makes own passes, or may make them, and needs a further comparison.
 
         Args:
             use: How the run uses the losses of its own passes, for the message. None: the run does not use them.
+            trial: Returns whether it is going to use them later, once the first loss is there. None: it is not.
         """
         self._stop()
+        self._trial = trial if use is None else None
         self._use = use
         replayed = self._passes.device.type in ("cpu", "cuda")  # random states of other devices cannot be put back
-        if use is not None and self._times and self._passes.possible and self._passes.repeatable and replayed:
+        if (
+            (use is not None or self._trial is not None)
+            and self._times
+            and self._passes.possible
+            and self._passes.repeatable
+            and replayed
+        ):
             self.pending, self._left = True, PATIENCE
             self._passes.watch_forward(self._forward_begins)
 
@@ -99,6 +112,9 @@ class Comparison:
             value: The scalar for the loop.
             outputs: Outputs of which the loss was made.
         """
+        if self._trial is not None and not self._trial():
+            self._stop()
+            return
         found = [entry for entry in self._accumulator.open if self._is_whole(entry)]
         if self._entry in found and self._entry is not None:
             if self._entry.made == self._made:
@@ -132,7 +148,7 @@ class Comparison:
         """Ends the comparison: the loop changed its batch in place, while own passes see batches as the loader yielded them."""
         self._times = 0
         self._stop()
-        if self._passes.is_plain:
+        if self._trial is None and self._passes.is_plain:
             warnings.warn(
                 "The loop changes its batches in place before it computes a loss, and the run's own forward passes see them as "
                 f"the loader yielded them. {self._use} Change a copy of the batch, so that the losses of both can be compared, "
@@ -149,6 +165,12 @@ class Comparison:
     def _repeat(self, batch: Any, n: int, beginning: Beginning | None) -> None:
         try:
             found = self._passes.repeat(batch, n, beginning)
+        except (AttributionError, ValueError):
+            # What a run may do later must not end a training that goes well without it.
+            if self._trial is None:
+                raise
+            self._stop()
+            return
         except torch.OutOfMemoryError:
             self._stop()
             warnings.warn(
@@ -159,6 +181,7 @@ class Comparison:
             return
         if found is not None:
             self._own, self._exact = found
+            self._rows_apart = self._passes.can_choose(batch, n)
 
     def compare(self) -> None:
         """Compares the losses of a batch that were computed in both ways, and warns where they differ."""
@@ -171,9 +194,11 @@ class Comparison:
         exact = self._exact and own.dtype in (torch.float32, torch.float64)
         same = torch.isclose(own, loss, rtol=1e-3 if exact else 0.05, atol=1e-4 if exact else 1e-2, equal_nan=True)
         different = int((~same).sum())
-        self._times = 0 if different else self._times - 1
+        trial, self._times = self._trial is not None, 0 if different else self._times - 1
         self._stop()
-        if different:
+        if trial:
+            self.can_choose = self._rows_apart and not different
+        elif different:
             largest = float((own - loss).abs()[~same].max())
             warnings.warn(
                 f"The losses that the run computes in its own forward passes are not those of the loop: in one batch they "

@@ -213,13 +213,21 @@ class OwnPasses:
         return isinstance(own, nn.Module | FunctionType) or not getattr(own, "__dict__", {})
 
     def check(self, batch: Any) -> None:
-        """Refuses a batch that does not tell inputs from targets, before training rather than after its first epoch.
+        """Refuses a batch that own passes cannot read, before training rather than after its first epoch.
 
         Raises:
-            ValueError: Own passes will be made, `forward` was not given, and the batch is not a pair.
+            AttributionError: Own passes will be made, and the rows of a batch are not its samples in order.
+            ValueError: Own passes will be made, `forward` was not given, and the batch is not a pair of inputs and targets.
         """
-        if self._who is not None and self._forward is None:
+        if self._who is None:
+            return
+        self._check_rows(f"run the forward passes of {self._who}")
+        if self._forward is None:
             check_plain(batch, f"{self._who} runs passes of its own, and ")
+
+    def can_choose(self, batch: Any, n: int) -> bool:
+        """Returns whether a batch has a row for each of its n samples, which a selection before the loop can take out."""
+        return self._unknown_rows.reason is None and all(leaf.shape[:1] == (n,) for leaf in leaves(batch))
 
     def refresh(self, ids: Order, *, training: bool) -> None:
         """Records the losses of samples that a plan left out, from one forward-only pass.

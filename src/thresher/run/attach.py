@@ -4,6 +4,7 @@ import ast
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,9 @@ from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.shards import World
 from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Stopwatch, Timing, whole_steps
+
+LONG_EPOCH = 100
+"""Number of times that an epoch may draw each sample, on average, before a warning."""
 
 
 def method_of(given: Any, spend: str | None = None) -> Any:
@@ -269,25 +273,44 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
             "are loaded all the same.",
             stacklevel=4,
         )
+    long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
+    if long and not isinstance(method, FullData):
+        warnings.warn(
+            f"An epoch of the loader has {loader.candidates:,} samples, drawn from {loader.n:,}, and {name} decides once an "
+            "epoch: it may never decide again in this training. Use shuffle=True, whose epochs have each sample once.",
+            stacklevel=4,
+        )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
     sizes = loader.step_sizes(epochs.held, least=least_rows(config.model))
-    where = "where the loop computes its losses" if config.criterion is None else f"of the outputs of {config.criterion!r}"
     for signal in undefined_signals(method, config.adapter, config.signals):
-        warnings.warn(
-            f"{name} has no `{signal}` {where} and {requires.optional[signal]}. Pass "
-            f"attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
-            f"{way_around(method, signal)}.",
-            stacklevel=4,
-        )
+        warnings.warn(_without(config)[signal], stacklevel=4)
     if config.epochs == 1 and requires.smaller_batches and sizes is not None:
         warnings.warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.", stacklevel=4)
+
+
+def _without(config: RunConfig) -> dict[str, str]:
+    """What is said where a signal that the epoch method can do without is not defined, by signal."""
+    method = config.epoch_method
+    where = "where the loop computes its losses" if config.criterion is None else f"of the outputs of {config.criterion!r}"
+    return {
+        signal: f"{type(method).__name__} has no `{signal}` {where} and {instead}. Pass attach(signals=function) with "
+        f"function(outputs, targets) -> {{'{signal}': (n,) tensor}}{way_around(method, signal)}."
+        for signal, instead in requirements_of(method).optional.items()
+    }
 
 
 def _reader(config: RunConfig, records: Records) -> SignalReader:
     recorded, batch = records.signals - {"loss"}, config.batch_method
     chosen_by = recorded | (set() if batch is None else {*requirements_of(batch).signals} - {"loss"})
-    return SignalReader(config.adapter, config.signals, recorded=recorded, chosen_by=chosen_by)
+    return SignalReader(
+        config.adapter,
+        config.signals,
+        recorded=recorded,
+        chosen_by=chosen_by,
+        without=_without(config),
+        way_around=partial(way_around, config.epoch_method),
+    )
 
 
 def _who_passes(config: RunConfig) -> str | None:

@@ -365,14 +365,19 @@ class Trained:
         """Whether the model turned out not to be traceable, so that its backward pass costs all rows."""
         return any(part.fallback is not None for part in self._parts)
 
-    def is_plain_anywhere(self) -> bool:
-        """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer."""
+    def is_plain_anywhere(self, can_score: bool) -> bool:
+        """Returns whether the model turned out not to be traceable in any process that trains it; all get the same answer.
+
+        Args:
+            can_score: Whether this process can choose in another way; where one cannot, the answer is False.
+        """
         if self._averages is None:
-            return self.is_plain
+            return self.is_plain and can_score
         # All processes choose in the same way, or one would wait for a scoring pass that the others do not make.
-        found = torch.tensor(self.is_plain, dtype=torch.int32, device=self._averages.device)
+        found = torch.tensor([self.is_plain, not can_score], dtype=torch.int32, device=self._averages.device)
         distributed.all_reduce(found, op=distributed.ReduceOp.MAX, group=self._averages.process_group)
-        return bool(found)
+        plain, unable = found.tolist()
+        return bool(plain) and not unable
 
     def report_to(self, meter: Meter) -> None:
         """Has the model report the samples that go backward, where its backward pass costs the chosen rows only.
@@ -416,6 +421,8 @@ class BatchSelection:
     """Whether the loop's steps train on some rows of the batches of full training only."""
     tracing_s = 0.0
     """Seconds of the loop's steps that tracing the model has taken."""
+    gives_up: Callable[[], bool] | None = None
+    """Whether another selection, which makes own passes, may take its place; None where there is no other."""
 
     def __init__(self, parts: Parts, stage: BatchStage | None = None) -> None:
         self._parts, self.stage, self._world = parts, stage, parts.records.shard.world
@@ -448,7 +455,9 @@ class BatchSelection:
         found = {"loss": given.means(layout)}
         if "batch_loss" in wanted:
             found["batch_loss"] = batch_loss(found["loss"])
-        return found | self._parts.reader.beside(outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing)
+        return found | self._parts.reader.beside(
+            outputs, targets, layout.n, wanted - {"batch_loss"}, self._missing, found["loss"]
+        )
 
     def _missing(self, wanted: set[str]) -> str:
         method = self._parts.config.methods[-1]
@@ -461,8 +470,12 @@ class BatchSelection:
         """Times the backward pass of a loss of the loop."""
         self._parts.stopwatch.watch(value)
 
-    def at_epoch_start(self) -> "BatchSelection":
-        """Returns the selection of the epoch that begins: this one, or the one that takes its place."""
+    def at_epoch_start(self, *, can_score: bool) -> "BatchSelection":
+        """Returns the selection of the epoch that begins: this one, or the one that takes its place.
+
+        Args:
+            can_score: Whether own passes give the losses of the loop, as far as it is known.
+        """
         return self
 
     def step_over(self) -> None:
@@ -491,6 +504,7 @@ class InForward(BatchSelection):
         super().__init__(parts, stage)
         self._stage, self._trained, self.instead = stage, trained, instead
         self.loss = self._loss_of_chosen
+        self.gives_up = None if instead is None else lambda: trained.is_plain
         self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
         self._before_step: dict[str, Any] = {}
         self._may_be_foreign = False
@@ -630,9 +644,9 @@ class InForward(BatchSelection):
         self._share = len(plan.rows) / attribution.layout.n
         return plan, factor
 
-    def at_epoch_start(self) -> BatchSelection:
+    def at_epoch_start(self, *, can_score: bool) -> BatchSelection:
         """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
-        return self.instead if self.instead is not None and self._trained.is_plain_anywhere() else self
+        return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
 
     def warn_if_in_vain(self, keep: float) -> None:
         """Warns once where the loop does not call `run.model`, whose backward pass costs the chosen rows only."""

@@ -21,7 +21,7 @@ from thresher.loading.smaller_batches import rounded_up, too_few
 from thresher.loading.stratified import StratifiedBatchSampler
 from thresher.losses.adapters import adapt
 from thresher.losses.base import Criterion, unreadable
-from thresher.losses.signals import ABOUT_CLASSES, GIVEN_ONLY, WIDE_SIGNALS
+from thresher.losses.signals import GIVEN_ONLY, NOT_OF_VALUES, WIDE_SIGNALS
 from thresher.methods._adapted import OnStream
 from thresher.methods.contract import BatchMethod, BeforeMethod, EpochMethod, check_declaration, requirements_of, way_around
 from thresher.methods.full import FullData
@@ -223,10 +223,6 @@ def release(owner: Any) -> None:
     """Notes that nothing belongs to a run any more."""
     for thing in [thing for thing, one in _OWNERS.items() if one() is owner]:
         del _OWNERS[thing]
-
-
-NOT_OF_VALUES = {"correct", "confidence", "uncertainty"} | ABOUT_CLASSES
-"""Signals that are not defined for a regression."""
 
 
 PROTOCOLS: dict[str, Any] = {"before": BeforeMethod, "epoch": EpochMethod, "batch": BatchMethod}
@@ -551,12 +547,16 @@ def selection_mode(config: RunConfig) -> SelectionMode:
     if scoring is not None and scoring.losses is not None and len(scoring.losses) != n:
         raise ValueError(f"`scoring`: `losses` are of {len(scoring.losses)} samples, the dataset has {n}")
     for argument, given in (("model", config.model), ("criterion", config.adapter)):
-        if given is None and not (argument == "criterion" and forward_passes == "once"):
-            or_once = "" if argument == "model" else ", or forward_passes='once' where the loop calls run.reduce"
+        # A loop that computes its own losses, for run.reduce, has them in its own forward pass.
+        in_loop = argument == "criterion" and forward_passes != "twice" and scoring is None
+        if given is None and not in_loop:
+            or_once = (
+                "" if argument == "model" else ", or leave out forward_passes= and scoring= where the loop calls run.reduce"
+            )
             raise ValueError(f"{name} chooses by {', '.join(signals)}: pass attach({argument}=...){or_once}")
     if scoring is not None or forward_passes == "twice":
         return SelectionMode.BEFORE_FORWARD
-    may_fall_back = forward_passes == "auto" and _can_choose_before(config, method)
+    may_fall_back = forward_passes == "auto" and config.adapter is not None and _can_choose_before(config, method)
     return SelectionMode.IN_FORWARD_AT_FIRST if may_fall_back else SelectionMode.IN_FORWARD
 
 

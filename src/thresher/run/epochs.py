@@ -290,8 +290,8 @@ class Epochs:
             self.close_books()
             self._records.start_epoch()
             self._place, self._consumed = OrderPlace(), 0
-            self._switch(self.selection.at_epoch_start())
-        self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan))
+            self._switch(self.selection.at_epoch_start(can_score=self.comparison.can_choose))
+        self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up)
         if self.epoch >= self.config.epochs and not self._warned_of_length and torch.is_grad_enabled():
             self._warned_of_length = True
             warnings.warn(
@@ -346,7 +346,7 @@ class Epochs:
             self.comparison.yielded(number, batch)
         self.selection.batch_yielded(number)
         # A batch that own passes cannot read is refused before the first step, not when the first epoch has been trained.
-        if number == 0:
+        if number == 0 or self._loader.unknown_rows.reason is not None:
             self._passes.check(batch)
         self._attributor.yielded(batch, ids, weights)
         before, self._place, self._consumed = self._consumed, place, self._consumed_by(place)

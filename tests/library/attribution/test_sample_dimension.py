@@ -106,3 +106,19 @@ def test_one_sample():
     assert first.unclear is None
     assert len(first.with_samples_first([torch.zeros(4, 4)], 4)) == 0
     assert first.unclear == (4, 4)
+
+
+@pytest.mark.parametrize("length", [4, B])
+def test_repeat_does_not_count_samples_of_the_second_dimension(length):
+    """Flattened, the rows of one time stand next to each other: each would get the loss of other samples."""
+    run = run_of(time_first, length)
+    for step, (x, y, _) in enumerate(run.loader):
+        outputs = run.model(x)
+        if not step or len(run.ids) != length:
+            with pytest.raises(
+                AttributionError, match=r"`repeat` is for rows .*outputs\.permute\(1, 2, 0\), targets\.T, ids=run\.ids"
+            ):
+                run.criterion(outputs.flatten(), y.flatten(), ids=run.ids, repeat=length)
+        run.criterion(outputs.unsqueeze(2).permute(1, 2, 0).squeeze(1), y.T, ids=run.ids).backward()
+    losses = run.records["loss"]
+    assert losses.isfinite().sum() == N and torch.equal(losses, torch.arange(N, dtype=torch.float32))

@@ -70,19 +70,42 @@ def test_signals_of_each_kind() -> None:
         assert found["confidence"].tolist() == pytest.approx(sure, rel=1e-5)
 
 
+@pytest.mark.parametrize("weights", [None, torch.linspace(0.5, 1.5, B)], ids=["plain", "weighted"])
+@pytest.mark.parametrize(
+    ("mean", "losses"),
+    [
+        (F.mse_loss, lambda o, t: F.mse_loss(o, t, reduction="none").mean(1)),
+        (
+            functools.partial(F.cross_entropy, label_smoothing=0.1),
+            lambda o, t: F.cross_entropy(o, t, label_smoothing=0.1, reduction="none"),
+        ),
+    ],
+)
+def test_the_mean_of_a_callable_is_that_of_its_losses_of_single_rows(mean: Any, losses: Any, weights: Tensor | None) -> None:
+    outputs, targets = leaf(randn(B, C)), randn(B, C).softmax(1)
+    value, found = adapt(lambda o, t: mean(o, t)).measure(outputs, targets, RowLayout(B), weights=weights, wanted=set())
+    expected = losses(outputs, targets)
+    torch.testing.assert_close(found["loss"], expected.detach())
+    torch.testing.assert_close(value, expected.mean() if weights is None else (expected * weights).mean())
+    (gradient,) = torch.autograd.grad(value, outputs)
+    (same,) = torch.autograd.grad(expected.mean() if weights is None else (expected * weights).mean(), outputs)
+    torch.testing.assert_close(gradient, same)
+
+
+@pytest.mark.parametrize("weights", [None, torch.ones(B)], ids=["plain", "weighted"])
 @pytest.mark.parametrize(
     ("criterion", "got"),
     [
-        (lambda o, t: F.mse_loss(o, t), r"a tensor of shape \(\)"),
-        (functools.partial(F.cross_entropy, label_smoothing=0.1), r"a tensor of shape \(\)"),
-        (lambda o, t: 0.5, "float"),
+        (lambda o, t: 0.5, "returned float"),
+        (lambda o, t: (o - t).square().sum(), "returned one number, .*, which is not the mean of what it returns"),
+        (lambda o, t: o.std() + t.mean(), "returned one number, .*, which is not the mean of what it returns|fails for single"),
+        (lambda o, t: o.square().mean() if o.sum() > 0 else t.mean(), "fails for single rows"),
     ],
 )
-@pytest.mark.parametrize("weights", [None, torch.ones(B)], ids=["plain", "weighted"])
-def test_a_callable_that_averages(criterion: Any, got: str, weights: Tensor | None) -> None:
+def test_a_callable_whose_number_is_no_mean_of_rows(criterion: Any, got: str, weights: Tensor | None) -> None:
     outputs, targets = randn(B, C), randn(B, C).softmax(1)
     with pytest.raises(
-        ValueError, match=rf"returned {got}: a function of your own must return one loss per sample, shape \(rows, \.\.\.\), as"
+        ValueError, match=rf"(?s)({got}).*: a function of your own must return one loss per sample.*run\.reduce"
     ):
         adapt(criterion).measure(outputs, targets, RowLayout(B), weights=weights, wanted=set())
 

@@ -228,3 +228,48 @@ def test_the_comparison_leaves_attributes_of_the_model_as_they_are(wrap):
     train(run, optimizer, plain, epochs=1)
     assert len(made) == 1 and net.calls == len(net.seen) == net.counts.calls == 6 and net.table["calls"] == [6]
     assert net.seen is net.same is seen and net.table["all"] is table and table == 6
+
+
+class Untraceable(nn.Linear):
+    """A model whose backward pass costs all rows, because its forward pass depends on values."""
+
+    def forward(self, x):
+        return super().forward(x) if float(x.detach().sum()) > -1e9 else x
+
+
+def untraceable(loss, batches=None, **settings):
+    torch.manual_seed(0)
+    model = Untraceable(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = TensorDataset(torch.randn(48, 6) + 1, torch.arange(48) % 3)
+    loader = DataLoader(data, 8, drop_last=True, collate_fn=batches)
+    method, criterion = thresher.SelectiveBackprop(keep=0.5), nn.CrossEntropyLoss()
+    run = thresher.attach(method, loader=loader, model=model, criterion=criterion, optimizer=optimizer, epochs=4, **settings)
+    for _ in range(3):
+        for batch in run.loader:
+            optimizer.zero_grad()
+            loss(run, *(batch.values() if isinstance(batch, dict) else batch)).backward()
+            optimizer.step()
+    return run
+
+
+def as_dict(samples):
+    x, y = torch.utils.data.default_collate(samples)
+    return {"x": x, "y": y}
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize(
+    ("loss", "batches", "own"),
+    [
+        (plain, None, True),
+        (OTHERS["scaled"], None, False),
+        (plain, as_dict, False),
+    ],
+    ids=["the same losses", "other losses", "no pair"],
+)
+def test_a_run_changes_to_passes_of_its_own_only_where_they_were_seen_to_agree(loss, batches, own):
+    """Else the plain backward pass goes on: what a run may do later never ends a training."""
+    run = untraceable(loss, batches)
+    assert run.history[0]["selected"] == 24
+    assert (run.cost.backward < run.cost.full_backward) is own

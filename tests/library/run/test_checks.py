@@ -77,8 +77,11 @@ REFUSED = [
     ({"method": Kakurenbo(), "criterion": nn.MSELoss()}, ValueError, r"not defined for criterion MSELoss.*move_back=False"),
     ({"method": NeedsConfidence(), "criterion": nn.MSELoss()}, ValueError, "needs signals that this criterion does not give"),
     ({"method": SB, "model": None}, ValueError, r"SelectiveBackprop chooses by loss: pass attach\(model=...\)"),
-    ({"method": SB, "criterion": None}, ValueError, r"chooses by loss: pass attach\(criterion=...\), or forward_passes='once'"),
-    ({"method": SB, "criterion": None, "forward_passes": "twice"}, ValueError, r"pass attach\(criterion=...\)"),
+    (
+        {"method": SB, "criterion": None, "forward_passes": "twice"},
+        ValueError,
+        r"chooses by loss: pass attach\(criterion=...\), or leave out forward_passes= and scoring=",
+    ),
     ({"method": SB, "model": None, "forward_passes": "once"}, ValueError, r"pass attach\(model=...\)"),
     ({"method": SB, "scoring": Scoring(losses=torch.rand(7))}, ValueError, f"`losses` are of 7 samples, the dataset has {N}"),
     ({"method": SB, "loader": STREAM, "scoring": Scoring(every_epochs=2)}, ValueError, "need samples with ids, a map-style"),

@@ -319,3 +319,12 @@ def test_a_share_trains_with_losses_that_the_loop_computes(method, does):
             optimizer.step()
             optimizer.zero_grad()
     assert run.cost.backward == 60 and run.records["loss"].isfinite().sum() > 30
+
+
+def test_a_batch_method_needs_no_criterion_where_the_loop_computes_its_losses():
+    run, _, optimizer = attached(thresher.SelectiveBackprop(keep=0.5), criterion=None)
+    for x, y in run.loader:
+        optimizer.zero_grad()
+        run.reduce(F.cross_entropy(run.model(x).mT, y, reduction="none").mean(1), targets=y).backward()
+        optimizer.step()
+    assert run.cost.full_backward == N and 0 < run.cost.backward < N

@@ -283,13 +283,18 @@ def test_a_regression_is_drawn_uniformly_and_told():
     assert run.cost.backward == 35
 
 
-def test_a_function_without_an_uncertainty_names_the_way_out():
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_loss_without_an_uncertainty_draws_uniformly_and_says_so_once(mean):
     def loss(outputs, targets):
-        return (outputs - targets).square()
+        losses = (outputs - targets).square()
+        return losses.mean() if mean else losses
 
-    run, optimizer = attached(0.5, criterion=loss)
-    with pytest.raises(ValueError, match=r"`uncertainty` is not defined for criterion .* attach\(signals=function\)"):
-        values(run, optimizer)
+    with pytest.warns(UserWarning, match="This is said once") as said:
+        run, optimizer = attached(0.5, criterion=loss)
+        for _ in range(3):
+            values(run, optimizer)
+    assert [str(one.message) for one in said if "no `uncertainty`" in str(one.message)] == [str(said[0].message)]
+    assert "attach(signals=function)" in str(said[0].message) and "This is said once" in str(said[0].message)
 
 
 def test_a_training_of_one_epoch_is_told():

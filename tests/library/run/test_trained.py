@@ -23,7 +23,7 @@ def test_no_model():
     for subset in (False, True):
         trained = Trained(None, subset=subset)
         trained.report_to(meter := Meter(Cost()))
-        assert trained.module is None and not trained.is_plain and not trained.is_plain_anywhere()
+        assert trained.module is None and not trained.is_plain and not trained.is_plain_anywhere(can_score=True)
         assert meter.cost.unknown is None
 
 
@@ -96,7 +96,7 @@ def test_a_model_that_cannot_be_traced_is_plain(wrap):
             return self.linear(x) if float(x.detach().sum()) < 1e9 else self.linear(-x)
 
     trained = Trained(wrap(Branches()), subset=True)
-    assert not trained.is_plain and not trained.is_plain_anywhere()
+    assert not trained.is_plain and not trained.is_plain_anywhere(can_score=True)
     with pytest.warns(UserWarning, match="using the plain Branches"):
         (trained.call or trained.module)(torch.randn(4, 6))
-    assert trained.is_plain and trained.is_plain_anywhere()
+    assert trained.is_plain and trained.is_plain_anywhere(can_score=True)
