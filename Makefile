@@ -22,10 +22,10 @@
 #              Winnow beside other ways to spend the same cost, on eleven tasks, into benchmarks/results/; the short one
 #              takes four hours of two cores, and then compares its second version on nine; all go on where they were stopped
 # make winnow-guards
-#              how often the guard of Winnow speaks, into benchmarks/results/ and docs/winnow.md; some minutes of one core, goes
+#              how often the guard of Winnow speaks, into benchmarks/results/ and docs/winnow-measured.md; some minutes of one core, goes
 #              on where it was stopped
 # make winnow-further
-#              attempts to go further than Winnow, on three tasks, into benchmarks/results/ and docs/winnow.md; about an hour,
+#              attempts to go further than Winnow, on three tasks, into benchmarks/results/ and docs/winnow-measured.md; about an hour,
 #              goes on where it was stopped
 # make ada-selection
 #              readings of AdaSelection beside random selection with as many steps, on eight tasks, into benchmarks/results/
@@ -96,7 +96,7 @@ bench: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.advise
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.selection_cost
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.grad_match
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow_cost --page docs/winnow.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow_cost --page docs/winnow-measured.md
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.shuffle
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.scale --page docs/scale.md
 
@@ -154,15 +154,16 @@ winnow: .venv/installed
 
 winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow --short --runs $(RESULTS)/winnow-runs.jsonl --results $(RESULTS)/winnow.json \
-		--page docs/winnow.md --overview docs/results.md --readme README.md
+		--page docs/winnow-measured.md --overview docs/results.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/winnow-measured.md --stratified docs/stratified.md \
+		--readme README.md
 	$(BIN)/python -m benchmarks.winnow.figure
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/stratified.md
 
 winnow-guards: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/winnow.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/winnow-measured.md
 
 winnow-further: .venv/installed
-	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/winnow.md
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.further --page docs/winnow-measured.md
 
 ada-selection: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.ada_selection --page docs/results.md

@@ -156,7 +156,7 @@ def with_winnow(task: Task, data: Data, share: float, epochs: int) -> Iterator[N
     model, loader = task.build(SEED), task.loader(data, SEED)
     optimizer = task.optimizer(model)
     run = thresher.attach(
-        thresher.Winnow(share, least_agreement=-1),
+        thresher.Winnow(share, least_agreement=-1, paced=False),
         loader=loader,
         criterion=task.criterion(),
         model=model,
@@ -202,7 +202,7 @@ def slow_seconds(samples: int, rounds: int) -> dict[str, float]:
 
 def plan_ratios(n: int, pairs: int) -> dict[str, float]:
     """Returns the CPU time of plans over that of torch.randperm(n), in medians over the pairs, with its A/A ratio."""
-    method, generator = thresher.Winnow(0.5), torch.Generator().manual_seed(1)
+    method, generator = thresher.Winnow(0.5, paced=False), torch.Generator().manual_seed(1)
     known = {
         "uncertainty": torch.rand(n, generator=generator).to(torch.bfloat16),
         "loss": torch.empty(n).exponential_(generator=generator).to(torch.bfloat16),

@@ -19,7 +19,7 @@ from thresher.distributed.world import CountedWorld, DisagreementError, ProcessW
 from thresher.records import Column
 
 RANKS, N = 3, 5000
-METHODS = [Kakurenbo(), InfoBatch(), Winnow(), UniformSubset(), EpochSelectiveBackprop(), Forgetting(0.3, start=1)]
+METHODS = [Kakurenbo(), InfoBatch(), Winnow(paced=False), UniformSubset(), EpochSelectiveBackprop(), Forgetting(0.3, start=1)]
 ARRAYS = [np.bool_, np.uint8, np.uint16, np.int16, np.float16, np.float32, np.uint32, np.int64, np.float64]
 
 

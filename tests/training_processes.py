@@ -75,7 +75,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "UniformSubset": lambda: thresher.UniformSubset(keep=0.5),
     "InfoBatch": thresher.InfoBatch,
     "Kakurenbo": lambda: thresher.Kakurenbo(max_fraction=0.4),
-    "Winnow": lambda: thresher.Winnow(0.5),
+    "Winnow": lambda: thresher.Winnow(0.5, paced=False),
     "Forgetting": lambda: thresher.Forgetting(fraction=0.3, start=1),
     "InfoBatch, target": lambda: thresher.InfoBatch(target=0.2),
     "Ucb": thresher.Ucb,

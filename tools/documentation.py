@@ -33,7 +33,15 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "scale.md",
         "subset-backward.md",
     ),
-    "What was measured": ("results.md", "league.md", "winnow.md", "stratified.md", "diet-sb.md", "reproduce.md"),
+    "What was measured": (
+        "results.md",
+        "league.md",
+        "winnow.md",
+        "winnow-measured.md",
+        "stratified.md",
+        "diet-sb.md",
+        "reproduce.md",
+    ),
     "How it works": ("how-it-works.md", "attribution.md", "report.md", "lemma-1.md"),
     "Project": ("changelog.md", "contributing.md"),
 }

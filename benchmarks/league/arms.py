@@ -50,7 +50,7 @@ def _of(name: str, family: str, *, once: bool = False, unfit: tuple[str, ...] = 
 
 
 ENTRIES: Sequence[Entry] = (
-    Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE, "lr_scale": 1.0})),
+    Entry("winnow", "draws each batch by uncertainty", MethodSpec("winnow", {"share": SHARE, "lr_scale": 1.0, "paced": False})),
     _of("kakurenbo", "hides the easiest of an epoch", unfit=("values",), max_fraction=0.75, reduce_fraction=False),
     _of("infobatch", "leaves out easy samples at random, weighs up", target=0.5),
     _of("seta", "a window of losses that moves", target=0.5),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.winnow.jobs import SHORT, WHOLE, Design, Done, load, run_all
-from benchmarks.winnow.table import markdown, results, rows_of, with_first_table, with_overview, with_tables
+from benchmarks.winnow.table import markdown, results, rows_of, with_overview, with_tables
 
 
 def main() -> None:
@@ -25,7 +25,6 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow.json"), help="File of the results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
     parser.add_argument("--overview", type=Path, help="Page in Markdown whose overview is written anew. Default: none.")
-    parser.add_argument("--readme", type=Path, help="README whose table is written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
     design = SHORT if given.short else WHOLE
@@ -36,9 +35,8 @@ def main() -> None:
     given.results.write_text(json.dumps(results(design, done), indent=1) + "\n")
     if given.page is not None:
         given.page.write_text(with_tables(given.page.read_text(), design, done))
-    for path, write in ((given.overview, with_overview), (given.readme, with_first_table)):
-        if path is not None:
-            path.write_text(write(path.read_text(), json.loads(given.results.read_text())))
+    if given.overview is not None:
+        given.overview.write_text(with_overview(given.overview.read_text(), json.loads(given.results.read_text())))
     _print(design, done)
 
 

@@ -1,86 +1,99 @@
-"""The figure of the README: what half of the cost loses on each task, with Winnow and with two plain ways to spend less.
+"""The figure of the README: accuracy over CPU time, for ways to spend a part of the cost of full training.
 
-`python -m benchmarks.winnow.figure` writes docs/figures/half-the-cost.svg from benchmarks/results/winnow.json.
+`python -m benchmarks.winnow.figure` writes docs/figures/accuracy-over-time.svg from benchmarks/results/winnow-second.json.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from benchmarks.winnow.table import TITLES
+from benchmarks.winnow.second import AT_OTHER_SHARES, TITLES
 
 ROOT = Path(__file__).resolve().parents[2]
-RESULTS, FIGURE = ROOT / "benchmarks" / "results" / "winnow.json", ROOT / "docs" / "figures" / "half-the-cost.svg"
-ARMS = {"winnow": ("Winnow", "#0072b2"), "smaller": ("smaller batches", "#d55e00"), "shorter": ("fewer epochs", "#8e8e93")}
-"""Ways to spend half of the cost: the name and the colour of each."""
-WIDTH, LEFT, RIGHT, TOP, ROW = 860, 360, 20, 56, 34
-APART = 8
-"""Distance between the points of one task."""
-STEP = 2
-"""Points between two lines of the grid."""
+RESULTS, FIGURE = ROOT / "benchmarks" / "results" / "winnow-second.json", ROOT / "docs" / "figures" / "accuracy-over-time.svg"
+ARMS = {
+    "second version": ("Winnow", "#0072b2"),
+    "in fewer steps": ("Winnow, in fewer steps", "#56b4e9"),
+    "smaller batches": ("smaller batches", "#d55e00"),
+    "fewer epochs": ("fewer epochs", "#8e8e93"),
+    "full": ("full training", "#1c1d21"),
+}
+"""Ways to train: the name and the colour of each."""
+SHARES = (0.35, 0.5, 0.7)
+WIDTH, HEIGHT, PANEL, LEFT, TOP, BOTTOM = 900, 330, 300, 44, 86, 44
+LARGEST_TIME = 1.05
+LINES = 5
+"""Number of lines of a grid."""
 
 
 def figure(found: Mapping[str, Any]) -> str:
-    """Returns the figure as SVG: for each task the differences to full training in points, with their 95 % intervals.
+    """Returns the figure as SVG: a panel for each task, with a line for each way, over its shares of the cost.
 
     Args:
-        found: Content of benchmarks/results/winnow.json.
+        found: Content of benchmarks/results/winnow-second.json.
     """
-    tasks = found["shares"]["0.5"]["tasks"]
-    order = sorted(tasks, key=lambda task: tasks[task]["winnow"]["to_full"]["mean"])
-    ends = [one[end] for task in order for one in _differences(tasks[task]).values() for end in ("low", "high")]
-    low, high = STEP * (min(ends) // STEP), -STEP * (-max(ends) // STEP)
-    height = TOP + ROW * len(order) + 34
-
-    def x(points: float) -> float:
-        return LEFT + (points - low) / (high - low) * (WIDTH - LEFT - RIGHT)
-
-    parts = [_grid(low, high, x, height), _legend()]
-    for number, task in enumerate(order):
-        y = TOP + ROW * (number + 0.5)
-        title = f"{TITLES.get(task, task)}"
-        parts.append(f'<text x="{LEFT - 12}" y="{y + 4:.1f}" text-anchor="end">{escape(title)}</text>')
-        for place, (arm, one) in enumerate(_differences(tasks[task]).items()):
-            parts.append(_point(one, ARMS[arm][1], x, y + APART * (place - 1)))
-    label = f"Difference to full training in points at half of the cost, on {len(order)} tasks; the table has the numbers"
+    panels = [_panel(found["tables"], task, PANEL * number) for number, task in enumerate(AT_OTHER_SHARES)]
+    label = f"Metric over CPU time at {len(SHARES)} shares of the cost, on {len(panels)} tasks; the tables have the numbers"
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}" '
-        'font-family="system-ui, sans-serif" font-size="13" fill="#1c1d21">'
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>{"".join(parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}" '
+        'font-family="system-ui, sans-serif" font-size="12" fill="#1c1d21">'
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>{_legend()}{"".join(panels)}</svg>\n'
     )
 
 
-def _differences(arms: Mapping[str, Any]) -> dict[str, Mapping[str, float]]:
-    return {arm: arms[arm]["to_full"] for arm in ARMS}
+def points_of(tables: Mapping[str, Any], task: str, arm: str) -> list[tuple[float, float]]:
+    """Returns the CPU time, as a share of full training, and the metric of a way at each share that it was trained at.
+
+    Args:
+        tables: Tables of the results, by task and share.
+        task: Name of the task.
+        arm: Name of the way.
+    """
+    shares = (0.5,) if arm == "full" else SHARES
+    rows = [tables[f"{task} at {share:g}"].get(arm) for share in shares]
+    return [(row["cpu"], row["metric"]) for row in rows if row is not None]
 
 
-def _grid(low: float, high: float, x: Any, height: int) -> str:
-    lines = []
-    for points in range(round(low), round(high) + 1, STEP):
-        strong = "#1c1d21" if points == 0 else "#dcdce1"
-        lines.append(f'<path d="M{x(points):.1f} {TOP - 6}V{height - 30}" stroke="{strong}"/>')
-        lines.append(f'<text x="{x(points):.1f}" y="{height - 12}" text-anchor="middle">{points:+d}</text>'.replace("+0", "0"))
-    return "".join(lines)
+def _panel(tables: Mapping[str, Any], task: str, left: int) -> str:
+    points = {arm: points_of(tables, task, arm) for arm in ARMS}
+    metrics = [metric for line in points.values() for _, metric in line]
+    low, high = min(metrics), max(metrics)
+    low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
+
+    def x(time: float) -> float:
+        return left + LEFT + time / LARGEST_TIME * (PANEL - LEFT - 10)
+
+    def y(metric: float) -> float:
+        return TOP + (high - metric) / (high - low) * (HEIGHT - TOP - BOTTOM)
+
+    parts = [f'<text x="{left + LEFT}" y="{TOP - 14}" font-weight="600">{escape(TITLES[task])}</text>']
+    for number in range(LINES):
+        metric = low + (high - low) * number / (LINES - 1)
+        parts.append(f'<path d="M{x(0):.1f} {y(metric):.1f}H{x(LARGEST_TIME):.1f}" stroke="#dcdce1"/>')
+        parts.append(f'<text x="{left + LEFT - 6}" y="{y(metric) + 4:.1f}" text-anchor="end">{metric:.1f}</text>')
+    parts += [
+        f'<text x="{x(time):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{time:g}</text>' for time in (0, 0.5, 1)
+    ]
+    parts.append(f'<text x="{x(0.5):.1f}" y="{HEIGHT - 8}" text-anchor="middle">CPU time over full training</text>')
+    return "".join(parts) + "".join(_line(points[arm], colour, x, y) for arm, (_, colour) in ARMS.items())
+
+
+def _line(points: Sequence[tuple[float, float]], colour: str, x: Any, y: Any) -> str:
+    # In the order of the shares: a smaller share can have taken longer, where the machine was busy.
+    path = "L".join(f"{x(time):.1f} {y(metric):.1f}" for time, metric in points)
+    dots = [f'<circle cx="{x(time):.1f}" cy="{y(metric):.1f}" r="4" fill="{colour}"/>' for time, metric in points]
+    return f'<path d="M{path}" stroke="{colour}" stroke-width="2" fill="none"/>{"".join(dots)}'
 
 
 def _legend() -> str:
-    parts, at = (
-        ['<text x="12" y="24" font-weight="600">Half of the cost: points lost or won against full training</text>'],
-        LEFT,
-    )
+    shares = ", ".join(f"{share:g}" for share in SHARES)
+    parts, at = [f'<text x="12" y="22" font-weight="600">Accuracy over time, at {shares} of the cost</text>'], 12
     for name, colour in ARMS.values():
-        parts.append(f'<circle cx="{at + 6}" cy="42" r="5" fill="{colour}"/><text x="{at + 16}" y="46">{name}</text>')
-        at += 130
+        parts.append(f'<circle cx="{at + 6}" cy="44" r="5" fill="{colour}"/><text x="{at + 16}" y="48">{name}</text>')
+        at += 50 + 7 * len(name)
     return "".join(parts)
-
-
-def _point(one: Mapping[str, float], colour: str, x: Any, y: float) -> str:
-    return (
-        f'<path d="M{x(one["low"]):.1f} {y:.1f}H{x(one["high"]):.1f}" stroke="{colour}" stroke-width="2"/>'
-        f'<circle cx="{x(one["mean"]):.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>'
-    )
 
 
 def main() -> None:

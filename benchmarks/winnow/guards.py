@@ -94,7 +94,9 @@ def run(job: Job) -> dict[str, Any]:
         batches = list(zip(sets.test[0].split(AT_ONCE), sets.test[1].split(AT_ONCE), strict=True))
         metrics.append(100 * problem.task.evaluate(training.model, batches))
 
-    trained = train(problem.task, sets.data, MethodSpec("winnow", {}), seed=job.seed, epochs=problem.epochs, on_end=measure)
+    trained = train(
+        problem.task, sets.data, MethodSpec("winnow", {"paced": False}), seed=job.seed, epochs=problem.epochs, on_end=measure
+    )
     history = trained["history"]
     counts = {name: trained["cost"][name] for name in ("forward", "backward", "full_forward", "full_backward")}
     found = {"metric": metrics[0], "cost": Cost(**counts).ratio(), "cpu_s": trained["cpu_s"]}

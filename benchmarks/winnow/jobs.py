@@ -49,12 +49,16 @@ OWN_RATE = "winnow at its own rate"
 
 ARMS: Sequence[Arm] = (
     Arm("full", _full, shares=(1.0,)),
-    Arm("winnow", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0})),
+    Arm("winnow", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0, "paced": False})),
     Arm("smaller", lambda share: MethodSpec("uniform", {"keep": share}, {"spend": "batches"})),
     Arm("shorter", _full, shorter=True),
-    Arm(OWN_RATE, lambda share: MethodSpec("winnow", {"share": share}), rate_of="full"),
+    Arm(OWN_RATE, lambda share: MethodSpec("winnow", {"share": share, "paced": False}), rate_of="full"),
     Arm("uniform", lambda share: MethodSpec("uniform", {"keep": share}), shares=(0.5,)),
-    Arm("placebo", lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0}, {"placebo": True}), shares=(0.5,)),
+    Arm(
+        "placebo",
+        lambda share: MethodSpec("winnow", {"share": share, "lr_scale": 1.0, "paced": False}, {"placebo": True}),
+        shares=(0.5,),
+    ),
     Arm("infobatch", lambda _: MethodSpec("infobatch", {"prune_fraction": 0.9}), shares=(0.5,)),
     Arm(
         "selective_backprop",

@@ -39,6 +39,9 @@ LARGEST_LOSS, MOST_LOSS = 0.7, 1.0
 NO_LOSS_ON, BETTER_THAN_SMALLER_ON, BETTER_THAN_FIRST_ON, BETTER_IN_STEPS_ON = 5, 5, 3, 5
 BETTER_FOR_DEFAULT = 2
 BEGIN, END = "<!-- tables of benchmarks.winnow.second -->", "<!-- end of the second tables -->"
+GAINS = "<!-- table of stratified full training -->", "<!-- end of the stratified table -->"
+FIRST_TABLE = "<!-- first table of benchmarks.winnow -->", "<!-- end of the first table -->"
+"""Marks of the page with the tables, of the page about stratified batches, and of the README."""
 
 PACED: Mapping[str, Any] = {"lr_scale": 1.0, "paced": True}
 
@@ -244,21 +247,31 @@ def _as_dict(paired: Paired | None) -> dict[str, Any] | None:
 
 
 def text(done: Done) -> str:
-    """Returns the verdict and the tables in Markdown, what full training gains by stratified batches first."""
-    gains = [
-        (TITLES[task], said(difference(rows_of(done, task, 0.5), "full, stratified", "full")) or "not finished")
-        for task in (*SEVEN, *ONE_OF_LENGTHS)
-    ]
-    parts = [
-        f"**Full training in stratified batches, against full training**\n\n{markdown_table(('task', 'points'), gains)}",
-        goal_in_words(verdict(done)),
-    ]
+    """Returns the verdict and the tables in Markdown."""
+    parts = [goal_in_words(verdict(done))]
     for share in (0.5, 0.35, 0.7):
         for task in (*SEVEN, *ONE_OF_LENGTHS):
             rows = rows_of(done, task, share)
             if "full" in rows and len(rows) > 2:
                 parts.append(f"**{TITLES[task]}, at {share:g} of the cost**\n\n{_table(rows)}")
     return "\n\n".join(parts)
+
+
+def gains(done: Done) -> str:
+    """Returns the table of what full training gains by stratified batches."""
+    tasks = (*SEVEN, *ONE_OF_LENGTHS)
+    return markdown_table(("task", "points"), [(TITLES[task], _to_full(done, task, "full, stratified")) for task in tasks])
+
+
+def first_table(done: Done) -> str:
+    """Returns the table of the README: what half of the cost loses on the seven tasks, spent in three ways."""
+    arms = ("second version", "smaller batches", "fewer epochs")
+    rows = [(TITLES[task], *(_to_full(done, task, arm) for arm in arms)) for task in SEVEN]
+    return markdown_table(("task", "Winnow", *arms[1:]), rows)
+
+
+def _to_full(done: Done, task: str, arm: str) -> str:
+    return said(difference(rows_of(done, task, 0.5), arm, "full")) or "not finished"
 
 
 def _table(rows: Mapping[str, list[Mapping[str, Any]]]) -> str:
@@ -304,6 +317,8 @@ def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
     parser.add_argument("--runs", type=Path, default=Path("benchmarks/results/winnow-second-runs.jsonl"), help="Trainings.")
     parser.add_argument("--results", type=Path, default=Path("benchmarks/results/winnow-second.json"), help="Results.")
     parser.add_argument("--page", type=Path, help="Page in Markdown whose tables are written anew. Default: none.")
+    parser.add_argument("--stratified", type=Path, help="Page whose table of full training is written anew. Default: none.")
+    parser.add_argument("--readme", type=Path, help="README whose table is written anew. Default: none.")
     parser.add_argument("--show", action="store_true", help="Run nothing; print and write what there is.")
     given = parser.parse_args()
     end = time.monotonic() + (0 if given.show else 60 * (given.minutes or float("inf")))
@@ -311,8 +326,10 @@ def main(run_one: Callable[[Job], dict[str, Any]] = run) -> None:
         load(given.runs) if given.show else run_missing(ready, run_one, given.runs, given.jobs, lambda: time.monotonic() > end)
     )
     given.results.write_text(json.dumps(results(done), indent=1) + "\n")
-    if given.page is not None:
-        given.page.write_text(between_marks(given.page.read_text(), BEGIN, END, text(done)))
+    parts = (given.page, (BEGIN, END), text), (given.stratified, GAINS, gains), (given.readme, FIRST_TABLE, first_table)
+    for page, marks, written in parts:
+        if page is not None:
+            page.write_text(between_marks(page.read_text(), *marks, written(done)))
     print(text(done))
 
 

@@ -23,18 +23,6 @@ BEGIN, END = "<!-- tables of benchmarks.winnow -->", "<!-- end of the tables -->
 OVERVIEW = "<!-- table of benchmarks.winnow -->", "<!-- end of the table -->"
 """Lines of docs/results.md that the overview stands between."""
 
-FIRST_TABLE = "<!-- first table of benchmarks.winnow -->", "<!-- end of the first table -->"
-"""Lines of the README that its table stands between."""
-
-FIRST_TASKS = {
-    "fashion-10k": "Fashion-MNIST, 10,000 images",
-    "fashion-10k-noisy": "with 20 % wrong labels",
-    "fashion-resnet8": "with a ResNet-8",
-    "fashion-augmented-10": "with augmentation, 10 epochs",
-    "relief": "relief (segmentation, mean IoU)",
-}
-"""Tasks of the README, with what they are called there."""
-
 TITLES = {
     "fashion-10k": "Fashion-MNIST, 10,000 images",
     "fashion-10k-noisy": "Fashion-MNIST, 10,000 images, 20 % wrong labels",
@@ -292,21 +280,6 @@ def overview(found: Mapping[str, Any]) -> str:
     waiting = [_title(task) for task in found["design"]["tasks"] if task not in shown]
     unfinished = f"\n\nNot finished yet: {'; '.join(waiting)}." if waiting else ""
     return f"{_goal_in_words(found)}\n\n{markdown_table(header, rows)}{unfinished}"
-
-
-def with_first_table(page: str, found: Mapping[str, Any]) -> str:
-    """Returns the README with its table: what half of the cost loses, spent in three ways.
-
-    Args:
-        page: Text with the lines of `FIRST_TABLE`.
-        found: Content of the file of results, the result of `results`.
-    """
-    tasks = found["shares"]["0.5"]["tasks"]
-    rows = [
-        (title, *(f"{tasks[task][arm]['to_full']['mean']:+.2f}" for arm in ("winnow", "smaller", "shorter")))
-        for task, title in FIRST_TASKS.items()
-    ]
-    return between_marks(page, *FIRST_TABLE, markdown_table(("task", "Winnow", "smaller batches", "fewer epochs"), rows))
 
 
 def _rank(one: Mapping[str, Any], difference: float) -> tuple[bool, int, bool, float]:

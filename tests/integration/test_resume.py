@@ -31,7 +31,7 @@ METHODS = {
     "ucb": thresher.Ucb(every=2),
     "rcap": thresher.Rcap(),
     "rs2": thresher.Rs2(keep=0.6),
-    "winnow": thresher.Winnow(share=0.3, least_agreement=-1),
+    "winnow": thresher.Winnow(share=0.3, least_agreement=-1, paced=False),
     "winnow, paced": thresher.Winnow(share=0.3, least_agreement=-1, paced=True),
 }
 

@@ -59,8 +59,8 @@ METHODS = [
     Ucb(explore="epsilon", every=5),
     Rs2(),
     Rs2(replace=True),
-    Winnow(),
-    Winnow(share=0.3, score="loss", least_agreement=-1),
+    Winnow(paced=False),
+    Winnow(share=0.3, score="loss", least_agreement=-1, paced=False),
     UniformSubset(0.7),
     UniformSubset(1e-9),
     EpochSelectiveBackprop(),
@@ -124,7 +124,9 @@ def test_nothing_known_and_everything_equal(method):
         assert_one_plan(planned_in_shards(method, records, 3, unit=8)[0], whole)
 
 
-@pytest.mark.parametrize("method", [Kakurenbo(), InfoBatch(), Winnow(), UniformSubset(), Forgetting(0.3, start=1)], ids=short)
+@pytest.mark.parametrize(
+    "method", [Kakurenbo(), InfoBatch(), Winnow(paced=False), UniformSubset(), Forgetting(0.3, start=1)], ids=short
+)
 def test_after_pruning(method, columns):
     """The part of the samples that pruning left is another on every rank, and is numbered anew for the method."""
     scores = Scores(torch.arange(N), columns["loss"])
@@ -146,7 +148,7 @@ def test_every_method_over_shards_is_in_the_roster():
 
 @pytest.mark.parametrize(
     "method",
-    [Kakurenbo(), InfoBatch(), Winnow(), UniformSubset(), EpochSelectiveBackprop(), Forgetting(0.3, start=1)],
+    [Kakurenbo(), InfoBatch(), Winnow(paced=False), UniformSubset(), EpochSelectiveBackprop(), Forgetting(0.3, start=1)],
     ids=short,
 )
 def test_what_travels_for_a_plan(method, columns):

@@ -121,7 +121,7 @@ PLANS = {
     "uniform": thresher.UniformSubset(keep=0.6),
     "infobatch": thresher.InfoBatch(),
     "kakurenbo": thresher.Kakurenbo(max_fraction=0.5, tau=0.3),
-    "winnow": thresher.Winnow(share=0.4),
+    "winnow": thresher.Winnow(share=0.4, paced=False),
 }
 
 
@@ -214,7 +214,7 @@ def test_smaller_batches_do_not_make_the_ids_that_they_leave_out(monkeypatch):
     monkeypatch.setattr(Permutation, "piece", lambda self, *places: (made.append(places), piece(self, *places))[1])
     large = TensorDataset(torch.zeros(8 * PIECE, 2), torch.zeros(8 * PIECE, dtype=torch.int64))
     loader = DataLoader(large, PIECE // 2, sampler=Shuffle(large))
-    method = thresher.Winnow(share=0.1, width=1, lr_scale=1)
+    method = thresher.Winnow(share=0.1, width=1, lr_scale=1, paced=False)
     run = thresher.attach(method, loader=loader, criterion=nn.CrossEntropyLoss(), epochs=2)
     assert sum(len(y) for _, y in run.loader) == round(0.8 * PIECE)
     assert [places[:2] for places in made] == [(0, PIECE)]

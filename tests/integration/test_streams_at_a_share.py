@@ -68,7 +68,7 @@ def epoch(run, optimizer):
     return found
 
 
-@pytest.mark.parametrize("method", [0.5, "50%", thresher.Winnow(0.5, lr_scale=0.7)])
+@pytest.mark.parametrize("method", [0.5, "50%", thresher.Winnow(0.5, lr_scale=0.7, paced=False)])
 def test_it_is_said_once_that_the_draw_is_uniform(method):
     with pytest.warns(UserWarning, match=SAID) as said:
         run, optimizer = attached(method, epochs=1)
@@ -112,7 +112,7 @@ def test_the_draw_is_the_runs_own():
     """It follows the seed of `attach`, changes from epoch to epoch, and draws nothing from the global random state."""
     found = []
     for seed in (0, 0, 1):
-        run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=1), seed=seed)
+        run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=1, paced=False), seed=seed)
         torch.manual_seed(5)
         found.append([epoch(run, optimizer) for _ in range(2)])
         own = torch.get_rng_state()
@@ -145,7 +145,7 @@ def test_share_1_is_the_unattached_loop_bit_for_bit(kind, features):
 
 def test_the_learning_rate_is_scaled_in_each_step():
     rates = []
-    run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=0.25))
+    run, optimizer = quietly(thresher.Winnow(0.5, lr_scale=0.25, paced=False))
     step = optimizer.step
     optimizer.register_step_pre_hook(lambda one, *_: rates.append(one.param_groups[0]["lr"]))
     for x, y in run.loader:
@@ -206,7 +206,7 @@ def test_too_few_rows_are_refused_with_the_smallest_share(share, features, messa
 
 def test_other_methods_and_lists_are_refused_with_the_way_out():
     message = r"Stream, an IterableDataset: its samples have no ids.* A share alone, as in attach\(0\.5, \.\.\.\)"
-    for method in (thresher.UniformSubset(0.5), [thresher.Winnow(0.5), thresher.SelectiveBackprop(keep=0.5)]):
+    for method in (thresher.UniformSubset(0.5), [thresher.Winnow(0.5, paced=False), thresher.SelectiveBackprop(keep=0.5)]):
         with pytest.raises(TypeError, match=message):
             attached(method)
 
@@ -226,4 +226,4 @@ def test_ways_to_spend():
 def test_the_rate_needs_an_optimizer():
     with pytest.raises(ValueError, match=r"Winnow scales the learning rate: .* or use Winnow\(lr_scale=1\)"):
         attached(0.5, optimizer=None)
-    quietly(thresher.Winnow(0.5, lr_scale=1), optimizer=None)
+    quietly(thresher.Winnow(0.5, lr_scale=1, paced=False), optimizer=None)

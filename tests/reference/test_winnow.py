@@ -72,39 +72,39 @@ def test_a_sample_is_drawn_in_proportion_to_its_score():
 
 
 def test_samples_that_were_never_seen_come_first_and_at_random():
-    plan = planned(Winnow(), [0.9, NEVER_SEEN, 0.9, NEVER_SEEN, float("nan")])
+    plan = planned(Winnow(paced=False), [0.9, NEVER_SEEN, 0.9, NEVER_SEEN, float("nan")])
     assert plan.keys is not None
     assert set(plan.keys.argsort()[:3].tolist()) == {1, 3, 4}
-    firsts = {int(planned(Winnow(), [NEVER_SEEN] * 4, key=key).keys.argmin()) for key in range(40)}  # pyright: ignore
+    firsts = {int(planned(Winnow(paced=False), [NEVER_SEEN] * 4, key=key).keys.argmin()) for key in range(40)}  # pyright: ignore
     assert firsts == {0, 1, 2, 3}
 
 
 def test_a_sample_of_no_uncertainty_comes_last():
-    plan = planned(Winnow(), [0.0, 1e-6, 0.5])
+    plan = planned(Winnow(paced=False), [0.0, 1e-6, 0.5])
     assert plan.keys is not None and plan.keys.argmax() == 0
 
 
 def test_the_plan_of_an_epoch():
-    plan = planned(Winnow(share=0.25, width=3, lr_scale=0.5), [0.1] * 9)
+    plan = planned(Winnow(share=0.25, width=3, lr_scale=0.5, paced=False), [0.1] * 9)
     assert (plan.smaller_batches, plan.share, plan.width, plan.lr_scale, plan.weights) == (True, 0.25, 3, 0.5, None)
     assert plan.ids.tolist() == list(range(9)) and plan.facts["actual_fraction"] == 0.75
-    assert planned(Winnow(share=0.0625), [0.1] * 9).lr_scale == 0.5
+    assert planned(Winnow(share=0.0625, paced=False), [0.1] * 9).lr_scale == 0.5
 
 
 def test_share_1_is_full_training():
-    plan = planned(Winnow(share=1), [0.1] * 9)
+    plan = planned(Winnow(share=1, paced=False), [0.1] * 9)
     assert not plan.smaller_batches and plan.keys is None and plan.lr_scale == 1
 
 
 def test_the_draw_differs_from_epoch_to_epoch_and_repeats_with_the_seed():
-    one, same, other = (planned(Winnow(), [0.5] * 50, epoch=epoch).keys for epoch in (1, 1, 2))
+    one, same, other = (planned(Winnow(paced=False), [0.5] * 50, epoch=epoch).keys for epoch in (1, 1, 2))
     assert one is not None and same is not None and other is not None
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
 def test_the_loss_as_a_score():
     loss = torch.rand(200)
-    keys = planned(Winnow(score="loss"), torch.ones(200), loss).keys
+    keys = planned(Winnow(score="loss", paced=False), torch.ones(200), loss).keys
     by_hand = draw_keys(loss.bfloat16().float().numpy(), 200, int(torch.randint(2**62, (), generator=seeded(0, 1))))
     assert keys is not None and torch.equal(keys, torch.from_numpy(by_hand))
 
@@ -141,7 +141,7 @@ def test_nearly_equal_uncertainties_say_nothing_about_labels(spread, doubted):
     draws = np.random.default_rng(0)
     uncertainty = 0.5 * (1 + spread * draws.choice([-1.0, 1.0], 400))
     for score in ("uncertainty", "loss"):
-        plan = planned(Winnow(score=score), uncertainty, draws.random(400), epoch=40)
+        plan = planned(Winnow(score=score, paced=False), uncertainty, draws.random(400), epoch=40)
         assert plan.facts["agreement"] < 0.2 and plan.facts["spread"] == pytest.approx(spread, abs=0.006)
         assert bool(plan.facts["uniform"]) == bool(plan.note) == doubted
 
@@ -157,19 +157,22 @@ def test_a_training_of_few_epochs_is_not_judged():
     uncertainty, loss = torch.rand(200), torch.rand(200)
     generator = torch.Generator().manual_seed(0)
     records = {"uncertainty": uncertainty.bfloat16(), "loss": loss.bfloat16()}
-    facts = [Winnow().plan_epoch(records, epoch=epoch, epochs=4, generator=generator).facts for epoch in range(4)]
+    facts = [Winnow(paced=False).plan_epoch(records, epoch=epoch, epochs=4, generator=generator).facts for epoch in range(4)]
     assert [one["uniform"] for one in facts] == [0, 0, 0, 1]
 
 
 def test_many_wrong_labels_make_the_draw_uniform_and_are_told():
     uncertainty, loss = torch.rand(200), torch.rand(200)
-    doubted, uniform = planned(Winnow(), uncertainty, loss, epoch=40), planned(Winnow(), [NEVER_SEEN] * 200, epoch=40)
+    doubted, uniform = (
+        planned(Winnow(paced=False), uncertainty, loss, epoch=40),
+        planned(Winnow(paced=False), [NEVER_SEEN] * 200, epoch=40),
+    )
     assert doubted.facts["uniform"] == 1 and "rank correlation below 0.5" in doubted.note
     assert doubted.keys is not None and uniform.keys is not None and torch.equal(doubted.keys, uniform.keys)
     for trusted in (
-        planned(Winnow(), uncertainty, uncertainty, epoch=40),
-        planned(Winnow(), uncertainty, loss, epoch=10),  # too early to tell
-        planned(Winnow(least_agreement=-1), uncertainty, loss, epoch=40),
+        planned(Winnow(paced=False), uncertainty, uncertainty, epoch=40),
+        planned(Winnow(paced=False), uncertainty, loss, epoch=10),  # too early to tell
+        planned(Winnow(least_agreement=-1, paced=False), uncertainty, loss, epoch=40),
     ):
         assert trusted.facts["uniform"] == 0 and not trusted.note
         assert trusted.keys is not None and not torch.equal(trusted.keys, uniform.keys)
@@ -178,9 +181,9 @@ def test_many_wrong_labels_make_the_draw_uniform_and_are_told():
 def test_drawing_by_the_loss_where_labels_may_be_wrong_is_told():
     uncertainty = torch.rand(2000)
     loss = uncertainty + 0.8 * torch.rand(2000)
-    plan = planned(Winnow(score="loss"), uncertainty, loss, epoch=40)
+    plan = planned(Winnow(score="loss", paced=False), uncertainty, loss, epoch=40)
     assert 0.5 < plan.facts["agreement"] < 0.85 and "prefers samples with wrong labels" in plan.note
-    assert not planned(Winnow(score="loss"), uncertainty, uncertainty, epoch=40).note
+    assert not planned(Winnow(score="loss", paced=False), uncertainty, uncertainty, epoch=40).note
 
 
 @pytest.mark.parametrize(

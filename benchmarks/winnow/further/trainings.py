@@ -205,12 +205,12 @@ def _variant(name: str, *methods: Any, **batch: Any) -> Way:
 
 
 def _then(score: Any) -> Way:
-    methods = Winnow(0.6, lr_scale=1.0), ThresholdKeep(0.75, score)
+    methods = Winnow(0.6, lr_scale=1.0, paced=False), ThresholdKeep(0.75, score)
     return _variant(f"then in the forward pass, by {score}", *methods, forward_passes="once")
 
 
 WAYS: Sequence[Way] = (
-    Way(BASE, attached(MethodSpec("winnow", {"share": BUDGET, "lr_scale": 1.0}), averaged=True), attempt=False),
+    Way(BASE, attached(MethodSpec("winnow", {"share": BUDGET, "lr_scale": 1.0, "paced": False}), averaged=True), attempt=False),
     _variant("averaged uncertainty, factor 0.5", AveragedUncertainty(BUDGET, lr_scale=1.0, factor=0.5)),
     _then("grad_norm"),
     _variant("share 0.35 to 0.65", ChangingShare(0.35, lr_scale=1.0, last=0.65)),

@@ -42,6 +42,7 @@ class AveragedUncertainty(Winnow):
 
     card: ClassVar[Card] = replace(Winnow.card, bytes_per_sample=8)
     factor: float = 0.5
+    paced: bool = False
 
     def columns(self) -> dict[str, Column]:
         """Returns the columns of Winnow, and the average."""
@@ -67,6 +68,7 @@ class ChangingShare(Winnow):
     """
 
     last: float = 0.65
+    paced: bool = False
 
     def plan_epoch(self, records: Mapping[str, Tensor], *, epoch: int, epochs: int, generator: torch.Generator) -> EpochPlan:
         """Returns the plan of Winnow with the share of the epoch."""

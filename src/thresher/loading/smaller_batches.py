@@ -21,8 +21,9 @@ class SmallerBatchesError(ValueError):
 
     Example:
         >>> import torch, thresher
-        >>> loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.arange(8) % 2), 2)
-        >>> method, criterion = thresher.Winnow(0.3, lr_scale=1), torch.nn.CrossEntropyLoss()
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.arange(8) % 2)
+        >>> loader = torch.utils.data.DataLoader(data, 2, shuffle=True)
+        >>> method, criterion = thresher.Winnow(0.3), torch.nn.CrossEntropyLoss()
         >>> try:
         ...     thresher.attach(method, loader=loader, criterion=criterion, epochs=2)
         ... except thresher.SmallerBatchesError as error:
@@ -192,9 +193,8 @@ def smaller_sizes(
         raise SmallerBatchesError(f"Smaller batches need the number of samples of an epoch, and {error}.") from None
     steps = everything // batch_size if drop_last else -(-everything // batch_size)
     most = steps * batch_size if drop_last else everything
-    if plan.keys is not None:
-        staying = staying * most // max(1, everything)  # as large a part of them is dropped as of all samples
-    staying = min(staying, most)
+    # As large a part of them is dropped as of all samples; rounded, so that the smallest share has a row for every step.
+    staying = min((2 * staying * most + everything) // max(1, 2 * everything), most)
     rows = staying if plan.keys is None else round(plan.share * staying)
     # Batches of full training need no cutting, and draw the same random numbers as without a plan.
     if rows == most:

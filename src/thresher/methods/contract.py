@@ -354,8 +354,8 @@ def as_written(method: Any) -> str:
 
     Example:
         >>> from thresher import Winnow
-        >>> as_written(Winnow(0.5, paced=True))
-        'Winnow(share=0.5, paced=True)'
+        >>> as_written(Winnow(0.5, paced=False))
+        'Winnow(share=0.5, paced=False)'
     """
     if not is_dataclass(method):
         return repr(method)

@@ -201,15 +201,16 @@ def _mean_ranks(values: Values) -> NDArray[np.float64]:
 class Winnow:
     """Keeps a budget: each step trains on a share of a batch, drawn in proportion to what the network was unsure of.
 
-    An epoch has as many steps as full training. Each step takes the next `width * share * B` ids of the epoch's order and
-    draws `share * B` of them without replacement, in proportion to the score that was recorded when a sample was last trained
-    on. Samples without a score come first; before any record the draw is uniform. Samples that are not drawn are not loaded.
-    The loss is the plain mean over the drawn rows.
+    An epoch has as many steps as full training, of share * B rows each. The rows of an epoch are chosen before it, and
+    `attach` puts them into stratified batches. Each sample has a credit, at first a random number in [0, 1). An epoch adds
+    min(1, lambda * score) to it, where lambda is such that the sum over all samples is the number of rows; the rows with the
+    largest credits are trained on, and pay 1. So each sample is visited as often as its score says, evenly over the epochs.
+    The score was recorded when a sample was last trained on; a sample without one has the largest. Samples that are not chosen
+    are not loaded. The loss is the plain mean over the rows.
 
-    With `paced`, the rows of an epoch are chosen before it, and `attach` puts them into stratified batches. Each sample has a
-    credit, at first a random number in [0, 1). An epoch adds min(1, lambda * score) to it, where lambda is such that the sum
-    over all samples is the number of rows; the rows with the largest credits are trained on, and pay 1. So each sample is
-    visited as often as its score says, evenly over the epochs. A sample without a score has the largest one.
+    With paced=False, each step takes the next `width * share * B` ids of the epoch's order and draws `share * B` of them
+    without replacement, in proportion to their scores. Samples without a score come first; before any record the draw is
+    uniform.
 
     A stream (IterableDataset) has no epoch to plan: each batch keeps a uniform share of its rows, and `attach` says so.
 
@@ -221,12 +222,14 @@ class Winnow:
         score: Score: "uncertainty" (default) is 1 - sum(p^2) over the classes, which needs no label; "loss" is the last loss,
             which prefers wrong labels, too.
         width: Number of candidates per row that is drawn, 1 or more; 1 / share at most. 1 is a uniform draw. Default 2.
-        lr_scale: Factor on the learning rate, > 0. Default "auto": share ** 0.25, or 1 with `paced`.
+        lr_scale: Factor on the learning rate, > 0. Default "auto": 1, or share ** 0.25 with paced=False and on a
+            stream.
         least_agreement: Rank correlation of loss and uncertainty, [-1, 1], below which the draw becomes uniform, because many
             labels are likely to be wrong; judged by the records from 30 % of the training on, not before the fourth epoch, and
             not where all uncertainties are nearly equal. -1 never does. Default 0.5.
         paced: Whether rows are chosen before the epoch, by credits, for stratified batches. Needs an order that is free, as of
-            shuffle=True; another one, and a stream, is trained on without. `width` plays no part. Default False.
+            shuffle=True; another one, and a stream, is trained on without. `width` plays no part. False draws step by step, as
+            the first version did. Default True.
 
     Raises:
         ValueError: A setting is out of its range.
@@ -235,25 +238,26 @@ class Winnow:
         >>> import torch
         >>> from thresher import Winnow
         >>> records = {"uncertainty": torch.rand(8), "loss": torch.rand(8)}
+        >>> records["credit"] = torch.full((8,), -torch.inf)  # no sample has one yet
         >>> plan = Winnow(share=0.25).plan_epoch(records, epoch=1, epochs=9, generator=torch.Generator().manual_seed(0))
-        >>> plan.smaller_batches, plan.share, plan.width, round(plan.lr_scale, 3)
-        (True, 0.25, 2.0, 0.707)
+        >>> plan.smaller_batches, len(plan.ids), plan.lr_scale
+        (True, 2, 1.0)
     """
 
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
-        summary="smaller batches, drawn by the uncertainty of the last prediction",
-        rule="not drawn in its step, where candidates with a larger {score} had better chances",
+        summary="smaller, stratified batches of the samples whose last predictions were most unsure",
+        rule="not drawn in its epoch, where samples with a larger {score} are drawn more often",
         biased="Yes, towards samples that the network was unsure of; weights that remove it cost accuracy.",
         forwards="None.",
-        bytes_per_sample=4,
+        bytes_per_sample=8,
     )
     share: float = 0.5
     score: Literal["uncertainty", "loss"] = "uncertainty"
     width: float = 2.0
     lr_scale: float | Literal["auto"] = "auto"
     least_agreement: float = 0.5
-    paced: bool = False
+    paced: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
@@ -273,14 +277,15 @@ class Winnow:
         """The optimizer, whose rate is scaled, and uncertainties where the criterion has them."""
         by_uncertainty = self.score == "uncertainty"
         without = "draws the rows of its smaller batches uniformly" if by_uncertainty else "judges no labels"
+        paced = self.paced and self.share < 1  # a share of 1 is full training, in the order of the loader
         return Requirements(
             optimizer=self._factor != 1,
             optional={"uncertainty": without},
-            smaller_batches=True,
+            smaller_batches=self.share < 1,
             stream_share=self.share,
-            stream_lr_scale=self._factor,
-            stratify="class" if self.paced else None,
-            unstratified=replace(self, paced=False) if self.paced else None,
+            stream_lr_scale=replace(self, paced=False)._factor,
+            stratify="class" if paced else None,
+            unstratified=replace(self, paced=False) if paced else None,
             paced=None if self.paced else "paced=True",
             sharded=True,
             records=False,
@@ -294,7 +299,7 @@ class Winnow:
         return float(self.lr_scale)
 
     def columns(self) -> dict[str, Column]:
-        """Returns the columns: the last uncertainty and loss, 2 bytes each, and with `paced` a credit of 4."""
+        """Returns the columns: the last uncertainty and loss, 2 bytes each, and a credit of 4 where draws are paced."""
         columns = {name: Column(torch.bfloat16, fill=NEVER_SEEN) for name in ("uncertainty", "loss")}
         return columns | ({"credit": Column(torch.float32, fill=NEVER_SEEN, merge="plan")} if self.paced else {})
 
@@ -336,12 +341,13 @@ class Winnow:
         new = ~np.isfinite(credit)
         if new.any():
             credit = np.where(new, uniform(base, range(shard.first, shard.last)), credit)
-        mask, credit = most_overdue(score, credit, round(self.share * shard.n), shard)
+        rows = max(1, round(self.share * shard.n))
+        mask, credit = most_overdue(score, credit, rows, shard)
         return EpochPlan(
             ids_of(mask, shard.first),
             smaller_batches=True,
             lr_scale=self._factor,
-            facts=facts,
+            facts=facts | {"actual_fraction": 1 - rows / shard.n},
             remember={"credit": torch.from_numpy(credit)},
             note=note,
         )

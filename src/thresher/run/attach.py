@@ -44,24 +44,23 @@ LONG_EPOCH = 100
 """Number of times that an epoch may draw each sample, on average, before a warning."""
 
 
-def method_of(given: Any, spend: str | None = None) -> Any:
+def method_of(given: Any) -> Any:
     """Returns the method that a share or a name stands for; anything else as it is.
 
     Args:
         given: Argument `method` of `attach`, or a list of such arguments: a number such as 0.5 or a text such as "50%" is
             `Winnow(share)`; another text is a method as on the command line.
-        spend: Argument of `attach`: with "steps", a share is `Winnow(share, paced=True)`. Default: none.
 
     Raises:
         ValueError: A share is outside (0, 1], no method has this name, or the method has settings without a default.
     """
     if isinstance(given, list | tuple):
-        return [method_of(one, spend) for one in given]
+        return [method_of(one) for one in given]
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return given
     if isinstance(given, str) and given[:1].isalpha() and not given.endswith("%"):
         return _by_name(given)
-    return Winnow(share=_share_of(given), paced=spend == "steps")
+    return Winnow(share=_share_of(given))
 
 
 def _share_of(given: float | str) -> float:
@@ -378,7 +377,7 @@ def attach(
         ValueError: An argument is out of range, or something that the method needs is missing; nothing was changed.
     """
     given = RunConfig(
-        method=method_of(method, spend),
+        method=method_of(method),
         loader=loader,
         criterion=criterion,
         model=model,

@@ -182,7 +182,7 @@ def is_foreseeable(method: Any) -> bool:
     """Returns whether a method chooses in the batch, or plans epochs by nothing but the signals of one epoch."""
     if _stage_of(method) != "epoch" or requirements_of(method).full_pass:
         return _stage_of(method) == "batch"
-    return all(column.merge in ("last", "sum") and column.signal != EPOCH for column in method.columns().values())
+    return all(column.merge in ("last", "sum", "plan") and column.signal != EPOCH for column in method.columns().values())
 
 
 def planned_shares(method: Any, signals: Sequence[Mapping[str, Tensor]], epochs: int, seed: int) -> tuple[float, float]:
@@ -195,10 +195,13 @@ def planned_shares(method: Any, signals: Sequence[Mapping[str, Tensor]], epochs:
         seed: Random seed of the draws of plans.
     """
     n, generator = len(signals[0]["loss"]), torch.Generator().manual_seed(seed)
+    planned = {name: column for name, column in method.columns().items() if column.merge == "plan"}
+    remembered = {name: torch.full((n,), column.fill, dtype=column.dtype) for name, column in planned.items()}
     left_out = forwarded = 0
     for epoch in range(epochs):
-        records = _records_from(method, signals[min(max(epoch, 1), len(signals)) - 1])
+        records = _records_from(method, signals[min(max(epoch, 1), len(signals)) - 1]) | remembered
         plan = method.plan_epoch(records, epoch=epoch, epochs=epochs, generator=generator)
+        remembered |= plan.remember
         left_out += n - round(plan.share * len(plan.ids))
         forwarded += 0 if plan.refresh is None else len(plan.refresh)
     return left_out / n / epochs, forwarded / n / epochs
@@ -244,9 +247,10 @@ def loss_summary(signals: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def columns_of(spec: Spec) -> dict[str, Column]:
-    """Returns the columns that a method records; none where it does not plan epochs."""
+    """Returns the columns that a method records of the loop; none where it does not plan epochs."""
     method: Any = spec.create()
-    return method.columns() if _stage_of(method) == "epoch" else {}
+    columns: dict[str, Column] = method.columns() if _stage_of(method) == "epoch" else {}
+    return {name: column for name, column in columns.items() if column.merge != "plan"}
 
 
 def _stage_of(method: Any) -> str | None:

@@ -65,7 +65,7 @@ def test_a_batch_method_chooses_by_the_losses_of_other_rows():
 
 
 def test_it_is_the_method_otherwise():
-    method = thresher.Winnow(0.25)
+    method = thresher.Winnow(0.25, paced=False)
     permuted = placebo_of(method)
     assert isinstance(permuted, thresher.Winnow) and permuted.share == 0.25
     assert permuted.requires == replace(method.requires, sharded=False), "the records of all samples are permuted"

@@ -4,7 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from benchmarks.winnow.table import FIRST_TASKS
+from benchmarks.winnow.jobs import SHORT
+from benchmarks.winnow.second import LARGEST_LOSS, NO_LOSS_ON, SEVEN
 
 import thresher
 
@@ -30,53 +31,29 @@ def test_it_is_read_in_ten_minutes():
     assert {"```diff", "## What to expect"} <= set(lines[:30]) and "docs/figures/report.png" in "\n".join(lines[:40])
 
 
-def test_winnow_beside_smaller_batches():
-    half = result("winnow")["shares"]["0.5"]
-    better, tasks = said(r"shown to be better than smaller batches on (\d+) of (\d+) tasks, and worse on none")
-    findings = [one["to_smaller"] for one in half["shown"].values()]
-    assert (findings.count("better"), len(findings), findings.count("worse")) == (better, tasks, 0)
-    assert [task for task, one in half["shown"].items() if one["to_full"] == "no loss"] == ["text"]
-    assert said(r"a loss of ([\d.]+) points can be excluded on the text task only") == [result("winnow")["margin"]]
-    seeds = {row["n"] for task in half["tasks"].values() for row in task.values()}
-    assert said(r"mean of (\d+) to (\d+) seeds") == [min(seeds), max(seeds)]
-    factors = set(result("winnow")["design"]["factors"])
-    assert len(factors) == 3 and "best of three learning rates" in SENTENCES
-
-
-def test_its_own_learning_rate():
-    tasks = result("winnow")["shares"]["0.5"]["tasks"]
-    lost = {task: -rows["winnow at its own rate"]["to_full"]["mean"] for task, rows in tasks.items()}
-    relief = lost.pop("relief")
-    factor, images, on_relief = said(
-        r"scales yours by ([\d.]+)\. At that rate it lost up to ([\d.]+) points on images, and ([\d.]+) on relief"
+def test_winnow_at_half_of_the_cost():
+    found = result("winnow-second")
+    verdict, tables = found["verdict"], {task: found["tables"][f"{task} at 0.5"] for task in SEVEN}
+    most, on, tasks, wanted, better = said(
+        r"A loss of at most ([\d.]+) points is shown on (\d+) of the (\d+) tasks; (\d+) were the goal. "
+        r"Winnow is shown to be better than smaller batches on (\d+)\."
     )
-    assert factor == round(0.5**0.25, 2) and images == round(max(lost.values()), 1) and on_relief == round(relief, 1)
-
-
-def test_the_time_of_an_epoch():
-    least, most = said(r"An epoch took ([\d.]+) to ([\d.]+) of the CPU time")
-    medians = [
-        0.5 * figure["value"]["median"]
-        for table in result("winnow_cost")["tables"]
-        if table["part"] == "epochs"
-        for figure in table["figures"]
-        if figure["name"] == "Winnow at 0.5, over share"
+    assert (on, tasks, better) == tuple(len(verdict[name]) for name in ("loses little", "tasks", "better than smaller batches"))
+    assert (most, wanted) == (LARGEST_LOSS, NO_LOSS_ON) and "of eight seeds" in SENTENCES and found["seeds"] == 8
+    more = {
+        task: rows["second version"]["metric"] - rows["second version, rate of full training"]["metric"]
+        for task, rows in tables.items()
+    }
+    assert said(r"at that of full training it lost ([\d.]+) points more on text, and no more") == [
+        round(more.pop("text-10"), 1)
     ]
-    assert (least, most) == (round(min(medians), 2), round(max(medians), 2))
+    assert max(more.values()) <= 1e-9
+    assert said(r"The trainings took ([\d.]+) to ([\d.]+) of the CPU time") == [
+        round(choose(rows["second version"]["cpu"] for rows in tables.values()), 2) for choose in (min, max)
+    ]
+    assert len(SHORT.factors) == 3 and "best of three learning rates" in SENTENCES
 
 
 def test_the_number_of_methods():
     others = said(r"KAKURENBO, InfoBatch, Selective-Backprop, AdaSelection and (\d+) others, and Winnow")[0]
     assert len(thresher.methods.names()) == 5 + others
-
-
-def test_which_tasks_the_table_has():
-    half = result("winnow")["shares"]["0.5"]
-    better = [task for task in FIRST_TASKS if half["shown"][task]["to_smaller"] == "better"]
-    lost = {task: rows["winnow"]["to_full"]["mean"] for task, rows in half["tasks"].items()}
-    assert (
-        len(better) == 4 and len(FIRST_TASKS) == 5 and min(lost, key=lambda task: lost[task]) in set(FIRST_TASKS) - set(better)
-    )
-    assert (
-        "on five of eleven tasks: four on which Winnow beats smaller batches, and the one on which it loses most" in SENTENCES
-    )

@@ -1,9 +1,11 @@
 """The comparison of Winnow's second version: what is run in which order, and the verdict on made-up trainings."""
 
 import json
+import xml.etree.ElementTree as ElementTree
 
 import pytest
-from benchmarks.winnow import second
+from benchmarks.marks import between_marks
+from benchmarks.winnow import figure, second
 from benchmarks.winnow.jobs import SHORT, Job
 
 GAINS = {"full": 0.0, "full, stratified": 0.1, "first version": -1.0, "smaller batches": -2.0, "fewer epochs": -3.0}
@@ -57,11 +59,31 @@ def test_the_results_are_written_to_a_file_and_a_page(tmp_path, monkeypatch, cap
     runs, page, file = tmp_path / "runs.jsonl", tmp_path / "page.md", tmp_path / "found.json"
     done = finished(tasks=second.SEVEN[:1])
     runs.write_text("".join(json.dumps({"job": vars(job), "result": result}) + "\n" for job, result in done.items()))
-    page.write_text(f"Before\n{second.BEGIN}\n{second.END}\n")
-    given = ["second", "--show", "--runs", str(runs), "--results", str(file), "--page", str(page)]
+    page.write_text("Before\n" + "\n".join((second.BEGIN, second.END, *second.GAINS, *second.FIRST_TABLE)))
+    given = ["second", "--show", "--runs", str(runs), "--results", str(file)]
+    given += [word for name in ("--page", "--stratified", "--readme") for word in (name, str(page))]
     monkeypatch.setattr("sys.argv", given)
     second.main()
     assert "second version - this" in page.read_text() and "+0.10" in capsys.readouterr().out
     table = json.loads(file.read_text())["tables"][f"{second.SEVEN[0]} at 0.5"]
     assert table["second version"]["to_full"]["mean"] == pytest.approx(-0.2, abs=0.01)
     assert table["fewer epochs"]["second_minus"]["mean"] == pytest.approx(2.8, abs=0.01)
+    assert "| -0.20 ± 0.00 |" in page.read_text().split(second.FIRST_TABLE[0])[1] and "not finished" in page.read_text()
+
+
+def test_the_pages_the_results_and_the_figure_are_those_of_the_trainings():
+    done = second.load(figure.ROOT / "benchmarks" / "results" / "winnow-second-runs.jsonl")
+    found = json.loads(figure.RESULTS.read_text())
+    assert found == json.loads(json.dumps(second.results(done)))
+    for path, marks, write in (
+        ("docs/winnow-measured.md", (second.BEGIN, second.END), second.text),
+        ("docs/stratified.md", second.GAINS, second.gains),
+        ("README.md", second.FIRST_TABLE, second.first_table),
+    ):
+        page = (figure.ROOT / path).read_text()
+        assert between_marks(page, *marks, write(done)) == page
+    drawn = figure.FIGURE.read_text()
+    assert drawn == figure.figure(found)
+    circles = list(ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}circle"))
+    assert len(circles) == len(figure.ARMS) + 3 * (3 * 3 + 2)  # three tasks: three ways at three shares, two at one
+    assert all(0 < float(one.attrib["cx"]) < figure.WIDTH for one in circles)

@@ -95,7 +95,7 @@ def test_weights_of_any_kind_are_fetched():
 
 def test_keys_are_fetched():
     columns = hard_columns(N, 3)
-    found, whole = shared(Winnow(), 3, lambda plan, world: plan.keys(ORDER[: 10 * world.rank]), columns=columns)
+    found, whole = shared(Winnow(paced=False), 3, lambda plan, world: plan.keys(ORDER[: 10 * world.rank]), columns=columns)
     assert whole.keys is not None
     for rank, keys in enumerate(found):
         assert torch.equal(keys, whole.keys[torch.from_numpy(ORDER[: 10 * rank])])

@@ -109,11 +109,11 @@ def test_the_smallest_share_that_is_named_is_enough(n, batch_size, least, drop_l
     most = steps * batch_size if drop_last else n
 
     def spent(share):
-        plan = drawn(n, share) if drawn_rows else EpochPlan(torch.arange(round(share * most)), smaller_batches=True)
+        plan = drawn(n, share) if drawn_rows else EpochPlan(torch.arange(round(share * n)), smaller_batches=True)
         return made(plan, n, lambda: len(plan.ids), n, batch_size, drop_last, least=least)
 
     too_little = (least * steps - 1) / max(1, most)
-    if not 0 < too_little < 1 or round(too_little * most) == 0:
+    if not 0 < too_little < 1 or round(too_little * n) == 0:
         return
     few = "less than one a batch" if least == 1 else "less than the two a batch that BatchNorm needs"
     with pytest.raises(ValueError, match=f"{few}: the smallest share is") as said:

@@ -125,7 +125,7 @@ def test_rows_that_are_drawn_in_each_step(size):
     def plan_of(world):
         shard = layout_of(world).shard(world)
         columns = {"score": scores[shard.first : shard.last].bfloat16(), "loss": scores[shard.first : shard.last].bfloat16()}
-        method, generator = thresher.Winnow(0.5), torch.Generator().manual_seed(0)
+        method, generator = thresher.Winnow(0.5, paced=False), torch.Generator().manual_seed(0)
         records = {name: columns.get(name, columns["score"]) for name in method.columns()}
         return method.plan_epoch(ShardColumns(records, shard), epoch=2, epochs=5, generator=generator)
 
@@ -147,7 +147,7 @@ def test_rows_that_are_drawn_in_each_step(size):
 
 
 def plan_of_one(scores: Any) -> Any:
-    method = thresher.Winnow(0.5)
+    method = thresher.Winnow(0.5, paced=False)
     records = {name: scores.bfloat16() for name in method.columns()}
     return method.plan_epoch(records, epoch=2, epochs=5, generator=torch.Generator().manual_seed(0))
 

@@ -83,7 +83,7 @@ def test_a_number_or_a_percentage_is_a_budget():
 
 def test_each_step_draws_from_the_next_candidates_of_the_order():
     """With the share 0.5 and the width 2, each window of the order of full training gives half of its rows."""
-    run, optimizer = attached(thresher.Winnow(0.5, lr_scale=1), shuffle=False)
+    run, optimizer = attached(thresher.Winnow(0.5, lr_scale=1, paced=False), shuffle=False)
     seen = []
     epoch(run, optimizer, seen)
     bounds = [step * N // 9 for step in range(10)]
@@ -93,7 +93,7 @@ def test_each_step_draws_from_the_next_candidates_of_the_order():
 
 def test_the_draw_before_the_epoch_is_that_of_every_batch():
     """A sample is a candidate once an epoch: keys from the scores at its turn are those from before the epoch."""
-    run, optimizer = attached(thresher.Winnow(0.5, least_agreement=-1), epochs=4)
+    run, optimizer = attached(thresher.Winnow(0.5, least_agreement=-1, paced=False), epochs=4)
     for _ in range(3):
         epoch(run, optimizer)
     before, keys = run.records["uncertainty"].clone(), run.plan.keys
@@ -109,7 +109,7 @@ def test_the_draw_before_the_epoch_is_that_of_every_batch():
 
 def test_later_epochs_have_the_order_of_full_training():
     full, own = attached(thresher.FullData(), generator=torch.Generator().manual_seed(3))
-    run, optimizer = attached(thresher.Winnow(0.35, lr_scale=1), generator=torch.Generator().manual_seed(3))
+    run, optimizer = attached(thresher.Winnow(0.35, lr_scale=1, paced=False), generator=torch.Generator().manual_seed(3))
     for _ in range(3):
         whole, seen = [], []
         epoch(full, own, whole)
@@ -120,7 +120,7 @@ def test_later_epochs_have_the_order_of_full_training():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("method", [thresher.Winnow(0.5, least_agreement=-1), thresher.Kakurenbo(0.4)])
+@pytest.mark.parametrize("method", [thresher.Winnow(0.5, least_agreement=-1, paced=False), thresher.Kakurenbo(0.4)])
 def test_resume_in_the_middle_of_an_epoch_is_exact(method, workers, tmp_path):
     more = {"spend": "batches"} if isinstance(method, thresher.Kakurenbo) else {}
     whole, own = attached(method, epochs=4, num_workers=workers, more=more)
@@ -176,13 +176,13 @@ def test_weights_have_a_mean_of_1_in_smaller_batches():
 
 def test_samplers_of_some_samples_and_pruning():
     half = list(range(0, N, 2))
-    run, optimizer = attached(0.5, sampler=SubsetRandomSampler(half), shuffle=None)
+    run, optimizer = attached(thresher.Winnow(0.5, paced=False), sampler=SubsetRandomSampler(half), shuffle=None)
     seen = []
     epoch(run, optimizer, seen)
     assert len(seen) == 5 and len({i for ids in seen for i in ids}) == sum(map(len, seen)) == 18
     assert all(i % 2 == 0 for ids in seen for i in ids)
     scores = Scores(torch.arange(N), torch.arange(N, dtype=torch.float64))
-    pruned = [thresher.Prune(scores, keep=0.5), thresher.Winnow(0.5, lr_scale=1)]
+    pruned = [thresher.Prune(scores, keep=0.5), thresher.Winnow(0.5, lr_scale=1, paced=False)]
     run, optimizer = attached(pruned)
     seen = []
     epoch(run, optimizer, seen)
@@ -190,7 +190,7 @@ def test_samplers_of_some_samples_and_pruning():
 
 
 def test_a_sampler_that_repeats_ids():
-    run, optimizer = attached(0.5, sampler=WeightedRandomSampler(torch.ones(N), N), shuffle=None)
+    run, optimizer = attached(thresher.Winnow(0.5, paced=False), sampler=WeightedRandomSampler(torch.ones(N), N), shuffle=None)
     seen = []
     epoch(run, optimizer, seen)
     assert len(seen) == 9 and sum(map(len, seen)) == 35
@@ -212,8 +212,8 @@ def test_samples_that_are_left_out_are_not_loaded():
     model, optimizer, loader = parts()
     data = Counted(*loader.dataset.tensors)
     run = thresher.attach(
-        0.5, loader=DataLoader(Subset(data, range(N)), 8), criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer,
-        epochs=2,
+        0.5, loader=DataLoader(Subset(data, range(N)), 8, shuffle=True), criterion=nn.CrossEntropyLoss(), model=model,
+        optimizer=optimizer, epochs=2,
     )  # fmt: skip
     epoch(run, optimizer)
     assert Counted.loaded == 35
@@ -247,11 +247,11 @@ def test_spend_is_checked():
     with pytest.raises(ValueError, match="`spend` must be 'steps', 'batches' or None"):
         attached(thresher.UniformSubset(0.5), more={"spend": "rows"})
     with pytest.raises(ValueError, match="Winnow draws the rows of smaller batches step by step and cannot take fewer steps"):
-        attached(thresher.Winnow(0.5), more={"spend": "steps"})
+        attached(thresher.Winnow(0.5, paced=False), more={"spend": "steps"})
 
 
 def test_a_batch_method_that_fills_batches_is_refused():
-    both = [thresher.Winnow(0.5, lr_scale=1), thresher.SelectiveBackprop(keep=0.5)]
+    both = [thresher.Winnow(0.5, lr_scale=1, paced=False), thresher.SelectiveBackprop(keep=0.5)]
     with pytest.raises(ValueError, match="smaller batches, which the batch method would fill up"):
         attached(both, more={"forward_passes": "twice"})
     run, optimizer = attached(both, more={"forward_passes": "once"})
@@ -263,8 +263,9 @@ def test_without_an_optimizer_the_rate_is_not_scaled():
     model, _, loader = parts()
     settings = {"loader": loader, "criterion": nn.CrossEntropyLoss(), "model": model, "epochs": 2}
     with pytest.raises(ValueError, match=r"Winnow scales the learning rate: .* or use Winnow\(lr_scale=1\)"):
-        thresher.attach(0.5, **settings)
-    assert len(thresher.attach(thresher.Winnow(lr_scale=1), **settings).loader) == 9
+        thresher.attach(thresher.Winnow(0.5, paced=False), **settings)
+    assert len(thresher.attach(thresher.Winnow(0.5, paced=False, lr_scale=1), **settings).loader) == 9
+    assert len(thresher.attach(0.5, **settings).loader) == 9
 
 
 def values(run, optimizer):
@@ -310,9 +311,10 @@ def test_a_pass_for_evaluation_is_told_to_have_some_samples():
             run.model(x)
 
 
-def test_records_take_four_bytes():
-    run, optimizer = attached(0.5)
-    assert run.records.bytes_per_sample == 4
+@pytest.mark.parametrize(("paced", "size"), [(True, 8), (False, 4)])
+def test_records_take_a_few_bytes(paced, size):
+    run, optimizer = attached(thresher.Winnow(0.5, paced=paced))
+    assert run.records.bytes_per_sample == size
     epoch(run, optimizer)
     seen = run.records["uncertainty"] >= 0
     assert int(seen.sum()) == 35 and bool((run.records["uncertainty"][seen] <= 0.5).all())

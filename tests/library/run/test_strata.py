@@ -95,13 +95,18 @@ def test_without_it_the_order_is_that_of_the_loader():
     assert epochs_of(thresher.UniformSubset(keep=0.5)) == epochs_of(thresher.UniformSubset(keep=0.5), stratify=None)
 
 
-def test_the_default_winnow_is_not_stratified():
-    assert epochs_of(0.5) == epochs_of(0.5, stratify=None)
+def test_a_share_is_stratified_and_that_of_full_training_is_not():
+    first, *_, last = epochs_of(0.5)
+    assert first != epochs_of(0.5, stratify=None)[0]
+    assert max(np.ptp(np.bincount(np.array(batch) % 5, minlength=5)) for batch in last) <= 2
+    assert epochs_of(1.0) == epochs_of(thresher.FullData(), stratify=None)
+    for batches in epochs_of(1.0, stratify="class"):
+        assert [np.bincount(np.array(batch) % 5).tolist() for batch in batches] == [[2] * 5] * 10
 
 
 @pytest.mark.parametrize(("spend", "steps", "rows"), [(None, 10, 5), ("steps", 5, 10)])
 def test_paced_rows_come_in_smaller_batches_or_in_fewer_steps(spend, steps, rows):
-    first, *_, last = epochs_of(thresher.Winnow(0.5, paced=True), 4, spend=spend)
+    first, *_, last = epochs_of(thresher.Winnow(0.5), 4, spend=spend)
     for batches in (first, last):
         assert len(batches) == steps and len(set(chain(*batches))) == sum(map(len, batches)) == 50
     assert [len(batch) for batch in last] == [rows] * steps
@@ -114,7 +119,7 @@ def test_progress_counts_the_samples_of_full_training():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     loader = DataLoader(data(), 10, shuffle=True)
     run = thresher.attach(
-        thresher.Winnow(0.5, paced=True), loader=loader, model=model, optimizer=optimizer, criterion=CRITERION, epochs=2,
+        thresher.Winnow(0.5), loader=loader, model=model, optimizer=optimizer, criterion=CRITERION, epochs=2,
         spend="steps",
     )  # fmt: skip
     seen = []
@@ -167,8 +172,12 @@ def test_each_rank_has_stratified_batches(ranks, size, steps, by_rows):
     [
         (thresher.FullData(), {"stratify": "classes"}, "`stratify` must be 'auto', 'class' or None, got 'classes'"),
         (thresher.ImportanceSampling(), {"stratify": "class"}, "ImportanceSampling draws the order of training"),
-        (thresher.Winnow(), {"stratify": "class"}, "Winnow draws its rows step by step: use paced=True"),
-        (thresher.Winnow(), {"spend": "steps"}, "cannot take fewer steps instead; leave `spend` out, or use paced=True"),
+        (thresher.Winnow(paced=False), {"stratify": "class"}, "Winnow draws its rows step by step: use paced=True"),
+        (
+            thresher.Winnow(paced=False),
+            {"spend": "steps"},
+            "cannot take fewer steps instead; leave `spend` out, or use paced=True",
+        ),
         (thresher.FullData(), {"stratify": "class", "labels": [0, 1]}, "the class of each of 100 samples, got 2"),
         (thresher.FullData(), {"stratify": "class", "labels": []}, "labels must have shape"),
     ],
@@ -184,16 +193,18 @@ def test_an_order_of_the_users_own_is_refused_or_trained_on_without():
         attach(thresher.FullData(), loader, stratify="class")
     weighted = DataLoader(data(), 10, sampler=WeightedRandomSampler(torch.rand(100), 100))
     for ordered in (loader, weighted):
-        with pytest.warns(UserWarning, match=r"Batches are not stratified.*The run trains with Winnow\(share=0.5\)"):
-            run = attach(thresher.Winnow(0.5, paced=True), ordered)
+        with pytest.warns(
+            UserWarning, match=r"Batches are not stratified.*The run trains with Winnow\(share=0.5, paced=False\)"
+        ):
+            run = attach(thresher.Winnow(0.5), ordered)
         assert run.plan.keys is not None
 
 
 def test_a_stream_has_no_order():
     with pytest.raises(ValueError, match="`loader` iterates over an IterableDataset"):
-        attach(thresher.Winnow(0.5, paced=True), DataLoader(Stream(), 10), stratify="class")
+        attach(thresher.Winnow(0.5), DataLoader(Stream(), 10), stratify="class")
     with pytest.warns(UserWarning, match="Winnow draws uniformly inside each batch of a stream"):
-        attach(thresher.Winnow(0.5, paced=True), DataLoader(Stream(), 10))
+        attach(thresher.Winnow(0.5), DataLoader(Stream(), 10))
 
 
 @pytest.mark.parametrize(
@@ -219,7 +230,7 @@ def test_where_smaller_batches_save_little_fewer_steps_are_named(entry, advises,
     assert (said in run.summary()) == (advises and epochs == 200)
 
 
-@pytest.mark.parametrize("method", [thresher.FullData(), thresher.Winnow(0.5, paced=True)])
+@pytest.mark.parametrize("method", [thresher.FullData(), thresher.Winnow(0.5)])
 def test_samples_without_one_class_each_are_trained_on(method):
     """Many classes a sample, numbers, and losses that the loop computes: rows are stratified by what is known."""
     settings = {"stratify": "class"} if isinstance(method, thresher.FullData) else {}
@@ -251,7 +262,7 @@ def test_losses_of_the_loop_show_no_class():
 
 def test_a_share_in_fewer_steps_is_the_paced_method():
     run = attach(0.5, spend="steps")
-    assert run.method == thresher.Winnow(0.5, paced=True) and len(run.loader) == 5
+    assert run.method == thresher.Winnow(0.5) and len(run.loader) == 5
     assert attach(0.5).method == thresher.Winnow(0.5)
 
 
