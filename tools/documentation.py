@@ -29,6 +29,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "recipes.md",
         "advise.md",
         "frameworks.md",
+        "loops.md",
         "loaders.md",
         "scale.md",
         "subset-backward.md",

@@ -1,13 +1,17 @@
 """The loops of public scripts, with five methods each: right, or refused before the second batch; never wrong."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from benchmarks.marks import between_marks
 
 import thresher
 from depth import depth
 from helpers import assert_same
 from scripts import generative, images, language, tables  # noqa: F401  # they add their loops
 from scripts.kit import SCRIPTS, Kit, N, Plain, Script
+from scripts.page import MARKS, table
 
 METHODS = {
     "full": thresher.FullData(),
@@ -75,3 +79,8 @@ def test_counted_rows_are_those_that_ran(one, method):
     if cost.unknown is None:
         assert cost.forward - cost.refresh == kit.forward
         assert cost.full_forward >= kit.forward
+
+
+def test_the_page_has_every_script():
+    page = (Path(__file__).parents[2] / "docs" / "loops.md").read_text()
+    assert between_marks(page, *MARKS, table()) == page
