@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.marks import between_marks
+
 from scripts import generative, images, language, tables  # noqa: F401  # they add their loops
 from scripts.kit import SCRIPTS
 from thresher_lab.training.files import markdown_table

@@ -37,6 +37,9 @@ from thresher.loading.smaller_batches import StepSizes, smaller_sizes
 KNOWN = (RandomSampler, SequentialSampler, Shuffle)
 """Samplers whose order can be reproduced with tensors."""
 
+ONCE = ("LengthGroupedSampler",)
+"""Classes of samplers of other libraries, by name, that yield each id once: that of Transformers' group_by_length."""
+
 
 class UserOrder:
     """The user's sampler, and what is known of the order that it yields.
@@ -112,6 +115,7 @@ class UserOrder:
             self.is_known
             or self._is_seeded_shuffle
             or type(self.sampler) is DistributedSampler
+            or type(self.sampler).__name__ in ONCE
             or (once and self.some_ids is not None and len(self.some_ids) == len(self.sampler))
         )
 

@@ -6,6 +6,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from thresher.loading.loader import SelectedLoader
 from thresher.loading.samplers import inner_sampler
+from thresher.methods.contract import requirements_of
 from thresher.methods.full import FullData
 from thresher.run.attach import method_of
 from thresher.run.checks import split_by_stage
@@ -21,23 +22,23 @@ def unsupported(what: str, way_out: str) -> ValueError:
     return ValueError(f"thresher.transformers.Selection: {what} is not supported. {way_out}")
 
 
-def check_settings_of(trainer: Any, *, losses_are_given: bool) -> None:
+def check_settings_of(trainer: Any) -> None:
     """Refuses settings of a trainer.
 
     Args:
-        trainer: Trainer, before it trains.
-        losses_are_given: Whether the user gave the losses by position.
+        trainer: Trainer with a selection, before it trains.
 
     Raises:
         ValueError: A setting is not supported.
     """
     args = trainer.args
-    if args.max_steps > 0:
+    if args.max_steps > 0 and not _keeps_steps(trainer):
         raise unsupported(
             f"TrainingArguments(max_steps={args.max_steps})",
-            "How many steps an epoch has depends on the method: give num_train_epochs alone.",
+            "How many steps an epoch has depends on the method: give num_train_epochs alone, or "
+            "selection_settings={'spend': 'batches'}, which has as many steps as full training.",
         )
-    if args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1:
+    if args.max_steps <= 0 and (args.num_train_epochs != int(args.num_train_epochs) or args.num_train_epochs < 1):
         raise unsupported(
             f"TrainingArguments(num_train_epochs={args.num_train_epochs})",
             "Methods plan whole epochs: give a whole number, 1 or more.",
@@ -48,16 +49,18 @@ def check_settings_of(trainer: Any, *, losses_are_given: bool) -> None:
             "It returns the mean of the losses, and the method needs each of them: give per_position=, a function (outputs, "
             "labels) -> (losses, valid).",
         )
-    if trainer.label_smoother is not None and not losses_are_given:
-        raise unsupported(
-            f"TrainingArguments(label_smoothing_factor={args.label_smoothing_factor})",
-            "Smooth the labels in per_position=, a function (outputs, labels) -> (losses, valid), as with "
-            "torch.nn.functional.cross_entropy(..., label_smoothing=, reduction='none').",
-        )
     for name in ("auto_find_batch_size", "enable_jit_checkpoint", "torch_compile"):
         if getattr(args, name, False):
             raise unsupported(f"TrainingArguments({name}=True)", _WHY[name])
     _check_processes(trainer)
+
+
+def _keeps_steps(trainer: Any) -> bool:
+    """Whether an epoch has as many steps as full training."""
+    _, epoch_method, batch_method = split_by_stage(method_of(trainer.selection))
+    spend = trainer.selection_settings.get("spend")
+    smaller = spend != "steps" and (spend == "batches" or requirements_of(epoch_method).smaller_batches)
+    return batch_method is None and (smaller or isinstance(epoch_method, FullData))
 
 
 _WHY = {

@@ -45,6 +45,7 @@ class ClassLosses:
 
     Args:
         shifts: Whether the outputs at a position are of the label at the next one, as in causal language models.
+        smoothing: Share of the label that goes to all classes alike, [0, 1). Default 0.
 
     Example:
         >>> losses, valid = ClassLosses(shifts=True).by_position((torch.zeros(1, 3, 4),), torch.tensor([[1, 2, -100]]))
@@ -54,8 +55,8 @@ class ClassLosses:
 
     is_given = False
 
-    def __init__(self, *, shifts: bool) -> None:
-        self.criterion, self._shifts = nn.CrossEntropyLoss(ignore_index=IGNORED), shifts
+    def __init__(self, *, shifts: bool, smoothing: float = 0.0) -> None:
+        self.criterion, self._shifts = nn.CrossEntropyLoss(ignore_index=IGNORED, label_smoothing=smoothing), shifts
 
     def by_position(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the losses in float32, and whether the positions count, both of the shape of the labels.
@@ -68,7 +69,8 @@ class ClassLosses:
             ValueError: The shapes do not fit, or the labels are no classes.
         """
         logits, targets = self._checked(outputs, labels)
-        losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="none")
+        settings: Any = {"ignore_index": IGNORED, "label_smoothing": self.criterion.label_smoothing}
+        losses = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none", **settings)
         return losses.view(targets.shape), targets != IGNORED
 
     def pair(self, outputs: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -112,17 +114,20 @@ class UsersLosses:
         return GivenLosses(losses, valid).means(RowLayout(len(losses)))
 
 
-def losses_of(model: Any, per_position: PerPosition | None) -> Losses:
+def losses_of(model: Any, per_position: PerPosition | None, *, smoothing: float = 0.0) -> Losses:
     """Returns the losses of a model.
 
     Args:
         model: Model of the package transformers, without the wrapper of peft.
         per_position: The user's function; None for the cross-entropy that the heads of most models compute.
+        smoothing: Label smoothing of that cross-entropy, [0, 1). Default 0.
     """
     if per_position is not None:
         return UsersLosses(per_position)
     decodes = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return ClassLosses(shifts=type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not decodes)
+    return ClassLosses(
+        shifts=type(model).__name__.endswith(("ForCausalLM", "LMHeadModel")) and not decodes, smoothing=smoothing
+    )
 
 
 TrainerLoss = Callable[[Any, Any], Tensor]

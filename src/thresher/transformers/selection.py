@@ -168,7 +168,7 @@ class Selection(Base):
         self._batches: Iterator[Any] = iter(())
         self._ids: Tensor | None = None
         self._done = self._length = 0
-        check_settings_of(self, losses_are_given=per_position is not None)
+        check_settings_of(self)
         self.add_callback(StepEnd(self))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -204,7 +204,7 @@ class Selection(Base):
         Raises:
             ValueError: A setting is not supported, or the checkpoint has no state of the run.
         """
-        check_settings_of(self, losses_are_given=self.per_position is not None)
+        check_settings_of(self)
         self._saved, self._divides = self._state_of(resume_from_checkpoint), None
         try:
             found = super().train(resume_from_checkpoint, *args, **kwargs)
@@ -232,14 +232,14 @@ class Selection(Base):
         """Attaches the run, and goes on where the checkpoint was saved."""
         check_has_ids(train_dataloader)
         model, loader = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self._losses = losses = losses_of(self._users_model(), self.per_position)
+        self._losses = losses = losses_of(self._users_model(), self.per_position, smoothing=self.args.label_smoothing_factor)
         self._run = run = attach(
             self.selection,
             loader=loader,
             criterion=losses.criterion,
             model=model,
             optimizer=self.optimizer,
-            epochs=int(self.args.num_train_epochs),
+            epochs=self._epochs_of(loader),
             forward=lambda module, batch: losses.pair(module(**without_labels(batch)), batch["labels"]),
             device=self.args.device,
             **self.selection_settings,
@@ -338,10 +338,17 @@ class Selection(Base):
             )
         return state
 
+    def _epochs_of(self, loader: Any) -> int:
+        """Returns the number of epochs; with `max_steps`, the last one may not be trained to its end."""
+        if self.args.max_steps <= 0:
+            return int(self.args.num_train_epochs)
+        return math.ceil(self.args.max_steps / math.ceil(len(loader) / self.args.gradient_accumulation_steps))
+
     def _pace(self, run: Run, max_steps: int) -> None:
         """Paces the scheduler, and loads its state."""
         own = self.lr_scheduler
         counts = isinstance(own, LRScheduler) and not isinstance(own, ReduceLROnPlateau)
+        counts = counts and self.args.max_steps <= 0  # with it, steps are those of full training
         self.lr_scheduler = run.pace(own, max_steps) if counts else own
         if self._saved is None:
             return
