@@ -1,7 +1,8 @@
 """Whether the variance ratio that `thresher advise` prints tells what stratified batches add to full training.
 
 For each task of `benchmarks.winnow.second`, the first epochs are trained as advise trains them. Then the variance of the
-gradient of stratified batches is measured over that of random ones. Beside it stands what full training gained by stratified batches.
+gradient of stratified batches is measured over that of random ones. Beside it stands what full training gained by stratified
+batches.
 """
 
 import argparse

@@ -18,6 +18,7 @@ from thresher.methods.contract import as_written
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
+from thresher.run.criterion import CreditedCriterion
 from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts
 from thresher.run.schedule import PacedLR, followed, paced
@@ -144,6 +145,7 @@ class Run(Uncopied):
     Attributes:
         method: The method, the last one where there are several.
         loader: Loader to iterate instead of the DataLoader.
+        criterion: The criterion as a module whose losses are recorded: call it in the loop.
         epochs: Number of epochs of the whole training.
 
     Example:
@@ -162,8 +164,9 @@ class Run(Uncopied):
     def __init__(self, parts: Parts, epochs: Epochs) -> None:
         self._parts, self._epochs = parts, epochs
         self.method, self.loader, self.epochs = parts.config.methods[-1], parts.loader, parts.config.epochs
-        self._criterion, self._comparison, self._state = parts.config.adapter, epochs.comparison, SavedState(parts, epochs)
-        self._credit, self._stopwatch = parts.attributor.credit, parts.stopwatch
+        self._credit, self._state = parts.attributor.credit, SavedState(parts, epochs)
+        own, adapter = parts.config.criterion, parts.config.adapter
+        self.criterion = CreditedCriterion(own, adapter, epochs, self._credit, parts.stopwatch)
 
     # What the loop calls
 
@@ -173,42 +176,6 @@ class Run(Uncopied):
         if self._parts.model is None:
             raise ValueError("run.model: attach was not given a model; pass attach(model=...)")
         return self._parts.model
-
-    def criterion(self, outputs: Any, targets: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:
-        """Computes the user's criterion: the same value and gradient, weighted where the plan has weights; records losses.
-
-        A criterion with reduction="none" gives the losses before they are averaged, each times the weight of its sample, and
-        the loop reduces them as without a run: `run.criterion(outputs, targets).mean()`. Under `torch.no_grad()` it is the
-        plain criterion and records nothing.
-
-        Args:
-            outputs: Outputs of `run.model`.
-            targets: Targets from the batch that `run.loader` yielded; slices and views are fine.
-            ids: Positions of the rows in the loader's dataset, shape (rows,), int64, where tensors were indexed or mixed;
-                see `run.ids` and `run.ids_of`. Default: the tensors name them.
-            repeat: Number of consecutive rows per id, for flattened tensors beside `ids`. Default: one row per id, unless
-                the tensors themselves show more.
-
-        Returns:
-            A scalar, shape (); the losses by position, as the criterion returns them, for a module with reduction="none". The
-            losses of a function, or of a module without a `reduction`, are averaged.
-
-        Raises:
-            AttributionError: The samples of the rows are not certain; nothing was recorded.
-            ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`; or the
-                criterion has reduction="none" and the method keeps only some rows of the loop's own forward pass.
-        """
-        if self._criterion is None:
-            raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
-        # An evaluation, or a log of the validation loss: nothing is trained on, so that nothing is credited.
-        if not torch.is_grad_enabled():
-            return self._criterion.value(outputs, targets)
-        selection = self._epochs.selection
-        # The selection is asked for in every call: with forward_passes="auto" it may be another one from the second epoch on.
-        value = self._credit(outputs, targets, ids, selection.loss, repeat)
-        if value is None:
-            return self._criterion.value(outputs, targets)
-        return self._watched(value, outputs)
 
     def reduce(
         self,
@@ -268,15 +235,7 @@ class Run(Uncopied):
         made, selection = (per_sample_losses, outputs), self._epochs.selection
         if (value := self._credit(made, targets, ids, partial(selection.reduced, given), repeat)) is None:
             return given.plain()
-        return self._watched(value, made)
-
-    def _watched(self, value: Tensor, outputs: Any) -> Tensor:
-        """Returns a loss that was credited, whose backward pass is timed, and which is compared once."""
-        if self._stopwatch.running:
-            self._epochs.selection.watch(value)
-        if self._comparison.pending:
-            self._comparison.credited(value, outputs)
-        return value
+        return self.criterion.watched(value, made)
 
     @property
     def ids(self) -> Tensor:
@@ -317,7 +276,7 @@ class Run(Uncopied):
 
         Args:
             scheduler: Scheduler that counts steps, such as OneCycleLR, CosineAnnealingLR, LambdaLR or SequentialLR, before
-                its first step.
+                its first step; also as accelerate prepared it.
             total: Number of steps of the scheduler in full training: of all batches, of all optimizer steps where gradients
                 are accumulated, or of all epochs, 1 or more. Default: that of the scheduler where it has `total_steps`, else
                 one step per batch of full training.

@@ -212,6 +212,8 @@ def paced(scheduler: Any, position: Position, total: Any) -> PacedLR:
         TypeError: `scheduler` is no scheduler that steps without arguments.
         ValueError: `total` is no number of steps, is not known, or contradicts the scheduler; or the scheduler has stepped.
     """
+    if type(scheduler).__name__ == "AcceleratedScheduler":
+        scheduler = _of_accelerate(scheduler, total)
     if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau | PacedLR):
         raise TypeError(
             "run.pace: `scheduler` must be a torch.optim.lr_scheduler.LRScheduler that counts steps, such as OneCycleLR, got "
@@ -237,6 +239,18 @@ def paced(scheduler: Any, position: Position, total: Any) -> PacedLR:
             "saved state into the result of run.pace."
         )
     return PacedLR(scheduler, position, total)
+
+
+def _of_accelerate(scheduler: Any, total: Any) -> Any:
+    """Returns the scheduler that accelerate prepared, which steps once per update of all processes."""
+    own, state = scheduler.scheduler, scheduler.gradient_state
+    several = state.num_steps > 1 or any(one.accelerator_state.num_processes > 1 for one in scheduler.optimizers)
+    if several and total is None and not hasattr(own, "total_steps"):
+        raise ValueError(
+            "run.pace: with accumulated gradients, or several processes, accelerate steps a scheduler another number of times "
+            "than there are batches. Give total=, the number of steps that the scheduler was made for."
+        )
+    return own
 
 
 class ProgressLR(LRScheduler):

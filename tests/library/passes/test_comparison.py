@@ -192,7 +192,7 @@ def test_batches_that_cannot_be_compared_are_not_looked_for_in_every_epoch(monke
     for _ in range(4):
         for x, y in run.loader:
             run.criterion(run.model(x), y)  # without a backward pass there is nothing to compare with
-            pending.append(run._comparison.pending)
+            pending.append(run._epochs.comparison.pending)
     assert pending[0] and pending[6] and not any(pending[12:])
 
 
@@ -223,8 +223,8 @@ def test_the_comparison_leaves_attributes_of_the_model_as_they_are(wrap):
     seen, table = net.seen, net.table["all"]
     run, optimizer = attached("hides", wrap(net))
     made = []
-    repeat = run._comparison._passes.repeat
-    run._comparison._passes.repeat = lambda *given: made.append(repeat(*given)) or made[-1]
+    repeat = run._epochs.comparison._passes.repeat
+    run._epochs.comparison._passes.repeat = lambda *given: made.append(repeat(*given)) or made[-1]
     train(run, optimizer, plain, epochs=1)
     assert len(made) == 1 and net.calls == len(net.seen) == net.counts.calls == 6 and net.table["calls"] == [6]
     assert net.seen is net.same is seen and net.table["all"] is table and table == 6

@@ -208,6 +208,29 @@ def test_the_total_of_one_cycle_is_its_own():
         loop.run.pace(one_cycle(loop.optimizer, total), 7)
 
 
+def test_a_scheduler_of_accelerate_is_paced_as_the_one_that_it_holds():
+    accelerate = pytest.importorskip("accelerate")
+    rates = []
+    for prepared in (False, True):
+        accelerator = accelerate.Accelerator(cpu=True) if prepared else None
+        loop = Loop(cosine, thresher.UniformSubset(keep=0.5))
+        schedule = cosine(loop.optimizer, 30)
+        if accelerator is not None:
+            optimizer, wrapped = accelerator.prepare(loop.optimizer, schedule)
+            assert type(wrapped).__name__ == "AcceleratedScheduler" and optimizer is not loop.optimizer
+            schedule = wrapped
+        loop.schedule = loop.run.pace(schedule)
+        loop.train()
+        rates.append(loop.rates)
+    assert rates[0] == rates[1]
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loop = Loop(cosine, thresher.FullData())
+    _, wrapped = accelerator.prepare(loop.optimizer, cosine(loop.optimizer, 9))
+    with pytest.raises(ValueError, match="accelerate steps a scheduler another number of times.*Give total="):
+        loop.run.pace(wrapped)
+    assert loop.run.pace(wrapped, 9).total == 9
+
+
 def test_refuses_what_it_cannot_pace():
     loop = Loop(cosine, thresher.FullData())
     with pytest.raises(TypeError, match="`scheduler` must be .* got ReduceLROnPlateau"):

@@ -1,0 +1,109 @@
+"""`run.criterion`: the user's criterion, whose losses are credited to their samples."""
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thresher.losses.base import Criterion
+from thresher.run.epochs import Epochs
+from thresher.timing import Stopwatch
+
+
+class CreditedCriterion(nn.Module):
+    """The user's criterion: the same value and gradient, weighted where the plan has weights; records losses.
+
+    It is a module, so that it can take the place of the criterion of a task or a model. It shows the parameters and buffers of
+    the user's module under their names. A criterion with reduction="none" gives the losses before they are averaged, each times
+    the weight of its sample, and the loop reduces them as without a run: `run.criterion(outputs, targets).mean()`. Under
+    `torch.no_grad()` it is the plain criterion and records nothing. `copy.deepcopy` and `pickle` give the user's criterion.
+
+    Args:
+        criterion: The user's criterion; None where the loop computes its losses.
+        adapter: Its adapter, which computes its value; None where there is no criterion.
+        epochs: Epochs of the run, which have its selection.
+        credit: `Attributor.credit`.
+        stopwatch: The stopwatch of the run.
+
+    Example:
+        >>> from torch.utils.data import DataLoader
+        >>> import thresher
+        >>> own = nn.CrossEntropyLoss(weight=torch.ones(3))
+        >>> run = thresher.attach(thresher.FullData(), loader=DataLoader([0, 1]), criterion=own, epochs=1)
+        >>> list(run.criterion.state_dict()) == list(own.state_dict())
+        True
+    """
+
+    def __init__(
+        self,
+        criterion: Any,
+        adapter: Criterion | None,
+        epochs: Epochs,
+        credit: Callable[..., Tensor | None],
+        stopwatch: Stopwatch,
+    ) -> None:
+        super().__init__()
+        self._own, self._adapter = (criterion,), adapter  # in a tuple, it is no module of this one
+        self._epochs, self._credit, self._stopwatch = epochs, credit, stopwatch
+        if isinstance(criterion, nn.Module):
+            # The same dictionaries: `task.to(device)` moves class weights, and checkpoints have the names that they had.
+            self._parameters, self._buffers, self._modules = criterion._parameters, criterion._buffers, criterion._modules
+
+    def forward(self, outputs: Any, targets: Any, *others: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:
+        """Computes the loss.
+
+        Args:
+            outputs: Outputs of `run.model`.
+            targets: Targets from the batch that `run.loader` yielded; slices and views are fine.
+            others: None: a loss of more than outputs and targets is computed in the loop, for `run.reduce`.
+            ids: Positions of the rows in the loader's dataset, shape (rows,), int64, where tensors were indexed or mixed;
+                see `run.ids` and `run.ids_of`. Default: the tensors name them.
+            repeat: Number of consecutive rows per id, for flattened tensors beside `ids`. Default: one row per id, unless
+                the tensors themselves show more.
+
+        Returns:
+            A scalar, shape (); the losses by position, as the criterion returns them, for a module with reduction="none". The
+            losses of a function, or of a module without a `reduction`, are averaged.
+
+        Raises:
+            AttributionError: The samples of the rows are not certain; nothing was recorded.
+            TypeError: There are more arguments than outputs and targets.
+            ValueError: Losses have no sample dimension, no criterion was attached, or `repeat` is given without `ids`; or the
+                criterion has reduction="none" and the method keeps only some rows of the loop's own forward pass.
+        """
+        if others:
+            raise TypeError(
+                f"run.criterion takes outputs and targets, and got {len(others)} more: pass ids= by its name. For a loss of "
+                "more arguments, pass attach(criterion=None), compute the losses of the samples in the loop, and use "
+                "run.reduce(losses, outputs=outputs)."
+            )
+        if self._adapter is None:
+            raise ValueError("run.criterion: attach was given criterion=None; use run.reduce, or pass a criterion")
+        # An evaluation, or a log of the validation loss: nothing is trained on, so that nothing is credited.
+        if not torch.is_grad_enabled():
+            return self._adapter.value(outputs, targets)
+        # The selection is asked for in every call: with forward_passes="auto" it may be another one from the second epoch on.
+        value = self._credit(outputs, targets, ids, self._epochs.selection.loss, repeat)
+        return self._adapter.value(outputs, targets) if value is None else self.watched(value, outputs)
+
+    def watched(self, value: Tensor, outputs: Any) -> Tensor:
+        """Returns a loss that was credited, whose backward pass is timed, and which is compared once.
+
+        Args:
+            value: The loss, shape ().
+            outputs: Outputs that it was computed from.
+        """
+        if self._stopwatch.running:
+            self._epochs.selection.watch(value)
+        if self._epochs.comparison.pending:
+            self._epochs.comparison.credited(value, outputs)
+        return value
+
+    def extra_repr(self) -> str:
+        """Returns the user's criterion."""
+        return repr(self._own[0])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return operator.getitem, (self._own, 0)  # loads without this library, too
