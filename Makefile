@@ -158,6 +158,7 @@ winnow-short: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.second --page docs/winnow-measured.md --stratified docs/stratified.md \
 		--readme README.md
 	$(BIN)/python -m benchmarks.winnow.figure
+	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.variance --page docs/results.md
 
 winnow-guards: .venv/installed
 	$(RUN_THREADS) $(BIN)/python -m benchmarks.winnow.guards --page docs/winnow-measured.md

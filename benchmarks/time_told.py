@@ -30,7 +30,7 @@ WITHIN, OF_CELLS = 0.10, 13
 """Goal: what is told is within so many points of what is seen, in at least so many of the 15 cells."""
 
 METHODS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    "Winnow(0.5, paced=False)": lambda: (0.5, "auto"),
+    "Winnow(0.5)": lambda: (0.5, "auto"),
     "Kakurenbo(0.3)": lambda: (thresher.Kakurenbo(max_fraction=0.3), "auto"),
     "InfoBatch": lambda: (thresher.InfoBatch(), "auto"),
     "SelectiveBackprop(1/3), once": lambda: (thresher.SelectiveBackprop(keep=1 / 3), "once"),

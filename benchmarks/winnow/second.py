@@ -119,9 +119,9 @@ TITLES = {
     "characters": "94 characters of free fonts, ResNet-8",
     "relief": "relief (mean IoU)",
     "fashion-resnet8": "Fashion-MNIST, ResNet-8",
-    "resnet8-augmented-32": "the same, augmented, 32 epochs",
-    "resnet8-augmented-8": "the same, 8 epochs",
-    "resnet8-augmented-16": "the same, 16 epochs",
+    "resnet8-augmented-32": "Fashion-MNIST, ResNet-8, augmented, 32 epochs",
+    "resnet8-augmented-8": "Fashion-MNIST, ResNet-8, augmented, 8 epochs",
+    "resnet8-augmented-16": "Fashion-MNIST, ResNet-8, augmented, 16 epochs",
 }
 
 

@@ -1,6 +1,6 @@
 """The variance of the gradient of stratified batches, beside that of random ones, on the user's own model."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
@@ -48,7 +48,7 @@ def variance_ratio(
         seed: Random seed of the batches.
 
     Returns:
-        The ratio; None where the dataset holds no classes, or has fewer than `VARIANCE_ROUNDS * ROUND_BATCHES` full batches.
+        The ratio; None where the dataset holds no classes, or has fewer than `ROUND_BATCHES` full batches.
     """
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
@@ -57,7 +57,7 @@ def variance_ratio(
     except ValueError:
         return None
     size = loader.batch_sampler.batch_size  # pyright: ignore[reportAttributeAccessIssue]
-    if len(codes) < VARIANCE_ROUNDS * ROUND_BATCHES * size:
+    if len(codes) < ROUND_BATCHES * size:
         return None
     random, stratified = (_batches(loader, labels, size, seed) for labels in (codes * 0, codes))
 
@@ -71,10 +71,11 @@ def variance_ratio(
     return VarianceRatio(sum(one for one, _ in pairs) / sum(other for _, other in pairs), min(ratios), max(ratios))
 
 
-def _batches(loader: DataLoader[Any], labels: Any, size: int, seed: int) -> Any:
-    """Returns an iterator over batches that are stratified by some labels; where all are the same, batches are random."""
+def _batches(loader: DataLoader[Any], labels: Any, size: int, seed: int) -> Iterator[Any]:
+    """Yields batches of any number of epochs, stratified by some labels; where all are the same, batches are random."""
     sampler = StratifiedBatchSampler(labels, size, drop_last=True, seed=seed)
-    return iter(DataLoader(loader.dataset, batch_sampler=sampler, collate_fn=loader.collate_fn))
+    while True:
+        yield from DataLoader(loader.dataset, batch_sampler=sampler, collate_fn=loader.collate_fn)
 
 
 def _variance(batches: Iterable[Any], backward: Callable[[Any], None], parameters: Sequence[Tensor]) -> float:
@@ -100,7 +101,7 @@ def about_strata(found: Mapping[str, float] | None, steps: int) -> str:
         steps: Number of steps of the planned training.
     """
     if found is None:
-        return "Whether stratified batches vary less is not known: the dataset must hold classes, and some dozens of batches."
+        return "Whether stratified batches vary less is not known: the dataset must hold classes, and a dozen batches."
     said = (
         f"The gradient of stratified batches has {found['ratio']:.2f} of the variance of random ones ({found['low']:.2f} to "
         f"{found['high']:.2f})"

@@ -64,6 +64,7 @@ def test_by_hand_has_as_many_steps_and_rows_as_winnow(monkeypatch: pytest.Monkey
 def test_what_each_side_takes_makes_the_figures() -> None:
     seconds = {"full": [9.0], "again": [11.0], "hand few": [1.0], "winnow few": [1.5]}
     seconds |= {"hand 0.5": [5.2], "winnow 0.5": [5.3], "hand 0.35": [3.5], "winnow 0.35": [4.2]}
+    seconds |= {"steps 0.5": [5.0], "steps 0.35": [3.5]}
     found = {one.name: one for one in epoch_figures(seconds)}
     assert {name: one.value.median for name, one in found.items()} == pytest.approx(
         {
@@ -71,9 +72,11 @@ def test_what_each_side_takes_makes_the_figures() -> None:
             "by hand at 0.5, over share": 1.04,
             "Winnow at 0.5, over share": 1.06,
             "Winnow at 0.5, over by hand": 5.3 / 5.2,
+            "Winnow at 0.5 in fewer steps, over share": 1.0,
             "by hand at 0.35, over share": 1.0,
             "Winnow at 0.35, over share": 1.2,
             "Winnow at 0.35, over by hand": 1.2,
+            "Winnow at 0.35 in fewer steps, over share": 1.0,
             "step of 2 rows by hand, over a full step": 0.1,
             "step of 2 rows with Winnow, over a full step": 0.15,
         }

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 import thresher
 from thresher import EpochPlan
@@ -407,6 +407,30 @@ def test_refresh_needs_rows_that_are_samples():
             run.criterion(run.model(x), y, ids=index).backward()
             optimizer.step()
             optimizer.zero_grad()
+
+
+def test_a_method_that_will_refresh_is_refused_with_the_first_batch_whose_rows_are_moved():
+    def turn(samples):
+        x, y, index = torch.utils.data.default_collate(samples)
+        return x.flip(0), y.flip(0), index.flip(0)
+
+    data = TensorDataset(torch.randn(N, 6), torch.arange(N) % C, torch.arange(N))
+    forward = lambda model, batch: (model(batch[0]), batch[1])  # noqa: E731
+    run, *_ = make(thresher.Kakurenbo(), loader=DataLoader(data, B, collate_fn=turn), forward=forward)
+    with pytest.raises(
+        thresher.AttributionError, match="Cannot run the forward passes of .*turn sorts or mixes.*keeps the order"
+    ):
+        next(iter(run.loader))
+
+
+def test_an_epoch_that_draws_each_sample_many_times_is_told():
+    data = TensorDataset(torch.randn(4, 6), torch.arange(4) % C)
+    for number, told in ((400, False), (404, True)):
+        loader = DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=number))
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            make(thresher.InfoBatch(), loader=loader)
+        assert any("has 404 samples, drawn from 4, and InfoBatch decides once" in str(one.message) for one in said) == told
 
 
 # Non-finite losses
