@@ -47,7 +47,21 @@ OBJECTS = {
 """Variables that stand for an object of one of these classes of ours, a member of which follows."""
 PACKAGES = sys.stdlib_module_names | {"accelerate", "lightning", "numpy", "plotly", "pyarrow", "timm", "torch", "transformers"}
 FOREIGN = PACKAGES | {"F", "nn", "np", "benchmarks", "tools"}  # aliases of packages, and folders of this repository
-FOREIGN |= {"Accelerator", "Trainer", "accelerator", "checkpoint", "optimizer", "scheduler", "self", "state", "trainer", "y"}
+FOREIGN |= {
+    "logits",
+    "outputs",
+    "tags",
+    "Accelerator",
+    "Trainer",
+    "accelerator",
+    "checkpoint",
+    "optimizer",
+    "scheduler",
+    "self",
+    "state",
+    "trainer",
+    "y",
+}
 """Other first parts of names that are not ours."""
 FILES = frozenset({"csv", "epochs", "html", "json", "md", "parquet", "pt", "py", "pyi", "shown", "svg", "txt", "yaml"})
 """Endings of the names of files."""

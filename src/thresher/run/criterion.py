@@ -48,7 +48,7 @@ class CreditedCriterion(nn.Module):
         self._own, self._adapter = (criterion,), adapter  # in a tuple, it is no module of this one
         self._epochs, self._credit, self._stopwatch = epochs, credit, stopwatch
         if isinstance(criterion, nn.Module):
-            # The same dictionaries: `task.to(device)` moves class weights, and checkpoints have the names that they had.
+            # The same dictionaries: a task that moves to a device takes class weights along, and checkpoints keep their names.
             self._parameters, self._buffers, self._modules = criterion._parameters, criterion._buffers, criterion._modules
 
     def forward(self, outputs: Any, targets: Any, *others: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:
