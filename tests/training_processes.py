@@ -253,6 +253,14 @@ def plans(rank: int, size: int) -> dict[str, Any]:
     }
 
 
+def observed(rank: int, size: int) -> dict[str, Any]:
+    """The data map of a training with a method beside it, as each process has it."""
+    training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS["InfoBatch"](), observe=True)
+    for number in range(EPOCHS):
+        training.epoch(number)
+    return dict(training.run.data_map())
+
+
 def nothing_left_out(rank: int, size: int) -> dict[str, Any]:
     """Whether FullData is the loop without a run, bit for bit: weights, and how often gradients were averaged."""
     found = {}
@@ -504,7 +512,7 @@ def left_open(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-CASES = (plans, nothing_left_out, prepared, in_the_batch, resumed, resharded, grown, left_open, refusals, one_alone)
+CASES = (plans, observed, nothing_left_out, prepared, in_the_batch, resumed, resharded, grown, left_open, refusals, one_alone)
 
 
 def run_cases(rank: int, size: int, folder: str, names: tuple[str, ...]) -> None:

@@ -31,6 +31,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "frameworks.md",
         "loops.md",
         "loaders.md",
+        "observe.md",
         "scale.md",
         "subset-backward.md",
     ),

@@ -73,7 +73,7 @@ def text(ratios: Mapping[str, Any], gained: Mapping[str, float]) -> str:
         )
         for task in sorted(gained, key=lambda task: known.get(task, 2.0))
     ]
-    correlation = spearmanr(list(known.values()), [gained[task] for task in known]).statistic
+    correlation = spearmanr(list(known.values()), [gained[task] for task in known])[0]
     table = markdown_table(("task", "variance ratio", "median gain of full training, points"), rows)
     return (
         f"{table}\n\nOn the {len(known)} tasks whose datasets hold classes, the rank correlation of the ratio and the gain is "

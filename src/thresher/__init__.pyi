@@ -33,6 +33,7 @@ from thresher.plans import EpochPlan as EpochPlan
 from thresher.records import Column as Column
 from thresher.run import Run as Run
 from thresher.run import attach as attach
+from thresher.run import observe as observe
 from thresher.run.schedule import ProgressLR as ProgressLR
 from thresher.subset import mixes_samples as mixes_samples
 from thresher.subset import subset_backward as subset_backward

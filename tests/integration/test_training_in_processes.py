@@ -5,6 +5,7 @@ import operator
 import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -137,6 +138,15 @@ def assert_gone_on(found, whole, records=True):
 
 
 two = pytest.mark.parametrize("results", [2], indirect=True)
+
+
+@two
+def test_a_data_map_is_that_of_one_process(results):
+    whole = cases.observed(0, 1)
+    for one in results:
+        assert list(one["observed"]) == list(whole)
+        for name, values in whole.items():
+            np.testing.assert_allclose(one["observed"][name], values, rtol=1e-6, atol=1e-9, err_msg=name)
 
 
 @two

@@ -279,7 +279,7 @@ class Criterion:
             rest = rest - {"label"}
         if kind == "classes" and rest:
             log_probs = self.log_probs(outputs)
-            if rest & (reading.ABOUT_CLASSES | {"uncertainty"}):
+            if rest & (reading.ABOUT_CLASSES | reading.OF_THE_LABEL | {"uncertainty"}):
                 valid = self.valid(targets)
                 found |= reading.of_classes(log_probs, self.class_targets(targets), rest, n=n, valid=valid)
             if rest & {"correct", "confidence"}:
@@ -292,7 +292,9 @@ class Criterion:
         if kind == "labels" and not rest & reading.ABOUT_CLASSES:
             if "uncertainty" in rest:
                 found["uncertainty"] = reading.label_uncertainty(self.probs(outputs), n=n)
-            if rest - {"uncertainty"}:
+            if rest & reading.OF_THE_LABEL:
+                found |= reading.label_agreement(self.probs(outputs), targets, rest, n=n)
+            if rest & {"correct", "confidence"}:
                 found |= reading.labels(self.probs(outputs), targets, n=n)
             return found
         raise ValueError(unreadable(self.own, rest))
@@ -486,9 +488,10 @@ class SignalReader:
 
     def _never_seen(self, missing: Set[str], n: int, loss: Tensor) -> dict[str, Tensor]:
         """Returns signals that a loss does not define, as they stand before the first loss, and says so once."""
-        if missing and not self._said:
+        words = [self._without[name] for name in sorted(missing) if self._without[name]]
+        if words and not self._said:
             self._said = True
-            warnings.warn(" ".join(self._without[name] for name in sorted(missing)) + " This is said once.", stacklevel=6)
+            warnings.warn(" ".join(words) + " This is said once.", stacklevel=6)
         return {name: torch.full((n,), NEVER_SEEN, device=loss.device) for name in missing}
 
     def _measure_with_own(

@@ -1,6 +1,7 @@
 """Signals of one forward pass besides the loss.
 
-They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label`, `stratum` and `batch_loss`.
+They are `correct`, `confidence`, `margin`, `entropy`, `uncertainty`, `el2n`, `grad_norm`, `label`, `stratum`, `batch_loss`,
+`label_probability` and `logit_margin`.
 
 With one label per sample, a sample is correct where the largest class probability is at its label, and its confidence is that
 largest probability.
@@ -17,7 +18,8 @@ of 1 - sum(p^2), or of 2 p (1 - p) over independent labels: the chance that two 
 probabilities of the model. `grad_norm` is the norm of the gradient of a sample's mean loss with respect to the model's outputs,
 which bounds the norm of the whole gradient up to a constant (Katharopoulos & Fleuret, arXiv:1803.00942); `Criterion.errors`
 computes it. `label` is the class of a sample with one label. `batch_loss` is the mean loss of the samples for which the loop
-called the criterion together.
+called the criterion together. `label_probability` is the probability of the label, and `logit_margin` its logit less the
+largest other one; over independent labels, the means of the probability of being right and of the logit towards it.
 """
 
 from collections.abc import Mapping, Set
@@ -32,8 +34,14 @@ OutputKind = Literal["classes", "labels", "values", "unknown"]
 ABOUT_CLASSES = frozenset({"el2n", "margin", "entropy", "label"})
 """Signals that are defined only where the outputs score classes."""
 
-NOT_OF_VALUES = frozenset({"correct", "confidence", "uncertainty"}) | ABOUT_CLASSES
+OF_THE_LABEL = frozenset({"label_probability", "logit_margin"})
+"""Signals that say how far the model agrees with the label."""
+
+NOT_OF_VALUES = frozenset({"correct", "confidence", "uncertainty"}) | ABOUT_CLASSES | OF_THE_LABEL
 """Signals that are not defined for a regression."""
+
+LEAST_LOG = 100.0
+"""Bound of log-probabilities below 0 in margins, so that the sums of margins stay finite."""
 
 OF_A_BATCH = frozenset({"batch_confidence", "batch_loss"})
 """Signals that depend on the other samples of the batch, so that batches cannot be read together."""
@@ -132,7 +140,7 @@ def _over_positions(right: Tensor, confidence: Tensor, valid: Tensor | None, n: 
 def of_classes(
     log_probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int, valid: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Returns those of `el2n`, `margin`, `entropy` and `uncertainty` that are wanted.
+    """Returns those of `el2n`, `margin`, `entropy`, `uncertainty`, `label_probability` and `logit_margin` that are wanted.
 
     Args:
         log_probs: Log-probabilities, shape (B, C, ...), float.
@@ -154,19 +162,34 @@ def of_classes(
     found: dict[str, Tensor] = {}
     if "el2n" in wanted:
         found["el2n"] = class_errors(log_probs, targets, valid=valid).norm(dim=1)
-    if "margin" in wanted:
+    if wanted & (OF_THE_LABEL | {"margin"}):
         # An ignored target such as -100 is no index: class 0 stands in for it, and `_mean_over` leaves the position out.
         index = targets.argmax(1) if targets.is_floating_point() else targets if valid is None else targets.where(valid, 0)
-        probs, index = log_probs.exp(), index.unsqueeze(1)
-        others = probs.scatter(1, index, probs.new_full((), -1.0).expand(index.shape))
-        # Where there is one class only, there is no other: the -1 above must not count as its probability.
-        found["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
+        found |= _of_the_label(log_probs, index.unsqueeze(1), wanted)
     if "entropy" in wanted:
         # xlogy is 0 where a probability is 0. The product of p and log p would be NaN there.
         found["entropy"] = -torch.special.xlogy(probs := log_probs.exp(), probs).sum(1)
     if "uncertainty" in wanted:
         found["uncertainty"] = (log_probs.exp() * -torch.expm1(log_probs)).sum(1)  # p (1 - p), exact also where p is nearly 1
     return {name: _mean_over(values, valid, n) for name, values in found.items()}
+
+
+def _of_the_label(log_probs: Tensor, index: Tensor, wanted: Set[str]) -> dict[str, Tensor]:
+    """Returns those of `margin`, `label_probability` and `logit_margin` that are wanted, by position."""
+    found: dict[str, Tensor] = {}
+    own = log_probs.gather(1, index).squeeze(1)
+    if "label_probability" in wanted:
+        found["label_probability"] = own.exp().float()
+    if "margin" in wanted:
+        probs = log_probs.exp()
+        others = probs.scatter(1, index, probs.new_full((), -1.0).expand(index.shape))
+        # Where there is one class only, there is no other: the -1 above must not count as its probability.
+        found["margin"] = (probs.gather(1, index).squeeze(1) - others.amax(1).clamp(min=0)).float()
+    if "logit_margin" in wanted:
+        # Log-probabilities are logits less one number for all classes; that of a probability of 0 is bounded.
+        others = log_probs.scatter(1, index, log_probs.new_full((), -torch.inf).expand(index.shape)).amax(1)
+        found["logit_margin"] = (own.clamp(min=-LEAST_LOG) - others.clamp(min=-LEAST_LOG)).float()
+    return found
 
 
 def label_uncertainty(probs: Tensor, *, n: int) -> Tensor:
@@ -184,6 +207,28 @@ def label_uncertainty(probs: Tensor, *, n: int) -> Tensor:
         [0.25, 0.0]
     """
     return (2 * probs * (1 - probs)).reshape(n, -1).mean(1)
+
+
+def label_agreement(probs: Tensor, targets: Tensor, wanted: Set[str], *, n: int) -> dict[str, Tensor]:
+    """Returns those of `label_probability` and `logit_margin` that are wanted, of outputs that score independent labels.
+
+    Args:
+        probs: Probability of each label, shape (B,) or (B, L, ...), float.
+        targets: Targets of the labels, same shape, in [0, 1]; from 0.5 on a label is present.
+        wanted: Names of the signals.
+        n: Number of samples.
+
+    Returns:
+        Signals by name, each of shape (n,), float.
+
+    Example:
+        >>> found = label_agreement(torch.tensor([[0.75, 0.25]]), torch.tensor([[1.0, 0.0]]), {"label_probability"}, n=1)
+        >>> found["label_probability"].tolist()
+        [0.75]
+    """
+    right = torch.where(targets >= 0.5, probs, 1 - probs).float()
+    found = {"label_probability": right, "logit_margin": right.logit(1e-6)}
+    return {name: values.reshape(n, -1).mean(1) for name, values in found.items() if name in wanted}
 
 
 def class_errors(log_probs: Tensor, targets: Tensor, *, valid: Tensor | None = None, smoothing: float = 0.0) -> Tensor:

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -274,6 +274,8 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     check_loader(given.loader, plans_epochs=plans_epochs or several, several=world.size > 1)
     streams = isinstance(given.loader.dataset, IterableDataset)
     check_spend(given.spend, epoch_method, streams=streams)
+    if given.observe and streams:
+        raise ValueError("`observe`: `loader` iterates over an IterableDataset, whose samples have no ids to observe them by")
     check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, given.seed)
     _check_types(given)
     # From here on a process may fail by itself, and the others would wait for it: first all of them compare what they have.
@@ -463,20 +465,19 @@ def check_spend(spend: Any, method: EpochMethod, *, streams: bool) -> None:
         )
 
 
-def undefined_signals(method: EpochMethod, adapter: Criterion | None, signals: Any) -> list[str]:
-    """Returns the optional signals of a method that the criterion does not define.
+def undefined_signals(optional: Mapping[str, str], adapter: Criterion | None, signals: Any) -> list[str]:
+    """Returns the optional signals that the criterion does not define.
 
     Args:
-        method: The epoch method.
+        optional: Signals that the run can do without.
         adapter: The user's criterion per sample; None where there is none.
         signals: Argument of `attach`.
     """
-    optional = requirements_of(method).optional.keys()
     if signals is not None:
         return []
     if adapter is None:  # the loop computes its losses, and nothing else is seen
         return sorted(optional)
-    return sorted(optional & NOT_OF_VALUES) if adapter.kind == "values" else []
+    return sorted(optional.keys() & NOT_OF_VALUES) if adapter.kind == "values" else []
 
 
 def check_needs(

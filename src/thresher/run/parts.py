@@ -1,6 +1,7 @@
 """What a run is made of: the options of `attach` with what the checks found, and the parts that share the work."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +15,9 @@ from thresher.cost import Cost
 from thresher.loading.loader import SelectedLoader
 from thresher.losses.base import Criterion, SignalReader
 from thresher.methods._adapted import OnStream
-from thresher.methods.contract import BatchMethod, EpochMethod
+from thresher.methods.contract import BatchMethod, EpochMethod, requirements_of
 from thresher.methods.full import FullData
+from thresher.observation import OPTIONAL
 from thresher.passes.own import OwnPasses
 from thresher.records import Records
 from thresher.run.strata import Strata
@@ -86,6 +88,7 @@ class RunConfig:
     stratify: Any = None
     labels: Any = None
     keeps_rows: Any = False
+    observe: bool = False
 
     world: World = ALONE
     before: Any = None
@@ -98,6 +101,12 @@ class RunConfig:
     by_batch: bool = False
     kept: Tensor | None = None
     strata: Strata | None = None
+
+    @property
+    def optional(self) -> Mapping[str, str]:
+        """Signals that the epoch method, or observing, can do without, each with what it does instead; "": nothing to say."""
+        observed = dict.fromkeys(OPTIONAL, "") if self.observe else {}
+        return observed | dict(requirements_of(self.epoch_method).optional)
 
     @property
     def methods(self) -> list[Any]:

@@ -15,6 +15,7 @@ from thresher.cost import Cost
 from thresher.loading.uncopied import Uncopied
 from thresher.losses.given import GivenLosses
 from thresher.methods.contract import as_written
+from thresher.observation import DataMap, map_of
 from thresher.plans import EpochPlan
 from thresher.records import Records
 from thresher.run.checkpoint import SavedState
@@ -341,6 +342,29 @@ class Run(Uncopied):
         self._epochs.end.read()
         self._parts.accumulator.flush()
         return self._parts.records
+
+    def data_map(self, labels: Any = None) -> DataMap:
+        """Returns the table of what the run has observed of each sample, where it was made with `observe=True`.
+
+        In several processes all of them call it together, and each has the whole table.
+
+        Args:
+            labels: Classes of the samples, shape (N,): list, array or tensor. Default: those that the dataset holds, if any.
+
+        Raises:
+            ValueError: The run does not observe.
+
+        Example:
+            >>> import torch, thresher
+            >>> from torch.utils.data import DataLoader, TensorDataset
+            >>> data = TensorDataset(torch.zeros(4, 2), torch.rand(4, 1))
+            >>> run = thresher.observe(loader=DataLoader(data, 2), criterion=torch.nn.MSELoss(), epochs=1)
+            >>> list(run.data_map())
+            ['id', 'times_seen', 'loss', 'loss_mean', 'loss_spread', 'suspicion']
+        """
+        if not self._parts.config.observe:
+            raise ValueError("run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)")
+        return map_of(self.records, self._parts.config.loader.dataset, labels)
 
     @property
     def trained(self) -> Tensor:

@@ -164,6 +164,16 @@ def test_a_module_that_names_the_run():
         assert torch.allclose(modules[2].state_dict()[name], value, atol=1e-4), name
 
 
+def test_a_data_map_of_the_training():
+    plain, observed = Classifier(None), Classifier(None)
+    fit(plain)
+    selection = Selection(thresher.FullData(), observe=True)
+    fit(observed, selection)
+    assert_same(plain.state_dict(), observed.state_dict())
+    found = selection.run.data_map()
+    assert (found["times_seen"] == EPOCHS).all() and ((found["confidence"] > 0) & (found["confidence"] < 1)).all()
+
+
 class OfModule(Classifier):
     def train_dataloader(self):
         return train_loader()

@@ -6,7 +6,7 @@ import pytest
 
 import thresher
 from helpers import assert_same
-from transformers_cases import BATCH, N, outcome, trainer
+from transformers_cases import BATCH, EPOCHS, N, outcome, trainer
 
 STEPS = math.ceil(N / BATCH)
 SETTINGS = {
@@ -55,3 +55,12 @@ def test_smoothed_losses_are_recorded(tmp_path):
         made.train()
         found.append(made.run.records["loss"])
     assert not found[0].allclose(found[1]) and found[1].isfinite().all()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_data_map_of_the_training(causal, tmp_path):
+    made = trainer(tmp_path, thresher.FullData(), causal, with_selection_settings={"observe": True})
+    made.train()
+    found = made.run.data_map()
+    assert {"confidence", "variability", "aum", "suspicion"} <= set(found) and (found["times_seen"] == EPOCHS).all()
+    assert ((found["confidence"] > 0) & (found["confidence"] < 1)).all()

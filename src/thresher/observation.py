@@ -1,0 +1,273 @@
+"""What a run observes of each sample, and the table that it makes of that: a data map.
+
+Swayamdipta et al., "Dataset Cartography", EMNLP 2020, arXiv:2009.10795: confidence, variability. Pleiss et al., "Identifying
+Mislabeled Data using the Area Under the Margin Ranking", NeurIPS 2020, arXiv:2001.10528: AUM. Toneva et al., "An Empirical
+Study of Example Forgetting", ICLR 2019, arXiv:1812.05159: forgetting.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thresher.loading.stratified import labels_of
+from thresher.methods.forgetting import UNSEEN_TURNS, turns
+from thresher.records import NEVER_SEEN, Column, Records
+
+MOST_SEEN = torch.iinfo(torch.int16).max
+OPTIONAL = frozenset({"label_probability", "logit_margin", "correct"})
+"""Signals without which a run observes losses alone, as of a regression."""
+
+
+def added(old: Tensor, new: Tensor) -> Tensor:
+    """Returns a sum, to which a sample without a value, -inf, adds nothing.
+
+    Args:
+        old: Sums so far, shape (n,).
+        new: New values, shape (n,).
+    """
+    return torch.where(new == NEVER_SEEN, old, old + new)
+
+
+def added_square(old: Tensor, new: Tensor) -> Tensor:
+    """Returns a sum of squares, to which a sample without a value, -inf, adds nothing.
+
+    Args:
+        old: Sums so far, shape (n,).
+        new: New values, shape (n,).
+    """
+    return torch.where(new == NEVER_SEEN, old, old + new.square())
+
+
+def counted(old: Tensor, new: Tensor) -> Tensor:
+    """Returns how many values a sample has had, 32,767 at most; -inf is none.
+
+    Args:
+        old: Numbers so far, shape (n,), int16.
+        new: New values, shape (n,).
+    """
+    return (old.int() + (new != NEVER_SEEN)).clamp(max=MOST_SEEN)
+
+
+def turned(old: Tensor, new: Tensor) -> Tensor:
+    """Returns how often a prediction has turned from wrong to right or back, as `thresher.Forgetting` counts.
+
+    Args:
+        old: Turns so far, shape (n,), int16.
+        new: Whether the prediction is right; -inf where that is not known.
+    """
+    return turns(old, new) if new.dtype is torch.bool else torch.where(new == NEVER_SEEN, old, turns(old, new))
+
+
+def streak(old: Tensor, new: Tensor) -> Tensor:
+    """Returns how many times in a row the prediction was right by now, 32,767 at most.
+
+    Args:
+        old: Numbers so far, shape (n,), int16.
+        new: Whether the prediction is right; -inf where that is not known.
+    """
+    return torch.where(new > 0, (old.int() + 1).clamp(max=MOST_SEEN), 0)
+
+
+OBSERVED: Mapping[str, Column] = {
+    "probability_sum": Column(torch.float32, signal="label_probability", merge=added),
+    "probability_squares": Column(torch.float32, signal="label_probability", merge=added_square),
+    "margin_sum": Column(torch.float32, signal="logit_margin", merge=added),
+    "turns": Column(torch.int16, fill=UNSEEN_TURNS, signal="correct", merge=turned),
+    "streak": Column(torch.int16, signal="correct", merge=streak),
+    "seen": Column(torch.int16, signal="loss", merge=counted),
+    "last_loss": Column(torch.bfloat16, fill=NEVER_SEEN, signal="loss"),
+    "loss_sum": Column(torch.float32, signal="loss", merge=added),
+    "loss_squares": Column(torch.float32, signal="loss", merge=added_square),
+}
+"""The columns: 28 bytes a sample; 20 where the criterion is known to be of classes, and 12 where it is not."""
+
+OF_ANY_LOSS = ("loss_sum", "loss_squares")
+"""Columns that say something where nothing is known of classes."""
+
+
+class DataMap(Mapping[str, NDArray[Any]]):
+    """The table of what a run has observed: a mapping from the name of a column to its values, shape (N,).
+
+    The columns are those that the loss defines. `id`, int64: the position in the dataset. `times_seen`: how often the sample
+    had a loss. `loss`: the last one. Of a criterion of classes or labels, over all times that the sample was seen: `confidence`
+    and `variability`, the mean and the standard deviation of the probability of its label, [0, 1]; `aum`, the mean of the logit
+    of its label less the largest other logit; `forgetting`, how often a right prediction became wrong; `learned_at`, the time,
+    counted from 1, from which on the prediction was always right, 0 where the last one was wrong. Of other losses: `loss_mean`
+    and `loss_spread`. `suspicion`, [0, 1]: the likelier the label is wrong, the larger: 1 - confidence, or the share of samples
+    with a smaller mean loss. `label`: the class, where it is known. A sample that was never seen has NaN, and 0 of all counts.
+
+    Args:
+        columns: The columns by name, each of shape (N,).
+
+    Example:
+        >>> found = DataMap({"id": np.array([0, 1]), "suspicion": np.array([0.1, 0.9]), "times_seen": np.array([3, 3])})
+        >>> found.suspects(1), len(found), found
+        (array([1]), 3, DataMap(2 samples: id, suspicion, times_seen))
+    """
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]]) -> None:
+        self._columns = dict(columns)
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __repr__(self) -> str:
+        return f"DataMap({len(self['id']):,} samples: {', '.join(self)})"
+
+    def suspects(self, count: int | None = None, *, by_class: bool = False) -> NDArray[np.int64]:
+        """Returns the ids of samples, the likeliest wrong label first; samples that were never seen are left out.
+
+        Args:
+            count: Number of ids. Default: all.
+            by_class: Whether a sample is compared with those of its class only, so that a hard class does not fill the list:
+                the first of each class come first. Default: False.
+
+        Raises:
+            ValueError: The classes are not known.
+
+        Example:
+            >>> columns = {"id": np.arange(4), "suspicion": np.array([0.9, 0.8, 0.1, 0.3]), "label": np.array([0, 0, 1, 1])}
+            >>> found = DataMap(columns | {"times_seen": np.ones(4, dtype=np.int64)})
+            >>> found.suspects(2), found.suspects(2, by_class=True)
+            (array([0, 1]), array([0, 3]))
+        """
+        seen = np.flatnonzero(self["times_seen"] > 0)
+        suspicion = self["suspicion"][seen]
+        # What is not finite trained on nothing but noise: it is looked at first.
+        order = np.argsort(-np.nan_to_num(suspicion, nan=np.inf, posinf=np.inf), kind="stable")
+        if by_class:
+            if "label" not in self:
+                raise ValueError("suspects: the classes are not known: pass run.data_map(labels=...)")
+            labels, place = self["label"][seen][order], np.empty(len(seen))
+            for one in np.unique(labels):
+                rows = np.flatnonzero(labels == one)
+                place[rows] = np.arange(len(rows)) / len(rows)
+            order = order[np.argsort(place, kind="stable")]
+        return self["id"][seen[order[:count]]]
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Returns the table as an Arrow stream, so that pandas, polars and others take it; needs pyarrow."""
+        return self._table().__arrow_c_stream__(requested_schema)
+
+    def to_parquet(self, path: str | Path) -> None:
+        """Writes the table to a Parquet file; needs pyarrow.
+
+        Args:
+            path: The file.
+        """
+        from pyarrow import parquet
+
+        parquet.write_table(self._table(), path)
+
+    def to_pandas(self) -> Any:
+        """Returns the table as a pandas DataFrame; needs pandas."""
+        import pandas  # pyright: ignore[reportMissingImports]
+
+        return pandas.DataFrame(self._columns)
+
+    def _table(self) -> Any:
+        import pyarrow
+
+        return pyarrow.table(self._columns)
+
+    def plot(self, path: str | Path, *, most: int = 20_000) -> None:
+        """Draws the data map: confidence over variability, coloured by the share of times that a prediction was forgotten.
+
+        Args:
+            path: File of the picture, such as "map.png".
+            most: Largest number of samples that are drawn, evenly taken. Default: 20,000.
+
+        Raises:
+            ValueError: The loss is of no classes, so that there is no confidence.
+        """
+        if "confidence" not in self:
+            raise ValueError("plot: a data map is drawn of confidence and variability, which this loss does not define")
+        from matplotlib.figure import Figure
+
+        rows = np.flatnonzero(self["times_seen"] > 0)
+        rows = rows[:: max(1, -(-len(rows) // most))]
+        figure = Figure(figsize=(7, 6), layout="constrained")
+        axes = figure.add_subplot()
+        drawn = axes.scatter(
+            self["variability"][rows], self["confidence"][rows], c=self["forgetting"][rows], s=6, alpha=0.5, cmap="viridis"
+        )
+        axes.set(
+            xlabel="variability", ylabel="confidence", title=f"Data map of {len(self['id']):,} samples", ylim=(-0.02, 1.02)
+        )
+        figure.colorbar(drawn, label="forgotten")
+        figure.savefig(path)
+
+
+def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
+    """Returns the table of what was observed.
+
+    Args:
+        records: Columns of `OBSERVED` by name, each of shape (N,), on the host.
+        labels: Classes of the samples, shape (N,). Default: not known.
+
+    Example:
+        >>> records = {name: torch.full((2,), column.fill, dtype=column.dtype) for name, column in OBSERVED.items()}
+        >>> records["seen"][0], records["probability_sum"][0], records["probability_squares"][0] = 2, 1.0, 0.5
+        >>> data_map(records)["confidence"]
+        array([0.5, nan])
+    """
+    known = {name: records[name].double().numpy() for name in OBSERVED if name in records}
+    seen = known["seen"]
+    times = np.where(seen > 0, seen, np.nan)
+    found: dict[str, NDArray[Any]] = {"id": np.arange(len(seen))}
+    if labels is not None:
+        found["label"] = np.asarray(labels)
+    found["times_seen"] = seen.astype(np.int64)
+    found["loss"] = np.where(seen > 0, known["last_loss"], np.nan)
+    # A function of the user's own may turn out to be of no classes: nothing was ever added to these.
+    if "probability_sum" in known and (known["turns"].max(initial=UNSEEN_TURNS) > UNSEEN_TURNS):
+        found["confidence"] = mean = known["probability_sum"] / times
+        found["variability"] = np.sqrt(np.maximum(known["probability_squares"] / times - mean**2, 0))
+        found["aum"] = known["margin_sum"] / times
+        found["forgetting"] = np.maximum(known["turns"], 0).astype(np.int64) // 2
+        found["learned_at"] = np.where(known["streak"] > 0, seen - known["streak"] + 1, 0).astype(np.int64)
+        found["suspicion"] = 1 - mean
+        return DataMap(found)
+    found["loss_mean"] = mean = known["loss_sum"] / times
+    found["loss_spread"] = np.sqrt(np.maximum(known["loss_squares"] / times - mean**2, 0))
+    found["suspicion"] = _ranks(mean)
+    return DataMap(found)
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns for each value the share of the known values that are smaller; NaN where a value is NaN."""
+    known = np.sort(values[~np.isnan(values)])
+    ranks = np.searchsorted(known, values) / max(1, len(known))
+    return np.where(np.isnan(values), np.nan, ranks)
+
+
+def map_of(records: Records, dataset: Any, labels: Any = None) -> DataMap:
+    """Returns the table of the records of a run; all processes call it together, and each has the whole table.
+
+    Args:
+        records: Records with the columns of `OBSERVED`, those of this process's block where there are several.
+        dataset: Dataset of the run, which may hold the classes.
+        labels: Classes of the samples, shape (N,). Default: those of the dataset, if it holds any.
+    """
+    world = records.shard.world
+    columns = {name: records[name].cpu() for name in OBSERVED if name in records}
+    if world.size > 1:
+        columns = {name: torch.from_numpy(world.join(column.float().numpy())) for name, column in columns.items()}
+    if labels is None:
+        with suppress(ValueError):
+            labels = labels_of(dataset)
+    elif len(labels) != records.shard.n:
+        raise ValueError(f"data_map: `labels` must be the class of each of {records.shard.n} samples, got {len(labels)}")
+    return data_map(columns, labels)

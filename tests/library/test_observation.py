@@ -1,0 +1,264 @@
+"""What a run observes of each sample, against a plain transcription, and the table that is made of it."""
+
+import sys
+import types
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import thresher
+from helpers import assert_same
+from thresher.observation import MOST_SEEN, OBSERVED, DataMap, counted, streak
+from thresher.records import NEVER_SEEN
+
+N, C, B, EPOCHS = 30, 4, 7, 5
+
+
+def parts(seed=0):
+    torch.manual_seed(seed)
+    data = TensorDataset(torch.randn(N, 6), torch.randint(C, (N,)))
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, C))
+    return data, model, torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+
+
+def trained(method=None, *, criterion=None, epochs=EPOCHS, losses=None, **settings):
+    """A run, and what the loop saw: for each sample the list of (log-probabilities, label)."""
+    data, model, optimizer = parts()
+    loader = DataLoader(data, B, shuffle=True)
+    criterion = nn.CrossEntropyLoss() if criterion is None else criterion
+    given_ = {"loader": loader, "criterion": None if losses else criterion, "model": model, "optimizer": optimizer} | settings
+    attach = thresher.observe if method is None else lambda **own: thresher.attach(method, observe=True, **own)
+    run = attach(epochs=epochs, **given_)
+    seen: dict[int, list] = {i: [] for i in range(N)}
+    for _ in range(epochs):
+        for x, y in run.loader:
+            outputs = run.model(x)
+            for i, row, label in zip(run.ids.tolist(), outputs.detach().log_softmax(1), y.tolist(), strict=True):
+                seen[i].append((row.double().numpy(), label))
+            optimizer.zero_grad()
+            loss = run.reduce(losses(outputs, y), targets=y) if losses else run.criterion(outputs, y)
+            loss.backward()
+            optimizer.step()
+    return run, seen
+
+
+def by_hand(seen):
+    """The columns of a data map, sample by sample."""
+    rows = []
+    for i in range(N):
+        found = {"times_seen": len(seen[i]), "forgetting": 0, "learned_at": 0}
+        own = [row[label] for row, label in seen[i]]
+        right = [row.argmax() == label for row, label in seen[i]]
+        margins = [row[label] - max(other for k, other in enumerate(row) if k != label) for row, label in seen[i]]
+        found["confidence"], found["variability"] = np.exp(own).mean(), np.exp(own).std()
+        found["aum"], found["loss"] = np.mean(margins), -own[-1]
+        found["forgetting"] = sum(a and not b for a, b in pairwise(right))
+        for visit in range(len(right), 0, -1):
+            if not right[visit - 1]:
+                break
+            found["learned_at"] = visit
+        rows.append(found)
+    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+
+@pytest.mark.parametrize("method", [None, thresher.UniformSubset(0.6), 0.5], ids=["observe", "uniform", "share"])
+def test_the_table_is_what_a_loop_by_hand_finds(method):
+    run, seen = trained(method)
+    found, expected = run.data_map(), by_hand(seen)
+    for name, values in expected.items():
+        tolerance = {"rtol": 1e-2} if name == "loss" else {"rtol": 1e-4, "atol": 1e-3}
+        np.testing.assert_allclose(found[name], values, err_msg=name, **tolerance)
+    np.testing.assert_allclose(found["suspicion"], 1 - expected["confidence"], atol=1e-5)
+    assert found["id"].tolist() == list(range(N)) and found["label"].tolist() == run.loader.dataset.tensors[1].tolist()
+
+
+def test_observing_changes_no_bit():
+    found = []
+    for attach in (thresher.observe, lambda **own: thresher.attach(thresher.FullData(), **own)):
+        data, model, optimizer = parts()
+        run = attach(loader=DataLoader(data, B, shuffle=True), criterion=nn.CrossEntropyLoss(), model=model,
+                     optimizer=optimizer, epochs=2)  # fmt: skip
+        for _ in range(2):
+            for x, y in run.loader:
+                run.criterion(run.model(x), y).backward()
+                optimizer.step()
+        found.append([model.state_dict(), optimizer.state_dict(), torch.get_rng_state()])
+    assert_same(*found)
+
+
+def test_beside_a_method_its_own_columns_stay_and_hidden_samples_are_seen_in_their_refresh():
+    run, _ = trained(thresher.Kakurenbo(max_fraction=0.5, tau=0.1))
+    assert {"loss", "confidence", "correct"} <= set(run.records) and run.cost.refresh > 0
+    assert (run.data_map()["times_seen"] == EPOCHS).all()
+
+
+@pytest.mark.parametrize("kind", ["values", "reduce", "function"])
+def test_of_other_losses_there_are_losses(kind):
+    of_rows = lambda outputs, y: (outputs[:, 0] - y).square()  # noqa: E731
+    seen: dict[int, list[float]] = {i: [] for i in range(N)}
+    data, model, _ = parts()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    criterion = {"values": nn.MSELoss(), "reduce": None, "function": lambda o, t: (o - t).square()}[kind]
+    run = thresher.observe(loader=DataLoader(data, B, shuffle=True), criterion=criterion, model=model, epochs=EPOCHS)
+    for _ in range(EPOCHS):
+        for x, y in run.loader:
+            outputs = run.model(x)
+            for i, loss in zip(run.ids.tolist(), of_rows(outputs, y).tolist(), strict=True):
+                seen[i].append(loss)
+            if kind == "values":
+                loss = run.criterion(outputs[:, 0], y.float())
+            else:
+                loss = run.reduce(of_rows(outputs, y), outputs=outputs) if kind == "reduce" else run.criterion(outputs[:, 0], y)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    found = run.data_map()
+    assert list(found) == ["id", "label", "times_seen", "loss", "loss_mean", "loss_spread", "suspicion"]
+    np.testing.assert_allclose(found["loss_mean"], [np.mean(seen[i]) for i in range(N)], rtol=1e-4)
+    np.testing.assert_allclose(found["loss_spread"], [np.std(seen[i]) for i in range(N)], rtol=1e-2, atol=1e-3)
+    assert found.suspects(1)[0] == found["loss_mean"].argmax() and found["suspicion"].max() < 1
+
+
+def test_positions_and_independent_labels():
+    torch.manual_seed(0)
+    labels = torch.randint(C, (N, 5)).masked_fill(torch.rand(N, 5) < 0.3, -100)
+    run = thresher.observe(loader=DataLoader(TensorDataset(torch.randn(N, 6), labels), B), criterion=nn.CrossEntropyLoss(),
+                           model=(model := nn.Linear(6, C * 5)), epochs=1)  # fmt: skip
+    expected = []
+    for x, y in run.loader:
+        outputs = run.model(x).view(-1, C, 5)
+        own = outputs.softmax(1).gather(1, y.clamp(min=0).unsqueeze(1)).squeeze(1)
+        expected += [row[valid].mean().item() for row, valid in zip(own, y >= 0, strict=True)]
+        run.criterion(outputs, y).backward()
+    np.testing.assert_allclose(run.data_map()["confidence"], expected, rtol=1e-4)
+    several = torch.randint(2, (N, 3)).float()
+    data = TensorDataset(torch.randn(N, 6), several)
+    run = thresher.observe(
+        loader=DataLoader(data, B), criterion=nn.BCEWithLogitsLoss(), model=(model := nn.Linear(6, 3)), epochs=1
+    )
+    for x, y in run.loader:
+        run.criterion(run.model(x), y).backward()
+    with torch.no_grad():
+        logits = model(data.tensors[0])
+    right = torch.where(several > 0, logits, -logits)
+    found = run.data_map()
+    np.testing.assert_allclose(found["confidence"], right.sigmoid().mean(1), rtol=1e-4)
+    np.testing.assert_allclose(found["aum"], right.mean(1), rtol=1e-3, atol=1e-4)
+
+
+def test_resume_in_the_middle_of_an_epoch_gives_the_same_table():
+    def loop(run, optimizer, stop=None):
+        for number, (x, y) in enumerate(run.loader):
+            optimizer.zero_grad()
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+            if number == stop:
+                return
+
+    def made():
+        data, model, optimizer = parts()
+        run = thresher.observe(loader=DataLoader(data, B, shuffle=True, generator=torch.Generator().manual_seed(1)),
+                               criterion=nn.CrossEntropyLoss(), model=model, optimizer=optimizer, epochs=2)  # fmt: skip
+        return run, model, optimizer
+
+    run, _, optimizer = made()
+    for _ in range(2):
+        loop(run, optimizer)
+    first, model, optimizer = made()
+    loop(first, optimizer, stop=2)
+    state = [first.state_dict(), model.state_dict(), optimizer.state_dict()]
+    again, model, optimizer = made()
+    for part, one in zip((again, model, optimizer), state, strict=True):
+        part.load_state_dict(one)
+    for _ in range(2):
+        loop(again, optimizer)
+    for name, values in run.data_map().items():
+        np.testing.assert_array_equal(values, again.data_map()[name])
+
+
+def test_samples_that_were_never_seen_and_losses_that_are_not_finite():
+    columns = {name: torch.full((4,), column.fill, dtype=column.dtype) for name, column in OBSERVED.items()}
+    records = thresher.records.Records(OBSERVED, 4, torch.device("cpu"))
+    assert all(torch.equal(records[name], columns[name]) for name in columns)
+    values = {"loss": torch.tensor([1.0, np.nan]), "correct": torch.tensor([True, False]),
+              "label_probability": torch.tensor([0.5, np.nan]), "logit_margin": torch.tensor([0.1, np.nan])}  # fmt: skip
+    records.write(torch.tensor([1, 2]), values)
+    found = thresher.observation.data_map(records)
+    assert found["times_seen"].tolist() == [0, 1, 1, 0] and np.isnan(found["confidence"][[0, 2, 3]]).all()
+    assert found.suspects().tolist() == [2, 1] and found.suspects(1).tolist() == [2]
+
+
+@given(st.lists(st.sampled_from([0.0, 1.0, NEVER_SEEN]), max_size=12), st.integers(0, MOST_SEEN))
+def test_counts_do_not_overflow(values, begin):
+    runs, seen = torch.tensor([begin], dtype=torch.int16), torch.tensor([begin], dtype=torch.int16)
+    expected, times = begin, begin
+    for value in values:
+        new = torch.tensor([value])
+        runs, seen = streak(runs, new).to(torch.int16), counted(seen, new).to(torch.int16)
+        expected = min(expected + 1, MOST_SEEN) if value > 0 else 0
+        times = min(times + (value != NEVER_SEEN), MOST_SEEN)
+    assert (int(runs), int(seen)) == (expected, times)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter([(torch.zeros(3), 1)] * 8)
+
+
+def test_what_is_refused():
+    run = thresher.attach(thresher.FullData(), loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1)
+    with pytest.raises(ValueError, match="run.data_map: the run does not observe: use thresher.observe"):
+        run.data_map()
+    with pytest.raises(ValueError, match="IterableDataset, whose samples have no ids to observe them by"):
+        thresher.attach(0.5, loader=DataLoader(Stream(), 2), criterion=nn.CrossEntropyLoss(), epochs=1, observe=True)
+    run, _ = trained(epochs=1)
+    with pytest.raises(ValueError, match="`labels` must be the class of each of 30 samples, got 3"):
+        run.data_map(labels=[0, 1, 2])
+    found = DataMap({"id": np.arange(2), "times_seen": np.ones(2), "suspicion": np.zeros(2)})
+    with pytest.raises(ValueError, match="suspects: the classes are not known: pass run.data_map"):
+        found.suspects(by_class=True)
+    with pytest.raises(ValueError, match="plot: a data map is drawn of confidence and variability"):
+        found.plot("map.png")
+
+
+def test_by_class_no_class_fills_the_list():
+    columns = {"id": np.arange(6) + 10, "times_seen": np.ones(6), "suspicion": np.array([0.9, 0.8, 0.7, 0.1, 0.2, 0.0])}
+    found = DataMap(columns | {"label": np.array([0, 0, 0, 0, 1, 1])})
+    assert found.suspects(3).tolist() == [10, 11, 12]
+    assert found.suspects(3, by_class=True).tolist() == [10, 14, 11]
+
+
+def test_it_is_written_and_handed_over(tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    run, _ = trained(epochs=1)
+    found = run.data_map()
+    found.to_parquet(tmp_path / "map.parquet")
+    table = parquet.read_table(tmp_path / "map.parquet")
+    assert table.column_names == list(found) and table.column("aum").to_pylist() == found["aum"].tolist()
+    assert pyarrow.table(found).equals(table)  # by the protocol that pandas and polars read, too
+    monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=dict))
+    assert found.to_pandas().keys() == found.keys()
+
+
+def test_the_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    run, _ = trained(epochs=2)
+    run.data_map().plot(tmp_path / "map.png", most=10)
+    assert (tmp_path / "map.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_signals_of_the_label_are_those_of_the_softmax():
+    outputs, y = torch.randn(5, 3), torch.tensor([0, 1, 2, 0, 1])
+    found = thresher.losses.adapters.adapt(nn.CrossEntropyLoss()).read(outputs, y, {"label_probability", "logit_margin"}, 5)
+    torch.testing.assert_close(found["label_probability"], (-F.cross_entropy(outputs, y, reduction="none")).exp())
+    assert found["logit_margin"].isfinite().all()
+    one = thresher.losses.signals.of_classes(torch.zeros(2, 1), torch.tensor([0, 0]), {"logit_margin"}, n=2)
+    assert one["logit_margin"].tolist() == [100.0, 100.0]  # there is no other class
