@@ -280,7 +280,10 @@ def text(done: Done) -> str:
             rows.append((task, *means, f"{paired.mean:+.3f} [{paired.low:+.3f}, {paired.high:+.3f}]"))
         if rows:
             header = ("task", *SCORES, "suspicion - cross-validation")
-            parts.append(f"**{noise} of the labels are wrong**: AUROC (precision)\n\n{markdown_table(header, rows)}")
+            seeds = len({job.seed for job in done if job.noise == noise})
+            parts.append(
+                f"**{noise} of the labels are wrong**: AUROC (precision), {seeds} seeds\n\n{markdown_table(header, rows)}"
+            )
     return "\n\n".join(parts)
 
 

@@ -27,6 +27,7 @@ from thresher.methods import Requirements as Requirements
 from thresher.methods.built_in import *  # noqa: F403
 from thresher.methods.prune import keep_in_batch as keep_in_batch
 from thresher.methods.token_selection import TokenSelection as TokenSelection
+from thresher.observation import DataMap as DataMap
 from thresher.passes.scoring import Scoring as Scoring
 from thresher.plans import BatchPlan as BatchPlan
 from thresher.plans import EpochPlan as EpochPlan

@@ -44,7 +44,7 @@ def added_square(old: Tensor, new: Tensor) -> Tensor:
     return torch.where(new == NEVER_SEEN, old, old + new.square())
 
 
-def counted(old: Tensor, new: Tensor) -> Tensor:
+def times_counted(old: Tensor, new: Tensor) -> Tensor:
     """Returns how many values a sample has had, 32,767 at most; -inf is none.
 
     Args:
@@ -80,7 +80,7 @@ OBSERVED: Mapping[str, Column] = {
     "margin_sum": Column(torch.float32, signal="logit_margin", merge=added),
     "turns": Column(torch.int16, fill=UNSEEN_TURNS, signal="correct", merge=turned),
     "streak": Column(torch.int16, signal="correct", merge=streak),
-    "seen": Column(torch.int16, signal="loss", merge=counted),
+    "seen": Column(torch.int16, signal="loss", merge=times_counted),
     "last_loss": Column(torch.bfloat16, fill=NEVER_SEEN, signal="loss"),
     "loss_sum": Column(torch.float32, signal="loss", merge=added),
     "loss_squares": Column(torch.float32, signal="loss", merge=added_square),
@@ -219,7 +219,8 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
 
     Example:
         >>> records = {name: torch.full((2,), column.fill, dtype=column.dtype) for name, column in OBSERVED.items()}
-        >>> records["seen"][0], records["probability_sum"][0], records["probability_squares"][0] = 2, 1.0, 0.5
+        >>> for name, value in {"seen": 2, "probability_sum": 1.0, "probability_squares": 0.5, "turns": 1}.items():
+        ...     records[name][0] = value
         >>> data_map(records)["confidence"]
         array([0.5, nan])
     """
@@ -232,7 +233,8 @@ def data_map(records: Mapping[str, Tensor], labels: Any = None) -> DataMap:
     found["times_seen"] = seen.astype(np.int64)
     found["loss"] = np.where(seen > 0, known["last_loss"], np.nan)
     # A function of the user's own may turn out to be of no classes: nothing was ever added to these.
-    if "probability_sum" in known and (known["turns"].max(initial=UNSEEN_TURNS) > UNSEEN_TURNS):
+    of_classes = "loss_sum" not in known or known.get("turns", seen[:0]).max(initial=UNSEEN_TURNS) > UNSEEN_TURNS
+    if of_classes:
         found["confidence"] = mean = known["probability_sum"] / times
         found["variability"] = np.sqrt(np.maximum(known["probability_squares"] / times - mean**2, 0))
         found["aum"] = known["margin_sum"] / times

@@ -23,6 +23,7 @@ FLOORS = (
     ("testing",),
     ("lightning", "transformers", "rl"),
     ("run",),
+    ("observation",),
     ("methods",),
     ("scores",),
     ("passes",),

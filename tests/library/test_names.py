@@ -46,6 +46,7 @@ SHARED = {
     "DEFAULT_MARGIN": "the command line must answer without importing the statistics; a test holds the two equal",
     "advise": COMMAND,
     "compare": COMMAND,
+    "observe": COMMAND,
     "reproduce": COMMAND,
     "train": COMMAND,
 }

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import thresher
 from helpers import assert_same
-from thresher.observation import MOST_SEEN, OBSERVED, DataMap, counted, streak
+from thresher.observation import MOST_SEEN, OBSERVED, DataMap, streak, times_counted
 from thresher.records import NEVER_SEEN
 
 N, C, B, EPOCHS = 30, 4, 7, 5
@@ -77,6 +77,13 @@ def test_the_table_is_what_a_loop_by_hand_finds(method):
         np.testing.assert_allclose(found[name], values, err_msg=name, **tolerance)
     np.testing.assert_allclose(found["suspicion"], 1 - expected["confidence"], atol=1e-5)
     assert found["id"].tolist() == list(range(N)) and found["label"].tolist() == run.loader.dataset.tensors[1].tolist()
+
+
+def test_before_the_first_batch_nothing_is_known():
+    data, model, _ = parts()
+    run = thresher.observe(loader=DataLoader(data, B), criterion=nn.CrossEntropyLoss(), model=model, epochs=1)
+    found = run.data_map()
+    assert np.isnan(found["confidence"]).all() and not found["times_seen"].any() and not len(found.suspects())
 
 
 def test_observing_changes_no_bit():
@@ -201,7 +208,7 @@ def test_counts_do_not_overflow(values, begin):
     expected, times = begin, begin
     for value in values:
         new = torch.tensor([value])
-        runs, seen = streak(runs, new).to(torch.int16), counted(seen, new).to(torch.int16)
+        runs, seen = streak(runs, new).to(torch.int16), times_counted(seen, new).to(torch.int16)
         expected = min(expected + 1, MOST_SEEN) if value > 0 else 0
         times = min(times + (value != NEVER_SEEN), MOST_SEEN)
     assert (int(runs), int(seen)) == (expected, times)

@@ -18,7 +18,7 @@ from typing import Any
 
 TOGETHER = ("compare", "train")
 """Commands that all processes run together."""
-TRAIN_ALONE = ("advise", "demo", "reproduce", "score", "time-to-target")
+TRAIN_ALONE = ("advise", "demo", "observe", "reproduce", "score", "time-to-target")
 """Other commands that train."""
 
 ENDED = "thresher: a process has failed and said why"

@@ -13,6 +13,7 @@ from thresher_lab.cli.compare import compare
 from thresher_lab.cli.demo import demo
 from thresher_lab.cli.init import init
 from thresher_lab.cli.methods import methods
+from thresher_lab.cli.observe import observe
 from thresher_lab.cli.prune import prune
 from thresher_lab.cli.recipes import recipes
 from thresher_lab.cli.report import report
@@ -46,7 +47,22 @@ app = typer.Typer(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, advise, init, compare, report, why, score, prune, time_to_target, reproduce, train, recipes, methods):
+for command in (
+    demo,
+    advise,
+    init,
+    compare,
+    report,
+    why,
+    observe,
+    score,
+    prune,
+    time_to_target,
+    reproduce,
+    train,
+    recipes,
+    methods,
+):
     app.command()(command)
 
 

@@ -19,7 +19,7 @@ from thresher_lab.comparison.histories import SampleEpoch, SampleHistory
 from thresher_lab.recipes.schema import recipe_names
 from thresher_lab.training.specs import MethodSpec
 
-QUIET = {"demo", "advise", "compare", "score", "time-to-target", "reproduce", "train"}
+QUIET = {"demo", "advise", "compare", "observe", "score", "time-to-target", "reproduce", "train"}
 """Commands that train."""
 JSON = {"advise", "compare", "methods", "recipes", "why"}
 """Commands that print what no file of theirs has."""

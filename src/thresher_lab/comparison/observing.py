@@ -1,0 +1,60 @@
+"""Trains a task once, on everything, and returns what was observed of its samples."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import thresher
+from thresher import DataMap, rng
+from thresher_lab.recipes.running import task_of
+from thresher_lab.training.loop import fresh_accelerator, pair_of
+from thresher_lab.training.trainable import Training
+
+
+def observed(
+    task: str, *, epochs: int, seed: int = 0, data: Path | None = None, progress: Callable[[int], None] | None = None
+) -> tuple[DataMap, Training]:
+    """Trains a task as full training does, and observes its samples.
+
+    Args:
+        task: Name of a task, or a user's own training as FILE.py:FUNCTION.
+        epochs: Number of epochs, 1 or more.
+        seed: Random seed. Default: 0.
+        data: Folder or file with the data. Default: where the task finds it.
+        progress: Function that is called with the number of epochs done. Default: none.
+
+    Returns:
+        The data map, and the training, whose model is trained.
+
+    Raises:
+        FileNotFoundError: The data is missing.
+        ValueError: The task is unknown, or its loader has no batch.
+    """
+    trainable = task_of(task)
+    training = trainable.training(trainable.load(trainable.find(data)), seed)
+    accelerator = fresh_accelerator()
+    with rng.undisturbed(accelerator.device):
+        torch.manual_seed(seed)
+        model, optimizer = accelerator.prepare(training.model, training.optimizer)
+        run = thresher.observe(
+            loader=training.loader, criterion=training.criterion, model=model, optimizer=optimizer, epochs=epochs, seed=seed
+        )
+        scheduler = thresher.ProgressLR(optimizer, run, training.schedule)
+        for epoch in range(epochs):
+            for step, batch in enumerate(run.loader, 1):
+                x, y = pair_of(batch)
+                loss: Any = run.criterion(run.model(x), y)
+                accelerator.backward(loss.mean() / training.accumulate)  # of a criterion with reduction="none"
+                if step % training.accumulate == 0 or step == len(run.loader):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                scheduler.step()
+            if progress is not None:
+                progress(epoch + 1)
+    if not run.cost.backward:
+        raise ValueError(f"observe: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
+    found = run.data_map()
+    run.detach()
+    return found, training
