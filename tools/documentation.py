@@ -32,6 +32,7 @@ NAVIGATION: Mapping[str, tuple[str, ...]] = {
         "loops.md",
         "loaders.md",
         "observe.md",
+        "rl.md",
         "scale.md",
         "subset-backward.md",
     ),

@@ -14,6 +14,7 @@ from thresher import scores as scores
 from thresher import selection as selection
 from thresher import testing as testing
 from thresher import transformers as transformers
+from thresher import trl as trl
 from thresher.attribution import AttributionError as AttributionError
 from thresher.cost import break_even as break_even
 from thresher.loading.samplers import ShardedSampler as ShardedSampler

@@ -1,6 +1,7 @@
 """Selection in reinforcement learning of language models: which prompts get rollouts, and which rollouts are trained on.
 
-These are pure functions of rewards, for any trainer: nothing is attached, and nothing is remembered here.
+The functions are pure, of rewards, for any trainer. Policies remember what they have seen, and choose the prompts that get
+rollouts next. `thresher.trl` ties both to TRL's GRPOTrainer.
 
 - GRESO (arXiv:2506.02177, github.com/Infini-AI-Lab/GRESO) skips prompts that lately gave all rollouts the same reward, which
   teach nothing: the longer, the more likely. How likely adapts to how many such prompts come all the same.
@@ -9,7 +10,8 @@ These are pure functions of rewards, for any trainer: nothing is attached, and n
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -199,3 +201,242 @@ def group_advantages(rewards: Tensor) -> Tensor:
     deviation = centred.square().mean(-1, keepdim=True).sqrt()
     same = rewards.amax(-1, keepdim=True) == rewards.amin(-1, keepdim=True)
     return torch.where(same, 0.0, centred / torch.where(same, math.inf, deviation))
+
+
+# Policies: which prompts get rollouts
+
+
+def has_signal(rewards: Tensor) -> Tensor:
+    """Returns whether the rollouts of each prompt have different rewards; a group without a difference has no gradient.
+
+    Args:
+        rewards: Rewards of the rollouts, shape (k, G); NaN where there is none, which counts as no reward of its own.
+
+    Returns:
+        Shape (k,), bool.
+
+    Example:
+        >>> has_signal(torch.tensor([[1.0, 0.0], [1.0, 1.0], [float("nan"), 1.0]]))
+        tensor([ True, False, False])
+    """
+    return rewards.nan_to_num(nan=-torch.inf).amax(1) > rewards.nan_to_num(nan=torch.inf).amin(1)
+
+
+class Preflight(NamedTuple):
+    """What rewards of a few rollouts say of a training that is planned.
+
+    Attributes:
+        dead: Share of the prompts whose rollouts all have the same reward: what skipping leaves out, [0, 1].
+        easy: Share of the prompts that are dead with a mean reward of 0.5 or more, [0, 1].
+        hard: Share of the prompts that are dead with a smaller one, [0, 1].
+        dead_with: Share that would be dead with 2, 4, ... rollouts, by their number, for rewards of 0 and 1; else empty.
+
+    Example:
+        >>> preflight(torch.tensor([[0.5, 0.5]]))
+        Preflight(dead=1.0, easy=1.0, hard=0.0, dead_with={})
+    """
+
+    dead: float
+    easy: float
+    hard: float
+    dead_with: dict[int, float]
+
+
+def preflight(rewards: Tensor) -> Preflight:
+    """Returns what a training would skip, from the rewards of a few rollouts of each of some prompts.
+
+    Args:
+        rewards: Rewards, shape (P, G), G >= 2; NaN where there is none.
+
+    Raises:
+        ValueError: `rewards` have another shape.
+
+    Example:
+        >>> found = preflight(torch.tensor([[1.0, 1.0, 1.0, 1.0], [1.0, 0.0, 0.0, 0.0]]))
+        >>> found.dead, found.easy, {number: round(share, 3) for number, share in found.dead_with.items()}
+        (0.5, 0.5, {2: 0.75, 4: 0.5})
+    """
+    if rewards.dim() != 2 or rewards.shape[1] < 2 or not len(rewards):
+        raise ValueError(f"preflight: `rewards` must have shape (P, G), P >= 1 and G >= 2, got {tuple(rewards.shape)}")
+    rewards = rewards.double()
+    dead, mean = ~has_signal(rewards), rewards.nanmean(1)
+    easy, hard = dead & (mean >= 0.5), dead & ~(mean >= 0.5)
+    counted = ((rewards == 0) | (rewards == 1)).all()
+    group, right = rewards.shape[1], rewards.sum(1)
+
+    def all_of(kind: Tensor, number: int) -> Tensor:
+        """The chance that `number` of the group, drawn without replacement, are all of a kind of which there are `kind`."""
+        places = torch.arange(number, dtype=torch.float64)
+        return ((kind.unsqueeze(1) - places).clamp(min=0) / (group - places)).prod(1)
+
+    sizes = [2**power for power in range(1, group.bit_length()) if 2**power <= group] if counted else []
+    dead_with = {number: float((all_of(right, number) + all_of(group - right, number)).mean()) for number in sizes}
+    shares = [float(one.double().mean()) for one in (dead, easy, hard)]
+    return Preflight(shares[0], shares[1], shares[2], dead_with)
+
+
+class Uniform:
+    """Policy that gives every prompt rollouts once, in random order, and then again.
+
+    A policy is any object with these four methods. It draws with a generator of its own, and is the same on every rank.
+
+    Args:
+        prompts: Number of prompts, 1 or more.
+        seed: Random seed. Default: 0.
+
+    Raises:
+        ValueError: `prompts` is below 1.
+
+    Example:
+        >>> policy = Uniform(4)
+        >>> sorted(policy.propose(3) + policy.propose(1))
+        [0, 1, 2, 3]
+    """
+
+    def __init__(self, prompts: int, *, seed: int = 0) -> None:
+        if prompts < 1:
+            raise ValueError(f"{type(self).__name__}: `prompts` must be 1 or more, got {prompts}")
+        self.prompts, self.generator = prompts, torch.Generator().manual_seed(seed)
+        self.queue = torch.empty(0, dtype=torch.int64)
+
+    def propose(self, k: int) -> list[int]:
+        """Returns the ids of k prompts, [0, prompts), that get rollouts next.
+
+        Args:
+            k: Number of prompts, 1 or more.
+        """
+        return self._next(k).tolist()
+
+    def observe(self, ids: list[int], rewards: Tensor) -> None:
+        """Takes the rewards of rollouts into account.
+
+        Args:
+            ids: Ids of the prompts.
+            rewards: Rewards of their rollouts, shape (k, G), float64; NaN where there is none.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state as tensors and plain values."""
+        own = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return {**own, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with a state that was saved.
+
+        Args:
+            state: Result of `state_dict`.
+        """
+        self.generator.set_state(state["generator"])
+        for name, value in state.items():
+            if name != "generator":
+                setattr(self, name, value.clone() if isinstance(value, Tensor) else value)
+
+    def _next(self, k: int) -> Tensor:
+        while len(self.queue) < k:
+            self.queue = torch.cat((self.queue, torch.randperm(self.prompts, generator=self.generator)))
+        ids, self.queue = self.queue[:k], self.queue[k:]
+        return ids
+
+
+class Greso(Uniform):
+    """Policy that skips prompts that lately gave all rollouts the same reward: the longer, the likelier (arXiv:2506.02177).
+
+    Args:
+        prompts: Number of prompts, 1 or more.
+        seed: Random seed. Default: 0.
+
+    Example:
+        >>> policy = Greso(2)
+        >>> for _ in range(50):
+        ...     policy.observe([0, 1], torch.tensor([[1.0, 1.0], [1.0, 0.0]]))
+        >>> policy.propose(20).count(1) > 12
+        True
+    """
+
+    def __init__(self, prompts: int, *, seed: int = 0) -> None:
+        super().__init__(prompts, seed=seed)
+        self.easy, self.hard = (torch.zeros(prompts, dtype=torch.int64) for _ in range(2))
+        self.bases = Exploration()
+
+    def propose(self, k: int) -> list[int]:
+        """Returns the ids of k prompts that chance has let through."""
+        chances, found = rollout_chances(self.easy, self.hard, self.bases), torch.empty(0, dtype=torch.int64)
+        while len(found) < k:
+            found = torch.cat((found, choose_prompts(self._next(k - len(found)), chances, k - len(found), self.generator)))
+        return found.tolist()
+
+    def observe(self, ids: list[int], rewards: Tensor) -> None:
+        """Counts the visits in a row at which a prompt taught nothing, and adapts the chances; no reward is no visit."""
+        scored = ~rewards.isnan().all(1)
+        if not scored.any():
+            return
+        known, rewards = torch.tensor(ids)[scored.cpu()], rewards[scored].cpu()
+        same, mean = ~has_signal(rewards), rewards.nanmean(1)
+        easy, hard = same & (mean >= 0.5), same & (mean < 0.5)
+        self.easy[known] = torch.where(easy, self.easy[known] + 1, 0)
+        self.hard[known] = torch.where(hard, self.hard[known] + 1, 0)
+        self.bases = self.bases.adjusted(float(easy.double().mean()), float(hard.double().mean()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state as tensors and plain values."""
+        return super().state_dict() | {"bases": tuple(self.bases)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with a state that was saved."""
+        super().load_state_dict(state)
+        self.bases = Exploration(*state["bases"])
+
+
+class Thompson(Uniform):
+    """Policy that prefers prompts whose pass rate is near a target, by draws of Beta posteriors (MoPPS, arXiv:2507.04632).
+
+    Args:
+        prompts: Number of prompts, 1 or more.
+        seed: Random seed. Default: 0.
+        target: Pass rate that teaches most, (0, 1). Default: 0.5.
+        decay: Weight of older visits at each new one, (0, 1]. Default: 0.5.
+        pool: Number of candidates for each prompt that is proposed, 1 or more. Default: 4.
+
+    Raises:
+        ValueError: An argument is out of its range.
+
+    Example:
+        >>> policy = Thompson(2, pool=2)
+        >>> for _ in range(20):
+        ...     policy.observe([0, 1], torch.tensor([[1.0] * 8, [1.0, 0.0] * 4]))
+        >>> sum(policy.propose(1)[0] for _ in range(20)) > 15
+        True
+    """
+
+    def __init__(self, prompts: int, *, seed: int = 0, target: float = 0.5, decay: float = 0.5, pool: int = 4) -> None:
+        super().__init__(prompts, seed=seed)
+        if not (0 < target < 1 and 0 < decay <= 1 and pool >= 1):
+            wanted = "`target` must be within (0, 1), `decay` within (0, 1] and `pool` 1 or more"
+            raise ValueError(f"Thompson: {wanted}, got {target}, {decay} and {pool}")
+        self.passed, self.failed = (torch.ones(prompts, dtype=torch.float64) for _ in range(2))
+        self.target, self.decay, self.pool = target, decay, pool
+
+    def propose(self, k: int) -> list[int]:
+        """Returns the ids of those k prompts of a random pool whose draws are nearest to the target."""
+        pool = torch.randperm(self.prompts, generator=self.generator)[: self.pool * k]
+        gamma: Any = torch._standard_gamma  # pyright: ignore[reportPrivateImportUsage]
+        passed, failed = (gamma(one[pool], generator=self.generator) for one in (self.passed, self.failed))
+        found = pool[(passed / (passed + failed) - self.target).abs().argsort(stable=True)[:k]]
+        # Of fewer prompts than places, some come again.
+        return found.repeat(-(-k // len(found)))[:k].tolist()
+
+    def observe(self, ids: list[int], rewards: Tensor) -> None:
+        """Moves the posteriors of the pass rates.
+
+        Args:
+            ids: Ids of the prompts.
+            rewards: Rewards of their rollouts, shape (k, G), [0, 1]; NaN where there is none.
+
+        Raises:
+            ValueError: A reward is outside [0, 1].
+        """
+        if bool((rewards < 0).any()) or bool((rewards > 1).any()):
+            raise ValueError("Thompson: a pass rate needs rewards within [0, 1]; use Greso or Uniform, or scale the rewards")
+        known, passed, seen = torch.tensor(ids), rewards.double().nansum(1).cpu(), (~rewards.isnan()).sum(1).double().cpu()
+        self.passed[known] = self.decay * self.passed[known] + (1 - self.decay) + passed
+        self.failed[known] = self.decay * self.failed[known] + (1 - self.decay) + seen - passed

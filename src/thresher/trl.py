@@ -1,0 +1,322 @@
+"""Selection in TRL's GRPOTrainer: rows without a gradient are left out, and a policy may choose the prompts.
+
+Only three methods of the trainer are wrapped, and each calls the trainer's own.
+"""
+
+import warnings
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher.rl import choose_rollouts, group_advantages, has_signal
+
+RIGHT_PADDED = frozenset(
+    {
+        "completion_ids",
+        "completion_mask",
+        "old_per_token_logps",
+        "tool_mask",
+        "sampling_per_token_logps",
+        "importance_sampling_ratio",
+    }
+)
+"""Entries of a batch of the loss with a column per token of the completion."""
+BY_ROW = RIGHT_PADDED | {"prompt_ids", "prompt_mask", "advantages"}
+"""Entries of a batch of the loss with a row per rollout."""
+MEAN_OVER_ROWS = frozenset({"grpo", "sapo", "dr_grpo", "luspo"})
+MEAN_OVER_TOKENS = "bnpo"
+"""Losses that divide by the rows, or the tokens, of the micro-batch; the others divide by the tokens of the whole step."""
+EXACT_LOSSES = MEAN_OVER_ROWS | {MEAN_OVER_TOKENS, "dapo", "cispo", "vespo"}
+SUM_FIRST = "sum_then_normalize"
+"""Aggregation of several rewards with which advantages are those of a group."""
+STATE = "thresher_prompts.pt"
+
+
+class Picks:
+    """What a selection has done by now.
+
+    Attributes:
+        groups: Number of groups of rollouts that were made.
+        groups_with_signal: Number of them whose rewards differ.
+        tokens_generated: Number of tokens that were generated, on this rank.
+        rows: Number of rows of the batches of the loss, on this rank.
+        rows_trained: Number of them that were trained on.
+        tokens_trained: Number of tokens of completions that were trained on.
+
+    Example:
+        >>> picks = Picks()
+        >>> picks.groups, picks.groups_with_signal, picks.rows, picks.rows_trained = 4, 1, 32, 8
+        >>> print(picks.summary())
+        groups with a signal    1 of 4 (25 %)
+        rows trained on         8 of 32 (25 %)
+        tokens generated        0
+        tokens trained on       0
+        time saved              unknown: compare with a training without the selection
+    """
+
+    def __init__(self) -> None:
+        self.groups = self.groups_with_signal = self.tokens_generated = 0
+        self.rows = self.rows_trained = self.tokens_trained = 0
+
+    def summary(self) -> str:
+        """Returns the counts, a line each."""
+        facts = {
+            "groups with a signal": _of(self.groups_with_signal, self.groups),
+            "rows trained on": _of(self.rows_trained, self.rows),
+            "tokens generated": f"{self.tokens_generated:,}",
+            "tokens trained on": f"{self.tokens_trained:,}",
+            "time saved": "unknown: compare with a training without the selection",
+        }
+        return "\n".join(f"{name:<24}{value}" for name, value in facts.items())
+
+
+def _of(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({100 * part / max(1, whole):.0f} %)"
+
+
+def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None) -> Picks:
+    """Attaches a selection to a GRPOTrainer, whose script stays as it is.
+
+    A group of rollouts whose rewards are all equal has advantages of 0, and no gradient. Its rows are left out of the forward
+    and backward passes of the training, and the loss is scaled such that the gradient is that of the whole batch, up to
+    rounding. The metrics that TRL logs cover the rows that are kept.
+
+    Args:
+        trainer: GRPOTrainer of TRL, before it trains.
+        policy: Policy that chooses the prompts, such as `thresher.rl.Thompson(len(prompts))`; it changes what is trained on.
+            Default: the prompts of the trainer's loader.
+        rollouts: Number of rollouts of each group that are trained on, those whose rewards vary most (PODS, arXiv:2504.13818),
+            2 or more; it changes what is trained on. Default: all.
+
+    Returns:
+        What was picked by now; `summary` says it in words.
+
+    Raises:
+        TypeError: `trainer` is no GRPOTrainer, or the policy lacks a method.
+        ValueError: A setting of the trainer gives a gradient to rows without an advantage, or lets rows depend on each other;
+            or the policy is of another dataset, or `rollouts` is out of its range.
+        RuntimeError: While it trains: a group holds different prompts, or a batch has entries that are not known.
+    """
+    if not all(hasattr(trainer, name) for name in ("_prepare_inputs", "_generate_and_score_completions", "_calculate_rewards")):
+        raise TypeError(f"thresher.trl.attach: `trainer` must be a GRPOTrainer of TRL, got {type(trainer).__name__}")
+    if isinstance(trainer, Selection):
+        raise ValueError("thresher.trl.attach: the trainer has a selection already")
+    _check_trainer(trainer)
+    _check_choice(trainer, policy, rollouts)
+    trainer.__class__ = type(f"Selected{type(trainer).__name__}", (Selection, type(trainer)), {})
+    trainer._policy, trainer._rollouts, trainer._picks = policy, rollouts, Picks()
+    return trainer._picks
+
+
+def _check_trainer(trainer: Any) -> None:
+    def has(name: str, default: Any = False) -> Any:
+        return getattr(trainer, name, default)  # older versions of TRL lack some of these
+
+    acting = ("rollout_func", "tools", "environment_factories", "environment_factory")
+    reasons = {
+        "beta != 0: rows without an advantage have a gradient of the KL term": trainer.beta != 0,
+        f"loss_type={trainer.loss_type!r}: how it divides is not known": trainer.loss_type not in EXACT_LOSSES,
+        "an entropy bonus acts on all rows": has("_entropy_bonus_enabled"),
+        "top_entropy_quantile < 1: its threshold is that of all rows": has("top_entropy_quantile", 1.0) < 1,
+        "the load-balancing loss of a mixture of experts acts on all rows": has("aux_loss_enabled"),
+        "multi_objective_aggregation: advantages are relative to the batch": has("multi_objective_aggregation", SUM_FIRST)
+        != SUM_FIRST,
+        "rollout_func, tools or environments": any(map(has, acting)),
+        "images": has("_is_vlm"),
+        "an iterable dataset has no prompts by number": not hasattr(trainer.train_dataset, "__len__"),
+    }
+    refused = [reason for reason, holds in reasons.items() if holds]
+    if refused:
+        raise ValueError(f"thresher.trl.attach: what is left out would not be exact. Not supported: {'; '.join(refused)}.")
+    args, batches = trainer.args, trainer.args.steps_per_generation * trainer.num_iterations
+    if args.save_strategy == "steps" and args.save_steps * args.gradient_accumulation_steps % batches:
+        warnings.warn(
+            f"TRL goes on exactly only where a checkpoint lies between two generations: save_steps={args.save_steps} x "
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} is no multiple of the {batches} batches of one.",
+            stacklevel=3,
+        )
+
+
+def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
+    needed = () if policy is None else ("propose", "observe", "state_dict", "load_state_dict")
+    if missing := ", ".join(name for name in needed if not hasattr(policy, name)):
+        raise TypeError(f"thresher.trl.attach: the policy {type(policy).__name__} lacks {missing}; see thresher.rl.Uniform")
+    prompts = getattr(policy, "prompts", None)
+    if prompts is not None and prompts != len(trainer.train_dataset):
+        raise ValueError(
+            f"thresher.trl.attach: the policy is of {prompts} prompts, and the dataset has {len(trainer.train_dataset)}"
+        )
+    if rollouts is None:
+        return
+    if not 2 <= rollouts <= trainer.num_generations:
+        raise ValueError(f"thresher.trl.attach: `rollouts` must be within [2, {trainer.num_generations}], got {rollouts}")
+    if trainer.scale_rewards == "batch":
+        raise ValueError("thresher.trl.attach: `rollouts` with scale_rewards='batch' would scale by rollouts that are left out")
+    if trainer.args.per_device_train_batch_size * rollouts % trainer.num_generations:
+        raise ValueError(
+            f"thresher.trl.attach: {rollouts} of {trainer.num_generations} rollouts do not divide the "
+            f"{trainer.args.per_device_train_batch_size} rows of a batch"
+        )
+
+
+class Selection:
+    """The three methods of a GRPOTrainer that `attach` puts before the trainer's own."""
+
+    _policy: Any
+    _rollouts: int | None
+    _picks: Picks
+    _rewards: Tensor
+
+    def _prepare_inputs(self, generation_batch: Any) -> Any:
+        """Returns the batch of the loss without the rows that have no gradient."""
+        own: Any = self
+        inputs = super()._prepare_inputs(generation_batch)  # pyright: ignore[reportAttributeAccessIssue]
+        if not own.model.training:
+            return inputs
+        picks, rows = self._picks, len(inputs["advantages"])
+        keep = _rows_to_keep(inputs, own.accelerator)
+        if len(keep) < rows:
+            inputs = without_other_rows(inputs, keep, own.loss_type)
+        picks.rows += rows
+        picks.rows_trained += len(keep)
+        picks.tokens_trained += int(inputs["completion_mask"].sum())
+        own._metrics["train"]["thresher/rows_trained"].append(len(keep) / rows)
+        return inputs
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        """Makes rollouts of the prompts of the policy, and keeps some of each group."""
+        own: Any = self
+        make = super()._generate_and_score_completions  # pyright: ignore[reportAttributeAccessIssue]
+        if not own.model.training:
+            return make(inputs)
+        world, rank, group = own.accelerator.num_processes, own.accelerator.process_index, own.num_generations
+        ids: list[int] = []
+        if self._policy is not None:
+            # Every rank draws the same prompts and takes its part: what the loader has read ahead is not used.
+            ids = list(self._policy.propose(len(inputs) * world // group))
+            rows = [own.train_dataset[number] for number in ids for _ in range(group)]
+            inputs = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
+        made = make(inputs)
+        rewards = self._rewards.view(-1, group)
+        signal = has_signal(rewards)
+        self._picks.groups += len(signal)
+        self._picks.groups_with_signal += int(signal.sum())
+        self._picks.tokens_generated += int(made["completion_mask"].sum())
+        if self._policy is not None:
+            self._policy.observe(ids, rewards.double().cpu())
+        return made if self._rollouts is None else self._of_some_rollouts(made, rewards, self._rollouts)
+
+    def _of_some_rollouts(self, made: Any, rewards: Tensor, count: int) -> Any:
+        """Returns the rollouts of each group whose rewards vary most, with the advantages among them."""
+        own: Any = self
+        world, rank, group = own.accelerator.num_processes, own.accelerator.process_index, own.num_generations
+        chosen = choose_rollouts(rewards.nan_to_num(nan=0.0), count)
+        kept = rewards.nan_to_num(nan=0.0).gather(1, chosen)
+        advantages = group_advantages(kept) if own.scale_rewards == "group" else kept - kept.mean(1, keepdim=True)
+        rows = chosen + torch.arange(len(rewards), device=chosen.device).unsqueeze(1) * group
+        rows = rows.view(world, -1)[rank] - rank * (len(rewards) // world) * group
+        found = {name: value[rows] if isinstance(value, Tensor) and value.dim() else value for name, value in made.items()}
+        found["advantages"] = advantages.view(world, -1)[rank].to(made["advantages"])
+        found["num_items_in_batch"] = own.accelerator.gather(_counted(found).sum()).sum()
+        return found
+
+    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Tensor:
+        """Returns the rewards, and looks at those of all ranks; a group must be of one prompt."""
+        own: Any = self
+        score = super()._calculate_rewards  # pyright: ignore[reportAttributeAccessIssue]
+        by_function = score(inputs, prompts, completions, completion_ids_list)
+        if own.model.training:
+            # A group may lie on two ranks; a hash of Python's own would be another one on each.
+            marks = torch.tensor([zlib.crc32(repr(prompt).encode()) for prompt in prompts], device=own.accelerator.device)
+            self._check_groups(own.accelerator.gather(marks).tolist())
+            total = (by_function * own.reward_weights.to(by_function.device)).nansum(1)
+            self._rewards = total.masked_fill(by_function.isnan().all(1), torch.nan)
+        return by_function
+
+    def _check_groups(self, prompts: list[int]) -> None:
+        own: Any = self
+        group = own.num_generations
+        for start in range(0, len(prompts) - len(prompts) % group, group):
+            if len(set(prompts[start : start + group])) > 1:
+                sampler = type(own._get_train_sampler()).__name__
+                raise RuntimeError(
+                    f"thresher.trl: rows {start} to {start + group - 1} are a group of {group} rollouts and hold different "
+                    f"prompts: their advantages mix prompts. The sampler is {sampler}: leave it to TRL, and choose prompts by "
+                    "a policy."
+                )
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Saves the state of the policy beside the trainer's."""
+        own: Any = self
+        super()._save_checkpoint(model, trial)  # pyright: ignore[reportAttributeAccessIssue]
+        folder = Path(own.args.output_dir) / f"checkpoint-{own.state.global_step}"
+        if self._policy is not None and own.args.should_save and folder.is_dir():
+            torch.save(self._policy.state_dict(), folder / STATE)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: Any) -> None:
+        """Goes on with the policy that a checkpoint has."""
+        super()._load_optimizer_and_scheduler(checkpoint)  # pyright: ignore[reportAttributeAccessIssue]
+        if checkpoint is None or self._policy is None:
+            return
+        file = Path(checkpoint) / STATE
+        if not file.is_file():
+            raise ValueError(
+                f"thresher.trl: {checkpoint} has no {STATE}: it was saved without this policy, which would begin anew"
+            )
+        self._policy.load_state_dict(torch.load(file, weights_only=True))
+
+
+def _rows_to_keep(inputs: Mapping[str, Tensor], accelerator: Any) -> Tensor:
+    """Returns the rows with an advantage, as many on every rank: TRL gathers a metric of each row, and DDP waits for all."""
+    signal = inputs["advantages"] != 0
+    count = max(1, int(accelerator.gather(signal.sum().unsqueeze(0)).max()))
+    others = _counted(inputs).sum(1).argsort(stable=True)  # those without an advantage that are needed: the shortest
+    return torch.cat((signal.nonzero().flatten(), others[~signal[others]]))[:count].sort().values
+
+
+def _counted(inputs: Mapping[str, Any]) -> Tensor:
+    """Returns the mask of the tokens that the loss counts."""
+    tools = inputs.get("tool_mask")
+    return inputs["completion_mask"] if tools is None else inputs["completion_mask"] * tools
+
+
+def without_other_rows(inputs: Mapping[str, Any], keep: Tensor, loss_type: str) -> dict[str, Any]:
+    """Returns some rows of a batch of the loss, scaled such that their gradient is that of the whole batch.
+
+    Args:
+        inputs: Batch of the loss of TRL: tensors with a row per rollout, and the number of tokens of the step.
+        keep: Rows, ascending, shape (K,), int64; the others have advantages of 0.
+        loss_type: Loss of the trainer, which says what it divides by.
+
+    Raises:
+        RuntimeError: The batch has entries that are not known.
+
+    Example:
+        >>> mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+        >>> batch = {"advantages": torch.tensor([0.0, 1.0]), "completion_mask": mask, "completion_ids": mask}
+        >>> found = without_other_rows(batch, torch.tensor([1]), "grpo")
+        >>> found["advantages"], found["completion_ids"]
+        (tensor([0.5000]), tensor([[1, 1]]))
+    """
+    given = {name: value for name, value in inputs.items() if value is not None}
+    unknown = sorted(set(given) - BY_ROW - {"num_items_in_batch"})
+    if unknown:
+        raise RuntimeError(f"thresher.trl: the batch of the loss has entries that are not known: {', '.join(unknown)}")
+    mask = _counted(given)
+    scale = 1.0
+    if loss_type in MEAN_OVER_ROWS:
+        scale = len(keep) / len(mask)
+    elif loss_type == MEAN_OVER_TOKENS:
+        scale = float(mask[keep].sum().clamp(min=1) / mask.sum().clamp(min=1))
+    used = given["completion_mask"][keep].any(0).nonzero()
+    width = int(used.max()) + 1 if len(used) else 1
+    found = dict(inputs)
+    for name in BY_ROW & given.keys():
+        rows = given[name][keep]
+        found[name] = rows[:, :width] if name in RIGHT_PADDED and rows.shape[1] > 1 else rows
+    found["advantages"] = found["advantages"] * scale
+    return found

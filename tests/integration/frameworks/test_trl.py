@@ -1,0 +1,212 @@
+"""`thresher.trl`: rows without a gradient are left out exactly, policies choose prompts; what cannot be exact is refused."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers
+from torch.utils.data import WeightedRandomSampler
+
+import grpo_cases
+import thresher.trl
+from depth import depth
+from grpo_cases import GROUP, PROMPTS, passes, trained, trainer, trl, weights
+from thresher import rl
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+LOSSES = ("dapo", "grpo", "dr_grpo", "bnpo", "cispo", "sapo", "vespo", "luspo")
+CASES = [{"loss_type": one} for one in LOSSES]
+CASES += [{"loss_type": one, "num_iterations": 2} for one in ("dapo", "grpo", "dr_grpo", "bnpo")]
+CASES += [{"loss_type": one, "num_iterations": 2, "steps_per_generation": 4} for one in ("dapo", "grpo", "dr_grpo", "bnpo")]
+CASES += [{"loss_type": "dapo", "scale_rewards": "batch"}, {"loss_type": "grpo", "gradient_accumulation_steps": 2}]
+CASES += [{"loss_type": "dapo", "mask_truncated_completions": True, "gradient_accumulation_steps": 2}]
+
+
+def largest_difference(plain, other):
+    pairs = zip(plain.gradients.seen, other.gradients.seen, strict=True)
+    return max(float((a - b).abs().max() / a.abs().max().clamp(min=1e-30)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("settings", depth(CASES[:4], CASES), ids=str)
+def test_what_is_left_out_has_no_gradient(settings, tmp_path):
+    if settings["loss_type"] == "luspo":
+        settings = settings | {"importance_sampling_level": "sequence"}
+    plain = trained(trainer(tmp_path, **settings))
+    skipping = trainer(tmp_path, **settings)
+    picks = thresher.trl.attach(skipping)
+    trained(skipping)
+    assert 0 < picks.rows_trained < picks.rows and 0 < picks.groups_with_signal < picks.groups
+    assert largest_difference(plain, skipping) < 2e-5
+    assert "thresher/rows_trained" in skipping.state.log_history[0]
+
+
+@pytest.mark.parametrize("loss", ["grpo", "bnpo", "dr_grpo"])
+def test_without_its_scale_the_gradient_is_another(loss, tmp_path, monkeypatch):
+    plain = trained(trainer(tmp_path, loss_type=loss))
+    whole = thresher.trl.without_other_rows
+
+    def unscaled(inputs, keep, loss_type):
+        return whole(inputs, keep, "dapo")
+
+    monkeypatch.setattr(thresher.trl, "without_other_rows", unscaled)
+    skipping = trainer(tmp_path, loss_type=loss)
+    thresher.trl.attach(skipping)
+    trained(skipping)
+    assert largest_difference(plain, skipping) > 0.1
+
+
+@pytest.mark.parametrize("make", [rl.Uniform, rl.Greso, rl.Thompson])
+def test_a_policy_chooses_the_prompts_and_sees_their_rewards(make, tmp_path):
+    policy, made = make(PROMPTS), trainer(tmp_path)
+    proposed, observed = [], []
+    propose, observe = policy.propose, policy.observe
+    policy.propose = lambda k: proposed.append(propose(k)) or proposed[-1]
+    policy.observe = lambda ids, rewards: observed.append((ids, rewards)) or observe(ids, rewards)
+    picks = thresher.trl.attach(made, policy)
+    trained(made)
+    assert [ids for ids, _ in observed] == proposed and len(proposed) == 4
+    assert all(rewards.shape == (2, GROUP) and rewards.dtype == torch.float64 for _, rewards in observed)
+    assert picks.groups == 8 and picks.tokens_generated > 0
+    levels = [number % 10 for ids in proposed for number in ids]
+    means = torch.cat([rewards.mean(1) for _, rewards in observed])
+    assert all(mean == 0 for level, mean in zip(levels, means, strict=True) if level <= 2)
+
+
+def test_some_rollouts_of_each_group(tmp_path):
+    made = trainer(tmp_path)
+    picks = thresher.trl.attach(made, rollouts=2)
+    trained(made)
+    assert picks.rows == 4 * 4 and picks.rows_trained <= picks.rows
+    assert weights(made).isfinite().all()
+
+
+@pytest.mark.parametrize("make", [rl.Greso, rl.Thompson])
+def test_a_training_that_goes_on_is_the_whole_one(make, tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant", "dtype": torch.float32}
+    whole = trainer(tmp_path, **settings)
+    thresher.trl.attach(whole, first := make(PROMPTS))
+    trained(whole)
+    again = trainer(tmp_path, **settings)
+    thresher.trl.attach(again, second := make(PROMPTS, seed=7))
+    trained(again, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert torch.equal(weights(whole), weights(again))
+    for name, value in first.state_dict().items():
+        assert (
+            torch.equal(value, second.state_dict()[name])
+            if isinstance(value, torch.Tensor)
+            else value == second.state_dict()[name]
+        )
+
+
+def sometimes(completions, level, **given):
+    """No reward for some rollouts, and for all of some prompts."""
+    known = passes(completions, level)
+    return [
+        None if one == 9 or place % 5 == 0 else reward for place, (reward, one) in enumerate(zip(known, level, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("make", [None, rl.Greso, rl.Thompson])
+def test_rewards_that_are_not_given(make, tmp_path):
+    made = trainer(tmp_path, reward=sometimes)
+    picks = thresher.trl.attach(made, None if make is None else (policy := make(PROMPTS)))
+    trained(made)
+    assert weights(made).isfinite().all() and picks.groups == 8
+    if make is not None:
+        assert all(one.isfinite().all() for one in vars(policy).values() if isinstance(one, torch.Tensor))
+
+
+def test_two_ranks_train_as_without_a_selection(tmp_path):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", grpo_cases.__file__]
+    done = subprocess.run([*launch, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    for one in found:
+        assert one["plain - skipping"] < 1e-6 and one["rows"][0] < one["rows"][1]
+        for name in ("greso", "thompson", "rollouts"):
+            assert one[f"{name}, ranks differ"] == 0
+        assert one["policies"] == found[0]["policies"]
+
+
+class Weighted(trl.GRPOTrainer):
+    def _get_train_sampler(self, dataset=None):
+        return WeightedRandomSampler(torch.ones(PROMPTS), 400)
+
+
+def test_a_group_of_different_prompts_is_an_error(tmp_path):
+    made = trainer(tmp_path, of=Weighted)
+    thresher.trl.attach(made)
+    with pytest.raises(RuntimeError, match="hold different prompts.*The sampler is WeightedRandomSampler"):
+        trained(made)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "match"),
+    [
+        ("beta", 0.1, "beta != 0"),
+        ("loss_type", "new", "loss_type='new'"),
+        ("_entropy_bonus_enabled", True, "an entropy bonus"),
+        ("top_entropy_quantile", 0.5, "top_entropy_quantile < 1"),
+        ("aux_loss_enabled", True, "load-balancing loss"),
+        ("multi_objective_aggregation", "normalize_then_sum", "relative to the batch"),
+        ("rollout_func", print, "rollout_func, tools or environments"),
+        ("_is_vlm", True, "images"),
+        ("train_dataset", iter(()), "an iterable dataset"),
+    ],
+)
+def test_what_cannot_be_exact_is_refused(name, value, match, tmp_path):
+    made = trainer(tmp_path)
+    setattr(made, name, value)
+    with pytest.raises(ValueError, match=f"would not be exact. Not supported: .*{match}"):
+        thresher.trl.attach(made)
+    assert type(made) is trl.GRPOTrainer
+
+
+def test_checkpoints_inside_of_a_generation_are_told(tmp_path):
+    made = trainer(tmp_path, save_strategy="steps", save_steps=1, steps_per_generation=2)
+    with pytest.warns(UserWarning, match="goes on exactly only where a checkpoint lies between two generations: save_steps=1"):
+        thresher.trl.attach(made)
+
+
+def test_entries_that_are_not_known_are_an_error():
+    batch = {"advantages": torch.tensor([0.0, 1.0]), "completion_mask": torch.ones(2, 3), "mystery": torch.zeros(2)}
+    with pytest.raises(RuntimeError, match="entries that are not known: mystery"):
+        thresher.trl.without_other_rows(batch, torch.tensor([1]), "dapo")
+
+
+def test_a_checkpoint_without_the_policy_is_refused(tmp_path):
+    settings = {"save_strategy": "steps", "save_steps": 2, "dtype": torch.float32}
+    plain = trainer(tmp_path, **settings)
+    trained(plain)
+    again = trainer(tmp_path, **settings)
+    thresher.trl.attach(again, rl.Uniform(PROMPTS))
+    with pytest.raises(ValueError, match="has no thresher_prompts.pt: it was saved without this policy"):
+        trained(again, resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+
+
+def test_other_refusals(tmp_path):
+    made = trainer(tmp_path)
+    with pytest.raises(TypeError, match="must be a GRPOTrainer of TRL, got object"):
+        thresher.trl.attach(object())
+    with pytest.raises(TypeError, match="the policy object lacks propose, observe"):
+        thresher.trl.attach(made, object())
+    with pytest.raises(ValueError, match="the policy is of 3 prompts, and the dataset has 40"):
+        thresher.trl.attach(made, rl.Uniform(3))
+    with pytest.raises(ValueError, match=r"`rollouts` must be within \[2, 4\], got 1"):
+        thresher.trl.attach(made, rollouts=1)
+    with pytest.raises(ValueError, match="scale by rollouts that are left out"):
+        thresher.trl.attach(trainer(tmp_path, scale_rewards="batch"), rollouts=2)
+    thresher.trl.attach(made)
+    with pytest.raises(ValueError, match="the trainer has a selection already"):
+        thresher.trl.attach(made)
+
+
+def test_an_evaluation_is_that_of_the_trainer(tmp_path):
+    made = trainer(tmp_path, per_device_eval_batch_size=8, eval_steps=2)
+    made.args.eval_strategy = transformers.trainer_utils.IntervalStrategy.STEPS
+    made.eval_dataset = made.train_dataset.select(range(4))
+    picks = thresher.trl.attach(made, policy := rl.Thompson(PROMPTS))
+    trained(made)
+    assert picks.groups == 8 and int((policy.passed + policy.failed > 2).sum()) <= 8
