@@ -86,7 +86,10 @@ SECONDS_LIMIT = 2.0 / TEN_MILLION
 """Largest number of CPU seconds per sample of a plan of ImportanceSampling."""
 START_LIMIT = 5.0
 START_LIMITS = {"Winnow, paced": 2.5}
-"""Limits of starts other than `START_LIMIT`: this one has the order of stratified batches in it, and no other permutation."""
+"""Limits of starts of ten million samples or more other than `START_LIMIT`: this one has the order of stratified batches in it.
+
+With fewer, `torch.randperm` takes a few milliseconds, as long as a cache holds it, and the ratio informs.
+"""
 RECORDS_LIMITS = {"Kakurenbo": 9.0, "InfoBatch": 8.0}
 MEMORY_LIMIT = 24.0
 BY_HAND_LIMIT = 0.9
@@ -231,12 +234,24 @@ def filled(name: str, n: int, device: torch.device) -> tuple[Any, dict[str, Tens
     return method, records
 
 
+def start_limit(name: str, n: int) -> float | None:
+    """Returns the limit of the start of an epoch over `torch.randperm`; None where it informs.
+
+    Args:
+        name: Name of the method in `METHODS`.
+        n: Number of samples.
+    """
+    if name not in START_LIMITS:
+        return START_LIMIT
+    return START_LIMITS[name] if n >= TEN_MILLION else None
+
+
 def start_times(n: int, pairs: int, calls: int, device: torch.device) -> list[Row]:
     """Times (b) plan, order and first batch over torch.randperm(N), beside order and first batch of an unattached loader."""
 
     def side(name: str) -> Side:
         run = mid_training(METHODS[name](), n, device).run
-        return Side(name, lambda _: start_epoch(run), limit=START_LIMITS.get(name, START_LIMIT))
+        return Side(name, lambda _: start_epoch(run), limit=start_limit(name, n))
 
     plain = loader_of(n)
     unattached = Side("unattached DataLoader", lambda _: next(iter(plain)))

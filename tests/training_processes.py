@@ -6,6 +6,7 @@
 import datetime
 import itertools
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext, suppress
@@ -447,8 +448,18 @@ def _another_epoch(rank: int, size: int) -> str:
 def one_alone(rank: int, size: int) -> dict[str, Any]:
     """Messages where process 0 alone saves, within an epoch and between two, and whether the training is as without it."""
     found, name = {}, "Kakurenbo"
-    training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
     before, worlds.PATIENCE = worlds.PATIENCE, datetime.timedelta(seconds=0.3)
+    attach = thresher.attach
+
+    def late(*given: Any, **settings: Any) -> Any:
+        time.sleep(1.5 * rank)  # process 0 attaches alone, and waits for the others
+        return attach(*given, **settings)
+
+    with warnings.catch_warnings(record=True) as said, pytest.MonkeyPatch.context() as patch:
+        warnings.simplefilter("always")
+        patch.setattr(thresher, "attach", late)
+        training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
+    found["waits"] = [str(one.message) for one in said if "thresher.attach" in str(one.message)]
 
     def save(when: str) -> None:
         if rank == 0:

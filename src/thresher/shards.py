@@ -34,11 +34,12 @@ class World(ABC):
     def exchange(self, parts: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
         """Sends one array to each rank, and returns those that were sent to this one; shape (any,), all of one dtype."""
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, *, patient: bool = False) -> None:
         """Waits for all ranks, up to a time.
 
         Args:
             what: Name of what all ranks must call, for the message.
+            patient: Whether a rank that does not come in that time is told by a warning, and waited for. Default: False.
 
         Raises:
             RuntimeError: A rank does not come.

@@ -4,6 +4,7 @@ import atexit
 import hashlib
 import json
 import time
+import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
@@ -118,7 +119,7 @@ class ProcessWorld(CountedWorld):
             _let_threads_of_gloo_end()
         self._device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
 
-    def meet(self, what: str) -> None:
+    def meet(self, what: str, *, patient: bool = False) -> None:
         """Waits for all ranks, `PATIENCE` at most; see `World`."""
         # Over the store, because ranks that are not here may be in a collective call of the training, which would mix with one.
         # The number of meetings that are over is in the keys, so that a second meeting does not find the ranks of the first.
@@ -126,6 +127,7 @@ class ProcessWorld(CountedWorld):
         group: Any = self._group or whole
         store, room = whole.get_group_store(), f"thresher/{group.group_name}/{dist.get_global_rank(group, 0)}"
         place = f"{room}/{store.add(f'{room}/over', 0)}"
+        store.set(f"{place}/rank/{self.rank}", "here")
         if store.add(place, 1) == self.size:
             store.add(f"{room}/over", 1)
             store.set(f"{place}/all", "here")
@@ -133,10 +135,18 @@ class ProcessWorld(CountedWorld):
         end = time.monotonic() + PATIENCE.total_seconds()
         # A rank that gives up takes its count back. If all have come in this moment, it is too late to give up, and it goes on.
         while not store.check([f"{place}/all"]):
-            if time.monotonic() > end and store.add(place, -1) < self.size - 1:
+            late = time.monotonic() > end
+            missing = [rank for rank in range(self.size) if late and not store.check([f"{place}/rank/{rank}"])]
+            said = (
+                f"{what} was called in process {self.rank} of {self.size}, and not within {PATIENCE.total_seconds():g} s in "
+                f"{', '.join(map(str, missing))}."
+            )
+            if missing and patient:
+                warnings.warn(f"{said} It is waited for: all processes must call it.", stacklevel=6)
+                end = float("inf")
+            elif late and not patient and store.add(place, -1) < self.size - 1:
                 raise RuntimeError(
-                    f"{what} was called in process {self.rank} of {self.size}, and not in all of them within "
-                    f"{PATIENCE.total_seconds():g} s. Each process holds a part of the run: call it in every process, also "
+                    f"{said} Each process holds a part of the run: call it in every process, also "
                     "where one alone writes the file. Nothing was sent to the others, and the training can go on."
                 )
             time.sleep(BETWEEN_LOOKS_S)

@@ -279,6 +279,7 @@ def check(given: RunConfig, process_group: Any) -> RunConfig:
     check_settings(given.epochs, given.forward_passes, given.scoring, given.on_nonfinite, given.seed)
     _check_types(given)
     # From here on a process may fail by itself, and the others would wait for it: first all of them compare what they have.
+    world.meet("thresher.attach", patient=True)
     check_alike(world, _settings_of(given), given.loader)
     check_free("optimizer", "" if given.optimizer is None else type(given.optimizer).__name__, optimizers_of(given))
     check_free("loader", type(given.loader).__name__, [given.loader])

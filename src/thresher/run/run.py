@@ -364,6 +364,7 @@ class Run(Uncopied):
         """
         if not self._parts.config.observe:
             raise ValueError("run.data_map: the run does not observe: use thresher.observe(...), or attach(..., observe=True)")
+        self._parts.records.shard.world.meet("run.data_map()")
         return map_of(self.records, self._parts.config.loader.dataset, labels)
 
     @property

@@ -37,3 +37,8 @@ def test_limits_of_other_plans(monkeypatch, tmp_path):
         assert {name for name, row in rows.items() if row["limit_s"]} == {*overhead.DRAWING[:2]}
         assert rows["ImportanceSampling"]["limit_s"] == pytest.approx(2e-7 * N)
         assert [row["name"] for row in memory["rows"]] == ["ImportanceSampling"] and code == 1
+
+
+def test_the_start_of_stratified_batches_is_limited_at_ten_million_samples():
+    assert overhead.start_limit("Winnow, paced", overhead.TEN_MILLION) == 2.5
+    assert overhead.start_limit("Winnow, paced", 1_281_167) is None and overhead.start_limit("Kakurenbo", 1000) == 5
