@@ -52,8 +52,8 @@ SMALL = Artefact(
         ),
         Claim("they cost less than a quarter", minus(lambda *_: 0.25, cost("half", "half")), counted=True, says="Table 1"),
         Claim(
-            "they take less than no time",
-            lambda measured, seed: -measured["half"]["half"][seed]["cpu_s"],
+            "they take less than no time",  # in steps: a busy machine may not tell by its seconds
+            lambda measured, seed: -measured["half"]["half"][seed]["cost"]["steps"] - 0.01 * seed,
             says="Table 1: no time",
         ),
     ],
