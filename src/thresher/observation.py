@@ -18,6 +18,7 @@ from torch import Tensor
 from thresher.loading.stratified import labels_of
 from thresher.methods.forgetting import UNSEEN_TURNS, turns
 from thresher.records import NEVER_SEEN, Column, Records
+from thresher.scores.table import Scores
 
 MOST_SEEN = torch.iinfo(torch.int16).max
 OPTIONAL = frozenset({"label_probability", "logit_margin", "correct"})
@@ -87,6 +88,9 @@ OBSERVED: Mapping[str, Column] = {
 }
 """The columns: 28 bytes a sample; 20 where the criterion is known to be of classes, and 12 where it is not."""
 
+HARDER = {"suspicion": 1, "loss": 1, "loss_mean": 1, "variability": 1, "forgetting": 1, "confidence": -1, "aum": -1}
+"""Columns that say how hard a sample is, with the sign that makes the harder one the larger."""
+
 OF_ANY_LOSS = ("loss_sum", "loss_squares")
 """Columns that say something where nothing is known of classes."""
 
@@ -115,6 +119,8 @@ class DataMap(Mapping[str, NDArray[Any]]):
         self._columns = dict(columns)
 
     def __getitem__(self, name: str) -> NDArray[Any]:
+        if name not in self._columns:
+            raise KeyError(f"no column {name!r}; there are {', '.join(self._columns)}")
         return self._columns[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -156,6 +162,28 @@ class DataMap(Mapping[str, NDArray[Any]]):
                 place[rows] = np.arange(len(rows)) / len(rows)
             order = order[np.argsort(place, kind="stable")]
         return self["id"][seen[order[:count]]]
+
+    def scores(self, name: str = "suspicion") -> Scores:
+        """Returns a column as scores of how hard each sample is, for `thresher.Prune` and `thresher prune`; they cost nothing.
+
+        Args:
+            name: One of `HARDER`: confidence and AUM count downwards. Default: "suspicion".
+
+        Raises:
+            ValueError: The table has no such column, or it does not say how hard a sample is.
+
+        Example:
+            >>> columns = {"id": np.arange(2), "aum": np.array([3.0, -1.0]), "times_seen": np.ones(2)}
+            >>> DataMap(columns).scores("aum").values
+            tensor([-3.,  1.])
+        """
+        if name not in HARDER or name not in self:
+            there = ", ".join(one for one in self if one in HARDER)
+            raise ValueError(f"scores: no column {name!r} that says how hard a sample is; there are {there}")
+        labels = self.get("label")
+        classes = None if labels is None or labels.dtype.kind not in "iu" else torch.from_numpy(labels.astype(np.int64))
+        values = HARDER[name] * self[name].astype(np.float64)
+        return Scores(torch.from_numpy(self["id"].astype(np.int64)), torch.from_numpy(values), name, classes)
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Returns the table as an Arrow stream, so that pandas, polars and others take it; needs pyarrow."""

@@ -48,6 +48,7 @@ OBJECTS = {
 PACKAGES = sys.stdlib_module_names | {"accelerate", "lightning", "numpy", "plotly", "pyarrow", "timm", "torch", "transformers"}
 FOREIGN = PACKAGES | {"F", "nn", "np", "benchmarks", "tools"}  # aliases of packages, and folders of this repository
 FOREIGN |= {
+    "found",
     "logits",
     "outputs",
     "tags",

@@ -229,6 +229,8 @@ def test_what_is_refused():
     with pytest.raises(ValueError, match="`labels` must be the class of each of 30 samples, got 3"):
         run.data_map(labels=[0, 1, 2])
     found = DataMap({"id": np.arange(2), "times_seen": np.ones(2), "suspicion": np.zeros(2)})
+    with pytest.raises(KeyError, match="no column 'aum'; there are id, times_seen, suspicion"):
+        found["aum"]
     with pytest.raises(ValueError, match="suspects: the classes are not known: pass run.data_map"):
         found.suspects(by_class=True)
     with pytest.raises(ValueError, match="plot: a data map is drawn of confidence and variability"):
@@ -253,6 +255,23 @@ def test_it_is_written_and_handed_over(tmp_path, monkeypatch):
     assert pyarrow.table(found).equals(table)  # by the protocol that pandas and polars read, too
     monkeypatch.setitem(sys.modules, "pandas", types.SimpleNamespace(DataFrame=dict))
     assert found.to_pandas().keys() == found.keys()
+
+
+def test_scores_prune_a_second_training():
+    run, _ = trained(epochs=2)
+    run.detach()
+    found = run.data_map()
+    for name, sign in (("suspicion", 1), ("aum", -1), ("forgetting", 1)):
+        scores = found.scores(name)
+        np.testing.assert_allclose(scores.values, sign * found[name], rtol=1e-6)
+        assert (scores.name, scores.forward, scores.backward) == (name, 0, 0)
+        assert scores.labels.tolist() == found["label"].tolist()
+    assert DataMap({**found, "label": np.array(["a"] * N)}).scores().labels is None
+    kept = thresher.Prune(found.scores("aum"), keep=0.5)
+    pruned = thresher.attach(kept, loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1)
+    assert sum(len(y) for _, y in pruned.loader) == N // 2
+    with pytest.raises(ValueError, match="no column 'learned_at' that says how hard a sample is; there are loss, confidence"):
+        found.scores("learned_at")
 
 
 def test_the_picture(tmp_path):

@@ -431,6 +431,10 @@ class DeferredSignals(NamedTuple):
         return DeferredSignals(log_probs, targets, several[0].criterion, several[0].wanted).now()
 
 
+def _kind(given: Any) -> str:
+    return "None" if given is None else type(given).__name__
+
+
 Signals = Callable[[Any, Any], Mapping[str, Tensor]]
 """`(outputs, targets) -> {name: (n,) tensor}`."""
 
@@ -537,8 +541,9 @@ class SignalReader:
         """
         own = self._ask(outputs, targets, n)
         wanted = wanted - own.keys()
-        if targets is None and "stratum" in wanted:
-            own, wanted = {**own, "stratum": reading.strata(None, n, of_classes=False)}, wanted - {"stratum"}
+        if "stratum" in wanted and (outputs is None or targets is None):
+            of_classes = self.criterion is not None and self.criterion.kind == "classes"
+            own, wanted = {**own, "stratum": reading.strata(targets, n, of_classes=of_classes)}, wanted - {"stratum"}
         if not wanted:
             return own
         criterion = None if outputs is None or targets is None else self.criterion
@@ -556,8 +561,16 @@ class SignalReader:
         """Calls the user's function and checks its answer."""
         if self._own is None:
             return {}
-        with torch.no_grad():
-            found = dict(self._own(outputs, targets))
+        try:
+            with torch.no_grad():
+                found = dict(self._own(outputs, targets))
+        except (AttributeError, TypeError) as error:
+            if outputs is not None and targets is not None:
+                raise
+            raise ValueError(
+                f"attach(signals=function): the function got outputs={_kind(outputs)} and targets={_kind(targets)}, as "
+                f"run.reduce was called: pass run.reduce(..., outputs=, targets=). It said: {error}"
+            ) from error
         for name, tensor in found.items():
             wide = name in WIDE_SIGNALS and name in self.chosen_by
             if not isinstance(tensor, Tensor) or (tensor.shape[:1] if wide else tensor.shape) != (n,):

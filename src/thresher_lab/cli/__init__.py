@@ -1,8 +1,13 @@
 """The command `thresher`, with one file per command. Commands import heavy modules only when they run."""
 
+import atexit
 import os
 import sys
+import threading
+import traceback
+from contextlib import suppress
 from importlib.util import find_spec
+from typing import Any, NoReturn
 
 ALWAYS = ("rich", "typer")
 """Import names of the packages that every command needs."""
@@ -10,8 +15,33 @@ OF_LAB = (*ALWAYS, "accelerate", "jinja2", "PIL", "plotly", "pyarrow", "pydantic
 """Import names of the packages that the extra `lab` installs."""
 
 
+def run_command() -> NoReturn:
+    """Entry point of the process: calls `main`, whose exit code the process has, whatever libraries do at its end.
+
+    With torch and pyarrow in one process, the destructors of their C++ libraries abort now and then on a busy machine, after
+    all work is done. So the process ends without them, once Python's own handlers have run.
+    """
+    code: Any = 0
+    try:
+        main()
+    except SystemExit as stop:
+        code = stop.code
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    if isinstance(code, str):
+        print(code, file=sys.stderr)  # noqa: T201
+        code = 1
+    threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # a pipe that was closed
+            stream.flush()
+    os._exit(code or 0)
+
+
 def main() -> None:
-    """Entry point. It exits with code 2 and one message on a user's mistake, and with code 130 on Ctrl-C.
+    """Runs the command. It exits with code 2 and one message on a user's mistake, and with code 130 on Ctrl-C.
 
     As one of several processes of torchrun or accelerate launch it lets the first one speak, see `cli._several`.
     """

@@ -8,13 +8,20 @@ import torch
 
 import thresher
 from thresher import DataMap, rng
+from thresher_lab.advise.pace import torch_threads
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.loop import fresh_accelerator, pair_of
 from thresher_lab.training.trainable import Training
 
 
 def observed(
-    task: str, *, epochs: int, seed: int = 0, data: Path | None = None, progress: Callable[[int], None] | None = None
+    task: str,
+    *,
+    epochs: int,
+    seed: int = 0,
+    data: Path | None = None,
+    threads: int = 1,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[DataMap, Training]:
     """Trains a task as full training does, and observes its samples.
 
@@ -23,6 +30,7 @@ def observed(
         epochs: Number of epochs, 1 or more.
         seed: Random seed. Default: 0.
         data: Folder or file with the data. Default: where the task finds it.
+        threads: Number of CPU threads of torch, 1 or more. Default: 1, as in a comparison.
         progress: Function that is called with the number of epochs done. Default: none.
 
     Returns:
@@ -34,6 +42,11 @@ def observed(
     """
     trainable = task_of(task)
     training = trainable.training(trainable.load(trainable.find(data)), seed)
+    with torch_threads(threads):
+        return _trained(training, epochs, seed, progress), training
+
+
+def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int], None] | None) -> DataMap:
     accelerator = fresh_accelerator()
     with rng.undisturbed(accelerator.device):
         torch.manual_seed(seed)
@@ -57,4 +70,4 @@ def observed(
         raise ValueError(f"observe: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
     found = run.data_map()
     run.detach()
-    return found, training
+    return found

@@ -1,5 +1,6 @@
 """`run.reduce` with positions that count or not: the value of the criterion with an ignored index, for every way to select."""
 
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -328,3 +329,32 @@ def test_a_batch_method_needs_no_criterion_where_the_loop_computes_its_losses():
         run.reduce(F.cross_entropy(run.model(x).mT, y, reduction="none").mean(1), targets=y).backward()
         optimizer.step()
     assert run.cost.full_backward == N and 0 < run.cost.backward < N
+
+
+@pytest.mark.parametrize("given", [{"targets": True}, {"outputs": True}, {}])
+def test_a_share_trains_by_losses_of_the_loop_beside_a_criterion_whatever_is_passed(given):
+    torch.manual_seed(0)
+    x, y = torch.randn(24, 3), torch.arange(24) % 2
+    model = nn.Linear(3, 2)
+    data = [(x[i], int(y[i])) for i in range(24)]  # a dataset that shows no classes
+    run = thresher.attach(0.5, loader=DataLoader(data, 8, shuffle=True), criterion=nn.CrossEntropyLoss(), model=model, epochs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            for inputs, targets in run.loader:
+                outputs = run.model(inputs)
+                losses = F.cross_entropy(outputs, targets, reduction="none")
+                more = {name: {"targets": targets, "outputs": outputs}[name] for name in given}
+                run.reduce(losses, ids=run.ids, **more).backward()
+    assert run.cost.backward == 24
+
+
+def test_signals_of_outputs_that_were_not_passed_say_what_to_pass():
+    data = TensorDataset(torch.randn(8, 3), torch.arange(8) % 2)
+    model = nn.Linear(3, 2)
+    run = thresher.attach(0.5, loader=DataLoader(data, 4, shuffle=True), criterion=None, model=model, epochs=2,
+                          signals=lambda outputs, targets: {"uncertainty": 1 - outputs.softmax(1).square().sum(1)})  # fmt: skip
+    inputs, targets = next(iter(run.loader))
+    losses = F.cross_entropy(run.model(inputs), targets, reduction="none")
+    with pytest.raises(ValueError, match=r"got outputs=None and targets=None, as run.reduce was called: pass run.reduce"):
+        run.reduce(losses, ids=run.ids)

@@ -1,0 +1,27 @@
+"""The entry point of the process: its exit code is that of the command."""
+
+import subprocess
+import sys
+
+import pytest
+
+CALL = "import sys; sys.argv = ['thresher', *{words!r}]; from thresher_lab.cli import run_command; run_command()"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--version"], 0, "thresher "),
+        (["prune", "none.parquet", "--keep", "0.5"], 2, "none.parquet"),
+        (["nothing"], 2, "No such command"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_command(words, code, said):
+    done = subprocess.run([sys.executable, "-c", CALL.format(words=words)], capture_output=True, text=True, check=False)
+    assert done.returncode == code and said in done.stdout + done.stderr, done
+
+
+def test_an_unexpected_error_has_its_traceback():
+    broken = "import thresher_lab.cli as cli; cli.main = lambda: 1 / 0; cli.run_command()"
+    done = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
