@@ -32,7 +32,7 @@ class ObservedCard:
     Args:
         id: Id of the sample.
         label: Name of its class; None where it is not known.
-        values: What was observed, in words.
+        values: Values that were observed, in words.
         image: Picture as a data URI; None where there is none.
         text: Text that shows the sample; None where there is none.
     """
