@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "grpo.json"
 MARKS = "<!-- table of benchmarks.grpo -->", "<!-- end of the table of grpo -->"
 DEAD = {"0": 0, "1/3": 1, "2/3": 2}
-"""Of three prompts, how many have equal rewards."""
+"""Number of prompts with equal rewards among three."""
 LIMITS = {"0": 1.03, "1/3": 0.70, "2/3": 0.40}
 """Largest time of a training step over that of plain TRL."""
 GROUP, PROMPTS, STEPS, TURNS = 8, 24, 4, 5
@@ -56,7 +56,7 @@ def seconds(dead: int, *, skips: bool, folder: str) -> tuple[float, float]:
     """Trains, and returns the CPU seconds of a step without and with the generation of its rollouts.
 
     Args:
-        dead: Of three prompts, how many have equal rewards.
+        dead: Number of prompts with equal rewards among three.
         skips: Whether groups without a signal are skipped.
         folder: Folder for the files of the trainer.
     """

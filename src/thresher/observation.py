@@ -211,7 +211,7 @@ class DataMap(Mapping[str, NDArray[Any]]):
         return pyarrow.table(self._columns)
 
     def plot(self, path: str | Path, *, most: int = 20_000) -> None:
-        """Draws the data map: confidence over variability, coloured by the share of times that a prediction was forgotten.
+        """Draws the data map: confidence over variability, coloured by how often a right prediction became wrong.
 
         Args:
             path: File of the picture, such as "map.png".

@@ -1,6 +1,6 @@
 """Selection in TRL's GRPOTrainer: rows without a gradient are left out, and a policy may choose the prompts.
 
-Only three methods of the trainer are wrapped, and each calls the trainer's own.
+Five methods of the trainer are wrapped, and each calls the trainer's own.
 """
 
 import warnings
@@ -164,7 +164,7 @@ def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
 
 
 class Selection:
-    """The three methods of a GRPOTrainer that `attach` puts before the trainer's own."""
+    """The methods of a GRPOTrainer that `attach` puts before the trainer's own."""
 
     _policy: Any
     _rollouts: int | None

@@ -219,6 +219,22 @@ class Stream(IterableDataset):
         return iter([(torch.zeros(3), 1)] * 8)
 
 
+@pytest.mark.parametrize("observe", [False, True])
+def test_what_the_method_needs_is_needed_beside_an_observer_too(observe):
+    data, model, _ = parts()
+    run = thresher.attach(
+        thresher.Forgetting(0.3, start=1, hide="once"),
+        loader=DataLoader(data, B, shuffle=True),
+        criterion=lambda outputs, targets: (outputs - targets).square(),
+        model=model,
+        epochs=3,
+        observe=observe,
+    )
+    x, y = next(iter(run.loader))
+    with pytest.raises(ValueError, match="`correct`.* not defined for criterion"):
+        run.criterion(run.model(x)[:, 0], y.float())
+
+
 def test_what_is_refused():
     run = thresher.attach(thresher.FullData(), loader=DataLoader(parts()[0], B), criterion=nn.CrossEntropyLoss(), epochs=1)
     with pytest.raises(ValueError, match="run.data_map: the run does not observe: use thresher.observe"):

@@ -50,6 +50,7 @@ class CreditedCriterion(nn.Module):
         if isinstance(criterion, nn.Module):
             # The same dictionaries: a task that moves to a device takes class weights along, and checkpoints keep their names.
             self._parameters, self._buffers, self._modules = criterion._parameters, criterion._buffers, criterion._modules
+            self._non_persistent_buffers_set = criterion._non_persistent_buffers_set
 
     def forward(self, outputs: Any, targets: Any, *others: Any, ids: Tensor | None = None, repeat: int | None = None) -> Tensor:
         """Computes the loss.
@@ -100,6 +101,16 @@ class CreditedCriterion(nn.Module):
         if self._epochs.comparison.pending:
             self._epochs.comparison.credited(value, outputs)
         return value
+
+    def train(self, mode: bool = True) -> "CreditedCriterion":
+        """Sets the mode of the user's criterion, too, so that `eval` of the task reaches it.
+
+        Args:
+            mode: Whether it is the mode of training. Default: True.
+        """
+        if isinstance(self._own[0], nn.Module):
+            self._own[0].train(mode)
+        return super().train(mode)
 
     def extra_repr(self) -> str:
         """Returns the user's criterion."""

@@ -105,7 +105,8 @@ class RunConfig:
     @property
     def optional(self) -> Mapping[str, str]:
         """Signals that the epoch method, or observing, can do without, each with what it does instead; "": nothing to say."""
-        observed = dict.fromkeys(OPTIONAL, "") if self.observe else {}
+        needed = {column.signal or name for name, column in self.epoch_method.columns().items()}
+        observed = dict.fromkeys(OPTIONAL - needed, "") if self.observe else {}
         return observed | dict(requirements_of(self.epoch_method).optional)
 
     @property

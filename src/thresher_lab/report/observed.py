@@ -44,19 +44,6 @@ class ObservedCard:
     text: str | None
 
 
-@dataclass(frozen=True)
-class ObservedSheet:
-    """Samples that have something in common.
-
-    Args:
-        title: Heading that says what they have in common.
-        cards: The samples in order.
-    """
-
-    title: str
-    cards: list[ObservedCard]
-
-
 def write_observed(
     path: Path,
     found: DataMap,
@@ -98,11 +85,11 @@ def write_observed(
         drawn=len(drawn),
         class_columns=CLASS_COLUMNS,
         classes=class_rows(found, classes) if {"label", "confidence"} <= set(found) else [],
-        sheets=[
-            ObservedSheet(title, [_card(found, int(row), classes, show) for row in rows])
+        sheets={
+            title: [_card(found, int(row), classes, show) for row in rows]
             for title, rows in rows_that_stand_out(found).items()
             if len(rows)
-        ],
+        },
         plotly=plotly_js(),
     )
     with whole(path) as file:

@@ -1,4 +1,4 @@
-"""`thresher observe`: its two files, for classes with pictures, and for numbers with neither."""
+"""`thresher observe`: its two files, of a training with classes and of a regression with texts."""
 
 import re
 import textwrap

@@ -36,6 +36,18 @@ def test_it_takes_the_place_of_the_criterion_of_a_task():
     assert own.weight.dtype == torch.float64 and own.weight is task.criterion.weight
 
 
+def test_modes_and_buffers_are_those_of_the_users_criterion():
+    task = Task()
+    task.criterion.register_buffer("seen", torch.zeros(1), persistent=False)
+    own, names = task.criterion, list(task.state_dict())
+    task.criterion = attached(task).criterion
+    assert list(task.state_dict()) == names
+    task.eval()
+    assert not own.training
+    task.train()
+    assert own.training
+
+
 def test_a_copy_is_the_users_criterion():
     task = Task()
     own = task.criterion
