@@ -1,8 +1,9 @@
 """The version of the package, and those of other packages that it follows."""
 
 import re
-import warnings
 from importlib.metadata import version
+
+from thresher.warning import warn
 
 __version__ = "0.2.0"
 
@@ -17,8 +18,7 @@ def warn_if_newer(package: str, tested: tuple[int, int], module: str) -> None:
     """
     here = version(package)
     if tuple(map(int, re.findall(r"\d+", here)[:2])) > tested:
-        warnings.warn(
+        warn(
             f"{module} is tested with {package} up to {tested[0]}.{tested[1]}, and {here} is installed: what it follows may "
-            "have changed. Compare a training with FullData() and one without Thresher first: they must be equal.",
-            stacklevel=3,
+            "have changed. Compare a training with FullData() and one without Thresher first: they must be equal."
         )

@@ -3,7 +3,6 @@
 Five methods of the trainer are wrapped, and each calls the trainer's own.
 """
 
-import warnings
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from thresher.rl import choose_rollouts, group_advantages, has_signal
+from thresher.warning import warn
 
 RIGHT_PADDED = frozenset(
     {
@@ -134,10 +134,9 @@ def _check_trainer(trainer: Any) -> None:
         raise ValueError(f"thresher.trl.attach: what is left out would not be exact. Not supported: {'; '.join(refused)}.")
     args, batches = trainer.args, trainer.args.steps_per_generation * trainer.num_iterations
     if args.save_strategy == "steps" and args.save_steps * args.gradient_accumulation_steps % batches:
-        warnings.warn(
+        warn(
             f"TRL goes on exactly only where a checkpoint lies between two generations: save_steps={args.save_steps} x "
-            f"gradient_accumulation_steps={args.gradient_accumulation_steps} is no multiple of the {batches} batches of one.",
-            stacklevel=3,
+            f"gradient_accumulation_steps={args.gradient_accumulation_steps} is no multiple of the {batches} batches of one."
         )
 
 

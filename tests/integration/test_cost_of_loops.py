@@ -73,6 +73,35 @@ def test_a_second_loss_of_a_call_by_its_own_name_counts_its_forward_pass():
     assert (cost.forward, cost.backward, cost.full_forward, cost.full_backward) == (128, 128, 128, 128)
 
 
+def test_a_second_loss_of_all_rows_is_named():
+    """Its gradient reaches all rows, so that the backward pass costs them all; a second loss of the run keeps the same rows."""
+    run, _, optimizer = attached(ONCE, forward_passes="once")
+
+    def two(x, y):
+        outputs = run.model(x)
+        return run.criterion(outputs, y) + run.criterion(outputs * 0.5, y)
+
+    train(run, optimizer, two)
+    assert run.cost.backward == 32
+    run, _, optimizer = attached(ONCE, forward_passes="once", epochs=2)
+
+    def with_penalty(x, y):
+        outputs = run.model(x)
+        return run.criterion(outputs, y) + 1e-4 * outputs.square().mean()
+
+    with pytest.warns(UserWarning, match="kept 0.50 .* all rows of 4 of 4 backward passes.*by run.criterion") as said:
+        train(run, optimizer, with_penalty, epochs=2)
+    assert len(said) == 1 and said[0].filename == __file__ and run.cost.backward == 128
+
+
+def test_batches_before_a_method_chooses_are_no_reason_to_keep_less():
+    """Two forward passes that save nothing are told by the batches in which the method chose."""
+    run, _, optimizer = attached(SelectiveBackprop(keep=0.5, start=0.5), epochs=2, forward_passes="twice")
+    run._parts.stopwatch.ratio = lambda: 2.0  # a backward pass takes two forward passes, so that .5 saves time
+    train(run, optimizer, lambda x, y: run.criterion(run.model(x), y), epochs=2)
+    assert (run.cost.scoring, run.cost.backward) == (64, 96)
+
+
 def test_reentrant_checkpoints_make_the_cost_unknown():
     """Without the warning that the outputs did not come from run.model."""
     run, _, optimizer = attached(ONCE, forward_passes="once")

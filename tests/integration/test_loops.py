@@ -1,5 +1,6 @@
 """Loops of all kinds: how they end an epoch, ask for batches ahead, and come back to it, and what the run makes of them."""
 
+import gc
 import itertools
 import threading
 from dataclasses import dataclass, field
@@ -481,3 +482,26 @@ def looked_ahead(loader, ahead):
     while following is not None:
         batch, following = following, next(batches, None)
         yield batch, following is None
+
+
+@pytest.mark.parametrize("method", [0.5, thresher.FullData(), thresher.SelectiveBackprop(keep=0.5)], ids=str)
+def test_a_step_leaves_nothing_for_the_garbage_collector(method):
+    """A cycle would keep batches, and the order of the epoch that their ids are views of, until it happens to run."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.arange(64) % 3), 8, shuffle=True)
+    run = thresher.attach(
+        method, loader=loader, criterion=nn.CrossEntropyLoss(), model=net, optimizer=optimizer, epochs=3, stratify=None
+    )
+    for epoch in range(3):
+        if epoch == 2:
+            gc.collect()
+            gc.disable()
+        for x, y in run.loader:
+            optimizer.zero_grad()
+            run.criterion(run.model(x), y).backward()
+            optimizer.step()
+    try:
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -33,7 +33,20 @@ FLOORS = (
     ("subset",),
     ("loading",),
     ("distributed",),
-    ("plans", "records", "schedules", "selection", "exact", "shards", "permutation", "cost", "timing", "rng", "_version"),
+    (
+        "plans",
+        "records",
+        "schedules",
+        "selection",
+        "exact",
+        "shards",
+        "permutation",
+        "cost",
+        "timing",
+        "rng",
+        "warning",
+        "_version",
+    ),
 )
 """From the top to the ground; the names of one floor are the rooms or modules that stand beside each other."""
 

@@ -325,7 +325,8 @@ class Attributor:
             weights: Weights of the rows from the plan and from a batch method, shape (n,), float32; None if all are 1.
         """
         self._batches.make_room()
-        ids = ids.to(self._device, non_blocking=True)
+        # A copy: a view would keep the order of the whole epoch in memory while the next one is planned.
+        ids = ids.to(self._device, non_blocking=True, copy=True)
         self.meter.next_batch(len(ids))
         tensors = leaves(batch)
         record = YieldedBatch(ids, self._yielded, unknown=self.unknown_rows.reason, all_count=_none_ignored(tensors))

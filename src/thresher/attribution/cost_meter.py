@@ -101,6 +101,8 @@ class ForwardPass:
             meter.make_unknown(RECOMPUTED)
         self.name_by_rows()
         meter.backwards += 1
+        meter.subset_backwards += 1
+        meter.whole_backwards += rows == self.rows
         meter.reached += self.n
         # The model may run several rows per sample, such as two crops: the two passes must be counted in one unit.
         if self.n == self.rows:
@@ -161,6 +163,8 @@ class Meter:
         """Number of samples in forward passes that a backward pass reached, even if it ran on a part of their rows."""
         self.backwards = 0
         """Number of backward passes, counted once per forward pass that they reached."""
+        self.subset_backwards = self.whole_backwards = 0
+        """Numbers of backward passes of `subset_backward`, and of those among them that ran on all rows."""
         self.evaluated = 0
         """Number of calls of `run.model` without gradients."""
         self.elsewhere = 0

@@ -50,7 +50,6 @@ class YieldedBatch:
         weights_over_n: `weights / B`, computed once.
         tensors: Tensors of the batch whose first dimension is that of the samples.
         marked: The tensors with their versions when they were yielded, in reverse order, because targets come last.
-        whole: Attribution of a loss over all rows of the batch.
         credited: Whether a loss of this batch was credited.
         credited_rows: Number of rows whose losses were credited, summed over all steps.
         asked_ids: Copy of `ids` that `run.ids_of` returned for this batch; None if the loop did not call it.
@@ -65,7 +64,6 @@ class YieldedBatch:
     weights_over_n: Tensor | None = None
     tensors: tuple[Tensor, ...] = ()
     marked: tuple[tuple[Tensor, int], ...] = ()
-    whole: "Attribution | None" = None
     credited: bool = False
     credited_rows: int = 0
     asked_ids: Tensor | None = None

@@ -127,7 +127,7 @@ class RowTracker(Uncopied):
         """Evidence of the latest targets against the ids that the loop states."""
         self.latest: YieldedBatch | None = None
         """The batch remembered last; None before the first."""
-        self._returned: tuple[weakref.ref[Tensor], int, YieldedBatch] | None = None
+        self._returned: tuple[weakref.ref[Tensor], int, Attribution] | None = None
 
     def remember_batch(self, batch: YieldedBatch, tensors: list[Tensor]) -> None:
         """Records the tensors of a batch that the loader yields.
@@ -143,7 +143,6 @@ class RowTracker(Uncopied):
         else:
             batch.tensors = tuple(self.sample_dimension.with_samples_first(tensors, n))
         batch.marked = tuple([(tensor, tensor._version) for tensor in reversed(batch.tensors) if not tensor.is_inference()])
-        batch.whole = Attribution(batch.ids, rows.key, batch, RowLayout(n), rows.positions(), (), batch.all_count)
         for tensor in batch.tensors:
             self._remember(tensor, rows, None)
         self._forget_the_dead()
@@ -163,7 +162,10 @@ class RowTracker(Uncopied):
         # Held weakly: outputs hold the graph of the whole step, which must go when the loop lets go of it.
         whole = isinstance(outputs, Tensor) and not inputs.refuse and batch.unknown is None
         if whole and repeat == 1 and count == len(batch.ids) == len(outputs) and step == 1:
-            self._returned = weakref.ref(outputs), outputs._version, batch
+            own = Rows(batch, 0, 1, count, 1)
+            # Not kept in the batch, which it names: without a cycle, memory of a batch is free as soon as nobody needs it.
+            of_all = Attribution(batch.ids, own.key, batch, RowLayout(count), own.positions(), (), batch.all_count)
+            self._returned = weakref.ref(outputs), outputs._version, of_all
         changed = inputs.description if inputs.refuse else None
         for tensor in leaves(outputs):
             if tensor.dim() and tensor.shape[0] == count * repeat:
@@ -181,12 +183,13 @@ class RowTracker(Uncopied):
         """
         if self._returned is None:
             return None
-        returned, version, batch = self._returned
+        returned, version, of_all = self._returned
         if returned() is not outputs or outputs._version != version:
             return None
-        for tensor, then in batch.marked:
+        assert of_all.batch is not None
+        for tensor, then in of_all.batch.marked:
             if tensor is targets:
-                return batch.whole if tensor._version == then else None
+                return of_all if tensor._version == then else None
         return None
 
     def look(self, tensor: Tensor) -> Lookup:

@@ -4,7 +4,6 @@ import atexit
 import hashlib
 import json
 import time
-import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thresher.shards import World
+from thresher.warning import warn
 
 PATIENCE = timedelta(seconds=60)
 """Time that a rank waits for the others if the loop may have called only one rank."""
@@ -142,7 +142,7 @@ class ProcessWorld(CountedWorld):
                 f"{', '.join(map(str, missing))}."
             )
             if missing and patient:
-                warnings.warn(f"{said} It is waited for: all processes must call it.", stacklevel=6)
+                warn(f"{said} It is waited for: all processes must call it.")
                 end = float("inf")
             elif late and not patient and store.add(place, -1) < self.size - 1:
                 raise RuntimeError(

@@ -5,7 +5,6 @@ another sample. What came out of the function is compared with the samples that 
 but the loader, and nothing of the user's is written.
 """
 
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 
 from thresher.loading.row_buffer import rows_of, take_apart
 from thresher.loading.trees import map_where
+from thresher.warning import warn
 
 MOVED = "sorts or mixes the samples of a batch"
 CHANGED = (
@@ -60,12 +60,11 @@ class UnknownRows:
         self.reason = self.reason or batch.reason
         if batch.unseen is not None and batch.reason is None and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 f"collate_fn {batch.unseen} changes the values of its samples, so that a batch does not show which row is "
                 "which sample. Row i is taken for sample i. If that is right, pass thresher.attach(collate_keeps_rows=True). "
                 "If it sorts or mixes samples, return the index of each sample from the dataset and pass it as ids=. "
-                "This is said once.",
-                stacklevel=2,
+                "This is said once."
             )
         return batch.batch
 

@@ -1,6 +1,5 @@
 """Whether workers draw random numbers, which a run that was interrupted cannot repeat."""
 
-import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -8,6 +7,7 @@ import torch
 
 from thresher import rng
 from thresher.loading.trees import differing_part
+from thresher.warning import warn
 
 NOTED = 3
 """Number of batches of a worker that are looked at."""
@@ -42,12 +42,11 @@ class ResumedDraws:
         """Returns the batch that the collate function returned."""
         if batch.drew and not self._warned:
             self._warned = True
-            warnings.warn(
+            warn(
                 "load_state_dict: the run goes on where it was interrupted, and its dataset or collate_fn draws random numbers "
                 f"{self._where}. They are not those that a run without the interruption draws, so the samples that are read "
                 "now may be augmented in another way; their order, ids and weights are the same. For the same numbers, "
-                f"{self._way_out}. This is said once.",
-                stacklevel=6,
+                f"{self._way_out}. This is said once."
             )
         return batch.batch
 

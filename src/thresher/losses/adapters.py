@@ -380,8 +380,9 @@ class CustomCriterion(ReducedCriterion):
 
     def _copy(self) -> Any:
         own: nn.Module = self.own
-        kept: list[Any] = [*own.parameters(), *(one for one in vars(own).values() if isinstance(one, torch.Generator))]
-        memo: dict[int, Any] = {id(one): one for one in kept}
+        memo: dict[int, Any] = {id(one): one for one in own.parameters()}
+        # deepcopy refuses generators. The copy draws what the user's call will draw, and leaves the user's generator as it is.
+        memo |= {id(one): one.clone_state() for one in vars(own).values() if isinstance(one, torch.Generator)}
         try:
             return copy.deepcopy(own, memo)
         except Exception as error:

@@ -6,7 +6,6 @@ no class weights. Without plan weights the scalar is the criterion's own, bit fo
 sum(v s m) / sum(s), and sum(v s m) / sum(v s) where the criterion has class weights.
 """
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
@@ -21,6 +20,7 @@ from thresher.loading.trees import leaves
 from thresher.losses import signals as reading
 from thresher.losses.signals import NOT_OF_VALUES, WIDE_SIGNALS
 from thresher.records import NEVER_SEEN
+from thresher.warning import warn
 
 
 class LossAndSignals(NamedTuple):
@@ -495,7 +495,7 @@ class SignalReader:
         words = [self._without[name] for name in sorted(missing) if self._without[name]]
         if words and not self._said:
             self._said = True
-            warnings.warn(" ".join(words) + " This is said once.", stacklevel=6)
+            warn(" ".join(words) + " This is said once.")
         return {name: torch.full((n,), NEVER_SEEN, device=loss.device) for name in missing}
 
     def _measure_with_own(

@@ -38,7 +38,6 @@ keep, in random order among themselves.
 
 import math
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
@@ -57,6 +56,7 @@ from thresher.methods.gradient_norm import GradientNorm
 from thresher.methods.small_loss import SmallLoss
 from thresher.plans import BatchPlan
 from thresher.selection import share
+from thresher.warning import warn
 
 UNIFORM = "uniform"
 SELECTORS: dict[str, type[KeepLargest] | None] = {
@@ -383,11 +383,10 @@ class AdaSelection(KeepLargest):
     def _warn_without_uniform(self) -> None:
         large = [name for name in map(name_in_pool, self.pool) if name in BY_LARGE_LOSSES]
         if self.normalise and large and UNIFORM not in self.pool:
-            warnings.warn(
+            warn(
                 f"AdaSelection: `pool` is {self.pool!r}, which has {large[0]!r} and not {UNIFORM!r}. Where large losses are "
                 "wrong labels or outliers, no selector can take the weight from it, and training may fail. Add "
-                f"{UNIFORM!r} to `pool`.",
-                stacklevel=4,
+                f"{UNIFORM!r} to `pool`."
             )
 
     @classmethod

@@ -1,6 +1,5 @@
 """Compares, in the first steps, the losses of the run's own forward passes with those of the loop."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ from thresher.attribution.accumulator import Entry, StepAccumulator
 from thresher.attribution.cost_meter import next_node
 from thresher.attribution.rows import AttributionError
 from thresher.passes.own import Beginning, OwnPasses
+from thresher.warning import warn
 
 TIMES = 2
 """Number of epochs that search for a batch to compare."""
@@ -149,12 +149,11 @@ class Comparison:
         self._times = 0
         self._stop()
         if self._trial is None and self._passes.is_plain:
-            warnings.warn(
+            warn(
                 "The loop changes its batches in place before it computes a loss, and the run's own forward passes see them as "
                 f"the loader yielded them. {self._use} Change a copy of the batch, so that the losses of both can be compared, "
                 "or pass attach(forward=lambda model, batch: (outputs, targets)) that does the same as the loop. Where the "
-                "loop mixes samples, as mixup does, a difference is expected. This warning is given once.",
-                stacklevel=2,
+                "loop mixes samples, as mixup does, a difference is expected. This warning is given once."
             )
 
     def _is_whole(self, entry: Entry) -> bool:
@@ -173,10 +172,9 @@ class Comparison:
             return
         except torch.OutOfMemoryError:
             self._stop()
-            warnings.warn(
+            warn(
                 "There was not enough memory to compare the losses of the run's own forward passes with those of the loop. "
-                "The training goes on without this comparison.",
-                stacklevel=2,
+                "The training goes on without this comparison."
             )
             return
         if found is not None:
@@ -200,7 +198,7 @@ class Comparison:
             self.can_choose = self._rows_apart and not different
         elif different:
             largest = float((own - loss).abs()[~same].max())
-            warnings.warn(
+            warn(
                 f"The losses that the run computes in its own forward passes are not those of the loop: in one batch they "
                 f"differ for {different} of {len(own)} samples, by up to {largest:.3g}. {self._use} In its own passes, the run "
                 f"calls {self._passes.call} and gives the result to the criterion. Where the loop does more than that (it "
@@ -208,6 +206,5 @@ class Comparison:
                 "attach(forward=lambda model, batch: (outputs, targets)) that does the same and returns what the criterion "
                 "gets. Where the loop adds up several losses of a sample, let one criterion compute them all from (outputs, "
                 "targets). Where the loop draws random numbers between run.loader and run.model, as for noise or "
-                "augmentation, a difference is expected. This warning is given once.",
-                stacklevel=2,
+                "augmentation, a difference is expected. This warning is given once."
             )

@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -40,6 +39,7 @@ from thresher.run.run import Run
 from thresher.run.strata import STRATUM, STRATUM_COLUMN
 from thresher.shards import World
 from thresher.timing import SPREAD_OVER, WHOLE_STEPS, Stopwatch, Timing, whole_steps
+from thresher.warning import warn
 
 LONG_EPOCH = 100
 """Number of times that an epoch may draw each sample, on average, before a warning."""
@@ -272,34 +272,34 @@ def _check_batches(parts: Parts, epochs: Epochs) -> None:
     config, loader, method = parts.config, parts.loader, parts.config.epoch_method
     requires, name = requirements_of(method), type(method).__name__
     if config.on_stream is not None:
-        warnings.warn(
+        warn(
             f"{name} draws uniformly inside each batch of a stream, which has no epoch to plan. The rows that it leaves out "
-            "are loaded all the same.",
-            stacklevel=4,
+            "are loaded all the same."
         )
     long = not loader.streams and loader.n is not None and loader.candidates > LONG_EPOCH * loader.n
     if long and not isinstance(method, FullData):
-        warnings.warn(
+        warn(
             f"An epoch of the loader has {loader.candidates:,} samples, drawn from {loader.n:,}, and {name} decides once an "
-            "epoch: it may never decide again in this training. Use shuffle=True, whose epochs have each sample once.",
-            stacklevel=4,
+            "epoch: it may never decide again in this training. Use shuffle=True, whose epochs have each sample once."
         )
     if loader.streams or (config.spend != "batches" and not requires.smaller_batches):
         return
     sizes = loader.step_sizes(epochs.held, least=least_rows(config.model))
     for signal in undefined_signals(requires.optional, config.adapter, config.signals):
-        warnings.warn(_without(config)[signal], stacklevel=4)
+        warn(_without(config)[signal])
     if config.epochs == 1 and requires.smaller_batches and sizes is not None:
-        warnings.warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.", stacklevel=4)
+        warn(f"{name} draws uniformly in a training of one epoch: no sample was seen before.")
 
 
 def _without(config: RunConfig) -> dict[str, str]:
     """What is said where a signal that the epoch method can do without is not defined, by signal."""
-    method = config.epoch_method
-    where = "where the loop computes its losses" if config.criterion is None else f"of the outputs of {config.criterion!r}"
+    method, own = config.epoch_method, config.criterion
+    of = getattr(own, "__name__", own)  # a function by its name, without its address
+    where = "where the loop computes its losses" if own is None else f"of the outputs of {of}"
     return {
-        signal: f"{type(method).__name__} has no `{signal}` {where} and {instead}. Pass attach(signals=function) with "
-        f"function(outputs, targets) -> {{'{signal}': (n,) tensor}}{way_around(method, signal)}."
+        signal: f"{type(method).__name__} has no `{signal}` {where} and {instead}. A regression has none. Where there are "
+        f"classes, pass attach(signals=function) with function(outputs, targets) -> {{'{signal}': (n,) tensor}}"
+        f"{way_around(method, signal)}."
         if instead
         else ""
         for signal, instead in config.optional.items()

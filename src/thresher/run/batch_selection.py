@@ -1,6 +1,5 @@
 """How a batch method chooses the rows of a batch: before the loop sees the batch, or in the loop's own forward pass."""
 
-import warnings
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from time import perf_counter
@@ -28,6 +27,7 @@ from thresher.run.parts import Parts
 from thresher.subset import SubsetBackward, kept_rows, subset_backward
 from thresher.subset.compilers import compiled_like, given
 from thresher.subset.parallel import CallInside, averages, data_parallel, inside
+from thresher.warning import warn
 
 
 def gradient_of_nothing(outputs: Any) -> Tensor:
@@ -92,6 +92,9 @@ def not_by_rows(error: Exception, criterion: Any, kept: int, of: int) -> Excepti
         "run.reduce(losses, ids=run.ids)."
     )
 
+
+MOSTLY = 0.9
+"""Share of the backward passes, and of the rows of one, from which on they are nearly all."""
 
 FEW = 8
 """Number of rows for which a method is asked how many it keeps."""
@@ -159,12 +162,11 @@ class UnevenLabels:
         if self._warned or not self._uneven:
             return
         self._warned = True
-        warnings.warn(
+        warn(
             "The method divides kept losses by the rows of the batch, and samples of one batch had different numbers of labels "
             "that count. Where rows are chosen before the forward pass without the labels of their whole batch, the mean over "
             "the kept labels is multiplied by the share of the rows that were kept, which is not the share of the labels. Use "
-            "forward_passes='once'. This is said once.",
-            stacklevel=6,
+            "forward_passes='once'. This is said once."
         )
 
 
@@ -219,7 +221,7 @@ class BatchStage:
         self.step = 0
         self.candidates = self.kept = 0
         self._facts: dict[str, float] = {}
-        self._batches = 0
+        self._batches = self._offered = self._chosen = 0
         self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
 
     def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
@@ -238,6 +240,8 @@ class BatchStage:
             name = type(self.method).__name__
             raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
         self.state = state
+        self._offered += len(ids)
+        self._chosen += len(plan.rows)
         return self._counted(plan, len(ids))
 
     def _generator(self) -> torch.Generator:
@@ -286,6 +290,15 @@ class BatchStage:
         self._facts = {}
         return found
 
+    def share_chosen(self) -> float | None:
+        """Returns the share of rows that the method chose since the last call, without the batches that it left whole.
+
+        None where it was not asked.
+        """
+        share = self._chosen / self._offered if self._offered else None
+        self._offered = self._chosen = 0
+        return share
+
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the method and its position in the random numbers."""
         return {
@@ -333,7 +346,7 @@ class Trained:
         self._parts = [] if model is None else [part for part in model.modules() if isinstance(part, SubsetBackward)]
         self._whole = _innermost(model)
         if self._parts and model is not as_given and given(as_given).options is not None:
-            warnings.warn(COMPILED_AROUND, stacklevel=4)
+            warn(COMPILED_AROUND)
         if model is None or self._parts or not subset:
             return
         # A model that torch.compile returned is compiled inside of the wrapper; one in DistributedDataParallel is wrapped
@@ -485,7 +498,11 @@ class BatchSelection:
         """Forgets the choices of batches long before this one."""
 
     def warn_if_in_vain(self, keep: float) -> None:
-        """Warns once where choosing costs more than it saves, given the share of the last epoch's candidates that was kept."""
+        """Warns once where choosing saves nothing.
+
+        Args:
+            keep: Share of the rows that the method chose in the last epoch, in the batches in which it chose.
+        """
 
 
 class InForward(BatchSelection):
@@ -508,6 +525,7 @@ class InForward(BatchSelection):
         self._chosen_in_step: list[tuple[Any, BatchPlan, Tensor | None]] = []
         self._before_step: dict[str, Any] = {}
         self._may_be_foreign = False
+        self._passed_back = 0, 0
         self._share = 1.0
         self._warned = self._compared = self._trains_whole = False
 
@@ -649,21 +667,30 @@ class InForward(BatchSelection):
         return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
 
     def warn_if_in_vain(self, keep: float) -> None:
-        """Warns once where the loop does not call `run.model`, whose backward pass costs the chosen rows only."""
-        elsewhere = self._parts.attributor.meter.elsewhere
-        if (
-            self._warned
-            or self._trained.module is None
-            or not elsewhere
-            or self._parts.attributor.meter.cost.unknown is not None
-        ):
+        """Warns once where the backward pass costs the whole batch for a reason that lies in the loop."""
+        meter, before = self._parts.attributor.meter, self._passed_back
+        self._passed_back = now = meter.subset_backwards, meter.whole_backwards
+        passes, whole = now[0] - before[0], now[1] - before[1]
+        if self._warned or self._trained.module is None or meter.cost.unknown is not None:
+            return
+        if meter.elsewhere:
+            why = (
+                f"the outputs of {meter.elsewhere:,} samples did not come from run.model, so that their backward pass costs "
+                "the whole batch. Call run.model(inputs) in the loop instead of the model itself."
+            )
+        # A penalty on the outputs, or a loss of another head, of all rows; whole steps are few, and of the model itself.
+        elif passes and keep < MOSTLY <= whole / passes:
+            why = (
+                f"gradient came to all rows of {whole:,} of {passes:,} backward passes, which therefore cost the whole batch. "
+                "Another loss of the outputs has all rows of the batch: compute it by run.criterion or run.reduce, too, or add "
+                "it to the losses that run.reduce gets."
+            )
+        else:
             return
         self._warned = True
-        warnings.warn(
-            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples in the loop's own forward pass, and the "
-            f"outputs of {elsewhere:,} samples did not come from run.model, so that their backward pass costs the whole batch. "
-            "Call run.model(inputs) in the loop instead of the model itself. This is said once.",
-            stacklevel=5,
+        warn(
+            f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples in the loop's own forward pass, and {why} "
+            "This is said once."
         )
 
     def step_over(self) -> None:
@@ -775,9 +802,8 @@ class BeforeForward(BatchSelection):
         if keep <= most:
             return
         self._warned = True
-        warnings.warn(
+        warn(
             f"{type(self._stage.method).__name__} kept {keep:.2f} of the samples, but with two forward passes it saves time on "
             f"this model only below {most:.2f} (a backward pass takes {ratio:.2f} forward passes, measured). Keep less than "
-            f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once.",
-            stacklevel=5,
+            f"{most:.2f}, use forward_passes='once', or a cheaper scoring=Scoring(...). This is said once."
         )

@@ -7,7 +7,6 @@ The names, the number and the sizes of the tensors do not depend on the number o
 import hashlib
 import io
 import itertools
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
@@ -30,6 +29,7 @@ from thresher.run.batch_selection import BatchStage
 from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts
 from thresher.shards import ALONE, Shard, World
+from thresher.warning import warn
 
 VERSION = 8
 """Number of the form of a saved state."""
@@ -192,7 +192,7 @@ def check_shuffle(state: Mapping[str, Any], loader: SelectedLoader) -> None:
                 "epochs."
             )
     elif was != now and saved is not None and own is not None:
-        warnings.warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}", stacklevel=5)
+        warn(f"load_state_dict: the state was saved by a loader with {was}, this one has {now}")
 
 
 def _order_of(shuffle: Mapping[str, Any] | None) -> str:
@@ -651,25 +651,21 @@ class SavedState:
             ("epochs=", state["epochs"], self.parts.config.epochs),
         ):
             if saved != own:
-                warnings.warn(
-                    f"load_state_dict: the state was saved with {what}{saved}, this run has {what}{own}", stacklevel=4
-                )
+                warn(f"load_state_dict: the state was saved with {what}{saved}, this run has {what}{own}")
         if not state["ran_out"]:
-            warnings.warn(
+            warn(
                 f"load_state_dict: the state was saved after the last batch of epoch {state['epoch'] - 1}, when the loop had "
                 "not asked run.loader for a further batch: it had left by break, return, zip or islice, or it counts its calls "
                 f"of next. The run goes on with epoch {state['epoch']}. If code of your loop that follows the last batch, such "
                 "as scheduler.step(), had not run when the state was saved, run it now. A state that is saved after run.loader "
-                "has been iterated to its end gives no such warning.",
-                stacklevel=4,
+                "has been iterated to its end gives no such warning."
             )
 
         if not state["active"] and state["history"][-1:] and not state["history"][-1]["complete"]:
-            warnings.warn(
+            warn(
                 f"load_state_dict: the state was saved after the loop had left epoch {state['epoch'] - 1} before its last "
                 f"batch, by break or return. The run goes on with epoch {state['epoch']}, as the loop would have done. To go "
-                "on within the epoch, save the state inside the loop, before break or return.",
-                stacklevel=4,
+                "on within the epoch, save the state inside the loop, before break or return."
             )
 
     def _check_kind(self, state: Mapping[str, Any]) -> None:

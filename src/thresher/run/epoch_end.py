@@ -2,7 +2,6 @@
 
 import enum
 import threading
-import warnings
 from collections.abc import Callable
 
 from thresher.attribution.attributor import BATCHES_AHEAD, Attributor
@@ -10,6 +9,7 @@ from thresher.cost import UNSEEN
 from thresher.methods._adapted import OnSubset
 from thresher.methods.contract import EpochMethod, requirements_of
 from thresher.run.parts import Parts
+from thresher.warning import warn
 
 
 def plans_by_losses(method: EpochMethod | OnSubset) -> bool:
@@ -92,7 +92,7 @@ class SilentEpochs:
             self._way_out = ENABLE_GRADIENTS
         if self._silent == 1 and (passed or steps or evaluated or self._needed()):
             cost = "" if passed else ", and run.cost is unknown"
-            warnings.warn(f"{self._who}: no loss was credited in a whole epoch{cost}. {self._way_out}", stacklevel=6)
+            warn(f"{self._who}: no loss was credited in a whole epoch{cost}. {self._way_out}")
 
 
 WAY_OUT = (

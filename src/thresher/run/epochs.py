@@ -1,6 +1,5 @@
 """The epochs of a run: when one begins and ends, the plan it follows, progress, history, and what it cost."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from time import perf_counter
@@ -43,6 +42,7 @@ from thresher.timing import (
     TimeTold,
     told,
 )
+from thresher.warning import warn
 
 ENOUGH_STEPS = 1200
 """Least number of steps of full training from which full-size batches in fewer steps lose little more than smaller batches."""
@@ -88,7 +88,7 @@ class Planner:
         self._records.remember(plan.remember)
         if plan.note and plan.note not in self._warned_of:
             self._warned_of.add(plan.note)
-            warnings.warn(plan.note, stacklevel=5)
+            warn(plan.note)
         return held
 
     def hold(self, own: PackedPlan) -> HeldPlan:
@@ -269,11 +269,10 @@ class Epochs:
                 self._silence.begin_again(steps_are_seen=self.hooks is not None)
                 self._take_back()
             elif self._saved_left:
-                warnings.warn(
+                warn(
                     f"The state that was saved after the loop had left epoch {left} by break goes on within epoch {left} when "
                     f"it is loaded, but this run begins epoch {left + 1}. For both to do the same, end epochs early with a "
-                    "sampler of fewer samples instead of break.",
-                    stacklevel=3,
+                    "sampler of fewer samples instead of break."
                 )
         self._saved_left = False
         resumed = self._resumed
@@ -294,10 +293,9 @@ class Epochs:
         self.comparison.begin_epoch(_use_of_own_losses(self.selection, self._method, plan), trial=self.selection.gives_up)
         if self.epoch >= self.config.epochs and not self._warned_of_length and torch.is_grad_enabled():
             self._warned_of_length = True
-            warnings.warn(
+            warn(
                 f"Epoch {self.epoch + 1} begins, but attach was given epochs={self.config.epochs}, to which the schedules of "
-                "methods refer. Pass the number of all epochs to attach. This is said once.",
-                stacklevel=3,
+                "methods refer. Pass the number of all epochs to attach. This is said once."
             )
         self._records.epoch = self.epoch
         self._active, self._ran_out = True, False
@@ -392,13 +390,12 @@ class Epochs:
         if exhausted and selects and not self._warned_of_evaluation:
             self._warned_of_evaluation = True
             who = title_of(self._method if stage is None else stage.method)
-            warnings.warn(
+            warn(
                 "A pass over run.loader without training, as for an evaluation or for torch.optim.swa_utils.update_bn, had "
                 f"only the samples that {who} keeps for training, so that its results are not those of all samples. The pass "
                 "does not count as an epoch. Evaluate on a DataLoader of your own. If the loop trains, call run.model and "
                 "run.criterion; with forward passes only, call run.criterion under torch.enable_grad() once per batch. This "
-                "warning is given once.",
-                stacklevel=4,
+                "warning is given once."
             )
 
     # What the run reports
@@ -486,7 +483,7 @@ class Epochs:
         sure, rather = time.epochs and time.seconds >= SECONDS_TO_WARN and time.is_told_from_full, self.in_fewer_steps
         if sure and (time.longer > 0 or rather):
             self._warned_of_time = True
-            warnings.warn(f"The training takes {time}. {rather or _why_slower(time)} This is said once.", stacklevel=5)
+            warn(f"The training takes {time}. {rather or _why_slower(time)} This is said once.")
 
     @property
     def in_fewer_steps(self) -> str:
@@ -630,7 +627,8 @@ class Epochs:
         if stage is not None:
             own = stage.facts()
             entry |= own if len(self.config.methods) == 1 else {f"batch_{name}": value for name, value in own.items()}
-            self.selection.warn_if_in_vain(1 - own.get("actual_fraction", 1.0))
+            if (keep := stage.share_chosen()) is not None:
+                self.selection.warn_if_in_vain(keep)
         self._history.append(entry)
         if complete and self.step_checks is not None:
             full = -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
@@ -674,7 +672,7 @@ class Epochs:
             raise FloatingPointError(f"{message}; attach(on_nonfinite='keep') trains on")
         if not self._warned:
             self._warned = True
-            warnings.warn(f"{message}; they are kept for training and not scored. This is said once.", stacklevel=5)
+            warn(f"{message}; they are kept for training and not scored. This is said once.")
 
 
 def _why_slower(time: TimeTold) -> str:

@@ -1,7 +1,6 @@
 """The steps of the user's optimizer: the learning rate scaled inside of them, counted and checked."""
 
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thresher.timing import Timing
+from thresher.warning import warn
 
 
 def parts_of(optimizer: Any) -> list[Optimizer]:
@@ -288,7 +288,7 @@ class StepChecks:
     def _warn(self, cause: str, message: str) -> None:
         if cause not in self._warned_of:
             self._warned_of.add(cause)
-            warnings.warn(f"{message} This warning is given once.", stacklevel=6)
+            warn(f"{message} This warning is given once.")
 
 
 def parameters_elsewhere(model: Any, hooks: StepHooks) -> list[Tensor]:

@@ -1,6 +1,5 @@
 """`Run`: a method attached to one training loop, as the loop sees it. Its parts do the work."""
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from html import escape
@@ -24,6 +23,7 @@ from thresher.run.epochs import Epochs
 from thresher.run.parts import Parts
 from thresher.run.schedule import PacedLR, followed, paced
 from thresher.timing import told
+from thresher.warning import warn
 
 Facts = list[tuple[str, str]]
 """Names and values of what a summary says."""
@@ -407,11 +407,10 @@ class Run(Uncopied):
     def _warn_if_open(self) -> None:
         """Says of several processes that an epoch is over, and that they have not ended it together."""
         if self._parts.records.shard.world.size > 1 and self._epochs.end.due:
-            warnings.warn(
+            warn(
                 "The last epoch is over, and the processes have not ended it together: its last gradients were not stepped "
                 "with, or the loop did not ask run.loader for a further batch. Its records and its entry of run.history are "
-                "missing. Call run.detach() in all processes, and read them then.",
-                stacklevel=3,
+                "missing. Call run.detach() in all processes, and read them then."
             )
 
     def summary(self) -> str:
@@ -506,10 +505,9 @@ class Run(Uncopied):
             RuntimeError: Not all processes have called it within a minute.
         """
         if self._epochs.in_progress and self._parts.attributor.waits_for_credit:
-            warnings.warn(
+            warn(
                 "state_dict: a batch was yielded whose loss was not credited yet (skipped, or a prefetcher holds it); "
-                "a resumed run goes on after it",
-                stacklevel=2,
+                "a resumed run goes on after it"
             )
         return self._state.save()
 

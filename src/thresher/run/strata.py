@@ -1,6 +1,5 @@
 """Puts the rows of a plan into an order whose batches are stratified by class, and by score where one is recorded."""
 
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from thresher.plans import EpochPlan
 from thresher.records import Column
 from thresher.selection import on_host
 from thresher.shards import World
+from thresher.warning import warn
 
 STRATUM = "stratum"
 """Column of the records, and signal, with the class of each sample; -1 where it has none, or several."""
@@ -57,7 +57,7 @@ def order_for(
         return method, False
     if not streams:
         said = f"Batches are not stratified, because {why}. The run trains with {as_written(requires.unstratified)}."
-        warnings.warn(said, stacklevel=5)
+        warn(said)
     return requires.unstratified, False
 
 

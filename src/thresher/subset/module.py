@@ -1,8 +1,8 @@
 """The module that `subset_backward` returns: one forward of the whole batch, a backward pass on the rows with a gradient."""
 
 import contextlib
+import logging
 import time
-import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -37,11 +37,15 @@ from thresher.subset.trace_key import (
     has_global_hooks,
     is_due,
 )
+from thresher.warning import warn
 
 MAX_TRACES = 64
 """Number of kinds of calls whose traces each module keeps; the one used longest ago is dropped first."""
 ATTEMPTS = 4
 """Number of traces of a forward with effects."""
+SECONDS_TO_TELL = 5.0
+"""Seconds of tracing from which on a loop seems to stand still."""
+logger = logging.getLogger("thresher")
 _transforms: Any = torch._C._functorch.peek_interpreter_stack  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -173,6 +177,7 @@ class SubsetBackward(nn.Module):
         self._stopped: Unsupported | None = None
         self._effects = 0
         self._said: set[type] = set()
+        self._told = False
         self.__dict__["wrapped"] = model  # from here on, other attributes are those of the model
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -309,8 +314,16 @@ class SubsetBackward(nn.Module):
                 self._stopped = reason
             raise
         finally:
-            self._patience.count(key, time.perf_counter() - started)
+            took = time.perf_counter() - started
+            self._patience.count(key, took)
             self.tracing_s = self._patience.seconds
+            if took > SECONDS_TO_TELL and not self._told:
+                self._told = True
+                logger.warning(
+                    "subset_backward: tracing %s took %.1f s%s. It is done once for each kind of call: the first batch, and "
+                    "the first one of another length, wait for it. `tracing_s` of the model has the sum. This is said once.",
+                    type(self.wrapped).__name__, took, " with compiling" if self.compiles else "",
+                )  # fmt: skip
         self._traces.setdefault(key, []).append(graphs)
         if len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)
@@ -380,7 +393,7 @@ class SubsetBackward(nn.Module):
     def _warn(self, kind: type, text: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            warnings.warn(f"subset_backward: {text}. strict=True raises instead. This is said once.", stacklevel=6)
+            warn(f"subset_backward: {text}. strict=True raises instead. This is said once.")
 
     # Everything else is that of the user's model
 

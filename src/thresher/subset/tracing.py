@@ -263,9 +263,11 @@ def _no_random_numbers() -> Iterator[None]:
     """
     cpu = torch.device("cpu")
     before = rng.capture(cpu)
-    yield
-    after = rng.capture(cpu)
-    rng.restore(before, cpu)
+    try:
+        yield
+    finally:
+        after = rng.capture(cpu)
+        rng.restore(before, cpu)
     same = before["python"] == after["python"] and before["numpy"][2:] == after["numpy"][2:]
     if not (same and torch.equal(before["numpy"][1], after["numpy"][1]) and torch.equal(before["torch"], after["torch"])):
         raise Unsupported("its forward draws random numbers outside the graph, as random.random() does")

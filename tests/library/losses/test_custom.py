@@ -32,6 +32,17 @@ class Noisy(nn.Module):
         return losses if self.reduction == "none" else getattr(losses, self.reduction)()
 
 
+class NoisyByItsOwn(Noisy):
+    """Draws from a generator of its own, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return super().forward(outputs + torch.rand(outputs.shape, generator=self.generator), targets)
+
+
 class NoisyFunction:
     """The same as a callable."""
 
@@ -62,14 +73,14 @@ def train(criterion: Any, method: Any) -> tuple[Any, ...]:
     return net.weight, torch.get_rng_state(), module.calls, module.mean, module.scale.grad
 
 
-@pytest.mark.parametrize("make", [Noisy, lambda: Noisy("sum"), lambda: Noisy("none"), NoisyFunction])
+@pytest.mark.parametrize("make", [Noisy, NoisyByItsOwn, lambda: Noisy("sum"), lambda: Noisy("none"), NoisyFunction])
 @pytest.mark.parametrize("method", [thresher.FullData(), thresher.Kakurenbo(max_fraction=0.0, adjust_lr=False)])
 def test_selecting_nothing_calls_a_random_criterion_as_the_loop_does(make: Any, method: Any) -> None:
     for attached, alone in zip(train(make(), method), train(make(), None), strict=True):
         assert torch.equal(torch.as_tensor(attached), torch.as_tensor(alone))
 
 
-@pytest.mark.parametrize("make", [Noisy, NoisyFunction])
+@pytest.mark.parametrize("make", [Noisy, NoisyByItsOwn, NoisyFunction])
 def test_the_losses_of_samples_are_those_of_the_scalar(make: Any) -> None:
     outputs, targets = torch.randn(B, C), torch.arange(B) % C
     for _ in range(2):

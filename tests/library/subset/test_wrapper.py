@@ -1,12 +1,15 @@
 """A wrapped model is used as the model: its attributes are set through it, and its parts are indexed."""
 
 import copy
+import logging
+import random
 
 import pytest
 import torch
 from torch import nn
 
 from subset_cases import Calls, numbers, same_as_plain, wrap
+from thresher.subset import module as of_module
 
 X = numbers(7, 6)
 
@@ -56,3 +59,22 @@ def test_parts_are_indexed_where_those_of_the_model_are() -> None:
     assert plain and not hasattr(plain, "__len__")
     with pytest.raises(TypeError, match="not subscriptable"):
         plain[0]
+
+
+def test_a_long_trace_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_module, "SECONDS_TO_TELL", -1.0)
+    sub = wrap(nn.Linear(6, 3), strict=False)
+    with caplog.at_level(logging.WARNING, "thresher"):
+        sub(X)
+        sub(X.unsqueeze(1))
+    assert len(caplog.records) == 1 and caplog.messages[0].startswith("subset_backward: tracing Linear took ")
+
+
+def test_a_forward_that_fails_while_it_is_traced_leaves_the_random_states() -> None:
+    def fails(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(f"no layer {random.random()}")
+
+    sub, state = wrap(Calls(fails)), random.getstate()
+    with pytest.raises(RuntimeError, match="no layer"):
+        sub(X)
+    assert random.getstate() == state
