@@ -301,7 +301,7 @@ def test_no_position_is_kept():
 @pytest.mark.parametrize(
     ("method", "does"),
     [
-        (0.5, r"draws the rows of its smaller batches uniformly\. A regression has none\. .*pass .*, or use Winnow\(score='loss'\)\."),
+        (0.5, r"draws the rows of its smaller batches uniformly\. .*pass .*, or use Winnow\(score='loss'\)\."),
         (thresher.Winnow(0.5, paced=True), "draws the rows of its smaller batches uniformly"),
         (thresher.Winnow(0.5, score="loss", paced=False), r"judges no labels\. .*tensor}\.$"),
     ],
