@@ -221,9 +221,10 @@ def test_a_state_that_one_process_alone_saves_is_refused_and_the_training_goes_o
     """Within an epoch the other process is in the middle of the gradients, which must not be mixed with a call of the run."""
     found = of_all(results, "one_alone")
     for when in ("within", "between"):
-        assert "run.state_dict() was called in process 0 of 2, and not within 0.3 s in 1. Each" in found[0][when]
+        assert "run.state_dict() was reached in process 0 of 2, and not within 0.3 s in 1. Each" in found[0][when]
     assert found[0]["waits"] == [
-        "thresher.attach was called in process 0 of 2, and not within 0.3 s in 1. It is waited for: all processes must call it."
+        f"{what} was reached in process 0 of 2, and not within 0.3 s in 1. It is waited for: all processes must reach it."
+        for what in ("thresher.attach", "The end of epoch 0")
     ]
     assert found[1]["waits"] == []
     assert [one["undisturbed"] for one in found] == [True, True]

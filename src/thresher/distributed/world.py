@@ -138,11 +138,11 @@ class ProcessWorld(CountedWorld):
             late = time.monotonic() > end
             missing = [rank for rank in range(self.size) if late and not store.check([f"{place}/rank/{rank}"])]
             said = (
-                f"{what} was called in process {self.rank} of {self.size}, and not within {PATIENCE.total_seconds():g} s in "
+                f"{what} was reached in process {self.rank} of {self.size}, and not within {PATIENCE.total_seconds():g} s in "
                 f"{', '.join(map(str, missing))}."
             )
             if missing and patient:
-                warn(f"{said} It is waited for: all processes must call it.")
+                warn(f"{said} It is waited for: all processes must reach it.")
                 end = float("inf")
             elif late and not patient and store.add(place, -1) < self.size - 1:
                 raise RuntimeError(

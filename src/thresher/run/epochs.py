@@ -593,6 +593,8 @@ class Epochs:
 
     def _end_epoch(self, complete: bool) -> None:
         """Ends the epoch: refreshes, and checks what the device has computed."""
+        # A process whose loop left the pass early must not send to others that are still in the gradients of a step.
+        self._world.meet(f"The end of epoch {self.epoch}", patient=True)
         self._silence.end(complete=complete)
         plan, stage = self._plan, self.selection.stage
         self._accumulator.flush()
