@@ -679,7 +679,7 @@ class InForward(BatchSelection):
                 "the whole batch. Call run.model(inputs) in the loop instead of the model itself."
             )
         # A penalty on the outputs, or a loss of another head, of all rows; whole steps are few, and of the model itself.
-        elif passes and keep < MOSTLY <= whole / passes:
+        elif passes and 0 < keep < MOSTLY <= whole / passes:
             why = (
                 f"gradient came to all rows of {whole:,} of {passes:,} backward passes, which therefore cost the whole batch. "
                 "Another loss of the outputs has all rows of the batch: compute it by run.criterion or run.reduce, too, or add "
