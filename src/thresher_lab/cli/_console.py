@@ -1,6 +1,8 @@
 """The console, and the tables, options and arguments that several commands share."""
 
 import json
+import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,23 +139,55 @@ DataOption = Annotated[Path | None, typer.Option(help="Folder or file with the d
 JobsOption = Annotated[int, typer.Option(min=1, help="Number of processes that train side by side, with one thread each.")]
 
 
+DeviceOption = Annotated[
+    str | None, typer.Option(help="Device to train on, such as cpu, cuda or cuda:1. Default: what accelerate chooses.")
+]
 JsonOption = Annotated[Path | None, typer.Option(help="File to write the result to as JSON; - for the standard output.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print the result without the progress.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Overwrite the file of --out, if it is there.")]
 
 
+def use_device(device: str | None) -> None:
+    """Has this process, and those that it starts, train on a device.
+
+    Args:
+        device: Name of the device; None leaves the choice to accelerate.
+
+    Raises:
+        ValueError: There is no such device.
+    """
+    if device is None:
+        return
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        # The first sentence of torch's reason; the others are about its build.
+        reason = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise ValueError(f"--device {device}: {reason}; `--device cpu` always works") from None
+    os.environ["ACCELERATE_TORCH_DEVICE"] = device
+
+
 def check_new(out: Path, *, force: bool) -> None:
-    """Refuses to overwrite a file.
+    """Refuses to overwrite a file, and a folder in which no file can be written, before hours of training.
 
     Args:
         out: Path of the file to write.
         force: Whether the file may be overwritten.
 
     Raises:
-        ValueError: The file is there.
+        ValueError: The file is there, or its folder cannot be written.
     """
     if out.exists() and not force:
         raise ValueError(f"--out {out} is there already: give another file, or --force to overwrite it")
+    folder = out.absolute().parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(f"--out {out} cannot be written: {error.strerror}") from None
 
 
 def training_of(script: str | None, task: str | None) -> str:

@@ -7,12 +7,14 @@ import typer
 from thresher_lab.cli._console import (
     STANDARD_OUTPUT,
     DataOption,
+    DeviceOption,
     JsonOption,
     QuietOption,
     announcer,
     open_console,
     print_table,
     training_of,
+    use_device,
     write_result,
 )
 
@@ -55,11 +57,13 @@ def advise(
         int, typer.Option(min=1, help="Number of CPU threads torch may use (`compare` always uses one per run).")
     ] = 1,
     data: DataOption = None,
+    device: DeviceOption = None,
     *,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help=VERBOSE_HELP)] = False,
     quiet: QuietOption = False,
 ) -> None:
     """Probe a training for a short while, and say whether selection can help, why, and what to run next."""
+    use_device(device)
     training = training_of(training, None)
     says = announcer("advise", quiet=quiet)
     says("loading torch, for some seconds")

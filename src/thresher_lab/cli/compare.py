@@ -11,6 +11,7 @@ from thresher_lab.cli._console import (
     DEFAULT_MARGIN,
     STANDARD_OUTPUT,
     DataOption,
+    DeviceOption,
     EpochsOption,
     JsonOption,
     OptionalTaskOption,
@@ -19,6 +20,7 @@ from thresher_lab.cli._console import (
     ScriptArgument,
     SeedsOption,
     training_of,
+    use_device,
 )
 
 COMPARED_METHODS_HELP = (
@@ -71,6 +73,7 @@ def compare(
     seeds: SeedsOption = "0,1,2",
     data: DataOption = None,
     jobs: Annotated[int | None, typer.Option(min=1, help=COMPARED_JOBS_HELP)] = None,
+    device: DeviceOption = None,
     margin: Annotated[float, typer.Option(help=MARGIN_HELP)] = DEFAULT_MARGIN,
     controls: Annotated[str | None, typer.Option(help=CONTROLS_HELP)] = None,
     rates: Annotated[str | None, typer.Option(help=RATES_HELP)] = None,
@@ -95,6 +98,7 @@ def compare(
 
     if methods is None and budget is None:
         raise ValueError("compare: give --methods, such as infobatch, or --budget, such as 0.5,0.35")
+    use_device(device)
     training = training_of(script, task)
     kinds = None if controls is None else parse_controls(controls)
     kept = [] if budget is None else [f"winnow:share={share:g}" for share in parse_budget(budget)]

@@ -60,7 +60,7 @@ def init(
 
 
 def _init_training(path: Path) -> None:
-    template = files("thresher_lab.tasks").joinpath("template.py").read_text(encoding="utf-8")
+    template = files("thresher_lab").joinpath("tasks", "template.py").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(template.replace("{path}", path.name))

@@ -7,6 +7,7 @@ import typer
 
 from thresher_lab.cli._console import (
     DataOption,
+    DeviceOption,
     ForceOption,
     OptionalTaskOption,
     QuietOption,
@@ -14,6 +15,7 @@ from thresher_lab.cli._console import (
     announcer,
     check_new,
     training_of,
+    use_device,
 )
 
 
@@ -25,6 +27,7 @@ def observe(
     out: Annotated[Path, typer.Option(help="Folder for map.html, the page, and map.parquet, the table.")] = Path("observed"),
     seed: Annotated[int, typer.Option(min=0, help="Random seed of the training.")] = 0,
     data: DataOption = None,
+    device: DeviceOption = None,
     force: ForceOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -32,6 +35,7 @@ def observe(
     from thresher_lab.comparison.observing import observed
     from thresher_lab.report.observed import images_of, write_observed
 
+    use_device(device)
     training_name = training_of(script, task)
     page, table = out / "map.html", out / "map.parquet"
     for path in (page, table):

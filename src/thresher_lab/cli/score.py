@@ -7,12 +7,14 @@ import typer
 
 from thresher_lab.cli._console import (
     DataOption,
+    DeviceOption,
     ForceOption,
     OptionalTaskOption,
     QuietOption,
     ScriptArgument,
     check_new,
     training_of,
+    use_device,
 )
 
 SCORE_HELP = (
@@ -36,6 +38,7 @@ def score(
         int, typer.Option(min=0, help="Random seed of the first model. The other models take the seeds that follow it.")
     ] = 0,
     data: DataOption = None,
+    device: DeviceOption = None,
     clusters: Annotated[
         int | None, typer.Option(min=1, help="Number of clusters of the score prototypes. Default: the number of classes.")
     ] = None,
@@ -48,6 +51,7 @@ def score(
     """Train models and score every training sample with them, for `thresher prune` and the method prune."""
     from thresher_lab.comparison.scoring import in_epochs, make_scores
 
+    use_device(device)
     training = training_of(script, task)
     check_new(out, force=force)
     progress = None if quiet else _print
