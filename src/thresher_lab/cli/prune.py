@@ -52,3 +52,9 @@ def prune(
     if shares := kept_of_classes(table, kept):
         least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
         typer.echo(f"share kept per class: from {shares[least]:.0%} (class {least}) to {shares[most]:.0%} (class {most})")
+        few = [f"{label} ({share:.0%})" for label, share in shares.items() if share < keep / 2]
+        if few:
+            typer.echo(
+                f"These classes nearly vanish: {', '.join(few)}. `--per-class-floor {keep / 2:g}` keeps {keep / 2:.0%} of each "
+                "class at least."
+            )

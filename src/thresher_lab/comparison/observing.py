@@ -10,7 +10,7 @@ import thresher
 from thresher import DataMap, rng
 from thresher_lab.advise.pace import torch_threads
 from thresher_lab.recipes.running import task_of
-from thresher_lab.training.loop import fresh_accelerator, pair_of
+from thresher_lab.training.loop import fresh_accelerator
 from thresher_lab.training.trainable import Training
 
 
@@ -57,8 +57,7 @@ def _trained(training: Training, epochs: int, seed: int, progress: Callable[[int
         scheduler = thresher.ProgressLR(optimizer, run, training.schedule)
         for epoch in range(epochs):
             for step, batch in enumerate(run.loader, 1):
-                x, y = pair_of(batch)
-                loss: Any = run.criterion(run.model(x), y)
+                loss: Any = run.criterion(*training.passed(run.model, batch))
                 accelerator.backward(loss.mean() / training.accumulate)  # of a criterion with reduction="none"
                 if step % training.accumulate == 0 or step == len(run.loader):
                     optimizer.step()

@@ -19,7 +19,6 @@ from thresher.records import Column
 from thresher.scores import Scores
 from thresher.selection import share
 from thresher_lab.recipes.running import task_of
-from thresher_lab.training.loop import pair_of
 from thresher_lab.training.processes import fresh_accelerator
 from thresher_lab.training.samples import class_labels
 from thresher_lab.training.store import versions, whole
@@ -52,8 +51,8 @@ EXPORT_SUFFIXES = (".parquet", ".txt")
 
 ModelProgress = Callable[[int, int], None]
 """Function that is called with the number of models trained so far, and the number of all models."""
-Watch = Callable[[thresher.Run, nn.Module, DataLoader[Any]], Tensor]
-"""Function that returns what is recorded of all samples after an epoch, of a run, its model and a loader over all samples."""
+Watch = Callable[[thresher.Run, nn.Module, Training], Tensor]
+"""Function that returns what is recorded of all samples after an epoch, of a run, its model and the training."""
 SplitSamples = Callable[[int, torch.Generator], list[Tensor | None]]
 """Function that returns, for a number of samples, the ids that each model of one seed trains on; None for all samples."""
 
@@ -186,7 +185,8 @@ def _score_with(
     labels: Tensor | None,
 ) -> Scores:
     models, loader, criterion = made.models, made.first.loader, made.first.criterion
-    given: dict[str, Any] = {"trained": made.cost, "provenance": provenance}
+    forward = made.first.forward
+    given: dict[str, Any] = {"trained": made.cost, "provenance": provenance, "forward": forward}
     if score == "el2n":
         return scores.el2n(models, loader, **given)
     if score in ("grand", "grand_all"):
@@ -201,18 +201,24 @@ def _score_with(
         )
         runs = zip(made.watched, made.passes, strict=True)
         found = Scores.mean([score_of(seen, labels=labels, trained=cost, provenance=provenance) for seen, cost in runs])
-        return picked_apart(models[0], loader, found) if score == "d2" else found
+        return picked_apart(models[0], loader, found, forward) if score == "d2" else found
     if score == "prototypes":
         assert clusters is not None
         pairs = zip(models, made.passes, strict=True)
         found = [
-            scores.prototypes(one, loader, clusters, seed=seed, trained=cost, provenance=provenance) for one, cost in pairs
+            scores.prototypes(one, loader, clusters, seed=seed, trained=cost, provenance=provenance, forward=forward)
+            for one, cost in pairs
         ]
         return Scores.mean(found)
     return scores.disagreement(models, loader, kind=score, **given)  # pyright: ignore[reportArgumentType]
 
 
-def picked_apart(model: nn.Module, loader: DataLoader[Any], hard: Scores) -> Scores:
+def picked_apart(
+    model: nn.Module,
+    loader: DataLoader[Any],
+    hard: Scores,
+    forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None,
+) -> Scores:
     """Returns D2 scores of samples by how hard they are and by their features, with the cost of both.
 
     The places of several orders have no mean: models that pick different samples of one neighbourhood would cancel each other.
@@ -222,8 +228,9 @@ def picked_apart(model: nn.Module, loader: DataLoader[Any], hard: Scores) -> Sco
         model: Model that computes the features.
         loader: Loader over all samples.
         hard: Scores of all samples, larger for harder ones.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default: batches are pairs.
     """
-    found, _ = scores.sample_features(model, loader)
+    found, _ = scores.sample_features(model, loader, forward=forward)
     return scores.d2(replace(hard, forward=hard.forward + len(found)), found)
 
 
@@ -283,14 +290,13 @@ def _train(training: Training, epochs: int, seed: int, watch: Watch | None, made
         scheduler, seen = thresher.ProgressLR(optimizer, run, training.schedule), []
         for _ in range(epochs):
             for batch in run.loader:
-                x, y = pair_of(batch)
-                loss = run.criterion(run.model(x), y)
+                loss = run.criterion(*training.passed(run.model, batch))
                 accelerator.backward(loss.mean())  # of a criterion with reduction="none"
                 optimizer.step()
                 scheduler.step()
                 optimizer.zero_grad()
             if watch is not None:
-                seen.append(watch(run, model, training.loader))
+                seen.append(watch(run, model, training))
     if not run.cost.backward:
         raise ValueError(f"score: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
     made.models.append(accelerator.unwrap_model(model, keep_fp32_wrapper=False))
@@ -300,28 +306,28 @@ def _train(training: Training, epochs: int, seed: int, watch: Watch | None, made
     run.detach()
 
 
-def was_right(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+def was_right(run: thresher.Run, model: nn.Module, training: Training) -> Tensor:
     """Returns whether each sample was right when it was last trained on, shape (N,), bool."""
     return run.records["correct"].cpu().clone()
 
 
-def all_probabilities(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+def all_probabilities(run: thresher.Run, model: nn.Module, training: Training) -> Tensor:
     """Returns the probabilities of all classes, shape (N, C), by a forward pass over all samples."""
-    return scores.class_probabilities(model, loader)[0].cpu()
+    return scores.class_probabilities(model, training.loader, forward=training.forward)[0].cpu()
 
 
-def label_probabilities(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+def label_probabilities(run: thresher.Run, model: nn.Module, training: Training) -> Tensor:
     """Returns the probability of the label of each sample, shape (N,), by a forward pass over all samples."""
-    found, labels = scores.class_probabilities(model, loader)
+    found, labels = scores.class_probabilities(model, training.loader, forward=training.forward)
     return found.gather(1, labels.unsqueeze(1)).squeeze(1).cpu()
 
 
-def label_margins(run: thresher.Run, model: nn.Module, loader: DataLoader[Any]) -> Tensor:
+def label_margins(run: thresher.Run, model: nn.Module, training: Training) -> Tensor:
     """Returns how far the logit of the label is ahead of the others, shape (N,), by a forward pass over all samples.
 
     Logarithms of probabilities differ as the logits do; probabilities below 1e-38 count as that much.
     """
-    found, labels = scores.class_probabilities(model, loader)
+    found, labels = scores.class_probabilities(model, training.loader, forward=training.forward)
     logits, label = found.clamp(min=1e-38).log(), labels.unsqueeze(1)
     others = logits.scatter(1, label, -torch.inf).amax(1)
     return (logits.gather(1, label).squeeze(1) - others).cpu()

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from thresher.cost import Cost
+from thresher.methods import nearest_name
 from thresher_lab.training.files import StoredEpoch
 from thresher_lab.training.samples import class_labels
 from thresher_lab.training.shown import UnshowableError, shown
@@ -28,7 +29,7 @@ from thresher_lab.training.trainable import Training
 
 RETURN_TYPES = {"model": nn.Module, "data": DataLoader, "criterion": None, "optimizer": Optimizer, "evaluate": None}
 """Objects that the function returns, in this order, and their types; None stands for any callable."""
-OPTIONAL_TYPES = {"schedule": None, "metric": str, "classes": (list, tuple), "show": None}
+OPTIONAL_TYPES = {"schedule": None, "metric": str, "classes": (list, tuple), "show": None, "forward": None}
 """Objects that it may return besides; in a tuple the first of them only."""
 IN_WORDS = {"metric": "a text", "classes": "a list of names"}
 """Types that messages name in words of their own."""
@@ -47,7 +48,7 @@ class Script:
     """A function `build(seed)` in a file that returns what a run trains with.
 
     It returns model, data, criterion, optimizer, evaluate and, if wanted, schedule: as a tuple in this order, or as a dict with
-    these names, which may also have metric (a name), classes (a list of names) and show (see `Training.show`).
+    these names, which may also have metric (a name), classes (a list of names), show and forward (see `Training`).
 
     Args:
         path: Path of the file, which is run once per process.
@@ -73,7 +74,10 @@ class Script:
             raise ValueError(f"{path}, line {getattr(error, 'lineno', None) or 1}: {error}") from error
         names = {name for node in tree.body for name in _bound_names(node)}
         if function not in names and "*" not in names:
-            raise ValueError(f"{path} has no {function!r}; it has {', '.join(sorted(names)) or 'nothing'}")
+            own = sorted(node.name for node in tree.body if isinstance(node, ast.FunctionDef))
+            near = nearest_name(function, own)
+            has = f"did you mean {near!r}?" if near is not None else f"its functions are {', '.join(own) or 'none'}"
+            raise ValueError(f"{path} has no {function!r}; {has}")
         if path.stem in RESERVED_NAMES:
             raise ValueError(f"{path}: there is a module {path.stem!r} already; give the file another name")
         return cls(path, function)

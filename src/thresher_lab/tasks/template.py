@@ -48,6 +48,11 @@ def build(seed: int) -> dict[str, Any]:
     def schedule(done: float) -> float:
         return 1 - done
 
+    # Optional, where a batch is not a pair (input, target), or the model takes more than the input:
+    #     def forward(model: nn.Module, batch: Any) -> tuple[Any, Any]:
+    #         return model(batch["input_ids"], batch["mask"]), batch["label"]
+    # returned as "forward".
+
     # Optional, for the report: what sample i of the dataset looks like, as a PIL image, a tensor or an array of shape (H, W),
     # (H, W, 3) or (3, H, W), or a text. It is called for the few samples that stand out, once a run has been trained.
     def show(i: int) -> Any:

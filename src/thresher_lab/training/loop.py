@@ -232,6 +232,7 @@ class Session:
             optimizer=self.optimizer,
             epochs=len(self.length.steps),
             seed=seed,
+            forward=training.forward,
             **spec.attachment(),
         )
         self._scores = {"scores_forward": self.run.cost.forward, "scores_backward": self.run.cost.backward}
@@ -323,8 +324,7 @@ class Session:
     def _step(self, batches: Iterator[Any]) -> bool:
         """Trains on the next batch, and returns whether there was one."""
         for batch in islice(batches, 1):
-            x, y = pair_of(batch)
-            loss = self.run.criterion(self.run.model(x), y)
+            loss = self.run.criterion(*self.training.passed(self.run.model, batch))
             self.accelerator.backward(loss.mean())  # of a criterion with reduction="none"
             self._update()
             return True
@@ -334,9 +334,9 @@ class Session:
         """Trains on a group of batches with one step, and returns whether there was a batch."""
         found = False
         for batch, last in batches:
-            x, y = pair_of(batch)
             with self.sum.waiting(last=last):
-                loss = self.run.criterion(self.run.model(x), y)
+                outputs, y = self.training.passed(self.run.model, batch)
+                loss = self.run.criterion(outputs, y)
                 self.accelerator.backward(self.sum.weighted(loss.mean(), y))
             found = True
         if found:
@@ -495,18 +495,6 @@ def sizes_of(loader: DataLoader[Any]) -> tuple[int, int]:
         return samples, getattr(sampler, "batch_size", None) or math.ceil(samples / len(loader))
     samples = len(sampler)
     return samples - samples % loader.batch_size * loader.drop_last, loader.batch_size
-
-
-def pair_of(batch: Any) -> tuple[Any, Any]:
-    """Returns the inputs and the targets of a batch.
-
-    Raises:
-        ValueError: The batch is not a pair.
-    """
-    if isinstance(batch, list | tuple) and len(batch) == 2:
-        return batch[0], batch[1]
-    got = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
-    raise ValueError(f"batches must be pairs of inputs and targets, got {got}; give the loader a collate_fn that makes them")
 
 
 def as_number(metric: Any, of: str = "evaluate") -> float:

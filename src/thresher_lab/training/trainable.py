@@ -23,7 +23,7 @@ class Training:
 
     Args:
         model: Network, whose initial weights depend on the seed.
-        loader: Training batches, pairs of inputs and targets, whose order depends on the seed; the dataset has a length.
+        loader: Training batches, whose order depends on the seed; the dataset has a length.
         criterion: Loss function, called with the outputs of the model and the targets.
         optimizer: Optimizer of the model's parameters, at the largest learning rate.
         evaluate: Function that is called with the model after each epoch and returns the metric; larger is better.
@@ -35,6 +35,7 @@ class Training:
         also: Other objects that change during training and are saved in checkpoints, by name.
         classes: Names of the classes in the order of their numbers. Default None: they have numbers alone.
         show: Function from the id of a sample to what it looks like, see `shown.shown`. Default None: reports have its numbers.
+        forward: Function `(model, batch) -> (outputs, targets)`. Default None: batches are pairs of inputs and targets.
         accumulate: Number of batches whose gradients are added up before each step of the optimizer. Default: 1.
 
     Example:
@@ -64,7 +65,28 @@ class Training:
     also: Mapping[str, Stateful] = field(default_factory=dict)
     classes: Sequence[str] | None = None
     show: Callable[[int], Any] | None = None
+    forward: Callable[[nn.Module, Any], tuple[Any, Any]] | None = None
     accumulate: int = 1
+
+    def passed(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        """Returns the outputs of a model for a batch, and its targets.
+
+        Args:
+            model: The model of the run, which may be wrapped.
+            batch: Batch of the loader.
+
+        Raises:
+            ValueError: The batch is not a pair, and there is no `forward`.
+        """
+        if self.forward is not None:
+            return self.forward(model, batch)
+        if not isinstance(batch, list | tuple) or len(batch) != 2:
+            got = f"{len(batch)} parts" if isinstance(batch, list | tuple) else type(batch).__name__
+            raise ValueError(
+                f"batches must be pairs of inputs and targets, got {got}; return forward=function, too, with "
+                "function(model, batch) -> (outputs, targets), or give the loader a collate_fn that makes pairs"
+            )
+        return model(batch[0]), batch[1]
 
 
 class Trainable(Protocol):

@@ -5,6 +5,7 @@ from typer.testing import CliRunner
 
 from thresher_lab.cli.app import app
 from thresher_lab.comparison.compare import compare
+from thresher_lab.comparison.scoring import make_scores
 from thresher_lab.comparison.workers import RunError
 from thresher_lab.training.specs import parse_methods
 
@@ -71,6 +72,28 @@ def test_errors_name_file_and_line(template, inline_runs, before, after, line, s
     number = next(i for i, text in enumerate(template.read_text().splitlines(), 1) if line in text)
     with pytest.raises((RunError, ValueError), match=f"my_training.py, line {number}: .*{said}"):
         compare("my_training.py:build", parse_methods("full"), [0], 1, template.parent / "out", jobs=1)
+
+
+def test_batches_of_any_form(template, inline_runs):
+    """A function makes outputs and targets of dictionaries, in the loop, in own passes and in scores."""
+    code = template.read_text()
+    code = code.replace("train, test = TensorDataset(x[:1400], y[:1400])", "train, test = Named(x[:1400], y[:1400])")
+    code = code.replace(
+        '"optimizer": optimizer,', '"optimizer": optimizer, "forward": lambda model, b: (model(b["x"]), b["y"]),'
+    )
+    code = code.replace("return train[i][0]", "return train[i]['x']")
+    named = """class Named(TensorDataset):
+    def __getitem__(self, i):
+        return dict(zip("xy", super().__getitem__(i)))
+
+
+def build"""
+    template.write_text(code.replace("def build", named, 1))
+    found = compare("my_training.py:build", parse_methods("kakurenbo"), [0], 2, template.parent / "out", jobs=1, controls=())
+    assert all(0.8 < run["metric"]["value"] < 1 for run in found["runs"]) and len(found["runs"]) == 2
+    for score in ("el2n", "forgetting", "dyn_unc", "grand"):
+        table = make_scores("my_training.py:build", score, models=1, epochs=3, window=2)
+        assert len(table) == 1400 and table.values.isfinite().all()
 
 
 @pytest.mark.parametrize(

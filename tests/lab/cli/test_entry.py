@@ -21,6 +21,16 @@ def test_the_exit_code_is_that_of_the_command(words, code, said):
     assert done.returncode == code and said in done.stdout + done.stderr, done
 
 
+def test_a_file_to_start_from_is_written_without_torch(tmp_path):
+    """Torch takes seconds to load."""
+    code = (
+        CALL.format(words=["init", str(tmp_path / "mine.py")]).replace("run_command()", "main()").replace("run_command", "main")
+    )
+    code = f"try:\n    {code}\nfinally:\n    print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "False" and (tmp_path / "mine.py").is_file(), done
+
+
 def test_an_unexpected_error_has_its_traceback():
     broken = "import thresher_lab.cli as cli; cli.main = lambda: 1 / 0; cli.run_command()"
     done = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True, check=False)

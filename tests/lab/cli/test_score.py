@@ -1,5 +1,6 @@
 """`thresher score` and `thresher prune` on a small part of the digits."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from subset_cases import optional
 from thresher import scores
 from thresher.scores import Scores
 from thresher_lab import tasks
+from thresher_lab.cli._console import use_device
 from thresher_lab.cli.prune import prune
 from thresher_lab.cli.score import score
 from thresher_lab.comparison import scoring
@@ -62,6 +64,39 @@ def test_score_then_prune(tmp_path):
     done = called(*window, "--force")
     middle = set(map(int, kept.read_text().split()))
     assert middle == set(table.values.argsort(stable=True)[32:64].tolist())
+
+
+def test_classes_that_nearly_vanish_are_named(tmp_path):
+    values = torch.arange(100, dtype=torch.float64)
+    Scores(torch.arange(100), values, labels=torch.arange(100) // 50, name="mine").save(tmp_path / "s.parquet")
+    done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--out", tmp_path / "kept.txt")
+    assert done.exit_code == 0 and done.output.splitlines()[-1] == (
+        "These classes nearly vanish: 0 (4%). `--per-class-floor 0.26` keeps 26% of each class at least."
+    )
+    done = called("prune", tmp_path / "s.parquet", "--keep", 0.52, "--per-class-floor", 0.26, "--out", tmp_path / "k.txt")
+    assert "vanish" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (("--device", "gpu"), r"--device gpu: Expected one of cpu, cuda.*; `--device cpu` always works"),
+        (("--device", "cuda:77"), r"--device cuda:77: .*; `--device cpu` always works"),
+        (("--out", "/proc/none/s.parquet"), "--out /proc/none/s.parquet cannot be written: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_is_trained(given, said, monkeypatch):
+    monkeypatch.setattr("thresher_lab.comparison.scoring.make_scores", None)
+    done = called("score", "--task", TASK, *given)
+    assert done.exit_code == 1 and re.match(said, str(done.exception))
+
+
+def test_a_device_is_used_by_the_training_and_its_processes(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "none")
+    use_device("cpu")
+    assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
+    use_device(None)
+    assert os.environ["ACCELERATE_TORCH_DEVICE"] == "cpu"
 
 
 @pytest.mark.parametrize(

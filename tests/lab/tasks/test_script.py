@@ -89,11 +89,13 @@ def test_a_name_that_is_taken(tmp_path):
 def test_no_file_and_no_function(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.py: no such file; `thresher init"):
         task_of(f"{tmp_path / 'none.py'}:build")
-    with pytest.raises(ValueError, match="mine.py has no 'make'; it has DataLoader, TensorDataset, build, nn, torch"):
+    with pytest.raises(ValueError, match="mine.py has no 'make'; its functions are build"):
         script(tmp_path, function="make")
+    with pytest.raises(ValueError, match="mine.py has no 'buld'; did you mean 'build'?"):
+        script(tmp_path, function="buld")
     with pytest.raises(ValueError, match="mine.py, line 2: "):
         script(tmp_path, "import torch\ndef build(:\n")
-    with pytest.raises(ValueError, match="has no 'build'; it has nothing"):
+    with pytest.raises(ValueError, match="has no 'build'; its functions are none"):
         script(tmp_path, "")
 
 
@@ -191,7 +193,7 @@ def test_names_of_classes_without_known_labels_are_taken_and_it_is_said():
 @pytest.mark.parametrize(
     ("others", "message"),
     [
-        ({"clases": ["a"]}, "a dict with model, .* classes, show; got 'clases', too"),
+        ({"clases": ["a"]}, "a dict with model, .* classes, show, forward; got 'clases', too"),
         ({"metric": 3}, "a text as metric; got int"),
         ({"metric": " "}, "a line of 1 to 40 characters as metric; got ' '"),
         ({"metric": "a\nb"}, r"a line of 1 to 40 characters as metric; got 'a\\nb'"),

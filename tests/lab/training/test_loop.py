@@ -17,7 +17,7 @@ from thresher_lab.tasks import built_in
 from thresher_lab.tasks.base import accuracy, one_cycle
 from thresher_lab.tasks.script import Script
 from thresher_lab.training import loop
-from thresher_lab.training.loop import pair_of, sizes_of, tracker_name, train, with_costs
+from thresher_lab.training.loop import sizes_of, tracker_name, train, with_costs
 from thresher_lab.training.specs import MethodSpec, parse_methods
 
 TIMES = ("cost", "cpu_s", "wall_s")
@@ -401,9 +401,9 @@ def test_a_run_says_whether_the_machine_was_busy_at_its_begin_or_end(few, monkey
 
 
 @pytest.mark.parametrize(("batch", "got"), [([1, 2, 3], "3 parts"), ({"x": 1, "y": 2}, "dict"), (torch.zeros(2), "Tensor")])
-def test_batches_are_pairs(batch, got):
+def test_batches_are_pairs(few, batch, got):
     with pytest.raises(ValueError, match=f"batches must be pairs of inputs and targets, got {got}"):
-        pair_of(batch)
+        task_of(f"digits@{FEW}").training(few, 0).passed(torch.nn.Identity(), batch)
 
 
 def test_names_that_every_tracker_takes():
