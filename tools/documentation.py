@@ -22,33 +22,33 @@ from thresher.methods import registry
 ROOT = Path(__file__).resolve().parents[1]
 TOP_PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 NAVIGATION: Mapping[str, tuple[str, ...]] = {
-    "Start": ("index.md", "choosing.md", "first-steps.md", "faq.md"),
-    "Use it": (
+    "Start": ("index.md", "first-steps.md", "choosing.md", "faq.md"),
+    "How-to": (
         "guide.md",
-        "compare.md",
-        "recipes.md",
-        "advise.md",
         "frameworks.md",
         "loops.md",
         "loaders.md",
+        "advise.md",
+        "compare.md",
+        "report.md",
+        "recipes.md",
         "observe.md",
         "rl.md",
         "scale.md",
-        "subset-backward.md",
+        "contributing.md",
+        "changelog.md",
+        "examples/",
     ),
-    "What was measured": (
-        "results.md",
-        "league.md",
-        "winnow.md",
-        "winnow-measured.md",
-        "stratified.md",
-        "diet-sb.md",
-        "reproduce.md",
-    ),
-    "How it works": ("how-it-works.md", "attribution.md", "report.md", "lemma-1.md"),
-    "Project": ("changelog.md", "contributing.md"),
+    "Concepts": ("how-it-works.md", "attribution.md", "subset-backward.md", "stratified.md"),
+    "Methods": ("methods/", "winnow.md"),
+    "Evidence": ("results.md", "league.md", "reproduce.md", "diet-sb.md", "winnow-measured.md", "lemma-1.md"),
+    "Public names": ("api/",),
 }
-"""Sections of the navigation with their pages; a page that does not exist is left out. Sections of many pages are added."""
+"""Parts of the site with their pages; a page that does not exist is left out, and a folder stands for its pages."""
+FOLDERS = {"examples/": "Examples", "methods/": "Cards of the methods"}
+"""Folders whose pages are a group of their own within a part, and the title of the group."""
+THEME_FILES = ROOT / "tools" / "site"
+"""Style, logo, and the script with which a page that was opened from a file can search."""
 
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
@@ -187,10 +187,14 @@ def notebook_page(notebook: Mapping[str, Any]) -> str:
 
 def _navigation(pages: Mapping[str, str]) -> list[dict[str, Any]]:
     """Returns the navigation: all pages, each once."""
-    found: list[dict[str, Any]] = [{title: [page for page in held if page in pages]} for title, held in NAVIGATION.items()]
-    for title, folder in (("Methods", "methods/"), ("Examples", "examples/"), ("Public names", "api/")):
-        found.insert(-1, {title: sorted((page for page in pages if page.startswith(folder)), key=_index_first)})
-    return found
+
+    def entries(held: str) -> list[Any]:
+        if not held.endswith("/"):
+            return [held] if held in pages else []
+        own = sorted((page for page in pages if page.startswith(held)), key=_index_first)
+        return [{FOLDERS[held]: own}] if held in FOLDERS else own
+
+    return [{title: [entry for one in held for entry in entries(one)]} for title, held in NAVIGATION.items()]
 
 
 def _index_first(page: str) -> tuple[bool, str]:
@@ -224,7 +228,23 @@ def settings(source: Path, code: Path, out: Path, pages: Mapping[str, str]) -> d
         "site_dir": str(out),
         "strict": True,
         "use_directory_urls": False,
-        "theme": {"name": "material", "font": False, "features": ["navigation.indexes", "navigation.top", "content.code.copy"]},
+        "theme": {
+            "name": "material",
+            "font": False,
+            "logo": "assets/logo.svg",
+            "favicon": "assets/logo.svg",
+            "features": ["navigation.indexes", "navigation.tabs", "navigation.top", "content.code.copy", "search.highlight"],
+            "palette": [
+                {"scheme": scheme, "media": f"(prefers-color-scheme: {name})", "toggle": {"icon": icon, "name": f"To {other}"}}
+                for scheme, name, other, icon in (
+                    ("default", "light", "dark", "material/weather-night"),
+                    ("slate", "dark", "light", "material/weather-sunny"),
+                )
+            ],
+        },
+        "extra_css": ["assets/site.css"],
+        # Material would load this one script from elsewhere.
+        "extra": {"polyfills": ["assets/iframe-worker.js"], "generator": False},
         "plugins": ["search", "offline", {"mkdocstrings": {"handlers": {"python": python}}}],
         "markdown_extensions": ["tables", "toc", "admonition", "pymdownx.highlight", "pymdownx.superfences"],
         "validation": {"links": {"anchors": "warn", "unrecognized_links": "warn"}},
@@ -255,6 +275,7 @@ def build(out: Path) -> int:
         for place, file in made.files.items():
             (source / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, source / place)
+        shutil.copytree(THEME_FILES, source / "assets")
         code, config = Path(folder) / "src", Path(folder) / "mkdocs.yml"
         _copy_code(code)
         config.write_text(json.dumps(settings(source, code, out.resolve(), made.pages)), encoding="utf-8")

@@ -3,6 +3,8 @@
 import ast
 import importlib.util
 import json
+import re
+import shutil
 from importlib import import_module
 
 import pytest
@@ -15,7 +17,12 @@ made = site()
 
 
 def test_every_page_has_its_place_in_the_navigation():
-    listed = [page for section in settings(None, None, None, made.pages)["nav"] for held in section.values() for page in held]
+    parts = settings(None, None, None, made.pages)["nav"]
+    assert [title for part in parts for title in part] == [*NAVIGATION] and len(NAVIGATION) == 6
+    entries = [entry for part in parts for held in part.values() for entry in held]
+    listed = [
+        page for entry in entries for group in ([[entry]] if isinstance(entry, str) else entry.values()) for page in group
+    ]
     assert sorted(listed) == sorted(made.pages) and len(set(listed)) == len(listed)
     assert {page for held in NAVIGATION.values() for page in held} >= {"index.md", "choosing.md", "faq.md", "first-steps.md"}
 
@@ -80,8 +87,56 @@ def test_what_a_notebook_printed_is_on_its_page():
     assert notebook_page({"cells": [cell]}) == "```python\nprint(1)\nprint(2)\n```\n\n```text\n1\n2\n```\n"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("material") is None, reason="needs the dependency group docs: make docs")
-def test_the_site_is_built_without_a_warning(tmp_path, capsys):
-    assert documentation.main([str(tmp_path / "site")]) == 0
-    assert f"{len(made.pages)} pages" in capsys.readouterr().out
-    assert (tmp_path / "site" / "api" / "attach.html").is_file() and (tmp_path / "site" / "search").is_dir()
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of the site."""
+    if importlib.util.find_spec("material") is None:
+        pytest.skip("needs the dependency group docs: make docs")
+    folder = tmp_path_factory.mktemp("built") / "site"
+    assert documentation.main([str(folder)]) == 0
+    return folder
+
+
+def test_the_site_is_built_without_a_warning(built):
+    assert (built / "api" / "attach.html").is_file() and (built / "search").is_dir()
+    assert len([*built.rglob("*.html")]) >= len(made.pages)
+
+
+def test_no_page_loads_anything_from_elsewhere(built):
+    for page in built.rglob("*.html"):
+        loaded = re.findall(r"<(?:script|link rel=.?stylesheet.?|img)[^>]*(?:src|href)=.?(https?:[^ >\"]*)", page.read_text())
+        assert not loaded, page
+
+
+def test_a_page_that_was_opened_from_a_file_searches_without_a_network(built):
+    selenium = pytest.importorskip("selenium.webdriver", reason="needs selenium")
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("needs Debian's chromium and chromium-driver")
+    options = selenium.ChromeOptions()
+    for flag in (
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--window-size=1280,900",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+    ):
+        options.add_argument(flag)
+    browser = selenium.Chrome(options=options, service=selenium.ChromeService(shutil.which("chromedriver")))
+    try:
+        browser.get((built / "methods" / "kakurenbo.html").as_uri())
+        field = browser.find_element("css selector", "input.md-search__input")
+        field.click()
+        field.send_keys("stratified batches")
+        wait = importlib.import_module("selenium.webdriver.support.ui").WebDriverWait(browser, 20)
+        results = wait.until(lambda one: one.find_elements("css selector", ".md-search-result__item a"))
+        assert "stratified.html" in results[0].get_attribute("href")
+        for width in (1280, 390):
+            size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
+            browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            for page in ("index.html", "guide.html", "methods/kakurenbo.html"):
+                browser.get((built / page).as_uri())
+                cut = "return [...document.querySelectorAll('pre code')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+                assert browser.execute_script(cut) == 0, (width, page)
+                assert browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"), (width, page)
+    finally:
+        browser.quit()
