@@ -78,10 +78,13 @@ def _code(method: str, beside: Mapping[str, Any], epochs: int) -> str:
     return f"run = thresher.attach(\n    {method},\n    {arguments}, epochs={epochs}{more},\n)\n{LOOP}"
 
 
-WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 16, 14, 40
-"""Margins of the chart, for its axes."""
+WIDTH, LEFT, RIGHT, TOP, ROW, BELOW = 460, 14, 14, 18, 30, 34
+"""Sizes of the chart: its width, the space beside and above the rows, the height of a row, and the space for the axis."""
+LONGEST_LABEL = 46
+"""Characters of a method's name for which the chart has room."""
 TICKS = 5
+WIDEST = 4.0
+"""Ends of the axis, in the largest difference or margin: a longer interval ends at the axis, with an arrow."""
 
 
 @dataclass(frozen=True)
@@ -150,63 +153,88 @@ def _forms(results: ResultsDict) -> tuple[Callable[[float], str], Callable[[floa
 
 
 def chart(results: ResultsDict) -> str:
-    """Returns a chart of the metric against the cost as SVG: methods by name, controls as small grey points.
+    """Returns a forest chart as SVG: the difference of every method and control to full training, with its 95 % interval.
 
-    Bars are the 95 % intervals of the differences to full training, whose level is the dotted line.
+    The shade reaches from full training down by the margin. Empty where nothing was compared with full training.
 
     Args:
         results: Content of results.json.
     """
-    rows = [row for row in results["summary"] if row.get("cost_ratio") is not None]
-    scale = 100.0 if is_share(results["runs"]) else 1.0
-    full = next((row["mean"] for row in rows if row["method"] == "full"), None)
-    bars = {id(row): _bar(row, scale) for row in rows}
-    ends = [scale * row["mean"] for row in rows] + [end for bar in bars.values() if bar for end in bar]
-    if scale == 100.0:
-        ends = [min(max(end, 0.0), 100.0) for end in ends]
-    low, high = _padded(ends)
-    most = max(1.0, *(row["cost_ratio"] for row in rows))
+    rows = [row for row in results["summary"] if row["method"] != "full" and row.get("difference") is not None]
+    if not rows:
+        return ""
+    scale, margin = 100.0 if is_share(results["runs"]) else 1.0, results.get("margin") or 0.0
+    low, high = _ends(rows, scale, margin)
+    height = TOP + ROW * len(rows) + BELOW
 
-    def place(cost: float, value: float) -> tuple[float, float]:
-        across, up = cost / (1.04 * most), (value - low) / (high - low)
-        return LEFT + across * (WIDTH - LEFT - RIGHT), HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM)
+    def at(value: float) -> float:
+        return LEFT + (min(max(value, low), high) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
-    parts = [*_axes(low, high, 1.04 * most, place)]
-    if full is not None:
-        (x, y), (end, _) = place(0, scale * full), place(1.04 * most, scale * full)
-        parts.append(f'<path d="M{x:.1f} {y:.1f}H{end:.1f}" class="full"/>')
-    for row in sorted(rows, key=lambda row: row["control_of"] is None):
-        parts += _point(row, scale, bars[id(row)], place, results)
-    metric = escape(results["runs"][0]["metric"]["name"]) + (", %" if scale == 100 else "")
-    parts.append(f'<text x="{LEFT}" y="11" class="axis">{metric}</text>')
-    parts.append(f'<text x="{WIDTH - RIGHT}" y="{HEIGHT - 6}" class="axis end">cost as counted, share of full training</text>')
-    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true" focusable="false">{"".join(parts)}</svg>'
-
-
-def _bar(row: Mapping[str, Any], scale: float) -> tuple[float, float] | None:
-    """Returns the interval around the mean of a row; None where there is none."""
-    if row["ci95"] is None or row["difference"] is None:
-        return None
-    middle = row["mean"] - row["difference"]
-    return scale * (middle + row["ci95"][0]), scale * (middle + row["ci95"][1])
+    bottom = TOP + ROW * len(rows)
+    parts = [
+        f'<rect x="{at(-margin):.1f}" y="{TOP}" width="{at(0) - at(-margin):.1f}" height="{bottom - TOP}" class="margin"/>'
+    ]
+    for value in _ticks(low, high):
+        parts.append(f'<path d="M{at(value):.1f} {TOP}V{bottom}" class="grid"/>')
+        parts.append(f'<text x="{at(value):.1f}" y="{bottom + 14}" class="axis mid">{f"{value:+g}" if value else 0}</text>')
+    parts.append(f'<path d="M{at(0):.1f} {TOP}V{bottom}" class="full"/>')
+    # Where the line is near an end, the words stand on its other side.
+    side = "end" if at(0) > WIDTH - 80 else "" if at(0) < 80 else "mid"
+    parts.append(f'<text x="{at(0):.1f}" y="{TOP - 5}" class="axis {side}">full training</text>')
+    for number, row in enumerate(rows):
+        parts += _forest_row(row, results, TOP + ROW * number, scale, (low, high), at)
+    name = escape(results["runs"][0]["metric"]["name"])
+    unit = ", percentage points" if scale == 100 else ""
+    parts.append(f'<text x="{WIDTH / 2}" y="{height - 5}" class="axis mid">{name}: difference to full training{unit}</text>')
+    return f'<svg viewBox="0 0 {WIDTH} {height}" aria-hidden="true" focusable="false">{"".join(parts)}</svg>'
 
 
-def _padded(ends: Sequence[float]) -> tuple[float, float]:
-    low, high = min(ends), max(ends)
-    space = 0.06 * (high - low) or 0.5
+def _ends(rows: Sequence[Mapping[str, Any]], scale: float, margin: float) -> tuple[float, float]:
+    """Returns the ends of the axis: all differences are inside, and intervals that are not far longer."""
+    largest = WIDEST * max(margin, *(abs(scale * row["difference"]) for row in rows)) or 1.0
+    ends = [scale * end for row in rows for end in (row["difference"], *(row["ci95"] or ()))]
+    low, high = max(min(*ends, -margin, 0.0), -largest), min(max(*ends, 0.0), largest)
+    space = 0.04 * (high - low) or 0.5
     return low - space, high + space
 
 
-def _axes(low: float, high: float, most: float, place: Callable[[float, float], tuple[float, float]]) -> list[str]:
-    parts = []
-    for value in _ticks(low, high):
-        x, y = place(0, value)
-        parts.append(f'<path d="M{x:.1f} {y:.1f}H{WIDTH - RIGHT}" class="grid"/>')
-        parts.append(f'<text x="{x - 6:.1f}" y="{y + 4:.1f}" class="axis end">{value:g}</text>')
-    for value in _ticks(0, most):
-        x, y = place(value, low)
-        parts.append(f'<text x="{x:.1f}" y="{y + 15:.1f}" class="axis mid">{value:g}</text>')
-    return parts
+def _forest_row(
+    row: Mapping[str, Any],
+    results: ResultsDict,
+    top: float,
+    scale: float,
+    ends: tuple[float, float],
+    at: Callable[[float], float],
+) -> list[str]:
+    """Returns the parts of a row: its name and cost, its point, and its interval."""
+    control = kind_of({"control_of": row["control_of"], "method": row["method"]})
+    colour = "var(--quiet)" if control is not None else looks(results)[row["method"]].colour
+    colour = "currentColor" if colour == INK else colour
+    label = row["method"] if control is None else f"{CONTROLS[control].words}"
+    shown = label if len(label) <= LONGEST_LABEL else f"{label[: LONGEST_LABEL - 1]}…"
+    cost = "" if row.get("cost_ratio") is None else f"cost {row['cost_ratio']:.2f}"
+    x, y = at(scale * row["difference"]), top + 23
+    parts = [
+        f'<text x="{LEFT if control is None else LEFT + 10}" y="{top + 13}" class="{"name" if control is None else "axis"}">'
+        f"{escape(shown)}<title>{escape(row['method'])}</title></text>",
+        f'<text x="{WIDTH - RIGHT}" y="{top + 13}" class="axis end">{cost}</text>',
+    ]
+    if row["ci95"] is not None:
+        bounds = [scale * end for end in row["ci95"]]
+        (left, right), size = map(at, bounds), 4 if control is None else 3
+        parts.append(f'<path d="M{left:.1f} {y}H{right:.1f}" stroke="{colour}" stroke-width="2" fill="none"/>')
+        for end, place, outside, way in (
+            (left, bounds[0], bounds[0] < ends[0], 1),
+            (right, bounds[1], bounds[1] > ends[1], -1),
+        ):
+            tip = (
+                f"M{end + way * size:.1f} {y - size}L{end:.1f} {y}L{end + way * size:.1f} {y + size}"
+                if outside
+                else (f"M{end:.1f} {y - size}V{y + size}")
+            )
+            parts.append(f'<path d="{tip}" stroke="{colour}" stroke-width="2" fill="none"><title>{place:+.3g}</title></path>')
+    radius = 5 if control is None else 3.5
+    return [*parts, f'<circle cx="{x:.1f}" cy="{y}" r="{radius}" fill="{colour}"/>']
 
 
 def _ticks(low: float, high: float) -> list[float]:
@@ -215,24 +243,3 @@ def _ticks(low: float, high: float) -> list[float]:
     size = 10.0 ** np.floor(np.log10(rough))
     step = min((one * size for one in (1, 2, 5, 10)), key=lambda one: abs(one - rough))
     return [round(float(number * step), 10) for number in range(int(np.ceil(low / step)), int(np.floor(high / step)) + 1)]
-
-
-def _point(
-    row: Mapping[str, Any],
-    scale: float,
-    bar: tuple[float, float] | None,
-    place: Callable[[float, float], tuple[float, float]],
-    results: ResultsDict,
-) -> list[str]:
-    x, y = place(row["cost_ratio"], scale * row["mean"])
-    if kind_of({"control_of": row["control_of"], "method": row["method"]}) is not None:
-        return [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="control"/>']
-    of = looks(results)[row["method"]].colour
-    colour = "currentColor" if of == INK else of
-    parts = [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="6" fill="{colour}"/>']
-    if bar is not None:
-        (_, below), (_, above) = place(0, bar[0]), place(0, bar[1])
-        parts.append(f'<path d="M{x:.1f} {below:.1f}V{above:.1f}" stroke="{colour}" stroke-width="2"/>')
-    left = x > WIDTH / 2
-    at = f'x="{x - 10 if left else x + 10:.1f}" y="{y - 8:.1f}"'
-    return [*parts, f'<text {at} class="name{" end" if left else ""}">{escape(row["method"])}</text>']

@@ -132,7 +132,8 @@ function drawFirst(chart) {
   draw(chart);
 }
 
-// A print waits for nothing: charts that cannot be drawn at once say that the page is to be printed once more.
+// A print waits for nothing, so that the library is there soon after the page; before that, charts say to print once more.
+addEventListener("load", () => (window.requestIdleCallback ?? setTimeout)(loaded));
 window.addEventListener("beforeprint", () => {
   const waiting = [...document.querySelectorAll(".chart")].filter((chart) => !drawn.has(chart));
   if (window.Plotly) waiting.forEach(drawFirst);
@@ -142,6 +143,9 @@ window.addEventListener("beforeprint", () => {
 for (const chart of document.querySelectorAll(".chart")) {
   seen.observe(chart);
   chart.addEventListener("change", () => drawn.has(chart) && draw(chart));
+  chart.querySelector(".save").addEventListener("click", () => {
+    Plotly.downloadImage(chart.querySelector(".plot"), { format: "svg", filename: chart.id });
+  });
 }
 toggle.addEventListener("click", () => {
   root.dataset.theme = isDark() ? "light" : "dark";

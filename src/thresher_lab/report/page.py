@@ -1,6 +1,8 @@
 """Writes the report as one page: table, sentences, charts, sheets of samples and settings; or as Markdown."""
 
 import base64
+import csv
+import io
 import json
 import zlib
 from collections.abc import Callable, Mapping
@@ -9,6 +11,7 @@ from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import plotly.graph_objects as go
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -324,6 +327,7 @@ def render_page(
         columns=[f"{column} {BUSY_MARK}" if busy and column == COST_MEASURES["wall"] else column for column in columns],
         busy=f"{BUSY_MARK} {busy}" if busy else "",
         margin=margin_text(results, results.get("margin")),
+        csv=_csv(results),
         rows=[_verdict_row(row, results) for row in results["summary"]],
         controls=_controls_in_words(results),
         left_out=[*map(left_out_sentence, results.get("left_out", ())), *rates_sentences(results)],
@@ -336,6 +340,22 @@ def render_page(
         plotly=_deflated(plotly_js()),
         ink=INK,
     )
+
+
+CSV_COLUMNS = ("method", "control_of", "mean", "std", "difference", "low", "high", "cost_ratio", "wall_ratio", "cpu_ratio",
+    "memory_ratio", "verdict")  # fmt: skip
+"""Columns of the table of verdicts as CSV, as in results.json; `low` and `high` are the 95 % interval of the difference."""
+
+
+def _csv(results: ResultsDict) -> str:
+    """Returns the table of verdicts as CSV with full precision, as the address of a link."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore")
+    writer.writeheader()
+    for row in results["summary"]:
+        low, high = row["ci95"] or ("", "")
+        writer.writerow({**row, "low": low, "high": high})
+    return f"data:text/csv;charset=utf-8,{quote(text.getvalue())}"
 
 
 def _deflated(text: str) -> str:

@@ -1,4 +1,6 @@
+import base64
 import importlib.util
+import io
 import json
 import os
 import shutil
@@ -6,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pypdf import PdfReader
 
 from depth import DEEP
 from integration.inline import train_in_threads
@@ -308,7 +311,7 @@ def test_the_first_screen_has_the_bottom_line_and_the_code(opened, made, size, t
         assert top >= 0 and bottom <= size[1] and left >= 0 and right <= size[0]
     assert first.find_element(By.TAG_NAME, "p").text == conclude(made[0]).sentences[0]
     assert [one.text for one in code] == [bottom_line(made[0]).code] * len(code)
-    assert len(first.find_elements(By.CSS_SELECTOR, "svg circle")) == len(made[0]["summary"])
+    assert len(first.find_elements(By.CSS_SELECTOR, "svg circle")) == len(made[0]["summary"]) - 1
     if folder := os.environ.get("THRESHER_SCREENSHOTS"):
         browser.save_screenshot(str(Path(folder) / f"first-screen-{size[0]}x{size[1]}.png"))
 
@@ -316,7 +319,7 @@ def test_the_first_screen_has_the_bottom_line_and_the_code(opened, made, size, t
 def test_charts_wait_until_they_are_scrolled_to(opened):
     """What draws the charts takes seconds to start on a phone: the page is there before it."""
     browser = opened(PHONE, fresh=True, untouched=True)
-    assert browser.execute_script("return [typeof Plotly, drawn.size]") == ["undefined", 0]
+    assert browser.execute_script("return drawn.size") == 0
     longest = """
         const done = arguments[0];
         new PerformanceObserver((list) => done(Math.max(...list.getEntries().map((one) => one.duration))))
@@ -339,6 +342,26 @@ def test_a_print_draws_what_was_not_scrolled_to(opened):
     WebDriverWait(browser, 30).until(lambda _: browser.execute_script("return drawn.size") == charts)
     assert browser.execute_script(notices) == 0
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+
+
+def test_a_first_print_has_the_verdicts_and_the_charts(opened, made):
+    """The library that draws is there before anything is scrolled to."""
+    browser = opened(WIDE, fresh=True, untouched=True)
+    WebDriverWait(browser, 30).until(lambda _: browser.execute_script("return typeof Plotly === 'object' && !!figures"))
+    charts = len(browser.find_elements(By.CSS_SELECTOR, ".chart"))
+    printed = browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})
+    assert browser.execute_script("return drawn.size") == charts
+    pages = PdfReader(io.BytesIO(base64.b64decode(printed["data"]))).pages
+    words = "".join("".join(page.extract_text() for page in pages).split())
+    assert "Printthepageoncemore" not in words
+    for row in made[0]["summary"]:
+        assert "".join(row["verdict"].split()) in words, row["verdict"]
+    for title in browser.execute_script(
+        "return [...document.querySelectorAll('.chart .xtitle')].map((one) => one.textContent)"
+    ):
+        assert "".join(title.split()) in words, title
+    if folder := os.environ.get("THRESHER_SCREENSHOTS"):
+        Path(folder, "report.pdf").write_bytes(base64.b64decode(printed["data"]))
 
 
 AXE = importlib.util.find_spec("axe_playwright_python")

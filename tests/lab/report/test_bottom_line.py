@@ -1,6 +1,11 @@
 """The first screen of the report."""
 
+import csv
+import html
+import io
+import re
 import xml.etree.ElementTree as ElementTree
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -50,26 +55,58 @@ def test_older_results_without_findings_have_a_chart():
     assert found.sentences == ["There is nothing to pick from: no method has a verdict."] and "<circle" in found.chart
 
 
+def drawn(results):
+    """The elements of the chart, by their tag."""
+    tree, found = ElementTree.fromstring(chart(results)), {}
+    for one in tree:
+        found.setdefault(one.tag, []).append(one)
+    return tree, found
+
+
 def test_the_chart_has_every_row_and_names_are_text():
     results, _ = judged({"full": 0.0, HOSTILE: 0.3})
-    tree = ElementTree.fromstring(chart(results))
-    assert len([one for one in tree if one.tag == "circle"]) == len(results["summary"])
-    assert HOSTILE in {one.text for one in tree if one.tag == "text"}
+    tree, found = drawn(results)
+    assert len(found["circle"]) == len(results["summary"]) - 1  # all but full training
+    assert HOSTILE in {one.text for one in tree.iter("title")}  # a long name is cut in the row
+    assert {one.text for one in found["text"]} >= {f"{HOSTILE[:45]}…", "random", "full training"}
     width, height = map(float, tree.attrib["viewBox"].split()[2:])
-    for one in tree:
-        if one.tag == "circle":
-            assert 0 <= float(one.attrib["cx"]) <= width and 0 <= float(one.attrib["cy"]) <= height
+    for one in found["circle"]:
+        assert 0 <= float(one.attrib["cx"]) <= width and 0 <= float(one.attrib["cy"]) <= height
+    [margin], high = found["rect"], max(float(one.attrib["cy"]) for one in found["circle"])
+    assert float(margin.attrib["y"]) + float(margin.attrib["height"]) > high
 
 
-def test_points_stand_in_the_order_of_their_values():
+def test_points_stand_where_their_differences_are():
+    """Also where an interval reaches far beyond: it ends at the end of the axis."""
     results, _ = judged()
-    tree = ElementTree.fromstring(chart(results))
-    placed = [(float(one.attrib["cx"]), float(one.attrib["cy"])) for one in tree if one.tag == "circle"]
-    rows = sorted(results["summary"], key=lambda row: row["control_of"] is None)
-    for axis, key, sign in ((0, "cost_ratio", 1), (1, "mean", -1)):
-        by_place = sorted(range(len(rows)), key=lambda at: placed[at][axis])
-        values = [sign * rows[at][key] for at in by_place]
-        assert values == pytest.approx(sorted(values), abs=2e-3)
+    rows = [row for row in results["summary"] if row["method"] != "full"]
+    rows[0]["ci95"] = [-50.0, 50.0]
+    _, found = drawn(results)
+    across = [float(one.attrib["cx"]) for one in found["circle"]]
+    by_place = sorted(range(len(rows)), key=lambda at: across[at])
+    values = [rows[at]["difference"] for at in by_place]
+    assert values == pytest.approx(sorted(values), abs=2e-3) and across[0] != across[-1]
+    left, right = min(across), max(across)
+    for row, at in zip(rows, across, strict=True):  # one axis for all
+        share = (row["difference"] - min(values)) / (max(values) - min(values))
+        assert at == pytest.approx(left + share * (right - left), abs=0.2)
+
+
+def test_without_a_difference_there_is_no_chart():
+    results, samples = judged()
+    for row in results["summary"]:
+        row["difference"] = row["ci95"] = None
+    assert chart(results) == ""
+
+
+def test_the_table_is_a_link_with_all_digits():
+    results, samples = judged({"full": 0.0, HOSTILE: 0.3})
+    address = html.unescape(re.search(r'href="(data:text/csv[^"]*)" download', render_page(results, samples))[1])
+    rows = [*csv.DictReader(io.StringIO(unquote(address.partition(",")[2])))]
+    assert [row["method"] for row in rows] == [row["method"] for row in results["summary"]]
+    shown = ["" if row["difference"] is None else str(row["difference"]) for row in results["summary"]]
+    assert [row["difference"] for row in rows] == shown
+    assert [row["low"] for row in rows] == [str(row["ci95"][0]) if row["ci95"] else "" for row in results["summary"]]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1.04), (87.2, 90.1), (-3.1, 0.002), (0.98765, 0.98766), (-1e6, 1e6)])
