@@ -1,0 +1,89 @@
+"""A check of the promises of a policy of `thresher.rl`, for authors of policies."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thresher import rng
+from thresher.testing.check import CPU, ContractError
+
+ROUNDS, ROLLOUTS = 8, 4
+"""Number of times that a policy is asked, and rollouts of each prompt."""
+
+
+def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
+    """Checks that a policy keeps the promises that `thresher.trl.attach` needs.
+
+    It proposes as many prompts as it is asked for, also more than there are; ranks that make it anew and see the same rewards
+    propose the same; it draws from a generator of its own; rewards may be NaN; and a saved state goes on with the same prompts,
+    without a change of the state that was saved.
+
+    Args:
+        make: Function of the number of prompts that returns a new policy, such as the class.
+        prompts: Number of prompts that the policy is asked about, 1 or more. Default: 12.
+
+    Raises:
+        ContractError: A promise is broken; the message names it.
+
+    Example:
+        >>> from thresher.rl import Thompson, Uniform
+        >>> check_policy(Thompson)
+        >>> class First(Uniform):
+        ...     def propose(self, k):
+        ...         return list(range(k))
+        >>> check_policy(First)
+        Traceback (most recent call last):
+        ...
+        thresher.testing.check.ContractError: First: propose(15) must return 15 ids, whole numbers in [0, 12), got [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+    """
+    with rng.undisturbed(CPU):
+        first, other = make(prompts), make(prompts)
+        name = type(first).__name__
+        for number in range(ROUNDS):
+            torch.manual_seed(number)
+            before = torch.get_rng_state()
+            ids = _asked(first, (1, prompts // 2 or 1, prompts + 3)[number % 3], name, prompts)
+            if not torch.equal(before, torch.get_rng_state()):
+                raise ContractError(f"{name}: propose draws from torch's global generator; give it a generator of its own")
+            torch.manual_seed(number + 1000)  # ranks have other global random states
+            _same(name, "a policy made anew, as on another rank,", _asked(other, len(ids), name, prompts), ids)
+            rewards = _rewards(len(ids), number)
+            for policy in (first, other):
+                policy.observe(list(ids), rewards.clone())
+        state = first.state_dict()
+        kept, again = copy.deepcopy(state), make(prompts)
+        expected = [_asked(first, 3, name, prompts) for _ in range(ROUNDS)]
+        again.load_state_dict(kept)
+        _same(
+            name,
+            "a policy that goes on with its state_dict",
+            [_asked(again, 3, name, prompts) for _ in range(ROUNDS)],
+            expected,
+        )
+        again.load_state_dict(state)
+        at_hand = [_asked(again, 3, name, prompts) for _ in range(ROUNDS)]
+        _same(name, "state_dict must return copies: one that was saved before further proposals", at_hand, expected)
+
+
+def _asked(policy: Any, k: int, name: str, prompts: int) -> list[int]:
+    ids = policy.propose(k)
+    if not isinstance(ids, list) or len(ids) != k or not all(type(one) is int and 0 <= one < prompts for one in ids):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        raise ContractError(f"{name}: propose({k}) must return {k} ids, whole numbers in [0, {prompts}), got {ids!r:.300}")
+    return ids  # pyright: ignore[reportUnknownVariableType]
+
+
+def _same(name: str, what: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise ContractError(f"{name}: {what} proposes {found!r:.100} instead of {expected!r:.100}")
+
+
+def _rewards(k: int, number: int) -> Tensor:
+    """Returns rewards of some groups: of several values, all equal, with a missing one, and one group without any."""
+    rewards = torch.rand(k, ROLLOUTS, generator=torch.Generator().manual_seed(number), dtype=torch.float64).mul(3).floor() / 2
+    rewards[0] = 1.0
+    rewards[k // 2, -1] = torch.nan
+    rewards[-1] = torch.nan if number % 2 else rewards[-1]
+    return rewards
