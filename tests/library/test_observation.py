@@ -106,20 +106,21 @@ def test_beside_a_method_its_own_columns_stay_and_hidden_samples_are_seen_in_the
     assert (run.data_map()["times_seen"] == EPOCHS).all()
 
 
-@pytest.mark.parametrize("kind", ["values", "reduce", "function"])
+@pytest.mark.parametrize("kind", ["values", "signals", "reduce", "function"])
 def test_of_other_losses_there_are_losses(kind):
     of_rows = lambda outputs, y: (outputs[:, 0] - y).square()  # noqa: E731
     seen: dict[int, list[float]] = {i: [] for i in range(N)}
     data, model, _ = parts()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    criterion = {"values": nn.MSELoss(), "reduce": None, "function": lambda o, t: (o - t).square()}[kind]
-    run = thresher.observe(loader=DataLoader(data, B, shuffle=True), criterion=criterion, model=model, epochs=EPOCHS)
+    criterion = {"reduce": None, "function": lambda o, t: (o - t).square()}.get(kind, nn.MSELoss())
+    given = {"signals": lambda outputs, targets: {"uncertainty": outputs.abs()}} if kind == "signals" else {}
+    run = thresher.observe(loader=DataLoader(data, B, shuffle=True), criterion=criterion, model=model, epochs=EPOCHS, **given)
     for _ in range(EPOCHS):
         for x, y in run.loader:
             outputs = run.model(x)
             for i, loss in zip(run.ids.tolist(), of_rows(outputs, y).tolist(), strict=True):
                 seen[i].append(loss)
-            if kind == "values":
+            if kind in ("values", "signals"):
                 loss = run.criterion(outputs[:, 0], y.float())
             else:
                 loss = run.reduce(of_rows(outputs, y), outputs=outputs) if kind == "reduce" else run.criterion(outputs[:, 0], y)

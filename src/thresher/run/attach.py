@@ -258,7 +258,10 @@ def _columns(config: RunConfig) -> dict[str, Column]:
         columns = {**OBSERVED, **columns}
         if adapter is not None and adapter.kind in ("classes", "labels"):
             columns = {name: column for name, column in columns.items() if name not in OF_ANY_LOSS}
-    for name in undefined_signals(config.optional, adapter, config.signals):
+    undefined = {*undefined_signals(config.optional, adapter, config.signals)}
+    if adapter is not None and adapter.kind == "values":  # signals of the user's are for the method, not for what is observed
+        undefined |= {name for name, instead in config.optional.items() if not instead}
+    for name in undefined:
         columns = {own: column for own, column in columns.items() if (column.signal or own) != name}
     if batch is not None:
         stale = config.scoring is not None and config.scoring.every_epochs > 1
