@@ -34,10 +34,10 @@ def check_policy(make: Callable[[int], Any], *, prompts: int = 12) -> None:
         >>> class First(Uniform):
         ...     def propose(self, k):
         ...         return list(range(k))
-        >>> check_policy(First)
+        >>> check_policy(First, prompts=1)
         Traceback (most recent call last):
         ...
-        thresher.testing.check.ContractError: First: propose(15) must return 15 ids, whole numbers in [0, 12), got [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+        thresher.testing.check.ContractError: First: propose(4) must return 4 ids, whole numbers in [0, 1), got [0, 1, 2, 3]
     """
     with rng.undisturbed(CPU):
         first, other = make(prompts), make(prompts)
