@@ -363,8 +363,21 @@ def easiest_first(history: RunHistory) -> RowOrder:
 
 
 def hardest_first(history: RunHistory) -> RowOrder:
-    """Returns the samples that were seen by mean loss, the highest first."""
-    seen = np.flatnonzero(np.isfinite(history.mean_loss))
+    """Returns the samples that were trained on twice or more by mean loss, the highest first; of a single epoch, all of it."""
+    return _highest_loss_first(history, ~_trained_once(history))
+
+
+def once_hardest_first(history: RunHistory) -> RowOrder:
+    """Returns the samples that were trained on once by their loss, the highest first; it says less than a mean over epochs."""
+    return _highest_loss_first(history, _trained_once(history))
+
+
+def _trained_once(history: RunHistory) -> NDArray[np.bool_]:
+    return (history.trained.sum(axis=1) <= 1) & (history.trained.shape[1] > 1)
+
+
+def _highest_loss_first(history: RunHistory, among: NDArray[np.bool_]) -> RowOrder:
+    seen = np.flatnonzero(np.isfinite(history.mean_loss) & among)
     return seen[np.argsort(-history.mean_loss[seen], kind="stable")]
 
 
@@ -388,6 +401,7 @@ def lowest_combined_rank_first(history: RunHistory) -> RowOrder:
 ORDERS: dict[str, Callable[[RunHistory], RowOrder]] = {
     "easiest: the lowest mean loss over the epochs": easiest_first,
     "hardest: the highest mean loss over the epochs": hardest_first,
+    "trained on once, and wrong by most then: the highest loss": once_hardest_first,
     "left out in most epochs": most_hidden_first,
     "never left out, the easiest of them first": never_hidden_first,
     "easy and seldom trained on: the lowest sum of the ranks by mean loss and by times trained": lowest_combined_rank_first,

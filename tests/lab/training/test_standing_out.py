@@ -20,7 +20,8 @@ SMALL = of([[3, 3], [1, 1], [2, 4], [np.nan, np.nan]], [[1, 1], [1, 0], [1, 1], 
     ("order", "expected"),
     [
         (standing_out.easiest_first, [1, 0, 2, 3]),
-        (standing_out.hardest_first, [0, 2, 1]),
+        (standing_out.hardest_first, [0, 2]),
+        (standing_out.once_hardest_first, [1]),
         (standing_out.most_hidden_first, [3, 1]),
         (standing_out.never_hidden_first, [0, 2]),
         (standing_out.lowest_combined_rank_first, [1, 3, 0, 2]),
@@ -33,6 +34,7 @@ def test_orders(order, expected):
 def test_where_nothing_is_left_out_there_are_no_sheets_of_it():
     always = of([[1], [2]], [[1], [1]])
     assert not len(standing_out.most_hidden_first(always)) and not len(standing_out.never_hidden_first(always))
+    assert standing_out.hardest_first(always).tolist() == [1, 0] and not len(standing_out.once_hardest_first(always))
 
 
 @st.composite
