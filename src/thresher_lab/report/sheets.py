@@ -7,7 +7,7 @@ from thresher_lab.report.loading import ResultsDict, Samples, ShownOfRuns, histo
 from thresher_lab.tasks.pictures import ImageArray, data_uri
 from thresher_lab.training.samples import MOST_TOGETHER, ORDERS, RunHistory, class_name, standing_out
 
-IMAGES_PER_PAGE = 600
+IMAGES_PER_PAGE = 720
 """Largest number of images on a page, which keeps the page of twenty methods below 4 MB."""
 
 See = Callable[[int], tuple[str | None, str | None]]

@@ -22,7 +22,7 @@ def test_sheets_are_of_the_first_seed_of_each_method():
     assert card.loss == pytest.approx(first.mean_loss.min()) and card.hidden == first.hidden[at] and card.image is None
 
 
-@pytest.mark.parametrize(("of_methods", "cards"), [(0, 12), (1, 12), (8, 12), (10, 10), (11, 10), (21, 5), (200, 1)])
+@pytest.mark.parametrize(("of_methods", "cards"), [(0, 12), (1, 12), (10, 12), (11, 10), (21, 5), (200, 1)])
 def test_sheets_are_smaller_where_there_are_many(of_methods, cards):
     assert sheets.cards_per_sheet(of_methods) == cards
 
