@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 # `make test` repeats the same examples; `make verify` draws new ones.
-hypothesis.settings.register_profile("quick", deadline=None, database=None, derandomize=True, max_examples=60)
+hypothesis.settings.register_profile("quick", deadline=None, database=None, derandomize=True, max_examples=40)
 hypothesis.settings.register_profile("verify", deadline=None, database=None, print_blob=True)
 hypothesis.settings.load_profile("verify" if DEEP else "quick")
 

@@ -25,6 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, RandomSampler, Subset, TensorDataset
 
 import thresher
+from depth import depth
 from thresher.distributed import world as worlds
 from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan, EpochPlan
@@ -92,6 +93,17 @@ OWN_ORDER: dict[str, Callable[[], Any]] = {
     "Rais": thresher.Rais,
 }
 """Methods that draw the order of training. The loss of a sample that two processes trained on is that of one of them."""
+
+
+PLANNED = [
+    (name, kind)
+    for name in METHODS
+    for kind in ("DistributedSampler", "Shuffle")
+    if kind == "Shuffle" or name in depth(("FullData", "Kakurenbo", "by chance"), tuple(METHODS))
+]
+"""Methods with the samplers of the loaders that they plan for."""
+PREPARED = depth(("Kakurenbo",), ("UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"))
+"""Methods beside loaders that accelerate prepared."""
 
 
 def loader_of(kind: str, rank: int, size: int, data: Any, *, drop_last: bool = True) -> DataLoader[Any]:
@@ -248,9 +260,8 @@ def plans(rank: int, size: int) -> dict[str, Any]:
     """Trainings that are those of one process."""
     return {
         f"{name}, {kind}": trained(loader_of(kind, rank, size, samples()), rank, size, make())
-        for name, make in (METHODS | OWN_ORDER).items()
-        for kind in ("DistributedSampler", "Shuffle")
-        if name in METHODS or kind == "Shuffle"
+        for name, kind in [*PLANNED, *((name, "Shuffle") for name in OWN_ORDER)]
+        for make in [(METHODS | OWN_ORDER)[name]]
     }
 
 
@@ -266,7 +277,7 @@ def nothing_left_out(rank: int, size: int) -> dict[str, Any]:
     """Whether FullData is the loop without a run, bit for bit: weights, and how often gradients were averaged."""
     found = {}
     for kind in ("DistributedSampler", "Shuffle", "accelerate", "accelerate, seedable"):
-        for n, drop_last, every in ((520, True, 1), (519, False, 4), (517, True, 4), (517, False, 1)):
+        for n, drop_last, every in ((520, True, 1), (519, False, 4), *depth((), ((517, True, 4), (517, False, 1)))):
             pair = []
             for method in (None, thresher.FullData()):
                 training = Training(loader_of(kind, rank, size, samples(n), drop_last=drop_last), rank, size, method)
@@ -284,7 +295,7 @@ def prepared(rank: int, size: int) -> dict[str, Any]:
     """Epochs over loaders that accelerate prepared: the ids of each step, and the weights."""
     found = {}
     for kind in ("accelerate", "accelerate, seedable"):
-        for name in ("UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"):
+        for name in PREPARED:
             found[f"{name}, {kind}"] = trained(loader_of(kind, rank, size, samples()), rank, size, METHODS[name]())
     return found
 
@@ -310,8 +321,9 @@ FURTHER = ("twice by chance", "ImportanceSampling", "Winnow, paced")
 def resumed(rank: int, size: int) -> dict[str, bool]:
     """Whether a run that goes on in the middle of an epoch has the weights and records of one that was not disturbed."""
     found = {}
-    for kind in ("DistributedSampler", "Shuffle"):
-        for name in ("Kakurenbo", "Winnow", "InfoBatch", "by chance", *(FURTHER if kind == "Shuffle" else ())):
+    names = ("Kakurenbo", "Winnow", "InfoBatch", "by chance")
+    for kind, some in (("DistributedSampler", depth(names[:1], names)), ("Shuffle", (*names, *FURTHER))):
+        for name in some:
             more = {"forward_passes": "twice"} if name == "twice by chance" else {}
             make = (METHODS | OWN_ORDER).get(name, lambda: thresher.SelectiveBackprop(beta=1))
             whole = trained(loader_of(kind, rank, size, samples()), rank, size, make(), **more)
@@ -331,7 +343,7 @@ def resumed(rank: int, size: int) -> dict[str, bool]:
     return found
 
 
-RESHARDED = ("Kakurenbo", "Winnow", "InfoBatch", "UniformSubset")
+RESHARDED = depth(("Kakurenbo", "Winnow"), ("Kakurenbo", "Winnow", "InfoBatch", "UniformSubset"))
 ROWS = 192
 """Rows of a step of all processes together, which 1, 2, 3 and 4 processes share equally."""
 
@@ -354,7 +366,7 @@ def resharded(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-GROWN = ("Kakurenbo", "Winnow", "ImportanceSampling")
+GROWN = depth(("Kakurenbo", "ImportanceSampling"), ("Kakurenbo", "Winnow", "ImportanceSampling"))
 
 
 def begun_alone(folder: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import lightning_cases  # noqa: F401  # prepares the import of lightning
-from depth import DEEP
+from depth import DEEP, in_verify
 
 FOLDER = Path(__file__).parents[2] / "examples" / "by_feature"
 FILES = sorted(FOLDER.glob("*.py"))
@@ -22,6 +22,7 @@ LANGUAGE = ("finetune", "sft")
 """Examples whose tiny models read rows and columns as words."""
 
 
+@in_verify
 @pytest.mark.parametrize("name", SEVERAL if DEEP else SEVERAL[:1])
 def test_runs_in_two_processes(name):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", FOLDER / f"{name}.py"]

@@ -24,7 +24,6 @@ def vision():
 
 EPOCHS = {
     "resnet50": 5,
-    "efficientnet-b3": 5,
     "wrn-28-10": 5,
     "deepcam": 5,
     "deit-tiny-fractal3k": 8,

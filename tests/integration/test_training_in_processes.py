@@ -69,8 +69,7 @@ def assert_one_training(found, whole):
         assert [step.tolist() for step in steps] == [batch.sort().values.tolist() for batch in batches]
 
 
-@pytest.mark.parametrize("name", cases.METHODS)
-@pytest.mark.parametrize("kind", ["DistributedSampler", "Shuffle"])
+@pytest.mark.parametrize(("name", "kind"), cases.PLANNED)
 def test_the_training_is_that_of_one_process(results, name, kind):
     whole = cases.trained(cases.loader_of(kind, 0, 1, cases.samples()), 0, 1, cases.METHODS[name]())
     assert_one_training([one["plans"][f"{name}, {kind}"] for one in results], whole)
@@ -92,7 +91,7 @@ def test_processes_that_draw_an_order_have_one_model(results, name):
 
 
 @pytest.mark.parametrize("kind", ["accelerate", "accelerate, seedable"])
-@pytest.mark.parametrize("name", ["UniformSubset", "Kakurenbo", "InfoBatch", "Winnow"])
+@pytest.mark.parametrize("name", cases.PREPARED)
 def test_loaders_that_accelerate_prepared(results, name, kind):
     whole = cases.trained(cases.loader_of(kind, 0, 1, cases.samples()), 0, 1, cases.METHODS[name]())
     assert_one_training([one["prepared"][f"{name}, {kind}"] for one in results], whole)

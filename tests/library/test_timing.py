@@ -319,11 +319,11 @@ def test_time_in_the_loop_is_not_told_as_own(monkeypatch):
 
 
 def test_a_slower_training_is_said_once_with_its_reason(monkeypatch):
-    monkeypatch.setattr(timing, "NOISE", 0.0)
     monkeypatch.setattr("thresher.run.epochs.SECONDS_TO_WARN", 0.0)
+    parts = dict.fromkeys(timing.PARTS, 0.0) | {timing.STEPS: 9.0, timing.REFRESH: 6.0}
+    longer = timing.TimeTold(2, seconds=15.0, full=10.0, cpu=None, error=0.01, parts=parts, unknown="")
+    monkeypatch.setattr("thresher.run.epochs.told", lambda _: longer)
     run, optimizer = attached(thresher.Kakurenbo(max_fraction=0.01), epochs=5)
-    slow = run._epochs._passes.refresh
-    monkeypatch.setattr(run._epochs._passes, "refresh", lambda *a, **k: (__import__("time").sleep(0.3), slow(*a, **k)))
     with pytest.warns(UserWarning, match=r"takes .* longer than .* The refresh takes the most: use a method") as said:
         train(run, optimizer, 5)
     assert sum("longer than" in str(one.message) for one in said) == 1

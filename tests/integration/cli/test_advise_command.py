@@ -3,6 +3,8 @@ import re
 import subprocess
 import sys
 
+from depth import in_verify
+
 PROCESS = [sys.executable, "-W", "error", "-m", "thresher_lab.cli"]
 
 SLOW = """
@@ -61,6 +63,7 @@ def test_without_verbose_the_answer_has_five_lines(called):
     ]
 
 
+@in_verify
 def test_a_training_that_waits_for_its_input_is_told_so(tmp_path, called):
     path = tmp_path / "slow.py"
     path.write_text(SLOW)

@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from depth import in_verify
 from thresher_lab.advise.pace import Pace
 from thresher_lab.comparison import dry_run
 from thresher_lab.comparison.dry_run import Passes, Prices
@@ -18,6 +19,7 @@ def priced(monkeypatch):
     monkeypatch.setattr(dry_run, "available_cores", lambda: 2)
 
 
+@in_verify
 def test_a_real_one_says_what_it_does_and_writes_nothing(tmp_path):
     out = tmp_path / "out"
     given = ["--methods", "uniform:keep=0.5", "--epochs", "1", "--seeds", "0", "--out", str(out), "--dry-run"]

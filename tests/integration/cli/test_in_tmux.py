@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from depth import depth
+from depth import depth, in_verify
 
 CAPTURES = Path(__file__).parents[2] / "lab" / "cli" / "captures"
 WIDTHS = depth((60, 120), (60, 80, 100, 120))
@@ -51,6 +51,7 @@ def tmux(tmp_path):
     call("kill-server")
 
 
+@in_verify
 def test_a_real_terminal_shows_the_captures_and_the_time_left_at_each_width(tmux, tmp_path):
     script = tmp_path / "shows.py"
     script.write_text(SHOWS.format(path=[str(CAPTURES.parent), *sys.path]), encoding="utf-8")

@@ -3,6 +3,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from depth import in_verify
 from thresher_lab.cli.app import app
 from thresher_lab.comparison.compare import compare
 from thresher_lab.comparison.scoring import make_scores
@@ -40,6 +41,7 @@ def test_the_template_runs_as_it_is(template, called):
     assert why.exit_code == 0 and "sample 17 (class" in why.output
 
 
+@in_verify
 def test_its_loader_may_have_processes_of_its_own(template):
     template.write_text(template.read_text().replace("batch_size=64,", "batch_size=64, num_workers=1,"))
     results = compare("my_training.py:build", parse_methods("full"), [0], 1, template.parent / "out", jobs=1)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 import thresher
+from depth import depth
 from helpers import assert_same
 from transformers_cases import BATCH, EPOCHS, N, outcome, trainer
 
@@ -18,7 +19,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", depth([False], [False, True]))
 def test_full_data_is_trainer(settings, causal, tmp_path):
     found = []
     for method in (None, thresher.FullData()):
@@ -57,7 +58,7 @@ def test_smoothed_losses_are_recorded(tmp_path):
     assert not found[0].allclose(found[1]) and found[1].isfinite().all()
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("causal", depth([True], [False, True]))
 def test_a_data_map_of_the_training(causal, tmp_path):
     made = trainer(tmp_path, thresher.FullData(), causal, with_selection_settings={"observe": True})
     made.train()

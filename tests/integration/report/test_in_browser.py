@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from pypdf import PdfReader
 
-from depth import DEEP
+from depth import DEEP, in_verify
 from integration.inline import train_in_threads
 from lab.report.cases import HOSTILE, comparison, save
 from thresher_lab.comparison.compare import compare
@@ -28,9 +28,12 @@ from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
 from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
-pytestmark = pytest.mark.skipif(
-    not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs Debian's chromium and chromium-driver"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (shutil.which("chromium") and shutil.which("chromedriver")), reason="needs Debian's chromium and chromium-driver"
+    ),
+    in_verify,
+]
 
 FLAGS = (
     "--headless=new",

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import thresher
+from depth import in_verify
 from thresher import methods
 from thresher_lab.advise import probe as probing
 from thresher_lab.advise.advise import advise, sentences
@@ -515,6 +516,7 @@ def test_methods_of_several_stages_cannot():
     assert (row["stage"], row["refused"]) == (None, refusal)
 
 
+@in_verify
 def test_batches_of_as_many_samples_as_a_sample_has_rows_are_prepared_and_timed():
     """A collate function of the probe's own could have put the samples along either dimension; the default one does not."""
     task = task_of("relief-made@64")

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from depth import in_verify
 from thresher.scores import Scores
 from thresher_lab.comparison.statistics import Paired
 from thresher_lab.comparison.summary import summarise
@@ -303,6 +304,7 @@ def test_overlap_of_the_lowest():
     assert diet_sb.concentration(np.arange(40), np.repeat([0, 1, 2, 3], 10)) == 1
 
 
+@in_verify
 @pytest.mark.filterwarnings(POOL_WARNING)
 def test_selection_at_random_fills_batches_as_the_others_do(folder):
     """Else its smaller batches take as many steps as full training, which is worth more than any choice of rows."""

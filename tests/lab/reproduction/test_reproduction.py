@@ -268,6 +268,7 @@ def test_options_of_recipes_that_do_not_fit(arguments, message):
     assert found.exit_code == 1 and message in str(found.exception)
 
 
+@in_verify
 def test_a_dry_run_of_a_recipe_trains_nothing(tmp_path):
     given = [
         "adaselection-weights",

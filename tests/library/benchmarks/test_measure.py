@@ -8,7 +8,7 @@ import torch
 from benchmarks import overhead
 from benchmarks.measure import Row, Side, compare, judgement, lines, median_interval
 
-from depth import depth
+from depth import depth, in_verify
 
 
 def test_interval_of_21_values_by_hand() -> None:
@@ -122,6 +122,7 @@ def test_quick_overhead_writes_what_it_prints(
     assert {row["name"]: row["value"] for row in records}["Kakurenbo"] == 9.0
 
 
+@in_verify
 def test_memory_is_measured_in_a_process_of_its_own() -> None:
     (row,) = overhead.plan_memory(1_000_000, torch.device("cpu"), [overhead.RANDPERM])
     assert row.value == pytest.approx(8, abs=1)

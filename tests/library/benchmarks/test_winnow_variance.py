@@ -8,6 +8,7 @@ from benchmarks.marks import between_marks
 from benchmarks.winnow import variance
 from benchmarks.winnow.second import SEVEN
 
+from depth import in_verify
 from thresher_lab.advise.variance import VarianceRatio
 
 
@@ -25,6 +26,7 @@ def test_ratios_that_order_the_gains_have_a_correlation_of_minus_one():
     assert "| 0.11 (0.10 to 0.12) | +0.00 |" in text and text.index("not known") > text.index("0.11")
 
 
+@in_verify
 @pytest.mark.parametrize("found", [None, VarianceRatio(0.5, 0.4, 0.6)])
 def test_it_measures_what_advise_does(monkeypatch, found):
     seen = []

@@ -105,7 +105,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", depth(("a length in Python",), tuple(REFUSED)))
 def test_models_that_need_to_know_the_length_use_the_plain_model(name) -> None:
     """After one attempt for all lengths; a length that comes up often gets its own trace."""
     sub = wrap(REFUSED[name](), strict=False)

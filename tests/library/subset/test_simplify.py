@@ -72,7 +72,7 @@ def trained(model, x, y, rows):
 
 
 @pytest.mark.parametrize("dtype", depth([torch.float32], [torch.float32, torch.float64]))
-@pytest.mark.parametrize("name", depth(["cross attention", "gelu, norm first", "masks"], [*MODELS]))
+@pytest.mark.parametrize("name", depth(["cross attention", "masks"], [*MODELS]))
 def test_shorter_graphs_give_the_same_bits(name, dtype, monkeypatch):
     torch.manual_seed(0)
     model, x, y = MODELS[name]().to(dtype), torch.randn(N, T, D, dtype=dtype), torch.randint(5, (N,))
@@ -95,7 +95,7 @@ def test_shorter_graphs_give_the_same_bits(name, dtype, monkeypatch):
     assert all((a == b).all() for a, b in zip(own, longer, strict=True))
 
 
-@pytest.mark.parametrize("wrong", depth(["gradient", "draw"], ["output", "gradient", "draw"]))
+@pytest.mark.parametrize("wrong", depth(["gradient"], ["output", "gradient", "draw"]))
 def test_a_wrong_rewrite_is_not_used(wrong, monkeypatch):
     torch.manual_seed(0)
     model, x, y = MODELS["dropout"](), torch.randn(N, T, D), torch.randint(5, (N,))
