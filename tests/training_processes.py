@@ -30,7 +30,7 @@ from thresher.distributed import world as worlds
 from thresher.methods.contract import Requirements
 from thresher.plans import BatchPlan, EpochPlan
 
-N, BATCH, EPOCHS = 2561, 64, 4
+N, BATCH, EPOCHS = 2561, 64, 3
 SEED = 3
 
 
@@ -256,13 +256,20 @@ def trained(loader: Any, rank: int, size: int, method: Any = None, **settings: A
 # Cases; each runs in every process
 
 
+WHOLE: dict[str, Any] = {}
+"""What `plans` has found, in this process."""
+
+
 def plans(rank: int, size: int) -> dict[str, Any]:
     """Trainings that are those of one process."""
-    return {
-        f"{name}, {kind}": trained(loader_of(kind, rank, size, samples()), rank, size, make())
-        for name, kind in [*PLANNED, *((name, "Shuffle") for name in OWN_ORDER)]
-        for make in [(METHODS | OWN_ORDER)[name]]
-    }
+    WHOLE.update(
+        {
+            f"{name}, {kind}": trained(loader_of(kind, rank, size, samples()), rank, size, make())
+            for name, kind in [*PLANNED, *((name, "Shuffle") for name in OWN_ORDER)]
+            for make in [(METHODS | OWN_ORDER)[name]]
+        }
+    )
+    return dict(WHOLE)
 
 
 def observed(rank: int, size: int) -> dict[str, Any]:
@@ -464,7 +471,7 @@ def one_alone(rank: int, size: int) -> dict[str, Any]:
     attach = thresher.attach
 
     def late(*given: Any, **settings: Any) -> Any:
-        time.sleep(1.5 * rank)  # process 0 attaches alone, and waits for the others
+        time.sleep(0.8 * rank)  # process 0 attaches alone, and waits for the others
         return attach(*given, **settings)
 
     with warnings.catch_warnings(record=True) as said, pytest.MonkeyPatch.context() as patch:
@@ -473,7 +480,7 @@ def one_alone(rank: int, size: int) -> dict[str, Any]:
         training = Training(loader_of("Shuffle", rank, size, samples()), rank, size, METHODS[name]())
         steps = itertools.count()
         last = len(training.run.loader) - 1
-        hook = training.optimizer.register_step_pre_hook(lambda *_: time.sleep(1.5 * (next(steps) == last) * rank))
+        hook = training.optimizer.register_step_pre_hook(lambda *_: time.sleep(0.8 * (next(steps) == last) * rank))
         training.epoch(0)  # process 0 is at the end of the epoch alone
         hook.remove()
     found["waits"] = [str(one.message) for one in said if "It is waited for" in str(one.message)]
