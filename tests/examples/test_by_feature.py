@@ -23,7 +23,7 @@ LANGUAGE = ("finetune", "sft")
 
 
 @in_verify
-@pytest.mark.parametrize("name", SEVERAL if DEEP else SEVERAL[:1])
+@pytest.mark.parametrize("name", SEVERAL)
 def test_runs_in_two_processes(name):
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", FOLDER / f"{name}.py"]
     done = subprocess.run(launch, capture_output=True, text=True, timeout=300, check=False)

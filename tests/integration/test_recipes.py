@@ -23,7 +23,6 @@ def vision():
 
 
 EPOCHS = {
-    "resnet50": 5,
     "wrn-28-10": 5,
     "deepcam": 5,
     "deit-tiny-fractal3k": 8,

@@ -182,7 +182,7 @@ def compare(method, make_loader, stop, **settings):
 
 WITHOUT_WORKERS = [(name, "shuffle", stop) for name in METHODS for stop in [(3, 0), (3, 3)]]
 WITH_WORKERS = depth(
-    [(name, "workers", (3, 3)) for name in ("uniform", "kakurenbo, official", "infobatch")],
+    [(name, "workers", (3, 3)) for name in ("kakurenbo, official",)],
     [(name, "workers", stop) for name in METHODS for stop in [(3, 0), (3, 3)]],
 )
 

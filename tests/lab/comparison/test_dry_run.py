@@ -1,5 +1,6 @@
 import pytest
 
+from depth import depth
 from thresher_lab.advise.pace import Pace
 from thresher_lab.cli._comparison import dry_run_lines
 from thresher_lab.comparison import dry_run as dry
@@ -144,7 +145,7 @@ def test_prices_of_a_real_training(monkeypatch):
     [
         ("lambda model: model.nothing", r"with_a_mistake\.py, line 9: AttributeError: .*'nothing'"),
         ("lambda model: None", "evaluate returned None; it must return a number, larger for a better model"),
-    ],
+    ][: depth(1, 2)],
 )
 def test_an_error_in_the_users_file_is_named_before_the_probe(tmp_path, monkeypatch, evaluate, message):
     monkeypatch.setattr(dry.Probe, "forecasts", None)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import thresher
-from depth import depth
+from depth import depth, in_verify
 from helpers import noted
 from subset_cases import Calls, numbers, same_as_plain, tokens, traced, wrap
 from thresher.subset import SubsetBackward, module, subset_backward, tracing
@@ -251,6 +251,7 @@ def test_a_number_that_becomes_a_tensor_is_seen():
     assert model.scale.grad is not None
 
 
+@in_verify
 def test_the_compiler_is_loaded_where_it_is_needed() -> None:
     """It takes longer than everything else that is imported."""
     code = """
