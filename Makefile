@@ -2,6 +2,9 @@
 # make test    the tests; CI runs them and `make check`; TESTS=tests/library runs these alone
 # make verify  the tests at full depth: every seeded instance, every combination and more random examples, which takes
 #              three times as long; run every night and before a release
+# make versions
+#              the tests of the library with the oldest and the newest torch, each in an environment of its own; on Linux they
+#              bring CUDA, five gigabytes each; before a release
 # make check   style, docstrings and types
 # make docs    the documentation site, into site/; open site/index.html
 # make bench   measures the overhead of selection, the saving and cost of selection in the batch, how right `advise` is, what
@@ -41,8 +44,10 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 RUN_THREADS := OMP_NUM_THREADS=1
 RESULTS := benchmarks/results
+VERSIONS := 2.11.0 2.15.0
+SMOKE := tests/library tests/reference tests/conformance tests/property
 
-.PHONY: demo test verify check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
+.PHONY: demo test verify versions check docs bench cards subset-backward compiled mnist-5k further-methods fashion fashion-cnn fashion-resnet8 time-to-target winnow winnow-short winnow-guards winnow-further ada-selection league reproduce clean
 
 .venv/made: constraints.txt
 	$(PYTHON) -m venv .venv
@@ -76,6 +81,14 @@ test: .venv/for-tests
 
 verify: .venv/for-verify
 	THRESHER_VERIFY=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+versions:
+	for version in $(VERSIONS); do \
+	  own=.venv-$$version; \
+	  $(PYTHON) -m venv $$own && \
+	  $$own/bin/python -m pip install -q "torch==$$version" -e ".[lab]" --group test && \
+	  $$own/bin/python -m pytest -n 2 --dist worksteal $(SMOKE) || exit 1; \
+	done
 
 check: .venv/for-checks
 	$(BIN)/ruff check .
