@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 PLAIN_WIDTH = 120
-"""Width in columns where the output is not a terminal."""
+"""Width in columns where the output is not a terminal, and COLUMNS is not set."""
 
 LEAST_NAME = 16
 """Columns that the names in a table have at least."""
@@ -25,7 +25,7 @@ STANDARD_OUTPUT = Path("-")
 
 
 def open_console(*, to_stderr: bool = False) -> "Console":
-    """Returns a console as wide as the terminal, or `PLAIN_WIDTH` columns wide where there is none.
+    """Returns a console as wide as the terminal or COLUMNS says, else `PLAIN_WIDTH` columns wide.
 
     Args:
         to_stderr: Whether it prints to the standard error, so that the standard output is free for JSON. Default: False.
@@ -33,8 +33,8 @@ def open_console(*, to_stderr: bool = False) -> "Console":
     from rich.console import Console
 
     console = Console(stderr=to_stderr)
-    if not console.is_terminal:
-        console.width = max(console.width, PLAIN_WIDTH)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = PLAIN_WIDTH
     return console
 
 

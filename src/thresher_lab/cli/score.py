@@ -12,6 +12,7 @@ from thresher_lab.cli._console import (
     OptionalTaskOption,
     QuietOption,
     ScriptArgument,
+    announcer,
     check_new,
     training_of,
     use_device,
@@ -54,16 +55,20 @@ def score(
     use_device(device)
     training = training_of(script, task)
     check_new(out, force=force)
-    progress = None if quiet else _print
+    says = announcer("score", quiet=quiet)
     table = make_scores(
-        training, score, models=models, epochs=epochs, seed=seed, data=data, clusters=clusters, window=window, progress=progress
+        training,
+        score,
+        models=models,
+        epochs=epochs,
+        seed=seed,
+        data=data,
+        clusters=clusters,
+        window=window,
+        progress=lambda model, of, epoch: says(f"model {model} of {of}: epoch {epoch} of {epochs} is trained"),
     )
     table.save(out)
     cost = f"cost as much as {in_epochs(table):.2f} epochs of full training"
     typer.echo(
         f"{out}: {table.name} of {len(table):,} samples; {cost} ({table.forward:,} forward, {table.backward:,} backward)"
     )
-
-
-def _print(done: int, of: int) -> None:
-    typer.echo(f"[{done}/{of}] models trained", err=True)

@@ -49,8 +49,8 @@ SUBSET = 0.7
 """Share of the data that each model for memorisation scores trains on, as published."""
 EXPORT_SUFFIXES = (".parquet", ".txt")
 
-ModelProgress = Callable[[int, int], None]
-"""Function that is called with the number of models trained so far, and the number of all models."""
+ModelProgress = Callable[[int, int, int], None]
+"""Function that is called after each epoch with the number of the model, from 1, that of all models, and that of its epochs."""
 Watch = Callable[[thresher.Run, nn.Module, Training], Tensor]
 """Function that returns what is recorded of all samples after an epoch, of a run, its model and the training."""
 SplitSamples = Callable[[int, torch.Generator], list[Tensor | None]]
@@ -118,7 +118,7 @@ def make_scores(
         data: Folder with the data, for tasks that take one.
         clusters: Number of clusters of "prototypes". Default: the number of classes.
         window: Number of epochs of a window of "dyn_unc", "dual" and "tdds", 2 or more. Default and published: 10.
-        progress: Function that is called after each model. Default: none.
+        progress: Function that is called after each epoch of each model. Default: none.
 
     Raises:
         ValueError: An argument is not possible; most errors come before anything is trained.
@@ -255,7 +255,7 @@ def train_ensemble(
         epochs: Number of epochs that each model trains for.
         parts: Function that returns the samples that each model trains on.
         watch: Function that returns what to record after each epoch, one of `WATCHED`. Default: nothing is recorded.
-        progress: Function that is called after each model. Default: none.
+        progress: Function that is called after each epoch of each model. Default: none.
     """
     made = Ensemble(first)
     n = len(first.loader.dataset)  # pyright: ignore[reportArgumentType]
@@ -265,15 +265,16 @@ def train_ensemble(
             training = first if number == part == 0 else task.training(data, seed)
             if ids is not None:
                 training = replace(training, loader=part_of(training.loader, ids, seed))
-            _train(training, epochs, seed, watch, made)
+            done = None if progress is None else partial(progress, len(made.models) + 1, len(seeds) * len(split))
+            _train(training, epochs, seed, watch, made, done)
             made.trained_on.append(ids)
-            if progress is not None:
-                progress(len(made.models), len(seeds) * len(split))
     return made
 
 
-def _train(training: Training, epochs: int, seed: int, watch: Watch | None, made: Ensemble) -> None:
-    """Trains one model in a plain loop over all data, and adds the model and its cost to `made`."""
+def _train(
+    training: Training, epochs: int, seed: int, watch: Watch | None, made: Ensemble, done: Callable[[int], None] | None
+) -> None:
+    """Trains one model in a plain loop over all data, calls `done` after each epoch, and adds model and cost to `made`."""
     accelerator = fresh_accelerator()
     with rng.undisturbed(accelerator.device):
         torch.manual_seed(seed)
@@ -288,7 +289,7 @@ def _train(training: Training, epochs: int, seed: int, watch: Watch | None, made
             seed=seed,
         )
         scheduler, seen = thresher.ProgressLR(optimizer, run, training.schedule), []
-        for _ in range(epochs):
+        for epoch in range(1, epochs + 1):
             for batch in run.loader:
                 loss = run.criterion(*training.passed(run.model, batch))
                 accelerator.backward(loss.mean())  # of a criterion with reduction="none"
@@ -297,6 +298,8 @@ def _train(training: Training, epochs: int, seed: int, watch: Watch | None, made
                 optimizer.zero_grad()
             if watch is not None:
                 seen.append(watch(run, model, training))
+            if done is not None:
+                done(epoch)
     if not run.cost.backward:
         raise ValueError(f"score: a loader of {run.loader.n} samples has no batch; give it more of them, or drop_last=False")
     made.models.append(accelerator.unwrap_model(model, keep_fp32_wrapper=False))

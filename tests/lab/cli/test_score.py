@@ -123,11 +123,11 @@ def test_every_score(name, models, passes):
     state, said = torch.get_rng_state(), []
     epochs = {"forgetting": 2, "d2": 2, "dyn_unc": 2, "dual": 2, "tdds": 3}.get(name, 1)
     given = {"models": models, "epochs": epochs, "seed": 4, "window": 2}
-    table = make_scores(TASK, name, progress=lambda done, of: said.append((done, of)), **given)
+    table = make_scores(TASK, name, progress=lambda *told: said.append(told), **given)
     assert torch.equal(torch.get_rng_state(), state)
     assert len(table) == N and len(table.labels.unique()) == 10 and (table.forward, table.backward) == passes
     trained = 2 if name == "irreducible" else models
-    assert said == [(done + 1, trained) for done in range(trained)]
+    assert said == [(model, trained, epoch) for model in range(1, trained + 1) for epoch in range(1, epochs + 1)]
     assert name == "memorisation" or table.values.isfinite().all()
     assert table == make_scores(TASK, name, **given)
 

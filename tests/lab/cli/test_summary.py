@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from helpers import noted
 from thresher_lab.cli import _progress, demo
 from thresher_lab.cli._comparison import after_a_loss, print_summary, summary_table
-from thresher_lab.cli._console import print_table, targets_table
+from thresher_lab.cli._console import open_console, print_table, targets_table
 from thresher_lab.cli._progress import progress_on
 from thresher_lab.cli.advise import advice_table
 from thresher_lab.cli.app import app
@@ -210,3 +210,11 @@ def test_the_demo_ends_with_the_commands_for_a_training_of_ones_own(monkeypatch,
     monkeypatch.setattr("thresher_lab.advise.advise.advise", lambda task, *_, **__: asked.update(task=task) or 1 / 0)
     assert isinstance(CliRunner().invoke(app, commands[1].split()[1:]).exception, ZeroDivisionError)
     assert asked == {"task": "my_training.py:build"}
+
+
+@pytest.mark.parametrize(("columns", "width"), [("70", 70), ("200", 200), (None, 120)])
+def test_without_a_terminal_lines_are_as_long_as_columns_says(monkeypatch, columns, width):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert open_console().width == width
