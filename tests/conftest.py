@@ -16,6 +16,7 @@ import torch
 from depth import DEEP
 
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.pop("COLUMNS", None)  # of the terminal that the tests are started in, which output that is piped would follow
 torch.set_num_threads(1)
 
 # `make test` repeats the same examples; `make verify` draws new ones.
