@@ -1,15 +1,15 @@
 """GRPO in TRL without the groups that teach nothing: `thresher.trl.attach`, on a language model of 100,000 parameters.
 
 The task: name the digit that comes after the one in the prompt. The reward is 1 for the right digit and 0 for another, so that
-a group of eight rollouts with equal rewards has no gradient: most groups at first, when all are wrong, and most at the end, when
-all are right. They are skipped, and the training is the same. Takes a minute on a CPU; needs `pip install 'thresher[trl]'`.
+a group of eight rollouts with equal rewards has no gradient: many groups at first, when all are wrong, and most at the end,
+when all are right. They are skipped, and the training is the same. It takes some seconds on a CPU; needs `pip install 'thresher[trl]'`.
 """
 
 import torch
-from datasets import Dataset
+from datasets import Dataset  # pyright: ignore[reportMissingImports]
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
 import thresher.trl
 
