@@ -2,7 +2,8 @@
 
 The task: name the digit that comes after the one in the prompt. The reward is 1 for the right digit and 0 for another, so that
 a group of eight rollouts with equal rewards has no gradient: many groups at first, when all are wrong, and most at the end,
-when all are right. They are skipped, and the training is the same. It takes some seconds on a CPU; needs `pip install 'thresher[trl]'`.
+when all are right. They are skipped, and the training is the same. It takes some seconds on a CPU, and needs the extra `trl`:
+`pip install 'thresher[trl]'`.
 """
 
 import torch
