@@ -350,3 +350,31 @@ def test_fewer_rows_than_were_measured_take_a_part_of_that_at_least():
         and step.at(0.7, 1) == pytest.approx(0.6)
     )
     assert SmallStep(rows=0.4, wall=0.7, cpu=0.7, error=0.02).at(0.2, 0) == pytest.approx(0.6)
+
+
+def test_a_trace_that_came_to_nothing_is_booked_once():
+    """From the second epoch on another selection makes own passes, and traces nothing."""
+
+    class Untraceable(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) if float(x.detach().sum()) < 1e9 else x
+
+    torch.manual_seed(0)
+    model = Untraceable(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(TensorDataset(torch.randn(96, 6), torch.arange(96) % 3), 8, shuffle=True)
+    run = thresher.attach(
+        thresher.SelectiveBackprop(keep=0.5),
+        loader=loader,
+        criterion=nn.CrossEntropyLoss(),
+        model=model,
+        optimizer=optimizer,
+        epochs=3,
+    )
+    with pytest.warns(UserWarning, match="using the plain Untraceable"):
+        for _ in range(3):
+            for x, y in run.loader:
+                optimizer.zero_grad()
+                run.criterion(run.model(x), y).backward()
+                optimizer.step()
+    assert [time["tracing_s"] > 0 for time in run.times if "tracing_s" in time] == [True]

@@ -589,6 +589,8 @@ class Epochs:
     def _switch(self, selection: BatchSelection) -> None:
         if selection is not self.selection:
             self.selection = selection
+            # What the former selection has traced is booked; the other one may not have traced at all.
+            self._timed_from = (*self._timed_from[:2], selection.tracing_s)
             self._loader.select_before_loop(selection.fills, by_chance=selection.by_chance)
 
     def _end_epoch(self, complete: bool) -> None:

@@ -180,22 +180,41 @@ class Probe:
         refusals = {spec.label: self.refusal(spec) for spec in specs}
         possible = [spec for spec in specs if refusals[spec.label] is None]
         signals = self.first_epochs(possible, seconds)
+        self.hold_still(possible)
+        refusals |= {spec.label: self._refused_in_steps(spec) for spec in possible}
+        possible = [spec for spec in possible if refusals[spec.label] is None]
         pace, own = self.pace(possible)
         rows = [forecast(spec, refusals[spec.label], pace, own, signals, self._epochs, self._seed) for spec in specs]
         missing = {spec.label: self.missing(spec) for spec in possible}
         return pace, signals, [row | {"missing": missing.get(row["method"], {})} for row in rows]
 
+    def hold_still(self, specs: Sequence[Spec]) -> None:
+        """Has further steps leave the weights as they are, and traces the model, before anything is timed.
+
+        Args:
+            specs: The methods that are timed.
+        """
+        for group in self._optimizer.param_groups:
+            group["lr"] = group["lr"] * 0
+        self._trace(specs)
+
+    def _refused_in_steps(self, spec: Spec) -> str | None:
+        """Returns the reason why a method cannot train on this training's batches; None where it can."""
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                self._over_run(spec)
+        except ValueError as error:
+            return str(error)
+        return None
+
     def pace(self, specs: Sequence[Spec]) -> tuple[Pace, dict[str, float]]:
-        """Times full training and the methods.
+        """Times full training and the methods, after `hold_still`.
 
         Returns:
             The pace of full training, and for each method, by its label, the seconds that it computes for a batch. Methods that
             plan epochs are timed inside the loop, where they leave nothing out; methods that choose in the batch with all that
             they do.
         """
-        for group in self._optimizer.param_groups:
-            group["lr"] = group["lr"] * 0  # the steps that are timed leave the weights as they are
-        self._trace(specs)
         sides: dict[str, Callable[[], Spent]] = {
             "compute": lambda: self._over_prepared(self._plain_step),
             "loader": lambda: self._over_loader(lambda _: None),
@@ -252,6 +271,7 @@ class Probe:
             method,
             loader=loader,
             criterion=self._training.criterion,
+            forward=self._training.forward,
             model=model,
             optimizer=self._optimizer,
             epochs=self._epochs,
@@ -266,7 +286,7 @@ class Probe:
         if any(chooses_in_forward(spec) for spec in specs):
             clock = Clock()
             with clock.running(), warnings.catch_warnings(action="ignore"):  # a sentence of the advice gives the reason
-                self._traced(next(iter(self._prepared))[0])
+                self._training.passed(self._traced, next(iter(self._prepared)))
             self.trace_s = clock.cpu_s
 
     def _lengthen(self, sides: Mapping[str, Callable[[], Spent]]) -> None:
@@ -290,14 +310,13 @@ class Probe:
         self._step(self._model, self._training.criterion, batch)
 
     def _step(self, model: nn.Module, criterion: Callable[..., Tensor], batch: Any) -> None:
-        x, y = batch
-        self._accelerator.backward(criterion(model(x), y).mean())
+        self._accelerator.backward(criterion(*self._training.passed(model, batch)).mean())
         self._optimizer.step()
         self._optimizer.zero_grad()
 
     def _loss_of(self, batch: Any) -> Tensor:
-        x, y = batch
-        return self._training.criterion(self._model(x), y).mean()
+        outputs, targets = self._training.passed(self._model, batch)
+        return self._training.criterion(outputs, targets).mean()
 
     def _gradient_of(self, batch: Any) -> None:
         self._accelerator.backward(self._loss_of(batch))

@@ -232,7 +232,7 @@ def _verdicts_against(against: Mapping[Any, RowDict], cost: float) -> list[str]:
         "better": "better than {}",
         "worse": "worse than {}",
         "no better": "no better than {}",
-        "unclear": "tied with {}",
+        "unclear": "not told apart from {}",
     }
     kinds: dict[tuple[str, str], list[str]] = {}
     for kind, found in against.items():
@@ -475,7 +475,7 @@ def _beside_controls(row: RowDict, results: Mapping[str, Any]) -> str:
     if not (equal := [kind for kind, one in row["against"].items() if one["finding"] != "better"]):
         return ", and is better than all of its controls."
     if "placebo" in equal and len(equal) < len(row["against"]):
-        return ". Yet it is tied with permuted signals, so that it is not shown that its choice of samples matters."
+        return ". Yet it is not told apart from permuted signals, so that it is not shown that its choice of samples matters."
     return f". It is not shown to be better than {listed([CONTROLS[kind].words for kind in equal])} of the same cost."
 
 

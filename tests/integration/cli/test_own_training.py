@@ -86,13 +86,15 @@ def test_batches_of_any_form(template, inline_runs):
     code = code.replace("return train[i][0]", "return train[i]['x']")
     named = """class Named(TensorDataset):
     def __getitem__(self, i):
-        return dict(zip("xy", super().__getitem__(i)))
+        return dict(zip("xy", super().__getitem__(i)), place=i)
 
 
 def build"""
     template.write_text(code.replace("def build", named, 1))
     found = compare("my_training.py:build", parse_methods("kakurenbo"), [0], 2, template.parent / "out", jobs=1, controls=())
     assert all(0.8 < run["metric"]["value"] < 1 for run in found["runs"]) and len(found["runs"]) == 2
+    done = CliRunner().invoke(app, ["advise", "my_training.py:build", "--epochs", "4", "--seconds", "2", "--quiet"])
+    assert done.exit_code == 0 and "Can selection help here?" in done.output
     for score in ("el2n", "forgetting", "dyn_unc", "grand"):
         table = make_scores("my_training.py:build", score, models=1, epochs=3, window=2)
         assert len(table) == 1400 and table.values.isfinite().all()

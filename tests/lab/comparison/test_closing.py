@@ -49,7 +49,7 @@ SMALL = (0.0002, 0.0001, 0.0003)
             ["Any of these will do: m and smaller batches. The cheapest is smaller batches (smaller@0.500)"],
         ),
         ({"uniform": 0.0002, "smaller": 0.05}, ["Any of these will do: m and random. The cheapest is random (uniform@0.500)"]),
-        ({"smaller": 0.05, "placebo": 0.0002}, ["Our pick: m.", "it is tied with permuted signals"]),
+        ({"smaller": 0.05, "placebo": 0.0002}, ["Our pick: m.", "it is not told apart from permuted signals"]),
         ({"placebo": 0.0002}, ["Our pick: m.", "It is not shown to be better than permuted signals of the same cost."]),
     ],
 )
