@@ -52,7 +52,8 @@ def test_rows_against_an_independent_computation():
     assert method["wall_ratio"] == 1.0 and method["cpu_ratio"] == 0.6
     assert method["finding"] == "no loss" and method["seeds_needed"] is None
     assert method["verdict"] == (
-        "no loss within the margin of 0.5 points; better than random at the same cost; not told apart from fewer epochs at the same cost"
+        "no loss within the margin of 0.5 points; better than random at the same cost; "
+        "not told apart from fewer epochs at the same cost"
     )
     assert method["against"]["uniform"]["difference"] == pytest.approx(0.44)
     assert method["against"]["shorter"]["seeds_needed"] > 3
