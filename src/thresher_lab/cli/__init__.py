@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import traceback
+import warnings
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, NoReturn
@@ -58,9 +59,13 @@ def main() -> None:
 def _run() -> None:
     from thresher_lab.cli.app import app
 
+    warnings.showwarning = _warned
     try:
         app()
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        named = error.filename is not None and error.strerror is not None
+        sys.exit(_complain(f"{error.filename}: {error.strerror}" if named else error.strerror or str(error)))
+    except ValueError as error:
         sys.exit(_complain(str(error)))
     except ImportError as error:
         cause = error if error.__cause__ is None else error.__cause__
@@ -68,6 +73,12 @@ def _run() -> None:
         if package not in OF_LAB:
             raise
         sys.exit(_complain(f"this command needs {package}, which is not installed: pip install 'thresher[lab]'"))
+
+
+def _warned(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+    """Prints a warning as the other messages of the command; of code with a line to look at, with that line."""
+    where = "" if category is UserWarning else f"{filename}:{lineno}: {category.__name__}: "
+    print(f"thresher: {where}{message}", file=sys.stderr)  # noqa: T201
 
 
 def _complain(message: str) -> int:

@@ -21,7 +21,11 @@ def prune(
     ] = None,
     keep: Annotated[float, typer.Option(help="Share of the samples to keep.")] = 0.75,
     which: Annotated[
-        str, typer.Option(help="Which samples to keep: hard, easy, or window (the hardest without the --offset hardest).")
+        str,
+        typer.Option(
+            help="Which samples to keep: hard, and wrong labels with them; easy; or window (the hardest without the --offset "
+            "hardest)."
+        ),
     ] = "hard",
     offset: Annotated[
         float, typer.Option(help="Share of the samples that are dropped as too hard, with --which window.")
@@ -42,6 +46,8 @@ def prune(
     if from_run is not None and scores is None:
         table = static.from_run(from_run)
     elif scores is not None and from_run is None:
+        if not scores.is_file():
+            raise ValueError(f"{scores}: no such file; `thresher score --out {scores}` writes one")
         table = static.Scores.load(scores)
     else:
         raise typer.BadParameter("give either a file of scores or --from-run")

@@ -345,6 +345,10 @@ def closing(results: Mapping[str, Any]) -> list[str]:
     return conclude(results).sentences
 
 
+NO_TIME_SAVED = 0.97
+"""Share of full training's CPU time from which on no time is saved, but for noise."""
+
+
 def time_beside_cost(results: Mapping[str, Any]) -> list[str]:
     """Returns sentences on each method whose CPU time is not what its counted cost says, and what is known about why.
 
@@ -374,6 +378,8 @@ def _cost_in_words(row: RowDict, runs: Sequence[Mapping[str, Any]], scores: floa
     else:
         said += ", and the CPU time "
     said += f"{row['cpu_ratio']:.2f}{tracing}."
+    if row["cost_ratio"] < NO_TIME_SAVED <= row["cpu_ratio"]:
+        said += " So it saved no time here."
     return f"{said} {NOT_COUNTED}" if apart and scores is not None else said
 
 

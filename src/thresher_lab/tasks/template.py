@@ -20,7 +20,7 @@ def build(seed: int) -> dict[str, Any]:
     torch.manual_seed(seed)
 
     # Data: any map-style dataset of pairs (input, target) in a DataLoader. Shuffle with a separate generator, so that every
-    # method gets the same order.
+    # method gets the same order. A dataset of your own tells its classes by an attribute `targets`, one number per sample.
     pixels, labels = load_digits(return_X_y=True)
     x = torch.tensor(pixels, dtype=torch.float32) / 16
     y = torch.tensor(labels)

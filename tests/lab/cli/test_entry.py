@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
 import pytest
+
+from thresher_lab import cli
 
 CALL = "import sys; sys.argv = ['thresher', *{words!r}]; from thresher_lab.cli import run_command; run_command()"
 
@@ -35,3 +39,24 @@ def test_an_unexpected_error_has_its_traceback():
     broken = "import thresher_lab.cli as cli; cli.main = lambda: 1 / 0; cli.run_command()"
     done = subprocess.run([sys.executable, "-c", broken], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "ZeroDivisionError" in done.stderr
+
+
+def test_warnings_and_errors_of_files_are_sentences(capsys, monkeypatch):
+    """Without the line of code that has warned, where it is no line of the user's; with it for what is about code."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+
+    def commands():
+        warnings.warn("the loader does not shuffle", stacklevel=1)
+        warnings.warn("use dtype", FutureWarning, stacklevel=1)
+        Path("/proc/none/results.json").write_text("")
+
+    monkeypatch.setattr("thresher_lab.cli.app.app", commands)
+    with warnings.catch_warnings(), pytest.raises(SystemExit) as stop:
+        warnings.simplefilter("always")
+        cli._run()
+    said = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and said[0] == "thresher: the loader does not shuffle"
+    assert (
+        said[1].endswith("FutureWarning: use dtype")
+        and said[2] == "thresher: /proc/none/results.json: No such file or directory"
+    )
