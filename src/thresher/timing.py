@@ -38,6 +38,9 @@ LARGE = 0.1
 MOST_ERROR = 0.1
 """Relative error of the forecast up to which a training that is tied with full training took "about the same time"."""
 
+LEAST_KNOWN = 0.5
+"""Share of the time of a training for which full training's time must be known, so that the two are compared."""
+
 SECONDS_TO_WARN = 1.0
 """Length of a training, in seconds, from which on it matters that it is slower."""
 
@@ -348,6 +351,8 @@ def told(entries: Iterable[Mapping[str, Any]]) -> TimeTold:
     """
     entries = [*entries]
     known = [entry for entry in entries if entry.get("full_seconds")]
+    if sum(entry["seconds"] for entry in known) < LEAST_KNOWN * sum(entry.get("seconds", 0.0) for entry in entries):
+        known = []  # what a few epochs took is not what the training takes: the first one traces, and others select less
     seconds, full = (sum(entry[name] for entry in known) for name in ("seconds", "full_seconds"))
     own = {name: sum(entry.get(f"{name}_s", 0.0) for entry in known) for name in PARTS}
     cpu = None

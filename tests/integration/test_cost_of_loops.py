@@ -94,6 +94,14 @@ def test_a_second_loss_of_all_rows_is_named():
     assert len(said) == 1 and said[0].filename == __file__ and run.cost.backward == 128
 
 
+def test_batches_that_a_method_leaves_whole_are_no_second_loss():
+    """Their gradient reaches all rows, as it should: those before `start`, in a whole epoch and within one."""
+    for start in (0.5, 0.6):
+        run, _, optimizer = attached(SelectiveBackprop(keep=0.5, start=start), epochs=2, forward_passes="once")
+        train(run, optimizer, lambda x, y, run=run: run.criterion(run.model(x), y), epochs=2)
+        assert 64 < run.cost.backward < 128
+
+
 def test_batches_before_a_method_chooses_are_no_reason_to_keep_less():
     """Two forward passes that save nothing are told by the batches in which the method chose."""
     run, _, optimizer = attached(SelectiveBackprop(keep=0.5, start=0.5), epochs=2, forward_passes="twice")

@@ -378,3 +378,12 @@ def test_a_trace_that_came_to_nothing_is_booked_once():
                 run.criterion(run.model(x), y).backward()
                 optimizer.step()
     assert [time["tracing_s"] > 0 for time in run.times if "tracing_s" in time] == [True]
+
+
+def test_a_part_of_the_epochs_is_not_the_training():
+    entries = [
+        {"seconds": 1.3, "full_seconds": 0.5, "time_error": 0.05},
+        *[{"seconds": 0.4, "time_unknown": "too few of them"}] * 7,
+    ]
+    assert str(told(entries)) == "not known: too few of them"
+    assert str(told(entries[:3])).startswith("160% longer than full training")

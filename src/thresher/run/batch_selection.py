@@ -221,7 +221,7 @@ class BatchStage:
         self.step = 0
         self.candidates = self.kept = 0
         self._facts: dict[str, float] = {}
-        self._batches = self._offered = self._chosen = 0
+        self._batches = self._offered = self._chosen = self._asked = 0
         self._seeds: tuple[tuple[int, int] | None, list[int]] = None, []
 
     def plan(self, ids: Tensor, signals: Mapping[str, Tensor]) -> BatchPlan:
@@ -240,6 +240,7 @@ class BatchStage:
             name = type(self.method).__name__
             raise TypeError(f"{name}.plan_batch must return (thresher.BatchPlan, state), got {type(plan).__name__}")
         self.state = state
+        self._asked += 1
         self._offered += len(ids)
         self._chosen += len(plan.rows)
         return self._counted(plan, len(ids))
@@ -290,14 +291,14 @@ class BatchStage:
         self._facts = {}
         return found
 
-    def share_chosen(self) -> float | None:
-        """Returns the share of rows that the method chose since the last call, without the batches that it left whole.
+    def chosen(self) -> tuple[float, int]:
+        """Returns the share of rows that the method chose since the last call, and in how many batches; others were left whole.
 
-        None where it was not asked.
+        The share is 1 where it was not asked.
         """
-        share = self._chosen / self._offered if self._offered else None
-        self._offered = self._chosen = 0
-        return share
+        found = self._chosen / self._offered if self._offered else 1.0, self._asked
+        self._offered = self._chosen = self._asked = 0
+        return found
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the method and its position in the random numbers."""
@@ -497,11 +498,12 @@ class BatchSelection:
     def batch_yielded(self, number: int) -> None:
         """Forgets the choices of batches long before this one."""
 
-    def warn_if_in_vain(self, keep: float) -> None:
+    def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once where choosing saves nothing.
 
         Args:
             keep: Share of the rows that the method chose in the last epoch, in the batches in which it chose.
+            batches: Number of these batches.
         """
 
 
@@ -666,7 +668,7 @@ class InForward(BatchSelection):
         """Returns the selection that takes over where the model turned out not to be traceable, else itself."""
         return self.instead if self.instead is not None and self._trained.is_plain_anywhere(can_score) else self
 
-    def warn_if_in_vain(self, keep: float) -> None:
+    def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once where the backward pass costs the whole batch for a reason that lies in the loop."""
         meter, before = self._parts.attributor.meter, self._passed_back
         self._passed_back = now = meter.subset_backwards, meter.whole_backwards
@@ -678,8 +680,8 @@ class InForward(BatchSelection):
                 f"the outputs of {meter.elsewhere:,} samples did not come from run.model, so that their backward pass costs "
                 "the whole batch. Call run.model(inputs) in the loop instead of the model itself."
             )
-        # A penalty on the outputs, or a loss of another head, of all rows; whole steps are few, and of the model itself.
-        elif passes and 0 < keep < MOSTLY <= whole / passes:
+        # A penalty on the outputs, or a loss of another head, of all rows. Batches that the method left whole do so rightly.
+        elif passes and batches and 0 < keep < MOSTLY and whole >= passes - (1 - MOSTLY) * batches:
             why = (
                 f"gradient came to all rows of {whole:,} of {passes:,} backward passes, which therefore cost the whole batch. "
                 "Another loss of the outputs has all rows of the batch: compute it by run.criterion or run.reduce, too, or add "
@@ -791,12 +793,12 @@ class BeforeForward(BatchSelection):
         self._uneven.note(criterion.shares(torch.empty(attribution.layout.n, 1, device=device), targets))
         return self._loss_of_rows(outputs, targets, attribution, *weights)
 
-    def warn_if_in_vain(self, keep: float) -> None:
+    def warn_if_in_vain(self, keep: float, batches: int) -> None:
         """Warns once where a scoring pass costs more than it saves on this model, as measured."""
         self.warn_of_labels()
         scoring, ratio = self._scoring, self._parts.stopwatch.ratio()
         cheaper = scoring.losses is not None or scoring.model is not None or scoring.dtype or scoring.input_scale != 1
-        if not self._stage.requires.signals or cheaper or self._warned or not ratio:
+        if not self._stage.requires.signals or cheaper or self._warned or not (ratio and batches):
             return
         most = 1 - (1 - break_even(1.0, ratio)) / scoring.every_epochs
         if keep <= most:

@@ -631,8 +631,7 @@ class Epochs:
         if stage is not None:
             own = stage.facts()
             entry |= own if len(self.config.methods) == 1 else {f"batch_{name}": value for name, value in own.items()}
-            if (keep := stage.share_chosen()) is not None:
-                self.selection.warn_if_in_vain(keep)
+            self.selection.warn_if_in_vain(*stage.chosen())
         self._history.append(entry)
         if complete and self.step_checks is not None:
             full = -(-self._loader.candidates // self._loader.batch_sampler.batch_size)
