@@ -141,6 +141,8 @@ def _check_trainer(trainer: Any) -> None:
 
 
 def _check_choice(trainer: Any, policy: Any, rollouts: int | None) -> None:
+    if isinstance(policy, type):
+        raise TypeError(f"thresher.trl.attach: `policy` is a class; make one of it: {policy.__name__}(len(prompts))")
     needed = () if policy is None else ("propose", "observe", "state_dict", "load_state_dict")
     if missing := ", ".join(name for name in needed if not hasattr(policy, name)):
         raise TypeError(f"thresher.trl.attach: the policy {type(policy).__name__} lacks {missing}; see thresher.rl.Uniform")
@@ -204,7 +206,6 @@ class Selection:
         signal = has_signal(rewards)
         self._picks.groups += len(signal)
         self._picks.groups_with_signal += int(signal.sum())
-        self._picks.tokens_generated += int(made["completion_mask"].sum())
         if self._policy is not None:
             self._policy.observe(ids, rewards.double().cpu())
         return made if self._rollouts is None else self._of_some_rollouts(made, rewards, self._rollouts)
@@ -229,6 +230,8 @@ class Selection:
         score = super()._calculate_rewards  # pyright: ignore[reportAttributeAccessIssue]
         by_function = score(inputs, prompts, completions, completion_ids_list)
         if own.model.training:
+            # Before completions that were cut off are masked.
+            self._picks.tokens_generated += sum(map(len, completion_ids_list))
             # A group may lie on two ranks; a hash of Python's own would be another one on each.
             marks = torch.tensor([zlib.crc32(repr(prompt).encode()) for prompt in prompts], device=own.accelerator.device)
             self._check_groups(own.accelerator.gather(marks).tolist())

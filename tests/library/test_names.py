@@ -43,7 +43,6 @@ FORMER_FUNCTIONS = {"stages": "split_by_stage"}
 COMMAND = "the command has the name of the function that it calls"
 SHARED = {
     "Selection": "the entrance of each framework, named in the same way",
-    "DEFAULT_MARGIN": "the command line must answer without importing the statistics; a test holds the two equal",
     "attach": "the entrance of TRL, of which there is one trainer; that of loops",
     "advise": COMMAND,
     "compare": COMMAND,

@@ -247,7 +247,7 @@ class Winnow:
     stage: ClassVar[Literal["epoch"]] = "epoch"
     card: ClassVar[Card] = Card(
         summary="smaller, stratified batches of the samples whose last predictions were most unsure",
-        rule="not drawn in its epoch, where samples with a larger {score} are drawn more often",
+        rule="not drawn in its epoch, where samples with a larger {score}, if it is known, are drawn more often",
         biased="Yes, towards samples that the network was unsure of; weights that remove it cost accuracy.",
         forwards="None.",
         bytes_per_sample=8,

@@ -120,9 +120,6 @@ def _target_cell(reached: dict[str, Any]) -> str:
     return f"{reached['cost_to_full']:.2f}, {reached['cpu_to_full']:.2f}, {seeds}"
 
 
-DEFAULT_MARGIN = 0.5
-"""Same value as `comparison.summary.DEFAULT_MARGIN`; importing that module would take longer than printing the help."""
-
 SCRIPT_ARGUMENT = typer.Argument(
     metavar="TASK|FILE.py:FUNCTION",
     help="Name of a built-in task, such as digits or fashion-mnist@20000 (docs/compare.md lists all; the number takes a part "

@@ -1,17 +1,24 @@
 """`thresher prune`: writes the ids of the samples that pruning by a score keeps."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from thresher_lab.cli._console import ForceOption, check_new
 
+if TYPE_CHECKING:
+    from thresher.scores import Scores
+
 
 def prune(
     *,
     scores: Annotated[
-        Path | None, typer.Argument(metavar="[SCORES]", help="File from `thresher score`. Give either this or --from-run.")
+        Path | None,
+        typer.Argument(
+            metavar="[SCORES]",
+            help="File from `thresher score`, or map.parquet of `thresher observe`. Give either this or --from-run.",
+        ),
     ] = None,
     from_run: Annotated[
         Path | None,
@@ -48,7 +55,7 @@ def prune(
     elif scores is not None and from_run is None:
         if not scores.is_file():
             raise ValueError(f"{scores}: no such file; `thresher score --out {scores}` writes one")
-        table = static.Scores.load(scores)
+        table = _observed(scores) or static.Scores.load(scores)
     else:
         raise typer.BadParameter("give either a file of scores or --from-run")
     method = Prune(table, keep=keep, which=which, offset=offset, per_class_floor=per_class_floor)  # pyright: ignore[reportArgumentType]
@@ -64,3 +71,19 @@ def prune(
                 f"These classes nearly vanish: {', '.join(few)}. `--per-class-floor {keep / 2:g}` keeps {keep / 2:.0%} of each "
                 "class at least."
             )
+
+
+def _observed(path: Path) -> "Scores | None":
+    """Returns how suspicious the samples of a table of `thresher observe` are; None for another file."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from thresher import DataMap
+
+    try:
+        if "suspicion" not in pq.read_schema(path).names:
+            return None
+    except pa.ArrowException:
+        return None
+    table = pq.read_table(path)
+    return DataMap({name: table[name].to_numpy() for name in table.column_names}).scores()

@@ -20,7 +20,7 @@ from thresher_lab.comparison.controls import (
     has_controls,
     why_no_placebo_of,
 )
-from thresher_lab.comparison.summary import DEFAULT_MARGIN, any_busy, kind_of, summarise
+from thresher_lab.comparison.summary import any_busy, kind_of, margin_of, summarise
 from thresher_lab.comparison.workers import Advanced, RunRefusedError, RunValueError, TogetherWorkers, Warned, Workers
 from thresher_lab.recipes.running import task_of
 from thresher_lab.training.folders import sole_use
@@ -73,7 +73,7 @@ def compare(
     data: Path | None = None,
     jobs: int | None = None,
     controls: Sequence[Control] | None = None,
-    margin: float = DEFAULT_MARGIN,
+    margin: float | None = None,
     looks: Sequence[int] = (),
     rates: Rates | None = None,
     track: str | None = None,
@@ -96,7 +96,7 @@ def compare(
         data: Folder with the data, for tasks that take one.
         jobs: Number of processes that train side by side. Default: 2; 1 where several train a run.
         controls: Kinds of controls to train. Default: all of `CONTROLS` that are possible; the results name the others.
-        margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again.
+        margin: Loss that does not matter, above 0, see `summarise`; another margin trains nothing again. Default: `margin_of`.
         looks: Further numbers of seeds at which the verdicts are to be looked at. Default: none.
         rates: Factors on the learning rate by arm, see `chosen_rates`. Default: 1 for all.
         track: Name of a tracker of accelerate, such as "tensorboard", which logs every epoch to `out`/trackers. Default: none.
@@ -143,9 +143,10 @@ def folder_identity(task: str, epochs: int) -> dict[str, Any]:
     return {"task": task, "epochs": epochs, "recipe": recipe, "versions": versions(), "processes": number_of_processes()}
 
 
-def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float, sizes: set[int]) -> dict[str, Any]:
+def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: float | None, sizes: set[int]) -> dict[str, Any]:
     """Writes results.json, and returns its content."""
     runs, looks = comparison.runs(), comparison.store.looks_with(sizes)
+    margin = margin_of(runs) if margin is None else margin
     device = ", ".join(sorted({run.pop("device") for run in runs}))
     classes = next(filter(None, [run.pop("classes", None) for run in runs]), None)
     left_out = [{"method": method, "control": kind, "why": why} for (method, kind), why in comparison.left_out.items()]
@@ -169,7 +170,7 @@ def _saved_results(comparison: "ComparedRuns", task: str, epochs: int, margin: f
     return results
 
 
-def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin: float, track: str | None) -> None:
+def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin: float | None, track: str | None) -> None:
     """Checks the arguments of `compare` that do not depend on the task."""
     if not seeds or epochs < 1 or (jobs is not None and jobs < 1):
         raise ValueError(f"compare: needs a seed, and 1 or more epochs and jobs; got {list(seeds)}, {epochs} and {jobs}")
@@ -179,7 +180,7 @@ def _check_arguments(seeds: Sequence[int], epochs: int, jobs: int | None, margin
             f"--jobs {jobs}: {processes} processes train each run together, one run after the other. Leave --jobs out, or "
             "start the command by itself to train runs side by side."
         )
-    if not margin > 0:
+    if margin is not None and not margin > 0:
         raise ValueError(f"compare: `margin` must be above 0, got {margin}")
     if track is not None:
         check_tracker(track)

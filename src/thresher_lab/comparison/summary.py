@@ -1,5 +1,6 @@
 """Summarises a comparison: each method against full training and its controls, and what to do next."""
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +19,8 @@ from thresher_lab.comparison.statistics import (
     seeds_to_tell_from_control,
 )
 
-DEFAULT_MARGIN = 0.5
-"""Loss that does not matter, in points where the metric is a share."""
+DEFAULT_MARGIN, OF_FULL = 0.5, 0.05
+"""Loss that does not matter: in points where the metric is a share, else as a share of full training's metric."""
 
 BASELINE = "the baseline"
 """Verdict of full training."""
@@ -73,6 +74,22 @@ def left_out_sentence(one: Mapping[str, str]) -> str:
         'Left out is the control placebo of prune. Prune decides before training.'
     """
     return f"Left out is the control {one['control']} of {one['method']}. {one['why'].rstrip('.')}."
+
+
+def margin_of(runs: Sequence[RunDict]) -> float:
+    """Returns the margin of a comparison that was given none: half a point, or a twentieth of full training's other metric.
+
+    Args:
+        runs: Runs as in results.json.
+
+    Example:
+        >>> run = {"method": "full", "control_of": None, "seed": 0, "metric": {"name": "-mse", "value": -0.053}}
+        >>> margin_of([run])
+        0.0027
+    """
+    full = [run["metric"]["value"] for run in runs if run["method"] == "full"]
+    size = 0.0 if is_share(runs) or not full else OF_FULL * abs(statistics.mean(full))
+    return float(f"{size:.2g}") if 0 < size < math.inf else DEFAULT_MARGIN
 
 
 def summarise(runs: Sequence[RunDict], margin: float = DEFAULT_MARGIN, looks: int = 1) -> list[RowDict]:

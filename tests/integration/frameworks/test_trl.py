@@ -190,6 +190,8 @@ def test_other_refusals(tmp_path):
     made = trainer(tmp_path)
     with pytest.raises(TypeError, match="must be a GRPOTrainer of TRL, got object"):
         thresher.trl.attach(object())
+    with pytest.raises(TypeError, match=r"`policy` is a class; make one of it: Greso\(len\(prompts\)\)"):
+        thresher.trl.attach(made, rl.Greso)
     with pytest.raises(TypeError, match="the policy object lacks propose, observe"):
         thresher.trl.attach(made, object())
     with pytest.raises(ValueError, match="the policy is of 3 prompts, and the dataset has 40"):
@@ -210,3 +212,19 @@ def test_an_evaluation_is_that_of_the_trainer(tmp_path):
     picks = thresher.trl.attach(made, policy := rl.Thompson(PROMPTS))
     trained(made)
     assert picks.groups == 8 and int((policy.passed + policy.failed > 2).sum()) <= 8
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_generated_tokens_are_those_of_all_completions(tmp_path, masked):
+    """Also of those that were cut off, which `mask_truncated_completions` masks."""
+    made, seen = trainer(tmp_path, mask_truncated_completions=masked), []
+    picks = thresher.trl.attach(made)
+    score = made._calculate_rewards
+
+    def counted(inputs, prompts, completions, ids):
+        seen.extend(ids)
+        return score(inputs, prompts, completions, ids)
+
+    made._calculate_rewards = counted
+    trained(made)
+    assert picks.tokens_generated == sum(map(len, seen)) > 0

@@ -266,10 +266,3 @@ def test_table_of_targets():
     text = console.file.getvalue()
     assert "14.00 % (1.4x)" in text and "11.00 % (1.1x)" in text
     assert "12.00 %" in text and "0.50, 0.62, 3/3" in text and "not reached, 1/3" in text
-
-
-def test_the_default_margin_of_the_command_line_is_that_of_the_comparison():
-    from thresher_lab.cli import _console as _options
-    from thresher_lab.comparison import summary
-
-    assert _options.DEFAULT_MARGIN == summary.DEFAULT_MARGIN

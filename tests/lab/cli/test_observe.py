@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from thresher import DataMap
 from thresher_lab.cli.observe import observe
+from thresher_lab.cli.prune import prune
 from thresher_lab.comparison.observing import observed
 from thresher_lab.recipes.running import task_of
 from thresher_lab.report import observed as page_of
@@ -54,6 +55,11 @@ def test_it_writes_the_table_and_the_page(tmp_path):
         assert said in page
     found = DataMap({name: np.array(table.column(name)) for name in table.column_names})
     assert re.search("of the samples " + ", ".join(map(str, found.suspects(8))), done.output)
+    pruned = typer.Typer()
+    pruned.command()(prune)
+    kept = [str(tmp_path / "map" / "map.parquet"), "--keep", "0.9", "--which", "easy", "--out", str(tmp_path / "kept.txt")]
+    assert "180 of 200 samples kept, easy by suspicion" in CliRunner().invoke(pruned, kept).output
+    assert not {*map(int, (tmp_path / "kept.txt").read_text().split())} & {*found.suspects(20)}
     again = called("--task", TASK, "--out", tmp_path / "map")
     assert again.exit_code == 1 and "is there already" in str(again.exception)
     assert called("--task", TASK, "--epochs", 1, "--out", tmp_path / "map", "--force", "-q").exit_code == 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from thresher_lab.comparison.summary import any_busy, busy_sentence, summarise
+from thresher_lab.comparison.summary import any_busy, busy_sentence, margin_of, summarise
 
 T_2 = 4.302652729911275  # 97.5 % quantile of Student's t with 2 degrees of freedom
 T = {3: T_2, 5: 2.7764451051977987}  # by the number of seeds, one more than the degrees of freedom
@@ -266,3 +266,18 @@ def test_a_control_that_diverged_is_no_control():
 def test_wall_times_of_a_busy_machine_are_flagged(runs, busy, said):
     assert any_busy(runs) is busy
     assert said in busy_sentence(runs) and bool(busy_sentence(runs)) is bool(said)
+
+
+def test_the_default_margin_is_in_proportion_to_the_metric():
+    """Half of a unit is nothing for an accuracy in points, and ten times the error of a small regression."""
+
+    def runs(name, values):
+        return [
+            {"method": "full", "control_of": None, "seed": i, "metric": {"name": name, "value": v}}
+            for i, v in enumerate(values)
+        ]
+
+    assert margin_of(runs("accuracy", [0.91, 0.93])) == 0.5
+    assert margin_of(runs("-mse", [-0.05, -0.056])) == pytest.approx(0.0027, abs=1e-4)
+    assert margin_of(runs("score", [120.0])) == 6.0
+    assert margin_of(runs("-mse", [0.0])) == margin_of(runs("-mse", [float("-inf")])) == 0.5
