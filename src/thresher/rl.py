@@ -226,7 +226,8 @@ class Preflight(NamedTuple):
     """What rewards of a few rollouts say of a training that is planned.
 
     Attributes:
-        dead: Share of the prompts whose rollouts all have the same reward: what skipping leaves out, [0, 1].
+        dead: Share of the prompts whose rollouts all have the same reward, [0, 1]. Skipping leaves them out where their
+            advantages are exactly 0, as those of rewards of 0 and 1 are.
         easy: Share of the prompts that are dead with a mean reward of 0.5 or more, [0, 1].
         hard: Share of the prompts that are dead with a smaller one, [0, 1].
         dead_with: Share that would be dead with 2, 4, ... rollouts, by their number, for rewards of 0 and 1; else empty.
@@ -243,7 +244,7 @@ class Preflight(NamedTuple):
 
 
 def preflight(rewards: Tensor) -> Preflight:
-    """Returns what a training would skip, from the rewards of a few rollouts of each of some prompts.
+    """Returns how many prompts teach nothing, from the rewards of a few rollouts of each of some prompts.
 
     Args:
         rewards: Rewards, shape (P, G), G >= 2; NaN where there is none.

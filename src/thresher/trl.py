@@ -96,7 +96,7 @@ def attach(trainer: Any, policy: Any = None, *, rollouts: int | None = None) -> 
         What was picked by now; `summary` says it in words.
 
     Raises:
-        TypeError: `trainer` is no GRPOTrainer, or the policy lacks a method.
+        TypeError: `trainer` is no GRPOTrainer, or the policy is a class or lacks a method.
         ValueError: A setting of the trainer gives a gradient to rows without an advantage, or lets rows depend on each other;
             or the policy is of another dataset, or `rollouts` is out of its range.
         RuntimeError: While it trains: a group holds different prompts, or a batch has entries that are not known.
